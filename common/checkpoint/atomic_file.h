@@ -1,0 +1,20 @@
+// Writes a file so that a reader sees the old contents or the new, never a part.
+#ifndef ISOBIT_COMMON_CHECKPOINT_ATOMIC_FILE_H_
+#define ISOBIT_COMMON_CHECKPOINT_ATOMIC_FILE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace isobit {
+
+// Writes `pieces` in order to a temporary file beside `path`, syncs it, and renames it to `path`.
+// On an error (that of the failing system call) `path` is as it was and the temporary file is gone.
+absl::Status WriteFileAtomically(const std::string& path,
+                                 const std::vector<absl::string_view>& pieces);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_ATOMIC_FILE_H_

@@ -1,0 +1,157 @@
+// Joins the shards of a checkpoint and checks them against the index.
+#include "common/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/digest.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/atomic_file.h"
+#include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/strict_json.h"
+
+namespace isobit {
+namespace {
+
+constexpr char kSingleFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr size_t kMaxIndexBytes = 64 << 20;
+constexpr size_t kMaxShards = 4096;
+
+bool Exists(const std::string& directory, const char* name) {
+  std::error_code error;
+  // A dangling symlink counts: opening it then says what is wrong.
+  return std::filesystem::symlink_status(std::filesystem::path(directory) / name, error).type() !=
+         std::filesystem::file_type::not_found;
+}
+
+// Tensor name -> shard file name.
+absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const std::string& directory,
+                                                             const std::string& root) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::string path, ResolveFileInside(directory, kIndexFile, root));
+  ISOBIT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxIndexBytes));
+  ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json index, ParseJsonObject(text, kIndexFile));
+  const auto weight_map = index.find("weight_map");
+  if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kIndexFile, ": weight_map must be a non-empty object"));
+  }
+  std::map<std::string, std::string> shard_of;
+  for (const auto& [tensor, shard] : weight_map->items()) {
+    if (!shard.is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat(kIndexFile, ": the shard of tensor ",
+                                                     Quoted(tensor), " must be a file name"));
+    }
+    shard_of[tensor] = shard.get<std::string>();
+  }
+  return shard_of;
+}
+
+absl::Status CheckAgainstIndex(const std::map<std::string, std::string>& shard_of,
+                               const std::map<std::string, std::string>& file_of) {
+  for (const auto& [tensor, shard] : shard_of) {
+    const auto found = file_of.find(tensor);
+    if (found == file_of.end() || found->second != shard) {
+      return absl::InvalidArgumentError(absl::StrCat(kIndexFile, ": tensor ", Quoted(tensor),
+                                                     " is missing in its shard ", Quoted(shard)));
+    }
+  }
+  for (const auto& [tensor, file] : file_of) {
+    if (shard_of.count(tensor) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(kIndexFile, ": tensor ", Quoted(tensor),
+                                                     " of shard ", Quoted(file), " is not listed"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Checkpoint::AddFile(const std::string& directory, const std::string& name,
+                                 const std::string& root,
+                                 std::map<std::string, std::string>& file_of) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::string path, ResolveFileInside(directory, name, root));
+  ISOBIT_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors,
+                          ParseSafetensors(file.data(), file.size(), name));
+  for (Tensor& tensor : tensors) {
+    const auto [where, added] = file_of.emplace(tensor.name, name);
+    if (!added) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": tensor ", Quoted(tensor.name), " is also in ", where->second));
+    }
+    tensors_.push_back(std::move(tensor));
+  }
+  files_.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory, const std::string& root) {
+  const bool single = Exists(directory, kSingleFile);
+  const bool sharded = Exists(directory, kIndexFile);
+  if (!single && !sharded) {
+    return absl::NotFoundError(
+        absl::StrCat(directory, " has neither ", kSingleFile, " nor ", kIndexFile));
+  }
+  if (single && sharded) {
+    return absl::InvalidArgumentError(absl::StrCat(directory, " has both ", kSingleFile, " and ",
+                                                   kIndexFile, ": which one counts is unclear"));
+  }
+  Checkpoint checkpoint;
+  std::map<std::string, std::string> file_of;
+  if (single) {
+    ISOBIT_RETURN_IF_ERROR(checkpoint.AddFile(directory, kSingleFile, root, file_of));
+  } else {
+    ISOBIT_ASSIGN_OR_RETURN(const auto shard_of, ReadIndex(directory, root));
+    std::set<std::string> shards;
+    for (const auto& [tensor, shard] : shard_of) shards.insert(shard);
+    if (shards.size() > kMaxShards) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kIndexFile, ": ", shards.size(), " shards, limit ", kMaxShards));
+    }
+    for (const std::string& shard : shards) {
+      ISOBIT_RETURN_IF_ERROR(checkpoint.AddFile(directory, shard, root, file_of));
+    }
+    ISOBIT_RETURN_IF_ERROR(CheckAgainstIndex(shard_of, file_of));
+  }
+  std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(),
+            [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
+  return checkpoint;
+}
+
+const Tensor* Checkpoint::Find(absl::string_view name) const {
+  const auto it =
+      std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                       [](const Tensor& tensor, absl::string_view n) { return tensor.name < n; });
+  return it != tensors_.end() && it->name == name ? &*it : nullptr;
+}
+
+CheckpointDigests DigestCheckpoint(const Checkpoint& checkpoint) {
+  CheckpointDigests digests;
+  Sha256 whole;
+  for (const Tensor& tensor : checkpoint.tensors()) {
+    const std::string digest = TensorDigest(tensor);
+    // The length in front keeps a name with a line break from reading as two entries.
+    const std::string line = absl::StrCat(tensor.name.size(), " ", tensor.name, " ", digest, "\n");
+    whole.Update(line.data(), line.size());
+    digests.tensors.emplace(tensor.name, digest);
+  }
+  digests.checkpoint = whole.HexFinish();
+  return digests;
+}
+
+absl::Status WriteSafetensorsIndex(const std::string& directory,
+                                   const std::map<std::string, std::string>& weight_map,
+                                   uint64_t total_bytes) {
+  const nlohmann::json index = {{"metadata", {{"total_size", total_bytes}}},
+                                {"weight_map", weight_map}};
+  const std::string text =
+      index.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return WriteFileAtomically((std::filesystem::path(directory) / kIndexFile).string(), {text});
+}
+
+}  // namespace isobit

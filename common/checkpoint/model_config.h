@@ -1,0 +1,95 @@
+// The shape of a decoder as config.json states it. A field that we do not honour is an error that
+// names it, never ignored.
+#ifndef ISOBIT_COMMON_CHECKPOINT_MODEL_CONFIG_H_
+#define ISOBIT_COMMON_CHECKPOINT_MODEL_CONFIG_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/dtype.h"
+
+namespace isobit {
+
+// SmolLM2 is kLlama.
+enum class Architecture { kLlama, kMistral, kQwen2, kQwen3 };
+
+// "LlamaForCausalLM", ...: the names in config.json.
+const char* ArchitectureName(Architecture architecture);
+
+enum class RopeType { kDefault, kLinear, kLlama3 };
+
+// How the frequencies theta^(-2i/head_dim) are stretched for contexts longer than the
+// pretraining's.
+struct RopeScaling {
+  RopeType type = RopeType::kDefault;
+  double factor = 1;                         // kLinear, kLlama3: divides frequencies
+  double low_freq_factor = 1;                // kLlama3
+  double high_freq_factor = 4;               // kLlama3; greater than low_freq_factor
+  int original_max_position_embeddings = 0;  // kLlama3; tokens
+};
+
+struct ModelConfig {
+  Architecture architecture = Architecture::kLlama;
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int intermediate_size = 0;
+  int num_layers = 0;
+  int num_heads = 0;  // query heads; a multiple of num_kv_heads
+  int num_kv_heads = 0;
+  int head_dim = 0;  // even, at most 256; need not be hidden_size / num_heads
+  float rms_norm_eps = 0;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  int max_position_embeddings = 0;  // tokens
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;  // RMSNorm over head_dim of each query and key head, before RoPE
+
+  // Sliding windows, one per layer, or empty when every layer sees all of the past. 0: this layer
+  // does. w > 0: the token at position i sees positions i - w + 1 to i.
+  std::vector<int> layer_windows;
+
+  std::vector<int> eos_token_ids;    // from generation_config.json where it has them
+  int bos_token_id = -1;             // -1: none
+  DType torch_dtype = DType::kBf16;  // what config.json says; each tensor states its own
+
+  int WindowOfLayer(int layer) const {
+    return layer_windows.empty() ? 0 : layer_windows[static_cast<size_t>(layer)];
+  }
+
+  // "name=value" lines of every field that can change a bit of a logprob, floats in hex. Equal
+  // strings and equal weights mean equal bits; token ids, torch_dtype and max_position_embeddings
+  // are left out because they change none.
+  std::string CanonicalString() const;
+};
+
+// Ranges and divisibility, for configs from any source; the caps keep a hostile file from asking
+// for absurd memory. INVALID_ARGUMENT names the config.json field, its value and its bounds.
+absl::Status ValidateModelConfig(const ModelConfig& config);
+
+// Parses config.json and, unless empty, generation_config.json, of which only eos_token_id and
+// bos_token_id are read: sampling parameters come with each request. Takes what transformers 4 and
+// 5 write (torch_dtype or dtype, rope_theta and rope_scaling or rope_parameters, layer_types).
+// INVALID_ARGUMENT: malformed JSON, a missing or mistyped field, one that we do not honour, or
+// whatever ValidateModelConfig rejects.
+absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json,
+                                             const std::string& generation_config_json = "");
+
+// Reads both files from `directory`; generation_config.json may be absent. `root`: see
+// Checkpoint::Open. Errors: as ParseModelConfig, and NOT_FOUND.
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory,
+                                            const std::string& root = "");
+
+// Writes config.json and generation_config.json that this parser and Hugging Face transformers
+// load. (transformers 5 refuses a Llama whose hidden_size is no multiple of num_heads.)
+// INVALID_ARGUMENT: ValidateModelConfig fails, or the architecture cannot say the config, for
+// instance mlp_bias outside Llama.
+absl::Status WriteConfigJson(const ModelConfig& config, const std::string& directory);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_MODEL_CONFIG_H_

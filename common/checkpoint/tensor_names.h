@@ -1,0 +1,38 @@
+// The tensors that a checkpoint of a given config must hold, by their Hugging Face names.
+#ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
+#define ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/model_config.h"
+
+namespace isobit {
+
+inline constexpr char kEmbeddingName[] = "model.embed_tokens.weight";  // [vocab, hidden]
+inline constexpr char kFinalNormName[] = "model.norm.weight";          // [hidden]
+inline constexpr char kLmHeadName[] = "lm_head.weight";  // [vocab, hidden]; only when untied
+
+// "model.layers.<layer>.<suffix>", for instance suffix "self_attn.q_proj.weight".
+std::string LayerTensorName(int layer, absl::string_view suffix);
+
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // weights are [out, in]
+};
+
+// In the order of a forward pass. A tied config has no lm_head.
+std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config);
+
+// INVALID_ARGUMENT, naming up to five tensors of each kind: missing, unexpected, of another shape,
+// or an lm_head that differs from the embedding it is tied to (an equal one is accepted; use the
+// embedding). Rotary inv_freq buffers of old checkpoints are ignored.
+absl::Status ValidateCheckpoint(const ModelConfig& config, const Checkpoint& checkpoint);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_

@@ -1,0 +1,91 @@
+// Flag parsing over Abseil's flag registry. Abseil's own parser is not used: it exits with status
+// 1, reads flag files and the environment, and its --help knows only flags of the file that defines
+// main.
+#include "common/config/flags.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/base/status_macros.h"
+
+namespace isobit {
+namespace {
+
+absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
+  std::string error;
+  if (flag.ParseFrom(value, &error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(error);
+}
+
+// Sets the flag at argv[i] and moves i to its last argument.
+absl::Status ParseOne(int argc, const char* const* argv, int& i) {
+  absl::string_view text = argv[i];
+  if (!absl::ConsumePrefix(&text, "--") || text.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument \"", argv[i], "\", expected --flag=value"));
+  }
+  const size_t equals = text.find('=');
+  const absl::string_view name = text.substr(0, equals);
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag != nullptr && equals != absl::string_view::npos) {
+    return SetFlag(*flag, text.substr(equals + 1));
+  }
+  if (flag != nullptr && flag->IsOfType<bool>()) return SetFlag(*flag, "true");
+  if (flag != nullptr) {
+    if (i + 1 == argc) {
+      return absl::InvalidArgumentError(absl::StrCat("flag --", name, " lacks a value"));
+    }
+    return SetFlag(*flag, argv[++i]);
+  }
+  absl::string_view positive = name;
+  if (equals == absl::string_view::npos && absl::ConsumePrefix(&positive, "no")) {
+    absl::CommandLineFlag* negated = absl::FindCommandLineFlag(positive);
+    if (negated != nullptr && negated->IsOfType<bool>()) return SetFlag(*negated, "false");
+  }
+  return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
+}
+
+}  // namespace
+
+absl::StatusOr<bool> ParseFlags(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (absl::string_view(argv[i]) == "--help") return true;
+  }
+  for (int i = 1; i < argc; ++i) {
+    ISOBIT_RETURN_IF_ERROR(ParseOne(argc, argv, i));
+  }
+  return false;
+}
+
+std::string FlagsHelp() {
+  std::map<absl::string_view, absl::CommandLineFlag*> sorted;
+  for (const auto& [name, flag] : absl::GetAllFlags()) sorted.emplace(name, flag);
+  std::string help;
+  for (const auto& [name, flag] : sorted) {
+    absl::StrAppend(&help, "  --", name, " (default ", flag->DefaultValue(), ")\n      ",
+                    flag->Help(), "\n");
+  }
+  return help;
+}
+
+void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage) {
+  const absl::StatusOr<bool> help = ParseFlags(argc, argv);
+  if (!help.ok()) {
+    const std::string message = absl::StrCat(argc > 0 ? argv[0] : "isobit", ": ",
+                                             help.status().message(), "\nTry --help.\n");
+    std::fputs(message.c_str(), stderr);
+    std::exit(2);
+  }
+  if (*help) {
+    std::printf("%s\n\nFlags:\n%s", usage.c_str(), FlagsHelp().c_str());
+    std::exit(0);
+  }
+}
+
+}  // namespace isobit

@@ -1,0 +1,39 @@
+// Command lines of the service binaries: ABSL_FLAG definitions, parsed strictly. A binary defines
+// its flags, calls ParseFlagsOrExit first thing in main, and checks their ranges into one const
+// struct.
+#ifndef ISOBIT_COMMON_CONFIG_FLAGS_H_
+#define ISOBIT_COMMON_CONFIG_FLAGS_H_
+
+#include <string>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace isobit {
+
+// Sets the flags that argv[1..] names: --name=value, --name value, --name and --noname for a bool.
+// True when --help is among them (nothing else then counts). INVALID_ARGUMENT: unknown flag,
+// malformed or missing value, or an argument that is no flag.
+absl::StatusOr<bool> ParseFlags(int argc, const char* const* argv);
+
+// One paragraph for each flag: its name, default and help, sorted by name.
+std::string FlagsHelp();
+
+// ParseFlags for main: on --help prints `usage` and the flags to stdout and exits 0; on an error
+// says it on stderr and exits 2.
+void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage);
+
+// INVALID_ARGUMENT, naming the flag and its bounds, unless low <= value <= high. A NaN fails.
+template <class T>
+absl::Status RequireInRange(const char* name, T value, std::type_identity_t<T> low,
+                            std::type_identity_t<T> high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, " is ", value, ", expected ", low, " to ", high));
+}
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CONFIG_FLAGS_H_

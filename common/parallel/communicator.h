@@ -1,0 +1,38 @@
+// How the ranks of a group exchange bytes. Not here: any arithmetic on them (a sum belongs to
+// kernels/, with its order).
+#ifndef ISOBIT_COMMON_PARALLEL_COMMUNICATOR_H_
+#define ISOBIT_COMMON_PARALLEL_COMMUNICATOR_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace isobit {
+
+// One rank's end of a group. Every rank must make the same calls in the same order; each rank uses
+// its end from one thread. After Abort, or when a peer fails, every call returns that error instead
+// of waiting.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Each rank sends `bytes` bytes; the result points to every rank's bytes, by rank. The result and
+  // `send` must stay as they are until this rank's next Gather or Barrier has returned, so a caller
+  // that reuses a buffer alternates between two.
+  virtual absl::StatusOr<absl::Span<const void* const>> Gather(const void* send, size_t bytes) = 0;
+
+  // Returns when every rank has called it.
+  virtual absl::Status Barrier() = 0;
+
+  // Ends the group: all waiting and later calls of all ranks return `reason`, which must be an
+  // error.
+  virtual void Abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_PARALLEL_COMMUNICATOR_H_

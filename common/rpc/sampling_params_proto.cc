@@ -1,0 +1,35 @@
+// Reads sampling parameters off the wire. See sampling_params_proto.h.
+#include "common/rpc/sampling_params_proto.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace isobit {
+
+int32_t TokenIdFromProto(uint32_t id) {
+  return static_cast<int32_t>(std::min<uint32_t>(id, std::numeric_limits<int32_t>::max()));
+}
+
+SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto) {
+  SamplingParams p;
+  if (proto.has_temperature()) p.temperature = proto.temperature();
+  if (proto.has_top_p()) p.top_p = proto.top_p();
+  if (proto.has_top_k()) p.top_k = proto.top_k();
+  if (proto.has_min_p()) p.min_p = proto.min_p();
+  if (proto.has_seed()) p.seed = proto.seed();
+  if (proto.has_n()) p.n = proto.n();
+  if (proto.has_max_tokens()) p.max_tokens = proto.max_tokens();
+  if (proto.has_min_tokens()) p.min_tokens = proto.min_tokens();
+  for (const uint32_t id : proto.stop_token_ids()) p.stop_token_ids.push_back(TokenIdFromProto(id));
+  if (proto.has_ignore_eos()) p.ignore_eos = proto.ignore_eos();
+  if (proto.has_repetition_penalty()) p.repetition_penalty = proto.repetition_penalty();
+  if (proto.has_presence_penalty()) p.presence_penalty = proto.presence_penalty();
+  if (proto.has_frequency_penalty()) p.frequency_penalty = proto.frequency_penalty();
+  for (const auto& [id, bias] : proto.logit_bias())
+    p.logit_bias.emplace_back(TokenIdFromProto(id), bias);
+  std::sort(p.logit_bias.begin(), p.logit_bias.end());
+  if (proto.has_logprobs()) p.logprobs = proto.logprobs();
+  return p;
+}
+
+}  // namespace isobit

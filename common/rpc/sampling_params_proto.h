@@ -1,0 +1,19 @@
+// The wire's sampling parameters as the services' own struct, unset fields at their documented
+// defaults. Checks nothing: ValidateSamplingParams does.
+#ifndef ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
+#define ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
+
+#include "common/config/sampling_params.h"
+#include "isobit/v1/types.pb.h"
+
+namespace isobit {
+
+SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto);
+
+// A token id on the wire is unsigned; what does not fit becomes the largest id, which no vocabulary
+// has.
+int32_t TokenIdFromProto(uint32_t id);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_

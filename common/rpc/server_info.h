@@ -1,0 +1,31 @@
+// What rollout and scorer say of themselves in the same words: model, numerics, weights.
+#ifndef ISOBIT_COMMON_RPC_SERVER_INFO_H_
+#define ISOBIT_COMMON_RPC_SERVER_INFO_H_
+
+#include <cstdint>
+#include <string>
+
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/opened_model.h"
+#include "common/config/numerics_mode.h"
+#include "isobit/v1/types.pb.h"
+
+namespace isobit {
+
+v1::WeightVersion WeightVersionToProto(const WeightVersion& version);
+
+// All of ServerInfo that does not change while a service runs. context_length: tokens of one
+// sequence.
+struct ServerIdentity {
+  NumericsMode mode = NumericsMode::kTree;
+  std::string fingerprint;  // FingerprintOf
+  uint32_t contract_version = 0;
+  std::string instruction_set;
+  uint32_t max_logprobs = 0;
+  int64_t context_length = 0;
+};
+v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& identity);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_SERVER_INFO_H_

@@ -1,0 +1,168 @@
+// Runs a gRPC server from listening to exit.
+#include "common/rpc/server_runner.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/limits.h"
+
+namespace isobit {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  return signals;
+}
+
+std::string ListenAddress(const std::string& host, int port) {
+  const bool is_ipv6 = host.find(':') != std::string::npos && host.front() != '[';
+  return is_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+// Readers of `path` see no file or the whole number, since rename is atomic.
+absl::Status WritePortFile(const std::string& path, int port) {
+  const std::string partial = absl::StrCat(path, ".partial.", getpid());
+  std::FILE* file = std::fopen(partial.c_str(), "w");
+  if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("port file ", partial));
+  const bool written = std::fprintf(file, "%d\n", port) > 0;
+  const bool closed = std::fclose(file) == 0;
+  if (written && closed && std::rename(partial.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const absl::Status error = absl::ErrnoToStatus(errno, absl::StrCat("port file ", path));
+  std::remove(partial.c_str());
+  return error;
+}
+
+}  // namespace
+
+void ServerRunner::BlockStopSignals() {
+  const sigset_t signals = StopSignals();
+  ISOBIT_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0) << "pthread_sigmask";
+}
+
+ServerRunner::ServerRunner(ServerOptions options)
+    : options_(std::move(options)), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
+  ISOBIT_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
+}
+
+ServerRunner::~ServerRunner() {
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  close(wake_fd_);
+}
+
+void ServerRunner::Register(grpc::Service* service, const std::string& full_name) {
+  ISOBIT_CHECK(server_ == nullptr) << "Register(" << full_name << ") after Start";
+  services_.push_back(service);
+  service_names_.push_back(full_name);
+}
+
+absl::Status ServerRunner::Start() {
+  ISOBIT_CHECK(server_ == nullptr) << "Start called twice";
+  if (options_.port < 0 || options_.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("port: ", options_.port, ", expected 0 to 65535"));
+  }
+  if (options_.drain_timeout.count() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "drain timeout: ", options_.drain_timeout.count(), " ms, expected at least 0"));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  const std::string address = ListenAddress(options_.host, options_.port);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+  for (grpc::Service* service : services_) builder.RegisterService(service);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  // Otherwise two servers may share one port and each get a part of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port_ == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
+  }
+  SetServing(false);
+  ISOBIT_LOG(Info) << "listening on " << ListenAddress(options_.host, port_);
+  if (!options_.port_file.empty()) {
+    ISOBIT_RETURN_IF_ERROR(WritePortFile(options_.port_file, port_));
+  }
+  return absl::OkStatus();
+}
+
+void ServerRunner::SetServing(bool serving) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!draining_) SetServingLocked(serving);
+}
+
+void ServerRunner::SetServingLocked(bool serving) {
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  // Services must be named one by one, too: the form without a name covers only names known to it.
+  for (const std::string& name : service_names_) health->SetServingStatus(name, serving);
+  health->SetServingStatus(serving);
+}
+
+void ServerRunner::Stop() { Wake(); }
+
+void ServerRunner::Fail(const absl::Status& fault) {
+  ISOBIT_LOG(Error) << "fatal: " << fault.ToString();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (fault_.ok()) fault_ = fault;
+    if (!draining_ && server_ != nullptr) SetServingLocked(false);
+  }
+  Wake();
+}
+
+void ServerRunner::Wake() {
+  const uint64_t one = 1;
+  ISOBIT_CHECK(write(wake_fd_, &one, sizeof one) == sizeof one) << "eventfd: errno " << errno;
+}
+
+int ServerRunner::Wait(const std::function<void()>& drain) {
+  ISOBIT_CHECK(server_ != nullptr) << "Wait before Start";
+  const sigset_t signals = StopSignals();
+  const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
+  ISOBIT_CHECK(signal_fd >= 0) << "signalfd: errno " << errno;
+  pollfd events[] = {{signal_fd, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+  while (poll(events, 2, -1) < 0) ISOBIT_CHECK(errno == EINTR) << "poll: errno " << errno;
+  close(signal_fd);
+
+  ISOBIT_LOG(Info) << "draining, at most " << options_.drain_timeout.count() << " ms";
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    SetServingLocked(false);
+    draining_ = true;
+  }
+  if (drain) drain();
+  server_->Shutdown(std::chrono::system_clock::now() + options_.drain_timeout);
+  server_->Wait();
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISOBIT_LOG(Info) << "stopped";
+  return fault_.ok() ? 0 : 1;
+}
+
+}  // namespace isobit

@@ -1,0 +1,99 @@
+// The life of a gRPC server process: listen, serve, drain on SIGINT or SIGTERM, exit. Every service
+// binary runs through it, so that limits, keepalive, health and shutdown are alike.
+//
+//   int main(int argc, char** argv) {
+//     isobit::ServerRunner::BlockStopSignals();           // before any thread exists
+//     ...
+//     isobit::ServerRunner runner(isobit::ServerOptionsFromFlags());
+//     runner.Register(&service, v1::RolloutService::service_full_name());
+//     if (absl::Status started = runner.Start(); !started.ok()) ...;
+//     ... load weights ...
+//     runner.SetServing(true);
+//     return runner.Wait([&] { service.BeginDrain(); });  // then stop the engine
+//   }
+#ifndef ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
+#define ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
+
+#include <grpcpp/server.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace isobit {
+
+struct ServerOptions {
+  // An IP address or name to listen on.
+  std::string host = "127.0.0.1";
+  // In [0, 65535]; 0 lets the system choose.
+  int port = 0;
+  // If not empty, gets the bound port in decimal and a newline, atomically, once the server
+  // listens.
+  std::string port_file{};
+  // How long calls in flight may take to finish after a stop signal; then they are cancelled.
+  std::chrono::milliseconds drain_timeout{30000};
+};
+
+class ServerRunner {
+ public:
+  // Blocks SIGINT and SIGTERM in the calling thread and all threads it starts later, so that only
+  // Wait receives them. Call it first in main.
+  static void BlockStopSignals();
+
+  explicit ServerRunner(ServerOptions options);
+  ServerRunner(const ServerRunner&) = delete;
+  ServerRunner& operator=(const ServerRunner&) = delete;
+  // Cancels what still runs.
+  ~ServerRunner();
+
+  // Adds a service, which must outlive the runner, under its full proto name. Only before Start.
+  void Register(grpc::Service* service, const std::string& full_name);
+
+  // Listens, with health and reflection, all services NOT_SERVING; then writes the port file.
+  // INVALID_ARGUMENT: port or drain timeout out of range. UNAVAILABLE: the address cannot be bound.
+  // UNKNOWN and the like: the port file cannot be written. Only once.
+  absl::Status Start();
+
+  // The bound port, after Start.
+  int port() const { return port_; }
+
+  // Sets the health of the registered services and of the server as a whole (""). Thread-safe; has
+  // no effect once draining.
+  void SetServing(bool serving);
+
+  // Ends Wait as a stop signal would. Thread-safe.
+  void Stop();
+
+  // Ends Wait as a stop signal would, but with exit code 1; for faults after which the process must
+  // not serve, such as a device error. Thread-safe; the first fault counts.
+  void Fail(const absl::Status& fault);
+
+  // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls in
+  // flight up to drain_timeout, and returns the exit code: 0, or 1 after Fail. `drain` must make
+  // open-ended streams finish and must not block. Only once, after Start.
+  int Wait(const std::function<void()>& drain = nullptr);
+
+ private:
+  void SetServingLocked(bool serving);
+  void Wake();
+
+  const ServerOptions options_;
+  std::vector<grpc::Service*> services_;
+  std::vector<std::string> service_names_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals
+
+  std::mutex mutex_;
+  bool draining_ = false;  // guarded by mutex_
+  absl::Status fault_;     // guarded by mutex_
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_SERVER_RUNNER_H_

@@ -1,0 +1,199 @@
+// The server's end of a response stream that some other thread fills. It queues within a bound, has
+// one write in flight, and finishes exactly once, whether by the producer, by cancellation or by a
+// broken connection. It is not a unary reactor: for those, context->DefaultReactor() does.
+//
+//   auto writer = StreamWriter<Response>::Start(context, {.on_cancel = [...] { ... }});
+//   engine.Enqueue(request, writer);   // engine thread: writer->Write(...), writer->Finish(...)
+//   return writer.get();
+//
+// A slow reader concerns only its own stream: Write never blocks. Once the queue holds
+// `max_queued_bytes`, Write takes nothing more and says kFull. The producer then either ends the
+// request (Finish(RESOURCE_EXHAUSTED); what is queued still goes out) or holds its work back until
+// `on_writable`. Where `coalesce` is given, messages that wait are merged, so that a reader who
+// comes back gets few large ones.
+#ifndef ISOBIT_COMMON_RPC_STREAM_WRITER_H_
+#define ISOBIT_COMMON_RPC_STREAM_WRITER_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/rpc/status_convert.h"
+
+namespace isobit {
+
+enum class WriteResult {
+  kQueued,
+  kFull,    // the queue is at its bound; the message was not taken
+  kClosed,  // the stream is finished, cancelled or broken; the message was not taken
+};
+
+template <typename Response>
+struct StreamWriterOptions {
+  // Bytes of serialised messages that may wait or be in flight. One message always may, whatever
+  // its size.
+  size_t max_queued_bytes = 4 << 20;
+  // Merges `next` into `last`, the newest message waiting, and returns true; or returns false and
+  // leaves both alone. Called under the writer's lock: it must not call the writer.
+  std::function<bool(Response& last, Response& next)> coalesce = nullptr;
+  // The client is gone or the deadline has passed; nothing can be written any more. Called at most
+  // once, without the lock, never after OnDone; it must not block.
+  std::function<void()> on_cancel = nullptr;
+  // After a kFull: the queue has fallen to half its bound. Called without the lock; it must not
+  // block.
+  std::function<void()> on_writable = nullptr;
+};
+
+template <typename Response>
+class StreamWriter final : public grpc::ServerWriteReactor<Response> {
+ public:
+  using Options = StreamWriterOptions<Response>;
+
+  // A writer for the call of `context`. It lives until gRPC is done with it and no producer holds
+  // it any more. Call in the handler, and return get() from there.
+  static std::shared_ptr<StreamWriter> Start(grpc::CallbackServerContext* context,
+                                             Options options = {}) {
+    std::shared_ptr<StreamWriter> writer(new StreamWriter(context, std::move(options)));
+    writer->self_ = writer;
+    return writer;
+  }
+
+  // Queues `message`. Thread-safe, never blocks.
+  WriteResult Write(Response message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) return WriteResult::kClosed;
+    if (queued_bytes_ >= options_.max_queued_bytes) {
+      was_full_ = true;
+      return WriteResult::kFull;
+    }
+    const size_t bytes = message.ByteSizeLong();
+    queued_bytes_ += bytes;
+    if (!queue_.empty() && options_.coalesce && options_.coalesce(queue_.back().message, message)) {
+      queue_.back().bytes += bytes;
+    } else {
+      queue_.push_back({std::move(message), bytes});
+    }
+    Proceed();
+    return WriteResult::kQueued;
+  }
+
+  // Ends the stream with `status` once the queue is written. Later calls and writes have no effect.
+  // Thread-safe, never blocks.
+  void Finish(absl::Status status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) return;
+    closing_ = true;
+    final_status_ = std::move(status);
+    Proceed();
+  }
+
+  // True once Write can only answer kClosed. Thread-safe.
+  bool closed() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return closing_;
+  }
+
+ private:
+  struct Queued {
+    Response message;
+    size_t bytes;
+  };
+
+  StreamWriter(grpc::CallbackServerContext* context, Options options)
+      : context_(context), options_(std::move(options)) {}
+
+  // Starts what comes next, if nothing is in flight. Holds mutex_.
+  void Proceed() {
+    if (in_flight_ || finished_) return;
+    if (!queue_.empty()) {
+      in_flight_.emplace(std::move(queue_.front()));
+      queue_.pop_front();
+      this->StartWrite(&in_flight_->message);
+    } else if (final_status_) {
+      FinishNow(*final_status_);
+    }
+  }
+
+  // Holds mutex_. INVARIANT: StartWrite never follows Finish (StreamWriterTest.*Cancel*).
+  void FinishNow(const absl::Status& status) {
+    finished_ = true;
+    grpc::ServerWriteReactor<Response>::Finish(ToGrpcStatus(status, *context_));
+  }
+
+  void OnWriteDone(bool ok) override {
+    bool writable = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queued_bytes_ -= in_flight_->bytes;
+      in_flight_.reset();
+      if (!ok) {
+        Break();
+      } else {
+        writable = was_full_ && !closing_ && queued_bytes_ <= options_.max_queued_bytes / 2;
+        if (writable) was_full_ = false;
+        Proceed();
+      }
+    }
+    if (writable && options_.on_writable) options_.on_writable();
+    if (!ok) NotifyCancel();
+  }
+
+  void OnCancel() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Break();
+    }
+    NotifyCancel();
+  }
+
+  // Nobody reads any more: drops the queue and finishes. Holds mutex_.
+  void Break() {
+    closing_ = true;
+    queue_.clear();
+    if (!finished_)
+      FinishNow(absl::CancelledError("the client is gone or its deadline has passed"));
+  }
+
+  void NotifyCancel() {
+    std::function<void()> on_cancel;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      on_cancel = std::exchange(options_.on_cancel, nullptr);
+    }
+    if (on_cancel) on_cancel();
+  }
+
+  // The callbacks may hold the producer, and the producer the writer: here the circle ends.
+  void OnDone() override {
+    const std::shared_ptr<StreamWriter> self = std::move(self_);
+    Options options;
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = finished_ = true;
+    std::swap(options, options_);
+  }
+
+  grpc::CallbackServerContext* const context_;
+  std::shared_ptr<StreamWriter> self_;  // until OnDone
+
+  mutable std::mutex mutex_;  // guards all below
+  Options options_;
+  std::deque<Queued> queue_;  // waits behind in_flight_
+  std::optional<Queued> in_flight_;
+  size_t queued_bytes_ = 0;  // of queue_ and in_flight_
+  bool was_full_ = false;    // on_writable is owed
+  bool closing_ = false;     // takes no more messages
+  bool finished_ = false;    // Finish was called on gRPC
+  std::optional<absl::Status> final_status_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_STREAM_WRITER_H_
