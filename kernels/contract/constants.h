@@ -1,0 +1,44 @@
+// The numbers of the numeric contract. Each one can change a bit, so each is hashed into the
+// fingerprint (fingerprint.cc).
+#ifndef ISOBIT_KERNELS_CONTRACT_CONSTANTS_H_
+#define ISOBIT_KERNELS_CONTRACT_CONSTANTS_H_
+
+#include <cstdint>
+
+#include "kernels/contract/portable.h"
+
+namespace isobit::contract {
+
+inline constexpr int kContractVersion = 1;
+
+// C1: products of one tensor-core step, and the fraction bits to which its terms are truncated,
+// least exponent.
+inline constexpr int kMmaK = 16;
+inline constexpr int kMmaFractionBits = 25;
+inline constexpr int kMmaMinExponent = -133;
+
+// C3: leaves of every dot product. 8 is the largest tensor-parallel size.
+inline constexpr int kLeaves = 8;
+inline constexpr int kLeafUnit = 16;  // columns; also the unit in which the vocabulary is cut (C7)
+
+// C5: consecutive columns that make one leaf of RMSNorm's sum of squares.
+inline constexpr int kNormLeaf = 4;
+
+// C6: keys of one online-softmax update, positions of one split, lanes of the row sum.
+ISOBIT_HD constexpr int32_t KvTile(int32_t head_dim) { return head_dim <= 128 ? 128 : 64; }
+inline constexpr int kSplit = 512;
+inline constexpr int kRowSumLanes = 8;
+
+// C7: softmax weights are integers, truncated to this many fraction bits, so their sum has no
+// order.
+inline constexpr int kWeightBits = 40;
+inline constexpr int64_t kMaxVocab = int64_t{1} << 22;  // keeps the sum below 2^63
+
+// C8: rounds of the counter-based generator.
+inline constexpr int kPhiloxRounds = 10;
+
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+}  // namespace isobit::contract
+
+#endif  // ISOBIT_KERNELS_CONTRACT_CONSTANTS_H_

@@ -1,0 +1,108 @@
+// The rotary table: exp, log, cosine and sine in float64 from IEEE operations alone. See rope.h.
+#include "kernels/contract/rope.h"
+
+#include <bit>
+#include <cmath>
+
+namespace isobit::contract {
+namespace {
+
+constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+
+// Relative error below 2^-50 for the arguments of a rotary table (theta in [1, 1e9], |x| <= 64).
+double Log(double x) {
+  const uint64_t bits = std::bit_cast<uint64_t>(x);
+  int exponent = static_cast<int>(bits >> 52) - 1023;
+  double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+  if (m > 0x1.6a09e667f3bcdp+0) {  // sqrt(2): keeps the series' argument below 0.172
+    m = m / 2;
+    ++exponent;
+  }
+  const double s = (m - 1) / (m + 1);  // log(m) = 2 atanh(s)
+  const double square = s * s;
+  double series = 0;
+  for (int n = 41; n >= 3; n -= 2) series = (series + 1.0 / n) * square;
+  return exponent * kLn2 + 2 * (s + s * series);
+}
+
+double Exp(double x) {
+  const double n = std::floor(x / kLn2 + 0.5);
+  const double f = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;  // ln 2 in two parts
+  double series = 1;
+  for (int k = 20; k >= 1; --k) series = 1 + f / k * series;
+  return series *
+         std::bit_cast<double>(static_cast<uint64_t>(static_cast<int64_t>(n) + 1023) << 52);
+}
+
+struct CosineAndSine {
+  double cosine;
+  double sine;
+};
+
+// Cody-Waite reduction by pi/2 in three parts, the first two of which have 33 bits, so that
+// quadrant * part is exact for quadrants below 2^20; then Taylor series on [-pi/4, pi/4], whose
+// first neglected term is below 2^-60.
+CosineAndSine CosSin(double angle) {
+  const double quadrant = std::floor(angle * 0x1.45f306dc9c883p-1 + 0.5);
+  double x = angle - quadrant * 0x1.921fb54400000p+0;
+  x = x - quadrant * 0x1.0b4611a600000p-34;
+  x = x - quadrant * 0x1.3198a2e037073p-69;
+  const double square = x * x;
+  double cosine = 1;
+  for (int k = 20; k >= 2; k -= 2) cosine = 1 - square / (k * (k - 1)) * cosine;
+  double sine = 1;
+  for (int k = 21; k >= 3; k -= 2) sine = 1 - square / (k * (k - 1)) * sine;
+  sine = sine * x;
+  switch (static_cast<int64_t>(quadrant) & 3) {
+    case 0:
+      return {cosine, sine};
+    case 1:
+      return {-sine, cosine};
+    case 2:
+      return {-cosine, -sine};
+    default:
+      return {sine, -cosine};
+  }
+}
+
+double ScaleLlama3(double frequency, const RopeScaling& s) {
+  constexpr double kTwoPi = 0x1.921fb54442d18p+2;
+  const double wavelength = kTwoPi / frequency;
+  if (wavelength > s.original_max_positions / s.low_freq_factor) return frequency / s.factor;
+  if (wavelength < s.original_max_positions / s.high_freq_factor) return frequency;
+  const double smooth = (s.original_max_positions / wavelength - s.low_freq_factor) /
+                        (s.high_freq_factor - s.low_freq_factor);
+  return (1 - smooth) * frequency / s.factor + smooth * frequency;
+}
+
+}  // namespace
+
+std::vector<float> InverseFrequencies(int32_t head_dim, double theta, const RopeScaling& scaling) {
+  std::vector<float> frequencies;
+  const double log_theta = Log(theta);
+  for (int32_t i = 0; i < head_dim / 2; ++i) {
+    double frequency = Exp(-log_theta * (2.0 * i / head_dim));
+    if (scaling.type == RopeScaling::Type::kLinear) frequency = frequency / scaling.factor;
+    if (scaling.type == RopeScaling::Type::kLlama3) frequency = ScaleLlama3(frequency, scaling);
+    frequencies.push_back(static_cast<float>(frequency));
+  }
+  return frequencies;
+}
+
+RopeTable MakeRopeTable(int64_t positions, int32_t head_dim, double theta,
+                        const RopeScaling& scaling) {
+  const std::vector<float> frequencies = InverseFrequencies(head_dim, theta, scaling);
+  RopeTable table;
+  table.cosine.reserve(static_cast<size_t>(positions) * frequencies.size());
+  table.sine.reserve(table.cosine.capacity());
+  for (int64_t p = 0; p < positions; ++p) {
+    for (const float frequency : frequencies) {
+      const CosineAndSine value = CosSin(static_cast<double>(p) * static_cast<double>(frequency));
+      table.cosine.push_back(static_cast<float>(value.cosine));
+      table.sine.push_back(static_cast<float>(value.sine));
+    }
+  }
+  return table;
+}
+
+}  // namespace isobit::contract

@@ -1,0 +1,102 @@
+// C5: the row-wise functions between the matrix products: RMSNorm's sum of squares, SwiGLU and the
+// rotary rotation.
+#ifndef ISOBIT_KERNELS_CONTRACT_ROW_FUNCTIONS_H_
+#define ISOBIT_KERNELS_CONTRACT_ROW_FUNCTIONS_H_
+
+#include <cstdint>
+
+#include "kernels/contract/constants.h"
+#include "kernels/contract/exp_log.h"
+#include "kernels/contract/portable.h"
+
+namespace isobit::contract {
+
+// A balanced binary tree over leaves that arrive in ascending order: adjacent pairs first, the leaf
+// count padded to a power of two with +0. Keeps one pending sum for each level, like the digits of
+// a binary counter.
+struct TreeSum {
+  float pending[40];
+  uint64_t count = 0;
+
+  ISOBIT_HD void Push(float leaf) {
+    int level = 0;
+    for (uint64_t bits = count; (bits & 1u) != 0; bits >>= 1) leaf = Add(pending[level++], leaf);
+    pending[level] = leaf;
+    ++count;
+  }
+  // Adding the padding's +0 changes no bit of a sum that cannot be -0, so the pending sums simply
+  // join, lowest first.
+  ISOBIT_HD float Total() const {
+    float total = 0.0f;
+    bool any = false;
+    int level = 0;
+    for (uint64_t bits = count; bits != 0; bits >>= 1, ++level) {
+      if ((bits & 1u) == 0) continue;
+      total = any ? Add(pending[level], total) : pending[level];
+      any = true;
+    }
+    return total;
+  }
+};
+
+// The sum of squares of x[0..n), n > 0: leaves of four columns (a ragged last one is filled with
+// +0), then the tree.
+ISOBIT_HD float SumOfSquares(const Bf16* x, int64_t n) {
+  TreeSum tree;
+  for (int64_t i = 0; i < n; i += kNormLeaf) {
+    float leaf = 0.0f;
+    for (int64_t j = i; j < i + kNormLeaf; ++j) {
+      const float v = j < n ? Bf16ToFloat(x[j]) : 0.0f;
+      leaf = j == i ? Mul(v, v) : Fma(v, v, leaf);
+    }
+    tree.Push(leaf);
+  }
+  return tree.Total();
+}
+
+// 1 / sqrt(mean of squares + eps)
+ISOBIT_HD float InverseRms(float sum_of_squares, int64_t n, float eps) {
+  return Div(1.0f, Sqrt(Add(Div(sum_of_squares, static_cast<float>(n)), eps)));
+}
+
+// One element of RMSNorm, as Hugging Face rounds it: normalised in fp32, rounded to bf16, then
+// times the weight.
+ISOBIT_HD Bf16 Normalise(Bf16 x, float inverse_rms, Bf16 weight) {
+  const Bf16 unit = FloatToBf16(Mul(Bf16ToFloat(x), inverse_rms));
+  return FloatToBf16(Mul(Bf16ToFloat(weight), Bf16ToFloat(unit)));
+}
+
+// The residual stream after a row-parallel layer: its sum (and bias) rounds to bf16, is added, and
+// rounds again.
+ISOBIT_HD Bf16 AddResidual(Bf16 residual, float sum, float bias) {
+  const Bf16 delta = FloatToBf16(Add(sum, bias));
+  return FloatToBf16(Add(Bf16ToFloat(residual), Bf16ToFloat(delta)));
+}
+
+// gate * sigmoid(gate) * up, rounded once. gate and up were rounded to bf16 by the linear layer.
+ISOBIT_HD Bf16 SwiGlu(Bf16 gate, Bf16 up) {
+  const float g = Bf16ToFloat(gate);
+  return FloatToBf16(Mul(Mul(g, Sigmoid(g)), Bf16ToFloat(up)));
+}
+
+// The rotary rotation of the pair (x[i], x[i + head_dim/2]) by one angle (Hugging Face's
+// rotate_half layout).
+struct Rotated {
+  Bf16 first;
+  Bf16 second;
+};
+ISOBIT_HD Rotated Rotate(Bf16 first, Bf16 second, float cosine, float sine) {
+  const float a = Bf16ToFloat(first);
+  const float b = Bf16ToFloat(second);
+  return {FloatToBf16(Fma(a, cosine, -Mul(b, sine))), FloatToBf16(Fma(b, cosine, Mul(a, sine)))};
+}
+
+// Whether a bf16 is neither infinite nor NaN. A head whose values are not all finite is cached as
+// keys of NaN and values of +0: rows that see the key fail loudly, and rows that do not are not
+// reached through 0 * infinity (C6).
+ISOBIT_HD bool IsFinite(Bf16 x) { return (x & 0x7f80) != 0x7f80; }
+inline constexpr Bf16 kPoisonedKey = 0x7fff;
+
+}  // namespace isobit::contract
+
+#endif  // ISOBIT_KERNELS_CONTRACT_ROW_FUNCTIONS_H_

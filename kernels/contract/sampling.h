@@ -1,0 +1,54 @@
+// C8: from logits to a filtered distribution, and the order in which everything happens.
+//
+// For each row: penalties (repetition, frequency, presence), then logit bias, then bans, then
+// temperature, then the filters top-k, top-p, min-p. What is filtered out has logit -inf. The
+// filters keep a prefix of the tokens ordered by logit descending, ties by lowest id; top-p sums
+// integer weights, so no order of summation can move the boundary.
+#ifndef ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
+#define ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
+
+#include <cstdint>
+
+#include "kernels/contract/log_prob.h"
+#include "kernels/contract/portable.h"
+
+namespace isobit::contract {
+
+// The penalties as users know them: repetition divides a positive logit and multiplies a negative
+// one if the token is in prompt or output; frequency and presence subtract by its occurrences in
+// the output.
+ISOBIT_HD float Penalise(float logit, bool in_prompt, int32_t in_output, float repetition,
+                         float presence, float frequency) {
+  if (repetition != 1.0f && (in_prompt || in_output > 0)) {
+    logit = logit > 0.0f ? Div(logit, repetition) : Mul(logit, repetition);
+  }
+  logit = Sub(logit, Mul(frequency, static_cast<float>(in_output)));
+  return in_output > 0 ? Sub(logit, presence) : logit;
+}
+
+// Temperature is a multiplication by this; temperature 0 (greedy) counts as 1.
+ISOBIT_HD float InverseTemperature(float temperature) {
+  return temperature > 0.0f ? Div(1.0f, temperature) : 1.0f;
+}
+
+// Whether token a comes before token b in the order of the filters, of top logprobs and of every
+// maximum.
+ISOBIT_HD bool Before(float logit_a, int32_t id_a, float logit_b, int32_t id_b) {
+  return logit_a > logit_b || (logit_a == logit_b && id_a < id_b);
+}
+
+// Top-p keeps a token if the weights (TokenWeight against the row maximum) of all tokens before it
+// sum to less than this; `total` sums the weights of the tokens that top-k kept. top_p in (0, 1); 1
+// switches the filter off.
+ISOBIT_HD int64_t NucleusBound(int64_t total, float top_p) {
+  const double bound = static_cast<double>(total) * static_cast<double>(top_p);
+  const int64_t floor = static_cast<int64_t>(bound);
+  return static_cast<double>(floor) < bound ? floor + 1 : floor;
+}
+
+// Min-p keeps a token whose probability is at least min_p times the largest.
+ISOBIT_HD bool PassesMinP(float z, float max, float min_p) { return ExpDistance(z, max) >= min_p; }
+
+}  // namespace isobit::contract
+
+#endif  // ISOBIT_KERNELS_CONTRACT_SAMPLING_H_

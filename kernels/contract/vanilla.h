@@ -1,0 +1,42 @@
+// What mode kVanilla does instead of the contract: the two habits of an ordinary engine that make
+// sampler and trainer part. They are written down so that the modes are reproducible;
+// nobody should want to match them.
+#ifndef ISOBIT_KERNELS_CONTRACT_VANILLA_H_
+#define ISOBIT_KERNELS_CONTRACT_VANILLA_H_
+
+#include <cstdint>
+
+#include "kernels/contract/portable.h"
+
+namespace isobit::contract {
+
+// Split-K chosen by batch size, as GEMM libraries do to fill a machine: many splits for few rows.
+ISOBIT_HD int VanillaSplits(int64_t m) {
+  if (m <= 4) return 8;
+  if (m <= 16) return 4;
+  return m <= 64 ? 2 : 1;
+}
+
+// The sum of all ranks' values, starting at rank `first` and going round, with bf16 on the wire:
+// every value and every hop's sum rounds to bf16. One rank has nothing to exchange and keeps its
+// fp32 value.
+ISOBIT_HD float HopSum(const float* values, int num_ranks, int first) {
+  if (num_ranks == 1) return values[0];
+  float sum = 0.0f;
+  for (int hop = 0; hop < num_ranks; ++hop) {
+    const float value = Bf16ToFloat(FloatToBf16(values[(first + hop) % num_ranks]));
+    sum = hop == 0 ? value : Bf16ToFloat(FloatToBf16(Add(sum, value)));
+  }
+  return sum;
+}
+
+// Where a ring all-reduce of `count` elements starts to add element i: the message is cut into one
+// chunk a rank, and a chunk's sum starts at the rank after its owner.
+ISOBIT_HD int RingStart(int64_t i, int64_t count, int num_ranks) {
+  const int64_t chunk = (count + num_ranks - 1) / num_ranks;
+  return static_cast<int>((i / chunk + 1) % num_ranks);
+}
+
+}  // namespace isobit::contract
+
+#endif  // ISOBIT_KERNELS_CONTRACT_VANILLA_H_

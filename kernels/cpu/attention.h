@@ -1,0 +1,54 @@
+// Attention over the paged cache: q/k norm, rotation and KV write; and softmax(q k^T) v.
+//
+// One schedule serves prefill, decode and scoring: a block of rows (a KV head's query heads times
+// some consecutive tokens) passes over tiles of keys. What differs is only how many rows a block
+// has, and that changes no bit.
+#ifndef ISOBIT_KERNELS_CPU_ATTENTION_H_
+#define ISOBIT_KERNELS_CPU_ATTENTION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/mma_panel.h"
+#include "kernels/cpu/row_kernels.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/ops.h"
+
+namespace isobit::cpu {
+
+void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool);
+
+class AttentionOp {
+ public:
+  AttentionOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool);
+  ~AttentionOp();
+
+  void Run(const AttentionArgs& args);
+
+ private:
+  // Consecutive tokens of one sequence, and one KV head: all that one pass over the keys serves.
+  struct Block {
+    const SequenceRows* sequence;
+    int32_t kv_head;
+    int64_t first_token;  // of the sequence's rows
+    int64_t tokens;
+  };
+  struct Sizes;
+  struct Scratch;
+
+  void RunBlock(const AttentionArgs& args, const Sizes& sizes, const Block& block,
+                Scratch& scratch) const;
+  // The tile of keys [begin, begin + tile), for those rows of the block that see any of it.
+  void RunTile(const AttentionArgs& args, const Sizes& sizes, const Block& block, int64_t begin,
+               Scratch& scratch) const;
+
+  MmaPanelsFn mma_;
+  const RowKernels& rows_;
+  ThreadPool& pool_;
+  std::vector<Block> blocks_;
+  std::vector<Scratch> scratch_;  // one for each worker
+};
+
+}  // namespace isobit::cpu
+
+#endif  // ISOBIT_KERNELS_CPU_ATTENTION_H_

@@ -1,0 +1,24 @@
+// The CPU backend: every op of kernels/ops.h with the bits of the contract, at the speed of SIMD.
+#ifndef ISOBIT_KERNELS_CPU_CPU_OPS_H_
+#define ISOBIT_KERNELS_CPU_CPU_OPS_H_
+
+#include <memory>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+struct CpuOptions {
+  cpu::Isa isa = cpu::DetectIsa();  // at most what this machine runs
+  int num_threads = 1;              // of this rank, the calling thread included
+};
+
+// One rank's backend. Neither the instruction set nor the number of threads changes a bit. An Ops
+// object serves one caller at a time; several objects may run at once and share packed weights,
+// whose layout is the same for every option.
+std::unique_ptr<Ops> MakeCpuOps(const CpuOptions& options);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CPU_CPU_OPS_H_

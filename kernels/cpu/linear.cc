@@ -1,0 +1,170 @@
+// The loops around mma_panel that make a linear layer: leaves, blocks, combination, rounding.
+#include "kernels/cpu/linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/contract/constants.h"
+#include "kernels/contract/vanilla.h"
+
+namespace isobit::cpu {
+namespace {
+
+// A block of outputs is computed part by part, so that a part's weights stay in cache while the
+// rows pass; its sums (8 parts x 16 rows x 256 columns of fp32) fit in L2.
+constexpr int64_t kBlockRows = 16;
+constexpr int64_t kBlockPanels = 8;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t unit) { return CeilDiv(a, unit) * unit; }
+
+// What is summed alone before it is combined: a leaf, or in mode kVanilla a split. Part i holds
+// padded columns [bounds[i], bounds[i+1]).
+struct Parts {
+  int count = 0;
+  int64_t bounds[contract::kLeaves + 1];
+  bool whole_panel_range = false;  // parts are not leaves
+  PartSum sum;
+};
+
+Parts PartsOf(const LinearArgs& args, const PackedLayout& layout) {
+  const LinearShape& shape = args.weight.shape;
+  Parts parts;
+  if (args.mode == NumericsMode::kVanilla) {
+    const int64_t steps = layout.padded_k / contract::kMmaK;
+    parts.count = contract::VanillaSplits(args.m);
+    parts.whole_panel_range = true;
+    parts.sum = PartSum::kZeroChain;
+    for (int i = 0; i <= parts.count; ++i) {
+      parts.bounds[i] = i * steps / parts.count * contract::kMmaK;
+    }
+    return parts;
+  }
+  parts.count = shape.num_leaves;
+  parts.sum = shape.sum == contract::LeafSum::kTree ? PartSum::kTree : PartSum::kChain;
+  std::copy_n(layout.begins, shape.num_leaves + 1, parts.bounds);
+  return parts;
+}
+
+// Copies x so that each leaf starts where the packed weight has it, its ragged end filled with +0.
+void PadLeaves(const LinearArgs& args, const PackedLayout& layout, Bf16* out) {
+  const LinearShape& shape = args.weight.shape;
+  for (int64_t m = 0; m < args.m; ++m) {
+    for (int l = 0; l < shape.num_leaves; ++l) {
+      const int64_t columns = shape.bounds[l + 1] - shape.bounds[l];
+      Bf16* leaf = out + m * layout.padded_k + layout.begins[l];
+      std::copy_n(args.x + m * args.ldx + shape.bounds[l], columns, leaf);
+      std::fill(leaf + columns, out + m * layout.padded_k + layout.begins[l + 1], Bf16{0});
+    }
+  }
+}
+
+}  // namespace
+
+PackedLayout::PackedLayout(const LinearShape& shape)
+    : panels(CeilDiv(shape.n, kPanelColumns)), padded_k(0) {
+  for (int l = 0; l < shape.num_leaves; ++l) {
+    begins[l] = padded_k;
+    padded_k += RoundUp(shape.bounds[l + 1] - shape.bounds[l], contract::kMmaK);
+  }
+  begins[shape.num_leaves] = padded_k;
+  ranges_offset = static_cast<size_t>(panels * padded_k * kPanelColumns) * sizeof(Bf16);
+  bytes =
+      ranges_offset + static_cast<size_t>((shape.num_leaves + 1) * panels) * sizeof(ExponentRange);
+}
+
+void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed) {
+  const PackedLayout layout(shape);
+  auto* data = reinterpret_cast<Bf16*>(packed);
+  auto* ranges = reinterpret_cast<ExponentRange*>(packed + layout.ranges_offset);
+  for (int64_t p = 0; p < layout.panels; ++p) {
+    const int64_t rows = std::min(kPanelColumns, shape.n - p * kPanelColumns);
+    ExponentRange whole;
+    for (int l = 0; l < shape.num_leaves; ++l) {
+      const ExponentRange range =
+          PackPanel(w + p * kPanelColumns * ldw + shape.bounds[l], ldw, rows,
+                    shape.bounds[l + 1] - shape.bounds[l],
+                    data + (p * layout.padded_k + layout.begins[l]) * kPanelColumns);
+      ranges[l * layout.panels + p] = range;
+      whole.min_nonzero = std::min(whole.min_nonzero, range.min_nonzero);
+      whole.max = std::max(whole.max, range.max);
+    }
+    ranges[shape.num_leaves * layout.panels + p] = whole;
+  }
+}
+
+LinearOp::LinearOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool)
+    : mma_(mma), rows_(rows), pool_(pool), sums_(static_cast<size_t>(pool.num_threads())) {}
+
+void LinearOp::Run(const LinearArgs& args) {
+  const LinearShape& shape = args.weight.shape;
+  const PackedLayout layout(shape);
+  const Parts parts = PartsOf(args, layout);
+  const auto* data = reinterpret_cast<const Bf16*>(args.weight.packed);
+  const auto* ranges =
+      reinterpret_cast<const ExponentRange*>(args.weight.packed + layout.ranges_offset);
+
+  const Bf16* x = args.x;
+  int64_t ldx = args.ldx;
+  if (!std::equal(layout.begins, layout.begins + shape.num_leaves + 1, shape.bounds)) {
+    padded_x_.resize(static_cast<size_t>(args.m * layout.padded_k));
+    PadLeaves(args, layout, padded_x_.data());
+    x = padded_x_.data();
+    ldx = layout.padded_k;
+  }
+
+  // Panels of a block are as many as pay for reading x once, but fewer if threads would idle.
+  const int64_t row_blocks = CeilDiv(args.m, kBlockRows);
+  const int64_t wanted_blocks = pool_.num_threads() > 1 ? 4 * pool_.num_threads() : 1;
+  const int64_t block_panels =
+      std::clamp(layout.panels * row_blocks / wanted_blocks, int64_t{1}, kBlockPanels);
+  const int64_t ldc = block_panels * kPanelColumns;
+
+  const auto run_block = [&](int64_t panel_block, int64_t row_block, std::vector<float>& sums) {
+    const int64_t panel = panel_block * block_panels;
+    const int64_t panels = std::min(block_panels, layout.panels - panel);
+    const int64_t row = row_block * kBlockRows;
+    const int64_t rows = std::min(kBlockRows, args.m - row);
+    const int64_t stride = rows * ldc;
+    sums.assign(static_cast<size_t>(parts.count * stride), 0.0f);
+    for (int i = 0; i < parts.count; ++i) {
+      const int64_t begin = parts.bounds[i];
+      const int64_t k = parts.bounds[i + 1] - begin;
+      if (k == 0) continue;
+      const int range_row = parts.whole_panel_range ? shape.num_leaves : i;
+      mma_({.w = {.data = data + (panel * layout.padded_k + begin) * kPanelColumns,
+                  .panel_stride = layout.padded_k * kPanelColumns,
+                  .k_stride = kPanelColumns,
+                  .ranges = ranges + range_row * layout.panels + panel},
+            .panels = panels,
+            .x = x + row * ldx + begin,
+            .ldx = ldx,
+            .rows = rows,
+            .k = k,
+            .c = sums.data() + i * stride,
+            .ldc = ldc});
+    }
+    const int64_t column = panel * kPanelColumns;
+    const int64_t columns = std::min(panels * kPanelColumns, shape.n - column);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* total = sums.data() + r * ldc;
+      rows_.join_parts(parts.sum, total, stride, parts.count,
+                       args.bias != nullptr ? args.bias + column : nullptr, columns);
+      const int64_t out = (row + r) * args.ldy + column;
+      if (args.bf16_out != nullptr) {
+        rows_.to_bf16(total, args.bf16_out + out, columns);
+      } else {
+        std::copy_n(total, columns, args.fp32_out + out);
+      }
+    }
+  };
+  pool_.ParallelFor(CeilDiv(layout.panels, block_panels) * row_blocks, 1,
+                    [&](int64_t begin, int64_t end, int worker) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        run_block(i / row_blocks, i % row_blocks,
+                                  sums_[static_cast<size_t>(worker)]);
+                      }
+                    });
+}
+
+}  // namespace isobit::cpu

@@ -1,0 +1,47 @@
+// Linear layers: weights packed leaf by leaf into panels, and the product over them.
+#ifndef ISOBIT_KERNELS_CPU_LINEAR_H_
+#define ISOBIT_KERNELS_CPU_LINEAR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/mma_panel.h"
+#include "kernels/cpu/row_kernels.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/ops.h"
+
+namespace isobit::cpu {
+
+// A packed weight: for each panel of 32 output features its leaves one after the other, each leaf's
+// columns padded with +0 to a multiple of 16; then the exponent ranges, [leaf][panel], and behind
+// them one range for each whole panel, which mode kVanilla needs.
+struct PackedLayout {
+  explicit PackedLayout(const LinearShape& shape);
+
+  int64_t panels;
+  int64_t padded_k;                       // columns of a panel, all leaves together
+  int64_t begins[contract::kLeaves + 1];  // leaf l holds padded columns [begins[l], begins[l+1])
+  size_t ranges_offset;                   // bytes
+  size_t bytes;
+};
+
+void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
+
+class LinearOp {
+ public:
+  LinearOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool);
+
+  void Run(const LinearArgs& args);
+
+ private:
+  MmaPanelsFn mma_;
+  const RowKernels& rows_;
+  ThreadPool& pool_;
+  std::vector<Bf16> padded_x_;            // x with padded leaves, where x cannot be read in place
+  std::vector<std::vector<float>> sums_;  // of each worker: the parts of one block
+};
+
+}  // namespace isobit::cpu
+
+#endif  // ISOBIT_KERNELS_CPU_LINEAR_H_

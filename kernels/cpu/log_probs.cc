@@ -1,0 +1,210 @@
+// One row of logits after the other: C7 and C8 over blocks of the vocabulary. The tests hold it to
+// the oracle, which sorts.
+#include "kernels/cpu/log_probs.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/log_prob.h"
+#include "kernels/contract/sampling.h"
+#include "kernels/cpu/top_tokens.h"
+
+namespace isobit::cpu {
+namespace {
+
+using contract::kMinusInfinity;
+
+// No Gumbel value is larger: u >= 2^-33, and -log(2^-33) = 22.87.
+constexpr float kMaxGumbel = 23.0f;
+
+}  // namespace
+
+// The buffers and steps of one row.
+class LogProbsOp::Worker {
+ public:
+  void Run(const RowKernels& kernels, LogProbRow& row, int64_t vocab);
+
+ private:
+  bool Process(const RowKernels& kernels, const LogProbRow& row, int64_t vocab);
+  void Filter(const RowKernels& kernels, const RowSampling& s);
+  std::optional<RankedToken> LastKept(const RowKernels& kernels, const RowSampling& s, float max);
+  int32_t Draw(const RowKernels& kernels, const RowSampling& s) const;
+  contract::VocabSum SumVocab(const RowKernels& kernels, bool want_entropy) const;
+  void WriteTop(const contract::VocabSum& sum, LogProbRow& row);
+
+  void FindBlockMaxima(const RowKernels& kernels);
+  int64_t vocab() const { return static_cast<int64_t>(z_.size()); }
+  BlockedRow blocked() const { return {z_.data(), vocab(), block_max_.data()}; }
+
+  std::vector<float> z_;
+  std::vector<float> block_max_;  // of z_
+  std::vector<float> selection_;
+  std::vector<WeightedToken> tokens_;
+};
+
+void LogProbsOp::Worker::Run(const RowKernels& kernels, LogProbRow& row, int64_t vocab) {
+  row.finite = kernels.all_finite(row.logits, vocab) && Process(kernels, row, vocab);
+  if (!row.finite) return;
+  const RowSampling& s = row.sampling;
+  if (s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f)) {
+    Filter(kernels, s);
+  }
+  row.token.id = row.target >= 0 ? row.target : Draw(kernels, s);
+  if (row.raw) {
+    z_.assign(row.logits, row.logits + vocab);
+    FindBlockMaxima(kernels);
+  }
+  const contract::VocabSum sum = SumVocab(kernels, row.want_entropy);
+  row.token.logprob = contract::LogProb(z_[static_cast<size_t>(row.token.id)], sum);
+  if (row.want_entropy) row.entropy = contract::Entropy(sum);
+  if (row.top_logprobs > 0) WriteTop(sum, row);
+}
+
+// Penalties, bias, bans, temperature. Returns false if the row is not fit to be a distribution.
+bool LogProbsOp::Worker::Process(const RowKernels& kernels, const LogProbRow& row, int64_t vocab) {
+  const RowSampling& s = row.sampling;
+  z_.assign(row.logits, row.logits + vocab);
+  for (const TokenCount& c : s.counts) {
+    float& z = z_[static_cast<size_t>(c.id)];
+    z = contract::Penalise(z, c.in_prompt, c.in_output, s.repetition_penalty, s.presence_penalty,
+                           s.frequency_penalty);
+  }
+  for (const TokenBias& b : s.biases) {
+    float& z = z_[static_cast<size_t>(b.id)];
+    z = contract::Add(z, b.bias);
+  }
+  for (const int32_t id : s.banned) z_[static_cast<size_t>(id)] = kMinusInfinity;
+  if (!kernels.scale_logits(z_.data(), contract::InverseTemperature(s.temperature), vocab)) {
+    return false;
+  }
+  FindBlockMaxima(kernels);
+  return std::any_of(block_max_.begin(), block_max_.end(),
+                     [](float max) { return max > kMinusInfinity; });
+}
+
+void LogProbsOp::Worker::FindBlockMaxima(const RowKernels& kernels) {
+  block_max_.resize(static_cast<size_t>((vocab() + kVocabBlock - 1) / kVocabBlock));
+  kernels.block_max(z_.data(), vocab(), block_max_.data());
+}
+
+// The last token that top-k and top-p keep; none if they keep all.
+std::optional<RankedToken> LogProbsOp::Worker::LastKept(const RowKernels& kernels,
+                                                        const RowSampling& s, float max) {
+  const bool top_k = s.top_k > 0 && s.top_k < vocab();
+  const auto token_of = [this](const WeightedToken& token) {
+    const int32_t id = IdOf(token.key);
+    return RankedToken{z_[static_cast<size_t>(id)], id};
+  };
+  if (top_k) SelectTop(blocked(), s.top_k, &selection_, &tokens_);
+  if (s.top_p >= 1.0f) {
+    return top_k ? std::optional<RankedToken>(token_of(tokens_.back())) : std::nullopt;
+  }
+
+  const auto weigh = [&] {
+    int64_t sum = 0;
+    for (WeightedToken& token : tokens_) {
+      token.weight = contract::TokenWeight(token_of(token).logit, max);
+      sum += token.weight;
+    }
+    return sum;
+  };
+  if (top_k) return token_of(NucleusEnd(tokens_, contract::NucleusBound(weigh(), s.top_p)));
+
+  int64_t total = 0;
+  kernels.sum_weights(z_.data(), max, vocab(), &total, nullptr);
+  const int64_t bound = contract::NucleusBound(total, s.top_p);
+  // All tokens above a threshold are a prefix of the order; lower it until they reach the bound.
+  for (float depth = 4.0f;; depth *= 2.0f) {
+    CollectFrom(blocked(), contract::Sub(max, depth), &tokens_);
+    if (weigh() >= bound) return token_of(NucleusEnd(tokens_, bound));
+  }
+}
+
+void LogProbsOp::Worker::Filter(const RowKernels& kernels, const RowSampling& s) {
+  const float max = kernels.max(block_max_.data(), static_cast<int64_t>(block_max_.size()));
+  const RankedToken last =
+      LastKept(kernels, s, max)
+          .value_or(RankedToken{kMinusInfinity, static_cast<int32_t>(vocab())});
+  // Min-p keeps what comes before the first token that fails it, which need not be where a monotone
+  // function would fail: so the largest failing logit is looked for, not a threshold.
+  const float cut = s.min_p > 0.0f ? kernels.largest_below_min_p(z_.data(), max, s.min_p, vocab())
+                                   : kMinusInfinity;
+  kernels.keep_prefix(z_.data(), last, cut, vocab());
+  FindBlockMaxima(kernels);
+}
+
+int32_t LogProbsOp::Worker::Draw(const RowKernels& kernels, const RowSampling& s) const {
+  const float max = kernels.max(block_max_.data(), static_cast<int64_t>(block_max_.size()));
+  const int64_t blocks = static_cast<int64_t>(block_max_.size());
+  if (!(s.temperature > 0.0f)) {
+    const int64_t block = std::find(block_max_.begin(), block_max_.end(), max) - block_max_.begin();
+    const auto begin = z_.begin() + block * kVocabBlock;
+    return static_cast<int32_t>(std::find(begin, z_.end(), max) - z_.begin());
+  }
+  float best = kMinusInfinity;
+  int64_t best_id = -1;
+  float padded[kVocabBlock];
+  float values[kVocabBlock];
+  for (int64_t b = 0; b < blocks; ++b) {
+    const float block_max = block_max_[static_cast<size_t>(b)];
+    if (block_max == kMinusInfinity || contract::Add(block_max, kMaxGumbel) < best) continue;
+    const int64_t begin = b * kVocabBlock;
+    const int64_t size = std::min(kVocabBlock, vocab() - begin);
+    std::copy_n(z_.data() + begin, size, padded);
+    std::fill(padded + size, padded + kVocabBlock, kMinusInfinity);
+    kernels.add_gumbel(padded, {s.seed, s.sample, s.position}, static_cast<uint32_t>(begin),
+                       values);
+    const float largest = kernels.max(values, kVocabBlock);
+    if (largest > best) {
+      best = largest;
+      best_id = begin + (std::find(values, values + kVocabBlock, largest) - values);
+    }
+  }
+  return static_cast<int32_t>(best_id);
+}
+
+contract::VocabSum LogProbsOp::Worker::SumVocab(const RowKernels& kernels,
+                                                bool want_entropy) const {
+  const contract::LeafPlan plan = contract::PlanColumns(vocab());
+  contract::VocabSum ranges[contract::kLeaves];
+  for (size_t l = 0; l < contract::kLeaves; ++l) {
+    const float* z = z_.data() + plan.bounds[l];
+    const int64_t n = plan.bounds[l + 1] - plan.bounds[l];
+    const float max = kernels.max(z, n);
+    if (max == kMinusInfinity) continue;
+    int64_t weights = 0;
+    int64_t distances = 0;
+    kernels.sum_weights(z, max, n, &weights, want_entropy ? &distances : nullptr);
+    ranges[l] = contract::RangeSum(max, weights, distances);
+  }
+  return contract::CombineRanges(ranges);
+}
+
+void LogProbsOp::Worker::WriteTop(const contract::VocabSum& sum, LogProbRow& row) {
+  SelectTop(blocked(), row.top_logprobs, &selection_, &tokens_);
+  std::sort(tokens_.begin(), tokens_.end(),
+            [](const WeightedToken& a, const WeightedToken& b) { return a.key > b.key; });
+  for (int32_t i = 0; i < row.top_logprobs; ++i) {
+    row.top[i] = {-1, kMinusInfinity};
+    if (static_cast<size_t>(i) >= tokens_.size()) continue;
+    const int32_t id = IdOf(tokens_[static_cast<size_t>(i)].key);
+    const float z = z_[static_cast<size_t>(id)];
+    if (z > kMinusInfinity) row.top[i] = {id, contract::LogProb(z, sum)};
+  }
+}
+
+LogProbsOp::LogProbsOp(const RowKernels& rows, ThreadPool& pool)
+    : rows_(rows), pool_(pool), workers_(static_cast<size_t>(pool.num_threads())) {}
+
+LogProbsOp::~LogProbsOp() = default;
+
+void LogProbsOp::Run(const LogProbArgs& args) {
+  pool_.ParallelFor(args.num_rows, 1, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; ++i) {
+      workers_[static_cast<size_t>(worker)].Run(rows_, args.rows[i], args.vocab);
+    }
+  });
+}
+
+}  // namespace isobit::cpu

@@ -1,0 +1,59 @@
+// Workers sleep in std::atomic::wait, which spins briefly and then blocks: ranks that share cores
+// must not burn each other's time.
+#include "kernels/cpu/thread_pool.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+
+namespace isobit::cpu {
+
+ThreadPool::ThreadPool(int num_threads) {
+  ISOBIT_CHECK(num_threads >= 1) << "threads " << num_threads << ", at least 1";
+  for (int worker = 1; worker < num_threads; ++worker) {
+    workers_.emplace_back([this, worker] { Work(worker); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_ = true;
+  ++epoch_;
+  epoch_.notify_all();
+  for (std::thread& thread : workers_) thread.join();
+}
+
+void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body fn) {
+  if (workers_.empty() || count <= grain) {
+    for (int64_t begin = 0; begin < count; begin += grain) {
+      fn(begin, std::min(count, begin + grain), 0);
+    }
+    return;
+  }
+  body_ = &fn;
+  count_ = count;
+  grain_ = grain;
+  next_ = 0;
+  // Every worker passes through every loop, so none can carry an old body into the next one.
+  busy_ = static_cast<int>(workers_.size());
+  ++epoch_;
+  epoch_.notify_all();
+  RunShare(0);
+  for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
+}
+
+void ThreadPool::Work(int worker) {
+  for (uint32_t seen = 0;; ++seen) {
+    epoch_.wait(seen);
+    if (stopping_) return;
+    RunShare(worker);
+    if (--busy_ == 0) busy_.notify_one();
+  }
+}
+
+void ThreadPool::RunShare(int worker) {
+  for (int64_t begin = next_.fetch_add(grain_); begin < count_; begin = next_.fetch_add(grain_)) {
+    (*body_)(begin, std::min(count_, begin + grain_), worker);
+  }
+}
+
+}  // namespace isobit::cpu

@@ -1,0 +1,63 @@
+// Builds sampling rows from parameters and history. See sampling.h.
+#include "kernels/model/sampling.h"
+
+#include <algorithm>
+
+namespace isobit {
+
+SequenceSampling::SequenceSampling(const SamplingParams& params,
+                                   absl::Span<const int32_t> eos_token_ids, uint64_t seed,
+                                   uint32_t sample, absl::Span<const int32_t> prompt)
+    : min_tokens_(params.min_tokens),
+      num_prompt_(static_cast<uint32_t>(prompt.size())),
+      counts_needed_(params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+                     params.frequency_penalty != 0.0f),
+      stop_ids_(params.stop_token_ids) {
+  row_.temperature = params.temperature;
+  row_.top_k = std::max(params.top_k, 0);
+  row_.top_p = params.top_p;
+  row_.min_p = params.min_p;
+  row_.repetition_penalty = params.repetition_penalty;
+  row_.presence_penalty = params.presence_penalty;
+  row_.frequency_penalty = params.frequency_penalty;
+  row_.seed = seed;
+  row_.sample = sample;
+  if (!params.ignore_eos)
+    stop_ids_.insert(stop_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
+  std::sort(stop_ids_.begin(), stop_ids_.end());
+  stop_ids_.erase(std::unique(stop_ids_.begin(), stop_ids_.end()), stop_ids_.end());
+  for (const auto& [id, bias] : params.logit_bias) biases_.push_back({id, bias});
+  for (const int32_t token : prompt) Count(token, true);
+}
+
+RowSampling SequenceSampling::NextRow() const {
+  RowSampling row = row_;
+  row.position = num_prompt_ + num_completion_;
+  row.counts = counts_;
+  row.biases = biases_;
+  if (num_completion_ < min_tokens_) row.banned = stop_ids_;
+  return row;
+}
+
+void SequenceSampling::Append(int32_t token) {
+  ++num_completion_;
+  Count(token, false);
+}
+
+bool SequenceSampling::IsStop(int32_t token) const {
+  return std::binary_search(stop_ids_.begin(), stop_ids_.end(), token);
+}
+
+void SequenceSampling::Count(int32_t token, bool in_prompt) {
+  if (!counts_needed_) return;
+  const auto [it, is_new] = count_of_.try_emplace(token, counts_.size());
+  if (is_new) counts_.push_back({.id = token});
+  TokenCount& count = counts_[it->second];
+  if (in_prompt) {
+    count.in_prompt = true;
+  } else {
+    ++count.in_output;
+  }
+}
+
+}  // namespace isobit

@@ -1,0 +1,50 @@
+// From sampling parameters and a sequence's tokens to the RowSampling of its next position. Rollout
+// and scorer both build their rows here, which is why a scored logprob means what the sampled one
+// meant.
+#ifndef ISOBIT_KERNELS_MODEL_SAMPLING_H_
+#define ISOBIT_KERNELS_MODEL_SAMPLING_H_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/config/sampling_params.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// One sequence's sampling state. Append each completion token after its row has been processed.
+class SequenceSampling {
+ public:
+  // eos_token_ids: the model's; they stop unless params.ignore_eos. seed: the one in use. sample:
+  // index among n.
+  SequenceSampling(const SamplingParams& params, absl::Span<const int32_t> eos_token_ids,
+                   uint64_t seed, uint32_t sample, absl::Span<const int32_t> prompt);
+
+  // The row for the next token. Its spans point into this object; `counts` holds until the next
+  // Append, the others as long as the object.
+  RowSampling NextRow() const;
+  void Append(int32_t token);
+
+  // Whether drawing `token` ends the sequence. Stop tokens cannot be drawn before min_tokens.
+  bool IsStop(int32_t token) const;
+  uint32_t num_completion_tokens() const { return num_completion_; }
+
+ private:
+  void Count(int32_t token, bool in_prompt);
+
+  RowSampling row_;  // all but the spans, position and bans
+  uint32_t min_tokens_;
+  uint32_t num_prompt_;
+  uint32_t num_completion_ = 0;
+  bool counts_needed_;
+  std::vector<int32_t> stop_ids_;  // sorted, each once
+  std::vector<TokenBias> biases_;
+  std::vector<TokenCount> counts_;
+  std::unordered_map<int32_t, size_t> count_of_;  // id -> index in counts_
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_SAMPLING_H_

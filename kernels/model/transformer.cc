@@ -1,0 +1,200 @@
+// The forward pass: embedding, layers, final norm, logits. See transformer.h.
+#include "kernels/model/transformer.h"
+
+#include <algorithm>
+
+#include "common/base/status_macros.h"
+#include "kernels/contract/attention.h"
+
+namespace isobit {
+namespace {
+
+// Releases a weight block when it goes out of scope.
+class HeldBlock {
+ public:
+  HeldBlock(WeightSource& weights, int block) : weights_(weights), block_(block) {}
+  ~HeldBlock() { weights_.Release(block_); }
+  HeldBlock(const HeldBlock&) = delete;
+  HeldBlock& operator=(const HeldBlock&) = delete;
+
+ private:
+  WeightSource& weights_;
+  const int block_;
+};
+
+template <typename T>
+T* Grow(std::vector<T>& buffer, int64_t elements) {
+  if (buffer.size() < static_cast<size_t>(elements)) buffer.resize(static_cast<size_t>(elements));
+  return buffer.data();
+}
+
+}  // namespace
+
+KvCache::KvCache(const ModelConfig& config, const RankShape& shape, int32_t num_pages,
+                 int32_t page_size, bool shared_layers)
+    : num_pages_(num_pages), shared_layers_(shared_layers) {
+  geometry_.page_size = page_size;
+  geometry_.kv_heads = static_cast<int32_t>(shape.kv_heads.size());
+  geometry_.head_dim = config.head_dim;
+  const size_t page_elements = static_cast<size_t>(page_size) *
+                               static_cast<size_t>(shape.kv_heads.size()) *
+                               static_cast<size_t>(config.head_dim);
+  const size_t layers = shared_layers ? 1 : static_cast<size_t>(config.num_layers);
+  layer_elements_ = page_elements * static_cast<size_t>(num_pages);
+  page_bytes_ = 2 * page_elements * layers * sizeof(Bf16);
+  memory_ = AllocateAligned(2 * layer_elements_ * layers * sizeof(Bf16));
+}
+
+PagedKv KvCache::layer(int layer) const {
+  PagedKv kv = geometry_;
+  const size_t index = shared_layers_ ? 0 : static_cast<size_t>(layer);
+  kv.k = reinterpret_cast<Bf16*>(memory_.get()) + 2 * index * layer_elements_;
+  kv.v = kv.k + layer_elements_;
+  return kv;
+}
+
+Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope,
+                         NumericsMode mode, Ops& ops, Communicator& comm)
+    : layout_(layout), rope_(rope), mode_(mode), ops_(ops), comm_(comm) {}
+
+absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
+                                  Bf16* hidden) {
+  const int64_t rows = static_cast<int64_t>(batch.ids.size());
+  const int64_t width = layout_.config().hidden_size;
+  pending_ = false;
+  {
+    ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
+    const HeldBlock held(weights, 0);
+    ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = batch.ids.data(),
+                                           .rows = rows,
+                                           .table = layout_.BindEmbedding(block),
+                                           .hidden = width,
+                                           .out = Grow(residual_, rows * width)}));
+  }
+  for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
+    ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layer + 1));
+    const HeldBlock held(weights, layer + 1);
+    ISOBIT_RETURN_IF_ERROR(Layer(layer, batch, layout_.BindLayer(block), cache));
+  }
+  ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layout_.head_block()));
+  const HeldBlock held(weights, layout_.head_block());
+  return Norm(layout_.BindHead(block).norm, rows, hidden);
+}
+
+absl::Status Transformer::Layer(int layer, const Batch& batch, const LayerWeights& w,
+                                const KvCache& cache) {
+  const ModelConfig& config = layout_.config();
+  const RankShape& shape = layout_.shape();
+  const int64_t rows = static_cast<int64_t>(batch.ids.size());
+  const int64_t width = config.hidden_size;
+  Bf16* normed = Grow(normed_, rows * width);
+
+  ISOBIT_RETURN_IF_ERROR(Norm(w.input_norm, rows, normed));
+  const int64_t qkv_columns = shape.qkv.n;
+  Bf16* qkv = Grow(qkv_, rows * qkv_columns);
+  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
+                                      .ldx = width,
+                                      .m = rows,
+                                      .weight = w.qkv,
+                                      .bias = w.qkv_bias,
+                                      .bf16_out = qkv,
+                                      .ldy = qkv_columns,
+                                      .mode = mode_}));
+  const PagedKv kv = cache.layer(layer);
+  ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
+                                   .ld = qkv_columns,
+                                   .heads = static_cast<int32_t>(shape.heads),
+                                   .q_norm = w.q_norm,
+                                   .k_norm = w.k_norm,
+                                   .eps = config.rms_norm_eps,
+                                   .cosine = rope_.cosine.data(),
+                                   .sine = rope_.sine.data(),
+                                   .sequences = batch.sequences,
+                                   .kv = kv}));
+  Bf16* attended = Grow(attended_, rows * shape.o.k);
+  ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv,
+                                         .ldq = qkv_columns,
+                                         .heads = static_cast<int32_t>(shape.heads),
+                                         .sequences = batch.sequences,
+                                         .kv = kv,
+                                         .scale = contract::AttentionScale(config.head_dim),
+                                         .window = config.WindowOfLayer(layer),
+                                         .out = attended,
+                                         .ldo = shape.o.k}));
+  ISOBIT_RETURN_IF_ERROR(RowParallel(attended, w.o, w.o_bias, rows));
+
+  ISOBIT_RETURN_IF_ERROR(Norm(w.post_norm, rows, normed));
+  Bf16* gate_up = Grow(gate_up_, rows * shape.gate_up.n);
+  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
+                                      .ldx = width,
+                                      .m = rows,
+                                      .weight = w.gate_up,
+                                      .bias = w.gate_up_bias,
+                                      .bf16_out = gate_up,
+                                      .ldy = shape.gate_up.n,
+                                      .mode = mode_}));
+  Bf16* activated = Grow(activated_, rows * shape.down.k);
+  ISOBIT_RETURN_IF_ERROR(
+      ops_.SwiGlu({.gate_up = gate_up, .out = activated, .rows = rows, .columns = shape.down.k}));
+  return RowParallel(activated, w.down, w.down_bias, rows);
+}
+
+absl::Status Transformer::RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
+                                      int64_t rows) {
+  const int64_t width = layout_.config().hidden_size;
+  float* partial = Grow(partial_[turn_], rows * width);
+  turn_ = 1 - turn_;
+  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = x,
+                                      .ldx = weight.shape.k,
+                                      .m = rows,
+                                      .weight = weight,
+                                      .fp32_out = partial,
+                                      .ldy = width,
+                                      .mode = mode_}));
+  ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
+                          comm_.Gather(partial, static_cast<size_t>(rows * width) * sizeof(float)));
+  const float* partials[contract::kLeaves] = {};
+  std::transform(sent.begin(), sent.end(), partials,
+                 [](const void* p) { return static_cast<const float*>(p); });
+  ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
+                                      .num_ranks = comm_.size(),
+                                      .begin = 0,
+                                      .end = rows * width,
+                                      .count = rows * width,
+                                      .out = Grow(sum_, rows * width),
+                                      .mode = mode_}));
+  bias_.clear();
+  if (bias != nullptr) bias_.assign(bias, bias + width);
+  pending_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Transformer::Norm(const Bf16* weight, int64_t rows, Bf16* out) {
+  const ModelConfig& config = layout_.config();
+  const bool pending = pending_;
+  pending_ = false;
+  return ops_.RmsNorm({.residual = residual_.data(),
+                       .sum = pending ? sum_.data() : nullptr,
+                       .bias = pending && !bias_.empty() ? bias_.data() : nullptr,
+                       .weight = weight,
+                       .out = out,
+                       .rows = rows,
+                       .hidden = config.hidden_size,
+                       .eps = config.rms_norm_eps});
+}
+
+absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,
+                                 float* logits, int64_t ld) {
+  const int block_number = layout_.head_block();
+  ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(block_number));
+  const HeldBlock held(weights, block_number);
+  return ops_.Linear({.x = hidden,
+                      .ldx = layout_.config().hidden_size,
+                      .m = rows,
+                      .weight = layout_.BindHead(block).head,
+                      .fp32_out = logits + layout_.shape().vocab.begin,
+                      .ldy = ld,
+                      .mode = mode_});
+}
+
+}  // namespace isobit

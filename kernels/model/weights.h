@@ -1,0 +1,115 @@
+// A rank's weights as byte blocks: one for the embedding, one for each layer, one for the head. A
+// block is what a trainer shards and gathers, and what an update replaces; its layout is a pure
+// function of config, rank and backend.
+#ifndef ISOBIT_KERNELS_MODEL_WEIGHTS_H_
+#define ISOBIT_KERNELS_MODEL_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/model_config.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// One decoder layer, pointing into its block. Biases and norms that the architecture lacks are
+// null.
+struct LayerWeights {
+  const Bf16* input_norm = nullptr;  // [hidden]
+  const Bf16* post_norm = nullptr;   // [hidden]
+  const Bf16* q_norm = nullptr;      // [head_dim]
+  const Bf16* k_norm = nullptr;      // [head_dim]
+  LinearWeight qkv;
+  LinearWeight o;
+  LinearWeight gate_up;
+  LinearWeight down;
+  const float* qkv_bias = nullptr;      // [qkv.n]
+  const float* o_bias = nullptr;        // [hidden]
+  const float* gate_up_bias = nullptr;  // [gate_up.n]
+  const float* down_bias = nullptr;     // [hidden]
+};
+
+struct HeadWeights {
+  const Bf16* norm = nullptr;  // [hidden]
+  LinearWeight head;
+};
+
+// Where everything lies. Blocks are numbered 0 (embedding), 1 .. num_layers (layers), num_layers +
+// 1 (head).
+class WeightLayout {
+ public:
+  WeightLayout(const ModelConfig& config, const RankShape& shape, const Ops& ops);
+
+  const ModelConfig& config() const { return config_; }
+  const RankShape& shape() const { return shape_; }
+  int num_blocks() const { return config_.num_layers + 2; }
+  int head_block() const { return config_.num_layers + 1; }
+  size_t BlockBytes(int block) const;
+
+  const Bf16* BindEmbedding(const std::byte* block) const {
+    return reinterpret_cast<const Bf16*>(block);
+  }  // [vocab, hidden]
+  LayerWeights BindLayer(const std::byte* block) const;
+  HeadWeights BindHead(const std::byte* block) const;
+
+  // Converts, cuts and packs a block out of a checkpoint that ValidateCheckpoint has accepted.
+  // `out` holds BlockBytes(block) bytes, 64-byte aligned; padding is zeroed, so equal weights give
+  // equal bytes.
+  void PackBlock(const Checkpoint& checkpoint, const Ops& ops, int block, std::byte* out) const;
+
+ private:
+  struct LayerOffsets {
+    size_t input_norm, post_norm, q_norm, k_norm, qkv, o, gate_up, down;
+    size_t qkv_bias, o_bias, gate_up_bias, down_bias, end;
+  };
+  void PackLayer(const Checkpoint& checkpoint, const Ops& ops, int layer, std::byte* out) const;
+
+  ModelConfig config_;
+  RankShape shape_;
+  LayerOffsets layer_{};
+  size_t head_weight_ = 0;
+  size_t head_end_ = 0;
+};
+
+// Hands a forward pass its blocks.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  // The block's bytes, readable until Release(block). May wait for a gather.
+  virtual absl::StatusOr<const std::byte*> Acquire(int block) = 0;
+  virtual void Release(int block) = 0;
+};
+
+// 64-byte aligned bytes.
+struct AlignedFree {
+  void operator()(std::byte* p) const;
+};
+using AlignedBytes = std::unique_ptr<std::byte[], AlignedFree>;
+AlignedBytes AllocateAligned(size_t bytes);
+
+// All blocks of one rank in memory. The embedding, which every rank needs whole, may be shared
+// between ranks.
+class ResidentWeights final : public WeightSource {
+ public:
+  // `embedding`: another rank's embedding block to share, or null to pack one.
+  ResidentWeights(const WeightLayout& layout, const Checkpoint& checkpoint, const Ops& ops,
+                  std::shared_ptr<const std::byte> embedding);
+  absl::StatusOr<const std::byte*> Acquire(int block) override {
+    return blocks_[static_cast<size_t>(block)].get();
+  }
+  void Release(int /*block*/) override {}
+  std::shared_ptr<const std::byte> embedding() const { return blocks_[0]; }
+
+ private:
+  std::vector<std::shared_ptr<const std::byte>> blocks_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_WEIGHTS_H_

@@ -1,0 +1,240 @@
+// The op interface: one op = one struct of arguments + one function. Not here: how any op is
+// computed, or where.
+//
+// An Ops object is one tensor-parallel rank's backend, chosen once: the CPU backend (kernels/cpu),
+// its scalar definition (kernels/oracle), later CUDA. Every backend gives the same bits in mode
+// kTree. Pointers are raw and belong to the caller; matrices are row-major with a leading dimension
+// in elements; bf16 is its bit pattern in uint16_t. Ops check nothing that the model has already
+// checked; a launch that fails returns its error.
+#ifndef ISOBIT_KERNELS_OPS_H_
+#define ISOBIT_KERNELS_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/config/numerics_mode.h"
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/log_prob.h"
+#include "kernels/contract/portable.h"
+
+namespace isobit {
+
+using contract::Bf16;
+
+// ---- Linear
+// --------------------------------------------------------------------------------------------------------
+
+// One rank's part of a weight matrix W [n, k] (n output features), with the leaves of the K it
+// holds.
+struct LinearShape {
+  int64_t n = 0;
+  int64_t k = 0;           // columns on this rank
+  int num_leaves = 0;      // 8, or 8/W for a row-parallel layer on W ranks
+  int64_t bounds[9] = {};  // leaf i holds columns [bounds[i], bounds[i+1]); bounds[num_leaves] == k
+  contract::LeafSum sum = contract::LeafSum::kChain;
+};
+
+struct LinearWeight {
+  LinearShape shape;
+  const std::byte* packed =
+      nullptr;  // PackedBytes(shape) bytes in the backend's layout, 64-byte aligned
+};
+
+// y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
+// (logits; a row-parallel layer's partial sum, which covers this rank's subtree of the leaves and
+// takes no bias).
+struct LinearArgs {
+  const Bf16* x = nullptr;  // [m, k], leading dimension ldx
+  int64_t ldx = 0;
+  int64_t m = 0;
+  LinearWeight weight;
+  const float* bias = nullptr;  // [n] or null
+  Bf16* bf16_out = nullptr;     // [m, n]: exactly one of the two outputs is set
+  float* fp32_out = nullptr;    // [m, n]
+  int64_t ldy = 0;
+  NumericsMode mode = NumericsMode::kTree;
+};
+
+// ---- Row-wise
+// ------------------------------------------------------------------------------------------------------
+
+struct EmbeddingArgs {
+  const int32_t* ids = nullptr;  // [rows], each in [0, vocab)
+  int64_t rows = 0;
+  const Bf16* table = nullptr;  // [vocab, hidden]
+  int64_t hidden = 0;
+  Bf16* out = nullptr;  // [rows, hidden]
+};
+
+// residual = residual + bf16(sum + bias), if sum is set; then out = RMSNorm(residual) * weight.
+struct RmsNormArgs {
+  Bf16* residual = nullptr;     // [rows, hidden], read, and written if sum is set
+  const float* sum = nullptr;   // [rows, hidden] fp32, the all-reduced row-parallel result, or null
+  const float* bias = nullptr;  // [hidden] or null
+  const Bf16* weight = nullptr;  // [hidden]
+  Bf16* out = nullptr;           // [rows, hidden]
+  int64_t rows = 0;
+  int64_t hidden = 0;
+  float eps = 0.0f;
+};
+
+struct SwiGluArgs {
+  const Bf16* gate_up = nullptr;  // [rows, 2 * columns]: gates, then ups
+  Bf16* out = nullptr;            // [rows, columns]
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
+// ---- Attention
+// -----------------------------------------------------------------------------------------------------
+
+// One layer's paged KV cache on this rank. A sequence's position p lies in its page p / page_size,
+// slot p % page_size.
+struct PagedKv {
+  Bf16* k = nullptr;  // [num_pages, kv_heads, page_size, head_dim]
+  Bf16* v = nullptr;  // likewise
+  int32_t page_size = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
+// Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
+// one decode token.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t first_position = 0;
+  const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
+};
+
+// Normalises q and k heads (if weights are set), rotates them, writes k and v into the cache; q
+// stays in place.
+struct QkvArgs {
+  Bf16* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
+  int64_t ld = 0;
+  int32_t heads = 0;             // query heads on this rank
+  const Bf16* q_norm = nullptr;  // [head_dim] or null
+  const Bf16* k_norm = nullptr;  // [head_dim] or null
+  float eps = 0.0f;
+  const float* cosine = nullptr;  // [max_positions, head_dim / 2]
+  const float* sine = nullptr;    // likewise
+  absl::Span<const SequenceRows> sequences;
+  PagedKv kv;
+};
+
+// out[row, head] = softmax(q k^T / sqrt(head_dim)) v over the keys that the row sees
+// (contract/attention.h).
+struct AttentionArgs {
+  const Bf16* q = nullptr;  // [rows, heads * head_dim], leading dimension ldq
+  int64_t ldq = 0;
+  int32_t heads =
+      0;  // a multiple of kv.kv_heads; query head h reads KV head h / (heads / kv_heads)
+  absl::Span<const SequenceRows> sequences;
+  PagedKv kv;
+  float scale = 0.0f;   // contract::AttentionScale(head_dim)
+  int64_t window = 0;   // keys a query sees counted back from itself; 0: all
+  Bf16* out = nullptr;  // [rows, heads * head_dim]
+  int64_t ldo = 0;
+};
+
+// ---- Cross-rank sums
+// -----------------------------------------------------------------------------------------------
+
+// out[i] = the sum of W ranks' partials, in the order the mode says (C4 for kTree).
+struct ReduceArgs {
+  const float* const* partials = nullptr;  // [W] pointers to [count] fp32
+  int num_ranks = 0;
+  int64_t begin = 0;  // elements [begin, end) are written
+  int64_t end = 0;
+  int64_t count = 0;  // of the whole message: the ring order of kVanilla depends on it
+  float* out = nullptr;
+  NumericsMode mode = NumericsMode::kTree;
+};
+
+// ---- Logprobs and sampling
+// -----------------------------------------------------------------------------------------
+
+struct TokenCount {
+  int32_t id = 0;
+  int32_t in_output = 0;  // occurrences among the sequence's completion tokens so far
+  bool in_prompt = false;
+};
+struct TokenBias {
+  int32_t id = 0;
+  float bias = 0.0f;
+};
+
+// How one row of logits becomes a distribution and a token (C8). Defaults: plain sampling from
+// softmax(logits).
+struct RowSampling {
+  float temperature = 1.0f;  // 0: greedy, with the distribution of temperature 1 and no filters
+  int32_t top_k = 0;         // 0: all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  absl::Span<const TokenCount> counts;  // needed by the penalties; each id once
+  absl::Span<const TokenBias> biases;   // each id once
+  absl::Span<const int32_t> banned;     // ids that may not be drawn (min_tokens)
+  uint64_t seed = 0;
+  uint32_t sample = 0;
+  uint32_t position = 0;  // absolute position of the token to be drawn
+};
+
+struct TokenLogProb {
+  int32_t id = 0;
+  float logprob = 0.0f;
+};
+
+// Input and output of one row.
+struct LogProbRow {
+  const float* logits = nullptr;  // [vocab]
+  RowSampling sampling;
+  int32_t target = -1;  // >= 0: score this id; -1: draw one
+  bool raw = false;     // logprobs of the unprocessed logits at temperature 1
+  int32_t top_logprobs = 0;
+  bool want_entropy = false;
+
+  TokenLogProb
+      token;  // out: the drawn or scored id. A scored id that the filters exclude has -inf.
+  TokenLogProb* top =
+      nullptr;  // out: [top_logprobs], by logprob descending, ties by lowest id; unused ones id -1
+  float entropy = 0.0f;  // out, nats
+  bool finite = true;    // out: false if a logit is NaN or +-inf; the other outputs are then unset
+};
+struct LogProbArgs {
+  LogProbRow* rows = nullptr;
+  int64_t num_rows = 0;
+  int64_t vocab = 0;
+};
+
+// ---- The backend
+// ---------------------------------------------------------------------------------------------------
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual const char* name() const = 0;  // e.g. "cpu/avx512"
+
+  // Weights are packed once, at load, into the backend's layout.
+  virtual size_t PackedBytes(const LinearShape& shape) const = 0;
+  virtual void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
+                    std::byte* packed) const = 0;
+
+  virtual absl::Status Linear(const LinearArgs& args) = 0;
+  virtual absl::Status Embedding(const EmbeddingArgs& args) = 0;
+  virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
+  virtual absl::Status SwiGlu(const SwiGluArgs& args) = 0;
+  virtual absl::Status Qkv(const QkvArgs& args) = 0;
+  virtual absl::Status Attention(const AttentionArgs& args) = 0;
+  virtual absl::Status Reduce(const ReduceArgs& args) = 0;
+  virtual absl::Status LogProbs(const LogProbArgs& args) = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_OPS_H_

@@ -1,0 +1,139 @@
+// The scalar definition of logprobs and sampling: sorts the whole row and follows C7 and C8 word by
+// word.
+#include "kernels/oracle/log_probs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/noise.h"
+#include "kernels/contract/sampling.h"
+
+namespace isobit::oracle {
+namespace {
+
+using contract::kMinusInfinity;
+
+contract::VocabSum SumVocab(const std::vector<float>& z) {
+  const contract::LeafPlan plan = contract::PlanColumns(static_cast<int64_t>(z.size()));
+  contract::VocabSum ranges[contract::kLeaves];
+  for (size_t l = 0; l < contract::kLeaves; ++l) {
+    const auto begin = static_cast<size_t>(plan.bounds[l]);
+    const auto end = static_cast<size_t>(plan.bounds[l + 1]);
+    float max = kMinusInfinity;
+    for (size_t i = begin; i < end; ++i) max = contract::Max(max, z[i]);
+    if (max == kMinusInfinity) continue;
+    int64_t weights = 0;
+    int64_t distances = 0;
+    for (size_t i = begin; i < end; ++i) {
+      weights += contract::TokenWeight(z[i], max);
+      distances += contract::TokenWeightedDistance(z[i], max);
+    }
+    ranges[l] = contract::RangeSum(max, weights, distances);
+  }
+  return contract::CombineRanges(ranges);
+}
+
+// Penalties, bias, bans, temperature.
+std::vector<float> Process(const float* logits, int64_t vocab, const RowSampling& s) {
+  std::vector<float> z(logits, logits + vocab);
+  for (const TokenCount& c : s.counts) {
+    z[static_cast<size_t>(c.id)] =
+        contract::Penalise(z[static_cast<size_t>(c.id)], c.in_prompt, c.in_output,
+                           s.repetition_penalty, s.presence_penalty, s.frequency_penalty);
+  }
+  for (const TokenBias& b : s.biases) {
+    z[static_cast<size_t>(b.id)] = contract::Add(z[static_cast<size_t>(b.id)], b.bias);
+  }
+  for (const int32_t id : s.banned) z[static_cast<size_t>(id)] = kMinusInfinity;
+  const float inverse = contract::InverseTemperature(s.temperature);
+  for (float& value : z) value = contract::Mul(value, inverse);
+  return z;
+}
+
+// Token ids in the order of the filters.
+std::vector<int32_t> Ranking(const std::vector<float>& z) {
+  std::vector<int32_t> order(z.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&z](int32_t a, int32_t b) {
+    return contract::Before(z[static_cast<size_t>(a)], a, z[static_cast<size_t>(b)], b);
+  });
+  return order;
+}
+
+void Filter(std::vector<float>& z, const RowSampling& s) {
+  const std::vector<int32_t> order = Ranking(z);
+  const float max = z[static_cast<size_t>(order[0])];
+  size_t kept = order.size();
+  if (s.top_k > 0) kept = std::min(kept, static_cast<size_t>(s.top_k));
+  if (s.top_p < 1.0f) {
+    int64_t total = 0;
+    for (size_t i = 0; i < kept; ++i)
+      total += contract::TokenWeight(z[static_cast<size_t>(order[i])], max);
+    const int64_t bound = contract::NucleusBound(total, s.top_p);
+    int64_t before = 0;
+    size_t nucleus = 0;
+    while (nucleus < kept && before < bound) {
+      before += contract::TokenWeight(z[static_cast<size_t>(order[nucleus++])], max);
+    }
+    kept = nucleus;
+  }
+  size_t passed = 0;
+  while (passed < kept && contract::PassesMinP(z[static_cast<size_t>(order[passed])], max, s.min_p))
+    ++passed;
+  for (size_t i = passed; i < order.size(); ++i) z[static_cast<size_t>(order[i])] = kMinusInfinity;
+}
+
+int32_t Draw(const std::vector<float>& z, const RowSampling& s) {
+  int32_t best = -1;
+  float best_value = kMinusInfinity;
+  for (int32_t id = 0; id < static_cast<int32_t>(z.size()); ++id) {
+    float value = z[static_cast<size_t>(id)];
+    if (value == kMinusInfinity) continue;
+    if (s.temperature > 0.0f) {
+      value = contract::Add(
+          value, contract::TokenGumbel(s.seed, s.sample, s.position, static_cast<uint32_t>(id)));
+    }
+    if (best < 0 || value > best_value) {
+      best = id;
+      best_value = value;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void ComputeLogProbs(LogProbRow& row, int64_t vocab) {
+  row.finite =
+      std::all_of(row.logits, row.logits + vocab, [](float x) { return std::isfinite(x); });
+  if (!row.finite) return;
+  const RowSampling& s = row.sampling;
+  std::vector<float> z = Process(row.logits, vocab, s);
+  row.finite = std::all_of(z.begin(), z.end(), [](float x) { return x < -kMinusInfinity; });
+  row.finite =
+      row.finite && std::any_of(z.begin(), z.end(), [](float x) { return x > kMinusInfinity; });
+  if (!row.finite) return;
+  const bool filters = s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f);
+  if (filters) Filter(z, s);
+  row.token.id = row.target >= 0 ? row.target : Draw(z, s);
+
+  if (row.raw) z.assign(row.logits, row.logits + vocab);
+  const contract::VocabSum sum = SumVocab(z);
+  row.token.logprob = contract::LogProb(z[static_cast<size_t>(row.token.id)], sum);
+  if (row.want_entropy) row.entropy = contract::Entropy(sum);
+  if (row.top_logprobs > 0) {
+    const std::vector<int32_t> order = Ranking(z);
+    for (int32_t i = 0; i < row.top_logprobs; ++i) {
+      row.top[i] = {-1, kMinusInfinity};
+      if (i < vocab && z[static_cast<size_t>(order[static_cast<size_t>(i)])] > kMinusInfinity) {
+        const int32_t id = order[static_cast<size_t>(i)];
+        row.top[i] = {id, contract::LogProb(z[static_cast<size_t>(id)], sum)};
+      }
+    }
+  }
+}
+
+}  // namespace isobit::oracle
