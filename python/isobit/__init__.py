@@ -1,0 +1,15 @@
+"""Client of isobit: rollout and trainer logprobs that are equal in every bit."""
+
+from isobit.client import ComparatorClient, RolloutClient, ScorerClient
+from isobit.errors import IsobitError
+from isobit.metrics import framework_metrics
+from isobit.tokenizer import Tokenizer
+
+__all__ = [
+    "ComparatorClient",
+    "IsobitError",
+    "RolloutClient",
+    "ScorerClient",
+    "Tokenizer",
+    "framework_metrics",
+]

@@ -1,0 +1,204 @@
+"""The services as child processes: on ports the system chooses, logged to files, always stopped."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from isobit.channel import ServiceClient
+from isobit.errors import DeadlineExceededError
+
+BINARIES = ("isobit-rollout", "isobit-scorer", "isobit-comparator", "isobit-model")
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.02
+_LOG_TAIL_LINES = 15
+
+
+class ServiceError(Exception):
+    """A binary is missing, or a service does not start; the message has the end of its log."""
+
+
+@dataclass
+class Service:
+    """One running service."""
+
+    name: str
+    process: subprocess.Popen
+    log: Path
+    port_file: Path
+    target: str = ""  # host:port, once it listens
+
+    def check_alive(self) -> None:
+        """Raises ServiceError if the process has ended."""
+        if (status := self.process.poll()) is not None:
+            raise ServiceError(f"{self.name} ended with status {status}. {self.log}:\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines) or "    (empty)"
+
+
+class Services:
+    """Starts services and, on leaving the `with` statement, stops all of them, whatever happened."""
+
+    def __init__(self, bin_dir: Path, log_dir: Path):
+        """Logs go to `log_dir`, which exists. ServiceError: a binary is not in `bin_dir`."""
+        if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
+            raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
+        self._bin_dir = bin_dir
+        self._log_dir = log_dir
+        self._running: list[Service] = []
+        self._bad_ends: list[str] = []
+
+    def start(self, binary: str, name: str, flags: Sequence[str]) -> Service:
+        """Starts `binary` under `name`, which names its log. Returns before it listens; later flags win."""
+        log, port_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.port"
+        port_file.unlink(missing_ok=True)
+        command = [str(self._bin_dir / binary), "--port=0", f"--port_file={port_file}", *flags]
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C at a terminal reaches this process alone, which then stops the services in order.
+                start_new_session=True,
+            )
+        service = Service(name, process, log, port_file)
+        self._running.append(service)
+        return service
+
+    def wait_listening(self, service: Service) -> str:
+        """The host:port of `service` once it listens."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        # The service renames the file into place, so what is there is whole.
+        while not service.port_file.is_file():
+            service.check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{service.name} does not listen after {_START_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+        service.target = f"127.0.0.1:{int(service.port_file.read_text())}"
+        return service.target
+
+    def wait_serving(self, service: Service) -> None:
+        """Returns once `service`, which listens, reports that it serves."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with ServiceClient(service.target) as client:
+            while True:
+                try:
+                    return client.wait_until_serving(timeout=1.0)
+                except DeadlineExceededError as error:
+                    service.check_alive()
+                    if time.monotonic() > deadline:
+                        raise ServiceError(f"{service.name}: {error.details}") from error
+
+    @property
+    def bad_ends(self) -> list[str]:
+        """What is to be said of stopped services that did not exit 0 when asked to; after stop()."""
+        return self._bad_ends
+
+    def stop(self) -> None:
+        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time."""
+        stopping, self._running = self._running[::-1], []
+        try:
+            for service in stopping:
+                if service.process.poll() is not None:
+                    self._bad_ends.append(f"{service.name} had ended with {service.process.returncode}")
+                service.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + _STOP_TIMEOUT_S
+            for service in stopping:
+                self._await_end(service, deadline)
+        finally:
+            for service in stopping:
+                if service.process.poll() is None:
+                    service.process.kill()
+                    service.process.wait()
+                service.port_file.unlink(missing_ok=True)
+
+    def _await_end(self, service: Service, deadline: float) -> None:
+        try:
+            status = service.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._bad_ends.append(f"{service.name} did not end within {_STOP_TIMEOUT_S:g} s of SIGTERM")
+            return
+        if status != 0:
+            self._bad_ends.append(f"{service.name} ended with status {status} after SIGTERM")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a rollout and a scorer are to run."""
+
+    numerics: str
+    tp_size: int
+    shards: int
+
+
+def start_rollout(services: Services, setting: Setting, model: Path, name: str, *flags: str) -> Service:
+    own = [*_model_flags(model), f"--numerics={setting.numerics}", f"--tp_size={setting.tp_size}"]
+    return services.start("isobit-rollout", name, [*own, *flags])
+
+
+def start_scorer(services: Services, setting: Setting, model: Path, name: str, *flags: str) -> Service:
+    own = [*_model_flags(model), f"--numerics={setting.numerics}", f"--shards={setting.shards}"]
+    return services.start("isobit-scorer", name, [*own, *flags])
+
+
+def start_comparator(services: Services, rollout: Service, scorer: Service, name: str) -> Service:
+    """Starts a comparator between two services, waiting until these listen."""
+    targets = [
+        f"--rollout={services.wait_listening(rollout)}",
+        f"--scorer={services.wait_listening(scorer)}",
+    ]
+    return services.start("isobit-comparator", name, targets)
+
+
+def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
+    for service in trio:
+        services.wait_listening(service)
+        services.wait_serving(service)
+
+
+def run_model_tool(bin_dir: Path, *arguments: str) -> str:
+    """Runs isobit-model and returns what it printed."""
+    result = subprocess.run(
+        [str(bin_dir / "isobit-model"), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise ServiceError(f"isobit-model {' '.join(arguments)}: {result.stderr.strip()}")
+    return result.stdout.strip()
+
+
+@contextlib.contextmanager
+def stop_signals_as_exit() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into SystemExit, as Ctrl-C is KeyboardInterrupt, so that cleanup runs."""
+
+    def leave(number: int, _frame) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _model_flags(model: Path) -> list[str]:
+    return [f"--model_root={model.parent}", f"--model={model.name}"]

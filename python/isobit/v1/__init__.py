@@ -1,0 +1,1 @@
+"""Protobuf and gRPC stubs, generated from proto/isobit/v1 when the package is built."""

@@ -1,0 +1,294 @@
+// Requests and steps. Pauses and weight updates are in engine_control.cc. See engine.h.
+#include "rollout/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace isobit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+RequestLimits LimitsOf(const ModelConfig& config, const EngineOptions& options) {
+  RequestLimits limits;
+  limits.sampling = options.sampling;
+  limits.sampling.vocab_size = config.vocab_size;
+  limits.context_length =
+      std::min<int64_t>(config.max_position_embeddings, options.runner.max_positions);
+  limits.max_batch_tokens = options.scheduler.max_batch_tokens;
+  limits.kv_tokens = int64_t{options.runner.num_pages} * options.runner.page_size;
+  return limits;
+}
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+std::vector<TokenLogProb> TopOf(const LogProbRow& row) {
+  std::vector<TokenLogProb> top(row.top, row.top + row.top_logprobs);
+  // The filters may have left fewer candidates than were asked for.
+  top.erase(std::find_if(top.begin(), top.end(), [](const auto& t) { return t.id < 0; }),
+            top.end());
+  return top;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config,
+                                                       const EngineOptions& options) {
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> runner,
+                          ModelRunner::Create(config, options.runner));
+  return std::unique_ptr<Engine>(new Engine(config, options, std::move(runner)));
+}
+
+Engine::Engine(const ModelConfig& config, const EngineOptions& options,
+               std::unique_ptr<ModelRunner> runner)
+    : config_(config),
+      options_(options),
+      limits_(LimitsOf(config, options)),
+      runner_(std::move(runner)),
+      pages_(options.runner.num_pages, options.runner.page_size),
+      scheduler_(options.scheduler, pages_) {}
+
+Engine::~Engine() { Stop(); }
+
+void Engine::Stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  if (stager_.joinable()) stager_.join();
+}
+
+void Engine::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Engine::Loop() {
+  while (WaitForWork()) Step();
+}
+
+bool Engine::WaitForWork() {
+  std::unique_lock lock(mutex_);
+  Clock::time_point expiry = Clock::time_point::max();
+  for (const auto& [ticket, request] : requests_) expiry = std::min(expiry, request->expiry);
+  changed_.wait_until(lock, expiry, [this] {
+    return stopping_ || attention_ || (!paused_ && scheduler_.HasWork());
+  });
+  return !stopping_;
+}
+
+bool Engine::Step() {
+  Settle();
+  const std::vector<Sequence*> batch = Schedule();
+  if (batch.empty()) return false;
+  absl::Status status = Forward(batch);
+  if (status.ok()) status = Sample(batch);
+  if (status.ok()) {
+    Commit(batch);
+  } else {
+    Fail(status);
+  }
+  Emit();
+  return true;
+}
+
+std::vector<Sequence*> Engine::Schedule() {
+  const std::lock_guard lock(mutex_);
+  return paused_ ? std::vector<Sequence*>() : scheduler_.Schedule();
+}
+
+absl::Status Engine::Forward(const std::vector<Sequence*>& batch) {
+  batch_.ids.clear();
+  batch_.sequences.clear();
+  for (const Sequence* sequence : batch) {
+    batch_.sequences.push_back(
+        {.first_row = static_cast<int64_t>(batch_.ids.size()),
+         .num_rows = static_cast<int64_t>(sequence->tokens.size()) - sequence->num_cached,
+         .first_position = sequence->num_cached,
+         .pages = sequence->pages.data()});
+    batch_.ids.insert(batch_.ids.end(), sequence->tokens.begin() + sequence->num_cached,
+                      sequence->tokens.end());
+  }
+  return runner_->Forward(batch_, *weights_);
+}
+
+absl::Status Engine::Sample(const std::vector<Sequence*>& batch) {
+  size_t num_top = 0;
+  for (const Sequence* sequence : batch) num_top += sequence->request->logprobs;
+  top_.resize(num_top);
+  rows_.clear();
+  TokenLogProb* top = top_.data();
+  for (const Sequence* sequence : batch) {
+    LogProbRow row;
+    row.sampling = sequence->sampling.NextRow();
+    row.raw = sequence->request->raw_logprobs;
+    row.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
+    row.top = top;
+    top += sequence->request->logprobs;
+    rows_.push_back(row);
+  }
+  return runner_->Sample(absl::MakeSpan(rows_));
+}
+
+void Engine::Commit(const std::vector<Sequence*>& batch) {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint64_t> tickets;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    tickets.push_back(batch[i]->request->ticket);
+    CommitToken(*batch[i], rows_[i]);
+  }
+  for (const uint64_t ticket : tickets) {
+    const auto it = requests_.find(ticket);
+    if (it == requests_.end()) continue;  // closed by an earlier sample
+    const Request& request = *it->second;
+    if (!request.failure.ok() || request.num_unfinished == 0) Close(it, request.failure);
+  }
+}
+
+void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
+  Request& request = *sequence.request;
+  sequence.num_cached = static_cast<int64_t>(sequence.tokens.size());
+  if (!row.finite || !std::isfinite(row.token.logprob)) {
+    request.failure = absl::InternalError(absl::StrCat(
+        "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
+        " (completion token ", sequence.sampling.num_completion_tokens(), ") are not finite"));
+    return;
+  }
+  const int32_t token = row.token.id;
+  sequence.tokens.push_back(token);
+  sequence.sampling.Append(token);
+  sequence.weights = version_;
+  SampledToken sampled{
+      .id = token, .logprob = row.token.logprob, .weight_version = version_->id, .top = TopOf(row)};
+  outbox_.push_back(
+      [sink = request.sink, sample = sequence.sample, sampled = std::move(sampled)]() mutable {
+        sink->OnToken(sample, std::move(sampled));
+      });
+  if (sequence.sampling.IsStop(token)) {
+    EndSequence(sequence, {.reason = FinishReason::kStop, .stop_token = token});
+  } else if (sequence.sampling.num_completion_tokens() == request.max_tokens) {
+    EndSequence(sequence, {.reason = FinishReason::kLength});
+  }
+}
+
+void Engine::EndSequence(Sequence& sequence, SampleEnd end) {
+  Request& request = *sequence.request;
+  scheduler_.Remove(sequence);
+  --request.num_unfinished;
+  end.num_prompt_tokens = request.num_prompt_tokens;
+  end.num_completion_tokens = sequence.sampling.num_completion_tokens();
+  end.seed = request.seed;
+  end.weight_version = sequence.weights != nullptr ? *sequence.weights : *version_;
+  end.num_preemptions = sequence.num_preemptions;
+  outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
+    sink->OnSampleEnd(sample, end);
+  });
+}
+
+Engine::Requests::iterator Engine::Close(Requests::iterator it, const absl::Status& status) {
+  Request& request = *it->second;
+  for (const auto& sequence : request.samples) {
+    if (sequence->state != Sequence::State::kFinished) scheduler_.Remove(*sequence);
+  }
+  outbox_.push_back([sink = request.sink, status] { sink->OnDone(status); });
+  tickets_.erase(request.id);
+  return requests_.erase(it);
+}
+
+void Engine::Emit() {
+  for (auto& call : std::exchange(outbox_, {})) call();
+}
+
+void Engine::Fail(const absl::Status& failure) {
+  const std::lock_guard lock(mutex_);
+  ISOBIT_LOG(Error) << "a rank has failed: " << failure.ToString();
+  failure_ = failure;
+  attention_ = true;  // for pauses and updates that wait
+  while (!requests_.empty()) {
+    Close(requests_.begin(),
+          absl::InternalError(absl::StrCat("the engine has failed: ", failure.message())));
+  }
+  if (options_.on_failure) outbox_.push_back([this, failure] { options_.on_failure(failure); });
+}
+
+absl::Status Engine::Available() const {
+  if (!failure_.ok()) {
+    return absl::UnavailableError(absl::StrCat("the engine has failed: ", failure_.message()));
+  }
+  return draining_ ? absl::UnavailableError("the server is draining") : absl::OkStatus();
+}
+
+absl::Status Engine::CheckQueue(const GenerationRequest& request) const {
+  ISOBIT_RETURN_IF_ERROR(Available());
+  if (version_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
+  if (tickets_.count(request.id) != 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request_id: \"", request.id, "\" is already in flight"));
+  }
+  const size_t requests = scheduler_.num_waiting_requests();
+  if (requests == 0) return absl::OkStatus();
+  if (requests >= options_.max_waiting_requests) {
+    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", requests,
+                                                     " requests wait, at most ",
+                                                     options_.max_waiting_requests, " may"));
+  }
+  const int64_t tokens = static_cast<int64_t>(request.prompt.size()) * int64_t{request.sampling.n};
+  if (scheduler_.num_waiting_tokens() + tokens > options_.max_waiting_tokens) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", scheduler_.num_waiting_tokens(), " tokens wait, ",
+                     tokens, " more would exceed ", options_.max_waiting_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
+                                        std::shared_ptr<RequestSink> sink) {
+  ISOBIT_RETURN_IF_ERROR(ValidateRequest(request, limits_));
+  {
+    const std::lock_guard lock(mutex_);
+    ISOBIT_RETURN_IF_ERROR(CheckQueue(request));
+  }
+  // Copies the prompt n times: not under the lock that every step needs.
+  const uint64_t seed = request.sampling.seed ? *request.sampling.seed : RandomSeed();
+  auto accepted = std::make_unique<Request>(request, seed, config_.eos_token_ids, std::move(sink));
+
+  const std::lock_guard lock(mutex_);
+  ISOBIT_RETURN_IF_ERROR(CheckQueue(request));
+  const uint64_t ticket = next_ticket_++;
+  accepted->ticket = ticket;
+  tickets_.emplace(accepted->id, ticket);
+  for (const auto& sequence : accepted->samples) scheduler_.Add(*sequence);
+  requests_.emplace(ticket, std::move(accepted));
+  attention_ = true;  // its expiry may be the next
+  changed_.notify_all();
+  return ticket;
+}
+
+EngineLoad Engine::load() const {
+  const std::lock_guard lock(mutex_);
+  EngineLoad load;
+  load.num_waiting_requests = scheduler_.num_waiting_requests();
+  load.num_running_requests = requests_.size() - load.num_waiting_requests;
+  load.num_waiting_tokens = scheduler_.num_waiting_tokens();
+  load.num_free_pages = pages_.num_free();
+  load.num_used_pages = pages_.num_pages() - pages_.num_free();
+  load.paused = paused_;
+  return load;
+}
+
+std::shared_ptr<const WeightVersion> Engine::weight_version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
+}  // namespace isobit

@@ -1,0 +1,220 @@
+// The rollout engine: requests in, tokens out, one step after the other. Not here: the wire.
+//
+// A step schedules, computes, samples, commits and emits. Whatever must not happen during a step
+// (ends of requests, pauses, the switch of weights) happens before the next one, on the same
+// thread.
+#ifndef ISOBIT_ROLLOUT_ENGINE_H_
+#define ISOBIT_ROLLOUT_ENGINE_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/model_config.h"
+#include "rollout/kv_pages.h"
+#include "rollout/model_runner.h"
+#include "rollout/request.h"
+#include "rollout/scheduler.h"
+#include "rollout/weight_stage.h"
+
+namespace isobit {
+
+struct EngineOptions {
+  std::string model_root;  // weights come from directories below it
+  ModelRunnerOptions runner;
+  SchedulerLimits scheduler;
+  SamplingLimits sampling;               // vocab_size is taken from the model
+  size_t max_waiting_requests = 1024;    // that may queue
+  int64_t max_waiting_tokens = 4 << 20;  // of prompts that may queue; an empty queue takes any one
+  // Called once, on the engine thread, when a rank has failed: nothing can be computed any more.
+  std::function<void(const absl::Status&)> on_failure;
+};
+
+enum class PauseMode { kAbort, kWait, kKeep };
+struct PauseResult {
+  size_t num_aborted = 0;  // requests
+  size_t num_kept = 0;     // requests that stay
+};
+
+enum class InFlightMode { kAbort, kWait, kRecomputeKv };
+struct WeightUpdate {
+  std::string model_path;                    // relative to model_root
+  std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
+  std::string expected_digest{};             // empty: any
+  InFlightMode mode = InFlightMode::kAbort;
+};
+struct WeightUpdateResult {
+  WeightVersion previous;  // id 0 at the first load
+  WeightVersion current;
+  size_t num_aborted = 0;     // requests
+  size_t num_recomputed = 0;  // requests
+  std::chrono::microseconds stage_time{0};
+  std::chrono::microseconds switch_time{0};
+};
+
+struct EngineLoad {
+  size_t num_running_requests = 0;
+  size_t num_waiting_requests = 0;
+  int64_t num_waiting_tokens = 0;
+  int32_t num_used_pages = 0;
+  int32_t num_free_pages = 0;
+  bool paused = false;
+};
+
+// Receives a result or an error, on the engine thread or, if refused at once, on the caller's. It
+// must not block.
+template <typename T>
+using Reply = std::function<void(absl::StatusOr<T>)>;
+
+// Thread-safe but for Start, Stop and Step; only Stop waits for a step.
+class Engine {
+ public:
+  // Without weights yet: UpdateWeights loads the first. INVALID_ARGUMENT: tensor_parallel_size.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelConfig& config,
+                                                        const EngineOptions& options);
+  // Stops, and drops what is in flight without a word to sinks and replies.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Starts a thread that steps whenever there is work.
+  void Start();
+
+  // Ends the thread after its present step; nothing is computed or emitted any more.
+  void Stop();
+
+  // One step, for callers that bring their own thread instead of Start. False: nothing to compute.
+  bool Step();
+
+  // Queues a request and returns its ticket. INVALID_ARGUMENT: see ValidateRequest. ALREADY_EXISTS:
+  // id in flight. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: no weights yet, draining, or
+  // failed. The seed, if unset, is drawn here.
+  absl::StatusOr<uint64_t> Submit(GenerationRequest request, std::shared_ptr<RequestSink> sink);
+
+  // Ends a request before the next step, with what it has, and `reason` for people. Unknown tickets
+  // are ignored.
+  void Cancel(uint64_t ticket, const std::string& reason);
+
+  // Likewise, by id. Returns those that were in flight.
+  std::vector<std::string> Abort(absl::Span<const std::string> ids);
+  std::vector<std::string> AbortAll();
+
+  // Stops stepping; replies once no step runs. With kWait, once what was accepted has finished;
+  // FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came first.
+  void Pause(PauseMode mode, Reply<PauseResult> reply);
+
+  // Undoes Pause. Returns the number of requests that go on.
+  size_t Continue();
+
+  // Stages weights in the background, then switches between two steps. One at a time: ABORTED
+  // otherwise. Errors leave the old weights serving: see StageWeights; INVALID_ARGUMENT:
+  // weight_version not over the present one; FAILED_PRECONDITION: kWait while paused with requests
+  // kept; UNAVAILABLE: draining or failed.
+  void UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply);
+
+  // Refuses new requests from now on. Those in flight finish, or end at once while paused.
+  void BeginDrain();
+
+  EngineLoad load() const;
+  // Null before the first load.
+  std::shared_ptr<const WeightVersion> weight_version() const;
+
+  const ModelConfig& config() const { return config_; }
+  const EngineOptions& options() const { return options_; }
+  const RequestLimits& limits() const { return limits_; }
+  std::string backend() const { return runner_->backend(); }
+
+ private:
+  struct PendingPause {
+    PauseMode mode;
+    Reply<PauseResult> reply;
+  };
+  struct PendingUpdate {
+    WeightUpdate update;
+    Reply<WeightUpdateResult> reply;
+    std::chrono::microseconds stage_time{0};
+    std::optional<absl::StatusOr<StagedWeights>> staged{};  // unset while the stager works
+  };
+  using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
+
+  Engine(const ModelConfig& config, const EngineOptions& options,
+         std::unique_ptr<ModelRunner> runner);
+
+  // The engine thread.
+  void Loop();
+  bool WaitForWork();  // false: stop
+
+  // The parts of a step. Settle does what must not happen during one.
+  void Settle();
+  std::vector<Sequence*> Schedule();
+  absl::Status Forward(const std::vector<Sequence*>& batch);
+  absl::Status Sample(const std::vector<Sequence*>& batch);
+  void Commit(const std::vector<Sequence*>& batch);
+  void Emit();
+  void Fail(const absl::Status& failure);
+
+  // All below hold mutex_; the first three run on any thread.
+  absl::Status Available() const;  // UNAVAILABLE when draining or failed
+  absl::Status CheckQueue(const GenerationRequest& request) const;
+  void HoldNewcomersWhileWaiting();
+
+  void SettlePauses();
+  void SettleUpdate();
+  void SwitchWeights();
+  void FinishUpdate(absl::StatusOr<WeightUpdateResult> result);
+  void CommitToken(Sequence& sequence, const LogProbRow& row);
+  void EndSequence(Sequence& sequence, SampleEnd end);
+  // Ends what is left of the request with kAbort, then closes it with OK.
+  Requests::iterator AbortRequest(Requests::iterator request, const std::string& reason);
+  size_t AbortRequests(const std::string& reason);  // all of them
+  // Forgets the request, frees what is left of it and emits OnDone.
+  Requests::iterator Close(Requests::iterator request, const absl::Status& status);
+
+  const ModelConfig config_;
+  const EngineOptions options_;
+  const RequestLimits limits_;
+  const std::unique_ptr<ModelRunner> runner_;
+
+  // Of the engine thread alone.
+  std::shared_ptr<ModelWeights> weights_;
+  Batch batch_;                                // of the present step
+  std::vector<LogProbRow> rows_;               // likewise, one for each sequence
+  std::vector<TokenLogProb> top_;              // that rows_ point to
+  std::vector<std::function<void()>> outbox_;  // calls to sinks and replies, for Emit
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  KvPages pages_;
+  Scheduler scheduler_;
+  Requests requests_;
+  std::unordered_map<std::string, uint64_t> tickets_;  // by request id
+  uint64_t next_ticket_ = 1;
+  std::shared_ptr<const WeightVersion> version_;  // of weights_
+  std::map<std::string, DType> dtypes_;           // of weights_, by tensor name
+  std::vector<PendingPause> pauses_;
+  std::optional<PendingUpdate> update_;
+  bool attention_ = false;  // Settle has something to do
+  bool paused_ = false;
+  bool draining_ = false;
+  bool stopping_ = false;
+  absl::Status failure_;
+
+  std::thread stager_;  // of the last update
+  std::thread thread_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_ENGINE_H_

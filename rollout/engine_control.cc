@@ -1,0 +1,245 @@
+// What the engine does between steps: ends requests, pauses, switches weights. See engine.h.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "rollout/engine.h"
+
+namespace isobit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::chrono::microseconds Since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+}
+
+}  // namespace
+
+void Engine::Cancel(uint64_t ticket, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  const auto it = requests_.find(ticket);
+  if (it == requests_.end()) return;
+  it->second->abort_reason = reason;
+  attention_ = true;
+  changed_.notify_all();
+}
+
+std::vector<std::string> Engine::Abort(absl::Span<const std::string> ids) {
+  std::vector<std::string> aborted;
+  const std::lock_guard lock(mutex_);
+  for (const std::string& id : ids) {
+    const auto ticket = tickets_.find(id);
+    if (ticket == tickets_.end()) continue;
+    std::string& reason = requests_.at(ticket->second)->abort_reason;
+    if (reason.empty()) aborted.push_back(id);
+    reason = "aborted by a client";
+  }
+  attention_ = true;
+  changed_.notify_all();
+  return aborted;
+}
+
+std::vector<std::string> Engine::AbortAll() {
+  std::vector<std::string> ids;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [ticket, request] : requests_) ids.push_back(request->id);
+  }
+  return Abort(ids);
+}
+
+void Engine::Pause(PauseMode mode, Reply<PauseResult> reply) {
+  absl::Status available;
+  {
+    const std::lock_guard lock(mutex_);
+    available = Available();
+    if (available.ok()) {
+      pauses_.push_back({mode, std::move(reply)});
+      attention_ = true;
+      changed_.notify_all();
+      return;
+    }
+  }
+  reply(available);
+}
+
+size_t Engine::Continue() {
+  std::vector<PendingPause> undone;
+  size_t num_resumed = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    undone.swap(pauses_);
+    paused_ = false;
+    num_resumed = requests_.size();
+    HoldNewcomersWhileWaiting();
+    attention_ = true;
+    changed_.notify_all();
+  }
+  for (const PendingPause& pause : undone) {
+    pause.reply(absl::AbortedError("generation was continued before it had paused"));
+  }
+  return num_resumed;
+}
+
+void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply) {
+  absl::Status refused;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t present = version_ != nullptr ? version_->id : 0;
+    refused = Available();
+    if (refused.ok() && update_) refused = absl::AbortedError("another update is in progress");
+    if (refused.ok() && update.weight_version && *update.weight_version <= present) {
+      refused = absl::InvalidArgumentError(absl::StrCat("weight_version: expected more than ",
+                                                        present, ", the present one, got ",
+                                                        *update.weight_version));
+    }
+    if (refused.ok()) {
+      if (stager_.joinable()) stager_.join();  // it has nothing left to do
+      update_.emplace(PendingUpdate{.update = update, .reply = std::move(reply)});
+      stager_ = std::thread([this, update = std::move(update), dtypes = dtypes_] {
+        const Clock::time_point start = Clock::now();
+        auto staged = StageWeights(options_.model_root, update.model_path, update.expected_digest,
+                                   config_, dtypes, *runner_);
+        const std::lock_guard stager_lock(mutex_);
+        update_->stage_time = Since(start);
+        update_->staged.emplace(std::move(staged));
+        attention_ = true;
+        changed_.notify_all();
+      });
+      return;
+    }
+  }
+  reply(refused);
+}
+
+void Engine::BeginDrain() {
+  const std::lock_guard lock(mutex_);
+  draining_ = true;
+  attention_ = true;
+  changed_.notify_all();
+}
+
+void Engine::Settle() {
+  {
+    const std::lock_guard lock(mutex_);
+    attention_ = false;
+    const Clock::time_point now = Clock::now();
+    for (auto it = requests_.begin(); it != requests_.end();) {
+      Request& request = *it->second;
+      if (now >= request.expiry) request.abort_reason = "timeout_ms has passed";
+      it = request.abort_reason.empty() ? std::next(it) : AbortRequest(it, request.abort_reason);
+    }
+    SettlePauses();
+    SettleUpdate();
+    if (draining_ && paused_) AbortRequests("the server stops while generation is paused");
+    HoldNewcomersWhileWaiting();
+  }
+  Emit();
+}
+
+void Engine::SettlePauses() {
+  std::vector<PendingPause> waiting;
+  for (PendingPause& pause : std::exchange(pauses_, {})) {
+    absl::StatusOr<PauseResult> result = PauseResult{};
+    if (!failure_.ok()) {
+      result = Available();
+    } else if (pause.mode == PauseMode::kAbort) {
+      result->num_aborted = AbortRequests("generation was paused");
+    } else if (pause.mode == PauseMode::kWait) {
+      scheduler_.HoldNewcomers();
+      if (scheduler_.HasWork() && !paused_) {
+        waiting.push_back(std::move(pause));
+        continue;
+      }
+      if (scheduler_.HasWork()) {
+        result = absl::FailedPreconditionError(absl::StrCat(
+            "generation is paused with ", requests_.size(), " requests kept: they cannot finish"));
+      }
+    }
+    if (result.ok()) {
+      paused_ = true;
+      result->num_kept = requests_.size();
+    }
+    outbox_.push_back([reply = std::move(pause.reply), result] { reply(result); });
+  }
+  pauses_ = std::move(waiting);
+}
+
+void Engine::SettleUpdate() {
+  if (!update_ || !update_->staged) return;
+  if (!update_->staged->ok()) return FinishUpdate(update_->staged->status());
+  if (const absl::Status available = Available(); !available.ok()) return FinishUpdate(available);
+  if (update_->update.mode == InFlightMode::kWait) {
+    scheduler_.HoldNewcomers();
+    if (scheduler_.HasWork() && !paused_) return;
+    if (scheduler_.HasWork()) {
+      return FinishUpdate(absl::FailedPreconditionError(
+          "in_flight_mode: WAIT needs requests that can finish, but generation is paused"));
+    }
+  }
+  SwitchWeights();
+}
+
+// INVARIANT: afterwards no sequence holds keys of the old weights
+// (EngineControlTest.UpdateRecomputeKv*).
+void Engine::SwitchWeights() {
+  const Clock::time_point start = Clock::now();
+  WeightUpdateResult result;
+  if (version_ != nullptr) result.previous = *version_;
+  if (update_->update.mode == InFlightMode::kAbort) {
+    result.num_aborted = AbortRequests("the weights were updated");
+  } else {
+    for (const auto& [ticket, request] : requests_) {
+      result.num_recomputed +=
+          std::any_of(request->samples.begin(), request->samples.end(),
+                      [](const auto& sequence) { return sequence->num_cached > 0; });
+    }
+    scheduler_.PreemptAll();
+  }
+  StagedWeights& staged = **update_->staged;
+  result.current = {.id = update_->update.weight_version.value_or(result.previous.id + 1),
+                    .digest = std::move(staged.digest)};
+  version_ = std::make_shared<const WeightVersion>(result.current);
+  dtypes_ = std::move(staged.dtypes);
+  std::shared_ptr<ModelWeights> weights = std::move(staged.weights);
+  weights_.swap(weights);
+  // The old weights are freed there, without the lock.
+  outbox_.push_back([weights = std::move(weights)] {});
+  result.stage_time = update_->stage_time;
+  result.switch_time = Since(start);
+  ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "
+                   << result.current.digest;
+  FinishUpdate(std::move(result));
+}
+
+void Engine::FinishUpdate(absl::StatusOr<WeightUpdateResult> result) {
+  outbox_.push_back(
+      [reply = std::move(update_->reply), result = std::move(result)] { reply(result); });
+  update_.reset();
+}
+
+void Engine::HoldNewcomersWhileWaiting() {
+  const bool update_waits = update_ && update_->staged;
+  if (paused_ || !pauses_.empty() || update_waits) {
+    scheduler_.HoldNewcomers();
+  } else {
+    scheduler_.ReleaseNewcomers();
+  }
+}
+
+Engine::Requests::iterator Engine::AbortRequest(Requests::iterator it, const std::string& reason) {
+  for (const auto& sequence : it->second->samples) {
+    if (sequence->state == Sequence::State::kFinished) continue;
+    EndSequence(*sequence, {.reason = FinishReason::kAbort, .abort_reason = reason});
+  }
+  return Close(it, absl::OkStatus());
+}
+
+size_t Engine::AbortRequests(const std::string& reason) {
+  const size_t num_aborted = requests_.size();
+  for (auto it = requests_.begin(); it != requests_.end();) it = AbortRequest(it, reason);
+  return num_aborted;
+}
+
+}  // namespace isobit

@@ -1,0 +1,191 @@
+// Gathers and writes the results of one call. See generate_stream.h.
+#include "rollout/generate_stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace isobit {
+namespace {
+
+// Of one message, whose size this keeps well below what clients accept by default (4 MiB).
+constexpr size_t kMaxChunkTokens = 1024;
+constexpr std::chrono::milliseconds kRetryDelay(1000);
+
+size_t BytesOf(const SampledToken& token) {
+  return sizeof(SampledToken) + token.top.size() * sizeof(TokenLogProb);
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kAbort:
+      return v1::FINISH_REASON_ABORT;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void Append(const SampledToken& token, v1::TokenLogprobs& tokens) {
+  tokens.add_token_ids(static_cast<uint32_t>(token.id));
+  tokens.add_logprobs(token.logprob);
+  tokens.add_weight_versions(token.weight_version);
+  if (token.top.empty()) return;
+  v1::TopLogprobs& top = *tokens.add_top();
+  for (const TokenLogProb& alternative : token.top) {
+    top.add_token_ids(static_cast<uint32_t>(alternative.id));
+    top.add_logprobs(alternative.logprob);
+  }
+}
+
+}  // namespace
+
+GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
+                               size_t max_backlog_bytes)
+    : engine_(engine),
+      fingerprint_(std::move(fingerprint)),
+      max_backlog_bytes_(max_backlog_bytes) {}
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
+    grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error) {
+  request_id_ = request.id;
+  if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
+  const auto self = shared_from_this();
+  // One byte: a message goes out only when the one before it has, so that the rest gathers here.
+  const auto writer = StreamWriter<v1::GenerateResponse>::Start(
+      context, {.max_queued_bytes = 1,
+                .on_cancel = [self] { self->CancelRequest(); },
+                .on_writable = [self] { self->OnWritable(); }});
+  writer_ = writer;
+  const absl::StatusOr<uint64_t> ticket =
+      error.ok() ? engine_.Submit(std::move(request), self) : error;
+  if (!ticket.ok()) {
+    const bool may_retry = ticket.status().code() == absl::StatusCode::kResourceExhausted;
+    writer->Finish(may_retry ? WithRetryAfter(ticket.status(), kRetryDelay) : ticket.status());
+    return writer.get();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    ticket_ = *ticket;
+  }
+  if (writer->closed()) CancelRequest();  // OnCancel may have come before there was a ticket
+  return writer.get();
+}
+
+void GenerateStream::CancelRequest() {
+  uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    ticket = ticket_;
+  }
+  engine_.Cancel(ticket, "the client is gone");
+}
+
+void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
+  const std::lock_guard lock(mutex_);
+  Backlog& backlog = backlog_[sample];
+  if (backlog.tokens.empty()) ready_.push_back(sample);
+  backlog_bytes_ += BytesOf(token);
+  backlog.tokens.push_back(std::move(token));
+  Flush();
+  if (backlog_bytes_ <= max_backlog_bytes_ || done_) return;
+  done_ = absl::ResourceExhaustedError(
+      absl::StrCat("the reader is too slow: over ", max_backlog_bytes_, " bytes wait for it"));
+  DropBacklog();
+  writer_->Finish(*done_);
+  engine_.Cancel(ticket_, "the reader is too slow");
+}
+
+void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
+  v1::GenerateComplete complete;
+  complete.set_index(sample);
+  complete.set_finish_reason(ToProto(end.reason));
+  if (end.stop_token) complete.set_stop_token_id(static_cast<uint32_t>(*end.stop_token));
+  complete.set_abort_reason(std::move(end.abort_reason));
+  complete.set_num_prompt_tokens(end.num_prompt_tokens);
+  complete.set_num_completion_tokens(end.num_completion_tokens);
+  complete.set_seed(end.seed);
+  complete.set_logprob_mode(logprob_mode_);
+  *complete.mutable_fingerprint() = fingerprint_;
+  complete.mutable_weight_version()->set_id(end.weight_version.id);
+  complete.mutable_weight_version()->set_digest(std::move(end.weight_version.digest));
+  complete.set_num_preemptions(end.num_preemptions);
+
+  const std::lock_guard lock(mutex_);
+  Backlog& backlog = backlog_[sample];
+  if (backlog.tokens.empty()) ready_.push_back(sample);
+  backlog.complete = std::move(complete);
+  Flush();
+}
+
+void GenerateStream::OnDone(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (!done_) done_ = status;
+  Flush();
+}
+
+void GenerateStream::OnWritable() {
+  const std::lock_guard lock(mutex_);
+  is_full_ = false;
+  Flush();
+}
+
+void GenerateStream::Flush() {
+  while (!is_full_ && !ready_.empty()) {
+    const uint32_t sample = ready_.front();
+    switch (writer_->Write(NextMessage(sample))) {
+      case WriteResult::kQueued:
+        DropWritten(sample);
+        break;
+      case WriteResult::kFull:
+        is_full_ = true;
+        break;
+      case WriteResult::kClosed:
+        DropBacklog();
+        break;
+    }
+  }
+  if (ready_.empty() && done_) writer_->Finish(*done_);
+}
+
+v1::GenerateResponse GenerateStream::NextMessage(uint32_t sample) const {
+  v1::GenerateResponse response;
+  response.set_request_id(request_id_);
+  const Backlog& backlog = backlog_.at(sample);
+  if (backlog.tokens.empty()) {
+    *response.mutable_complete() = *backlog.complete;
+    return response;
+  }
+  response.mutable_chunk()->set_index(sample);
+  const size_t count = std::min(backlog.tokens.size(), kMaxChunkTokens);
+  for (size_t i = 0; i < count; ++i) {
+    Append(backlog.tokens[i], *response.mutable_chunk()->mutable_tokens());
+  }
+  return response;
+}
+
+void GenerateStream::DropWritten(uint32_t sample) {
+  ready_.pop_front();
+  Backlog& backlog = backlog_[sample];
+  if (backlog.tokens.empty()) {
+    backlog_.erase(sample);
+    return;
+  }
+  const auto end = backlog.tokens.begin() +
+                   static_cast<std::ptrdiff_t>(std::min(backlog.tokens.size(), kMaxChunkTokens));
+  for (auto it = backlog.tokens.begin(); it != end; ++it) backlog_bytes_ -= BytesOf(*it);
+  backlog.tokens.erase(backlog.tokens.begin(), end);
+  if (!backlog.tokens.empty() || backlog.complete) ready_.push_back(sample);
+}
+
+void GenerateStream::DropBacklog() {
+  backlog_.clear();
+  ready_.clear();
+  backlog_bytes_ = 0;
+}
+
+}  // namespace isobit

@@ -1,0 +1,77 @@
+// The wire's end of one Generate call: takes what the engine makes of a request and writes it as
+// fast as the client reads.
+//
+// One message is in flight; what comes meanwhile gathers here, sample by sample, and goes out in
+// few large messages. So a slow reader delays nobody, and its own backlog is bounded: past the
+// bound the request ends with RESOURCE_EXHAUSTED.
+#ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
+#define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/rpc/stream_writer.h"
+#include "isobit/v1/rollout.pb.h"
+#include "rollout/engine.h"
+
+namespace isobit {
+
+// Thread-safe.
+class GenerateStream final : public RequestSink,
+                             public std::enable_shared_from_this<GenerateStream> {
+ public:
+  // `engine` outlives the call. `fingerprint` goes into each sample's end.
+  GenerateStream(Engine& engine, v1::Fingerprint fingerprint, size_t max_backlog_bytes);
+
+  // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
+  // ends the call with `error` if that is one.
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Start(grpc::CallbackServerContext* context,
+                                                        GenerationRequest request,
+                                                        const absl::Status& error);
+
+  void OnToken(uint32_t sample, SampledToken token) override;
+  void OnSampleEnd(uint32_t sample, SampleEnd end) override;
+  void OnDone(const absl::Status& status) override;
+
+ private:
+  struct Backlog {
+    std::deque<SampledToken> tokens;
+    std::optional<v1::GenerateComplete> complete;
+  };
+
+  void CancelRequest();
+  // Holds mutex_. Writes until the writer is full or nothing is left.
+  void Flush();
+  // Holds mutex_. The next message of a sample with a backlog, and what to do once it is written.
+  v1::GenerateResponse NextMessage(uint32_t sample) const;
+  void DropWritten(uint32_t sample);
+  void DropBacklog();
+  void OnWritable();
+
+  Engine& engine_;
+  const v1::Fingerprint fingerprint_;
+  const size_t max_backlog_bytes_;
+  // Set by Start, before anything can call the methods that read them.
+  std::string request_id_;
+  v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
+  std::shared_ptr<StreamWriter<v1::GenerateResponse>> writer_;
+
+  std::mutex mutex_;  // guards all below
+  uint64_t ticket_ = 0;
+  std::map<uint32_t, Backlog> backlog_;  // by sample
+  std::deque<uint32_t> ready_;           // samples with a backlog, each once, in turn
+  size_t backlog_bytes_ = 0;
+  bool is_full_ = false;  // OnWritable will come
+  std::optional<absl::Status> done_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_GENERATE_STREAM_H_

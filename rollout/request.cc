@@ -1,0 +1,77 @@
+// Checks requests and sets up their sequences. See request.h.
+#include "rollout/request.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+
+namespace isobit {
+namespace {
+
+constexpr size_t kMaxIdBytes = 256;
+constexpr std::chrono::milliseconds kMaxTimeout = std::chrono::hours(7 * 24);
+
+absl::Status Fits(int64_t tokens, int64_t bound, absl::string_view what) {
+  if (tokens <= bound) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("prompt_token_ids + sampling.max_tokens: expected at most ", bound, " tokens (",
+                   what, "), got ", tokens));
+}
+
+}  // namespace
+
+absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimits& limits) {
+  if (request.id.size() > kMaxIdBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("request_id: expected at most ", kMaxIdBytes,
+                                                   " bytes, got ", request.id.size()));
+  }
+  if (request.prompt.empty()) {
+    return absl::InvalidArgumentError("prompt_token_ids: expected at least 1 token, got 0");
+  }
+  ISOBIT_RETURN_IF_ERROR(ValidateSamplingParams(request.sampling, limits.sampling));
+  const int64_t tokens =
+      static_cast<int64_t>(request.prompt.size()) + int64_t{request.sampling.max_tokens};
+  ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.context_length, "the context length"));
+  ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.max_batch_tokens, "--max_batch_tokens of the server"));
+  ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.kv_tokens, "all KV pages of the server"));
+  const auto vocab_size = static_cast<uint32_t>(limits.sampling.vocab_size);
+  for (size_t i = 0; i < request.prompt.size(); ++i) {
+    if (request.prompt[i] < vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("prompt_token_ids[", i,
+                                                   "]: expected a token id in [0, ", vocab_size,
+                                                   "), got ", request.prompt[i]));
+  }
+  if (request.timeout &&
+      (*request.timeout < std::chrono::milliseconds(1) || *request.timeout > kMaxTimeout)) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout_ms: expected a number in [1, ",
+                                                   kMaxTimeout.count(), "], got ",
+                                                   request.timeout->count()));
+  }
+  return absl::OkStatus();
+}
+
+Request::Request(GenerationRequest request, uint64_t seed, absl::Span<const int32_t> eos_token_ids,
+                 std::shared_ptr<RequestSink> sink)
+    : id(std::move(request.id)),
+      num_prompt_tokens(static_cast<uint32_t>(request.prompt.size())),
+      max_tokens(request.sampling.max_tokens),
+      logprobs(request.sampling.logprobs),
+      raw_logprobs(request.raw_logprobs),
+      seed(seed),
+      expiry(request.timeout ? std::chrono::steady_clock::now() + *request.timeout
+                             : std::chrono::steady_clock::time_point::max()),
+      sink(std::move(sink)),
+      num_unfinished(request.sampling.n) {
+  const std::vector<int32_t> prompt(request.prompt.begin(), request.prompt.end());
+  for (uint32_t sample = 0; sample < request.sampling.n; ++sample) {
+    samples.push_back(std::unique_ptr<Sequence>(new Sequence{
+        .request = this,
+        .sample = sample,
+        .tokens = prompt,
+        .sampling = SequenceSampling(request.sampling, eos_token_ids, seed, sample, prompt)}));
+  }
+}
+
+}  // namespace isobit

@@ -1,0 +1,117 @@
+// What a client asks for and gets back, and what the engine keeps of it meanwhile: one Request with
+// n Sequences. No gRPC here, and no thread.
+#ifndef ISOBIT_ROLLOUT_REQUEST_H_
+#define ISOBIT_ROLLOUT_REQUEST_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/opened_model.h"
+#include "common/config/sampling_params.h"
+#include "kernels/model/sampling.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+struct GenerationRequest {
+  std::string id;                // unique among those in flight
+  std::vector<uint32_t> prompt;  // token ids
+  SamplingParams sampling;
+  bool raw_logprobs = false;  // of the model's own distribution, before any sampling parameter
+  std::optional<std::chrono::milliseconds> timeout;  // then it ends with what it has
+};
+
+// Bounds that a request must keep, because it could never run otherwise.
+struct RequestLimits {
+  SamplingLimits sampling;
+  int64_t context_length = 0;    // tokens of one sequence
+  int64_t max_batch_tokens = 0;  // tokens of one step, and so of one prefill
+  int64_t kv_tokens = 0;         // tokens in all KV pages
+};
+
+// INVALID_ARGUMENT naming field, value and bound: id over 256 bytes; empty prompt; token id outside
+// the vocabulary; whatever ValidateSamplingParams rejects; prompt + max_tokens over a limit;
+// timeout not in [1 ms, 7 days].
+absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimits& limits);
+
+enum class FinishReason { kStop, kLength, kAbort };
+
+struct SampledToken {
+  int32_t id = 0;
+  float logprob = 0.0f;  // finite
+  uint64_t weight_version = 0;
+  std::vector<TokenLogProb> top;  // most likely first
+};
+
+struct SampleEnd {
+  FinishReason reason = FinishReason::kAbort;
+  std::optional<int32_t> stop_token{};  // with kStop
+  std::string abort_reason{};           // with kAbort, for people
+  uint32_t num_prompt_tokens = 0;
+  uint32_t num_completion_tokens = 0;
+  uint64_t seed = 0;
+  WeightVersion weight_version{};  // that made the last token
+  uint32_t num_preemptions = 0;
+};
+
+// Where a request's results go. The engine thread calls it between steps, so it must not block:
+// OnToken and one OnSampleEnd for each sample, interleaved; at last OnDone, once. After an error
+// some samples may lack their end.
+class RequestSink {
+ public:
+  virtual ~RequestSink() = default;
+  virtual void OnToken(uint32_t sample, SampledToken token) = 0;
+  virtual void OnSampleEnd(uint32_t sample, SampleEnd end) = 0;
+  virtual void OnDone(const absl::Status& status) = 0;
+};
+
+struct Request;
+
+// One of a request's n samples. The scheduler moves it between queue and batch.
+struct Sequence {
+  enum class State { kWaiting, kRunning, kFinished };
+
+  Request* request = nullptr;
+  uint32_t sample = 0;
+  State state = State::kWaiting;
+  std::vector<int32_t> tokens;  // prompt and completion
+  SequenceSampling sampling;
+  std::vector<int32_t> pages{};  // KV page table
+  int64_t num_cached = 0;        // tokens whose keys and values are in `pages`
+  uint64_t arrival = 0;          // ascending in the order of Scheduler::Add
+  uint32_t num_preemptions = 0;
+  std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null before it
+};
+
+struct Request {
+  // `seed`: the one in use. `eos_token_ids`: the model's. `request` has passed ValidateRequest.
+  Request(GenerationRequest request, uint64_t seed, absl::Span<const int32_t> eos_token_ids,
+          std::shared_ptr<RequestSink> sink);
+  Request(const Request&) = delete;  // sequences point to it
+  Request& operator=(const Request&) = delete;
+
+  const std::string id;
+  const uint32_t num_prompt_tokens;
+  const uint32_t max_tokens;
+  const uint32_t logprobs;  // alternatives at each position
+  const bool raw_logprobs;
+  const uint64_t seed;
+  const std::chrono::steady_clock::time_point expiry;  // max() without a timeout
+  const std::shared_ptr<RequestSink> sink;
+  std::vector<std::unique_ptr<Sequence>> samples;
+  size_t num_unfinished;
+  size_t num_waiting = 0;    // samples in the scheduler's queue
+  uint64_t ticket = 0;       // the engine's name for it
+  std::string abort_reason;  // not empty: to be ended before the next step
+  absl::Status failure;      // an error: to be closed with it
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_REQUEST_H_

@@ -1,0 +1,180 @@
+// isobit-rollout: one tensor-parallel engine behind the rollout service.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/model_directory.h"
+#include "common/config/flags.h"
+#include "common/rpc/server_flags.h"
+#include "common/rpc/server_runner.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/numerics.h"
+#include "kernels/model/rank_shape.h"
+#include "rollout/engine.h"
+#include "rollout/rollout_service.h"
+
+ABSL_FLAG(std::string, model_root, ".", "Directory below which all models lie.");
+ABSL_FLAG(std::string, model, "", "Model directory to serve, relative to --model_root. Required.");
+ABSL_FLAG(int, tp_size, 4, "Tensor-parallel ranks, one thread each: 1, 2, 4 or 8.");
+ABSL_FLAG(std::string, numerics, "tree",
+          "tree (the contract), or for contrast batch_invariant or vanilla.");
+ABSL_FLAG(int, page_size, 16, "Tokens in a KV page.");
+ABSL_FLAG(int, num_pages, 0, "KV pages; 0 takes as many as --kv_cache_mb holds.");
+ABSL_FLAG(int64_t, kv_cache_mb, 1024, "Memory for keys and values of all ranks, in MiB.");
+ABSL_FLAG(int64_t, max_batch_tokens, 8192,
+          "Tokens in one step. Prompts are computed whole, so it also bounds prompt + max_tokens.");
+ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
+ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
+ABSL_FLAG(int64_t, max_waiting_tokens, 4 << 20, "Prompt tokens that may queue.");
+ABSL_FLAG(int64_t, max_context, 0, "Tokens of one sequence; 0 takes what the model allows.");
+ABSL_FLAG(std::string, isa, "auto",
+          "CPU instruction set: auto, portable, avx2 or avx512. It changes speed, never a bit.");
+ABSL_FLAG(int, threads_per_rank, 1, "CPU threads of each rank. They change speed, never a bit.");
+
+namespace isobit {
+namespace {
+
+constexpr char kUsage[] =
+    "isobit-rollout --model_root=DIR --model=NAME [flags]\n"
+    "Generates tokens with a Hugging Face model on tensor-parallel ranks, over gRPC\n"
+    "(isobit.v1.RolloutService). Stops on SIGTERM once calls in flight have finished.";
+
+absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
+  CpuOptions options;
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("threads_per_rank", absl::GetFlag(FLAGS_threads_per_rank), 1, 256));
+  options.num_threads = absl::GetFlag(FLAGS_threads_per_rank);
+  const std::string name = absl::GetFlag(FLAGS_isa);
+  if (name == "auto") return options;
+  const auto isa = cpu::ParseIsa(name);
+  if (!isa) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--isa is \"", name, "\", expected auto, portable, avx2 or avx512"));
+  }
+  if (*isa > cpu::DetectIsa()) {
+    return absl::InvalidArgumentError(absl::StrCat("--isa is ", name,
+                                                   ", this machine runs at most ",
+                                                   std::string(cpu::IsaName(cpu::DetectIsa()))));
+  }
+  options.isa = *isa;
+  return options;
+}
+
+// The flags that stand for themselves.
+absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
+  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("page_size", absl::GetFlag(FLAGS_page_size), 1, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("num_pages", absl::GetFlag(FLAGS_num_pages), 0, kMaxInt));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("kv_cache_mb", absl::GetFlag(FLAGS_kv_cache_mb), 1, 1 << 30));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", absl::GetFlag(FLAGS_max_running), 1, 65536));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens),
+                                        absl::GetFlag(FLAGS_max_running), 1 << 24));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_waiting", absl::GetFlag(FLAGS_max_waiting), 1, 1 << 24));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange(
+      "max_waiting_tokens", absl::GetFlag(FLAGS_max_waiting_tokens), 1, int64_t{1} << 40));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_context", absl::GetFlag(FLAGS_max_context), 0, 1 << 24));
+
+  EngineOptions options;
+  options.model_root = absl::GetFlag(FLAGS_model_root);
+  options.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
+  ISOBIT_ASSIGN_OR_RETURN(options.runner.mode, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
+  options.runner.page_size = absl::GetFlag(FLAGS_page_size);
+  options.runner.num_pages = absl::GetFlag(FLAGS_num_pages);
+  options.runner.max_positions = absl::GetFlag(FLAGS_max_context);
+  options.scheduler.max_running = static_cast<size_t>(absl::GetFlag(FLAGS_max_running));
+  options.scheduler.max_batch_tokens = absl::GetFlag(FLAGS_max_batch_tokens);
+  options.max_waiting_requests = static_cast<size_t>(absl::GetFlag(FLAGS_max_waiting));
+  options.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
+  ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
+  options.runner.make_ops = [cpu] { return MakeCpuOps(cpu); };
+  return options;
+}
+
+// What depends on the model: the context length and the number of KV pages.
+absl::Status FitToModel(const ModelConfig& config, EngineOptions& options) {
+  ModelRunnerOptions& runner = options.runner;
+  const int64_t context = config.max_position_embeddings;
+  if (runner.max_positions > context) {
+    return absl::InvalidArgumentError(absl::StrCat("--max_context is ", runner.max_positions,
+                                                   ", the model allows at most ", context));
+  }
+  if (runner.max_positions == 0) runner.max_positions = context;
+  runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
+  if (runner.num_pages > 0) return absl::OkStatus();
+  const int64_t page_bytes = int64_t{2} * static_cast<int64_t>(sizeof(Bf16)) * runner.page_size *
+                             config.num_kv_heads * config.head_dim * config.num_layers;
+  const int64_t affordable = (absl::GetFlag(FLAGS_kv_cache_mb) << 20) / page_bytes;
+  // More than this many can never be in use.
+  const int64_t useful = (runner.max_positions / runner.page_size + 1) *
+                         static_cast<int64_t>(options.scheduler.max_running);
+  if (affordable < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv_cache_mb holds no page: one takes ", page_bytes, " bytes"));
+  }
+  runner.num_pages = static_cast<int32_t>(
+      std::min<int64_t>({affordable, useful, std::numeric_limits<int32_t>::max()}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
+    std::function<void(const absl::Status&)> on_failure) {
+  ISOBIT_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromFlags());
+  options.on_failure = std::move(on_failure);
+  const std::string model = absl::GetFlag(FLAGS_model);
+  if (model.empty()) return absl::InvalidArgumentError("--model is required");
+  ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(options.model_root, model));
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, options.model_root));
+  ISOBIT_RETURN_IF_ERROR(FitToModel(config, options));
+  ISOBIT_LOG(Info) << ArchitectureName(config.architecture) << ", " << config.num_layers
+                   << " layers, on " << options.runner.tensor_parallel_size << " ranks, numerics "
+                   << NumericsModeName(options.runner.mode) << ", " << options.runner.num_pages
+                   << " KV pages of " << options.runner.page_size << " tokens, at most "
+                   << options.runner.max_positions << " tokens a sequence";
+  return Engine::Create(config, options);
+}
+
+int Run() {
+  ServerRunner* fails = nullptr;
+  const auto engine = EngineFromFlags([&](const absl::Status& failure) { fails->Fail(failure); });
+  if (!engine.ok()) {
+    ISOBIT_LOG(Error) << engine.status().message();
+    return 2;
+  }
+  RolloutService service(**engine);
+  ServerRunner runner(ServerOptionsFromFlags());
+  fails = &runner;
+  runner.Register(&service, v1::RolloutService::service_full_name());
+  if (const absl::Status started = runner.Start(); !started.ok()) {
+    ISOBIT_LOG(Error) << started.message();
+    return 2;
+  }
+  (*engine)->UpdateWeights({.model_path = absl::GetFlag(FLAGS_model)},
+                           [&](const absl::StatusOr<WeightUpdateResult>& loaded) {
+                             if (!loaded.ok()) return runner.Fail(loaded.status());
+                             runner.SetServing(true);
+                             ISOBIT_LOG(Info) << "serving, backend " << (*engine)->backend();
+                           });
+  (*engine)->Start();
+  const int code = runner.Wait([&] { (*engine)->BeginDrain(); });
+  (*engine)->Stop();
+  return code;
+}
+
+}  // namespace
+}  // namespace isobit
+
+int main(int argc, char** argv) {
+  isobit::ServerRunner::BlockStopSignals();
+  isobit::ParseFlagsOrExit(argc, argv, isobit::kUsage);
+  return isobit::Run();
+}

@@ -1,0 +1,212 @@
+// Maps calls to the engine. See rollout_service.h.
+#include "rollout/rollout_service.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/limits.h"
+#include "common/rpc/sampling_params_proto.h"
+#include "common/rpc/server_info.h"
+#include "common/rpc/status_convert.h"
+#include "kernels/contract/constants.h"
+#include "kernels/model/numerics.h"
+#include "rollout/generate_stream.h"
+
+namespace isobit {
+namespace {
+
+absl::Status UnknownEnum(absl::string_view field, int value) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": unknown value ", value));
+}
+
+absl::StatusOr<bool> IsRaw(v1::LogprobMode mode) {
+  switch (mode) {
+    case v1::LOGPROB_MODE_UNSPECIFIED:
+    case v1::LOGPROB_MODE_PROCESSED:
+      return false;
+    case v1::LOGPROB_MODE_RAW:
+      return true;
+    default:
+      return UnknownEnum("logprob_mode", mode);
+  }
+}
+
+absl::StatusOr<PauseMode> FromProto(v1::PauseMode mode) {
+  switch (mode) {
+    case v1::PAUSE_MODE_UNSPECIFIED:
+    case v1::PAUSE_MODE_ABORT:
+      return PauseMode::kAbort;
+    case v1::PAUSE_MODE_WAIT:
+      return PauseMode::kWait;
+    case v1::PAUSE_MODE_KEEP:
+      return PauseMode::kKeep;
+    default:
+      return UnknownEnum("mode", mode);
+  }
+}
+
+absl::StatusOr<InFlightMode> FromProto(v1::InFlightMode mode) {
+  switch (mode) {
+    case v1::IN_FLIGHT_MODE_UNSPECIFIED:
+    case v1::IN_FLIGHT_MODE_ABORT:
+      return InFlightMode::kAbort;
+    case v1::IN_FLIGHT_MODE_WAIT:
+      return InFlightMode::kWait;
+    case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
+      return InFlightMode::kRecomputeKv;
+    default:
+      return UnknownEnum("in_flight_mode", mode);
+  }
+}
+
+// Fills `request` as far as the message makes sense; the engine checks values against the model.
+absl::Status FromProto(const v1::GenerateRequest& proto, GenerationRequest& request) {
+  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(proto));
+  ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
+  request.prompt.assign(proto.prompt_token_ids().begin(), proto.prompt_token_ids().end());
+  request.sampling = SamplingParamsFromProto(proto.sampling());
+  if (proto.has_timeout_ms()) {
+    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+    request.timeout = std::chrono::milliseconds(std::min(proto.timeout_ms(), kMax));
+  }
+  return absl::OkStatus();
+}
+
+v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
+  const EngineOptions& options = engine.options();
+  const RequestLimits& limits = engine.limits();
+  v1::RolloutServerInfo info;
+  *info.mutable_server() = DescribeServer(
+      engine.config(), {.mode = options.runner.mode,
+                        .fingerprint = FingerprintOf(engine.config(), options.runner.mode),
+                        .contract_version = contract::kContractVersion,
+                        .instruction_set = engine.backend(),
+                        .max_logprobs = options.sampling.max_logprobs,
+                        .context_length = std::min(
+                            {limits.context_length, limits.max_batch_tokens, limits.kv_tokens})});
+  info.set_tensor_parallel_size(static_cast<uint32_t>(options.runner.tensor_parallel_size));
+  info.set_page_size(static_cast<uint32_t>(options.runner.page_size));
+  info.set_num_pages(static_cast<uint32_t>(options.runner.num_pages));
+  info.set_max_running_requests(static_cast<uint32_t>(options.scheduler.max_running));
+  info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
+  info.set_max_n(options.sampling.max_n);
+  return info;
+}
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status, *context));
+  return reactor;
+}
+
+}  // namespace
+
+RolloutService::RolloutService(Engine& engine, size_t max_backlog_bytes)
+    : engine_(engine), max_backlog_bytes_(max_backlog_bytes), info_(DescribeRollout(engine)) {}
+
+std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
+    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  GenerationRequest generation;
+  generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
+  const absl::Status status = FromProto(*request, generation);
+  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), max_backlog_bytes_)
+      ->Start(context, std::move(generation), status);
+}
+
+grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* context,
+                                                const v1::AbortRequest* request,
+                                                v1::AbortResponse* response) {
+  if (request->all() && request->request_ids_size() > 0) {
+    return Answer(context, absl::InvalidArgumentError(
+                               absl::StrCat("request_ids: expected none together with all, got ",
+                                            request->request_ids_size())));
+  }
+  const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
+  for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids)) {
+    response->add_request_ids(id);
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerContext* context,
+                                                          const v1::PauseGenerationRequest* request,
+                                                          v1::PauseGenerationResponse* response) {
+  const absl::StatusOr<PauseMode> mode = FromProto(request->mode());
+  if (!mode.ok()) return Answer(context, mode.status());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  engine_.Pause(*mode, [context, reactor, response](const absl::StatusOr<PauseResult>& result) {
+    if (result.ok()) {
+      response->set_num_aborted(static_cast<uint32_t>(result->num_aborted));
+      response->set_num_kept(static_cast<uint32_t>(result->num_kept));
+    }
+    reactor->Finish(ToGrpcStatus(result.status(), *context));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
+    grpc::CallbackServerContext* context, const v1::ContinueGenerationRequest* /*request*/,
+    v1::ContinueGenerationResponse* response) {
+  response->set_num_resumed(static_cast<uint32_t>(engine_.Continue()));
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerContext* context,
+                                                        const v1::UpdateWeightsRequest* request,
+                                                        v1::UpdateWeightsResponse* response) {
+  const absl::StatusOr<InFlightMode> mode = FromProto(request->in_flight_mode());
+  if (!mode.ok()) return Answer(context, mode.status());
+  WeightUpdate update{.model_path = request->model_path(),
+                      .expected_digest = request->expected_digest(),
+                      .mode = *mode};
+  if (request->has_weight_version()) update.weight_version = request->weight_version();
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  engine_.UpdateWeights(
+      std::move(update), [context, reactor, response](const absl::StatusOr<WeightUpdateResult>& r) {
+        if (r.ok()) {
+          *response->mutable_previous() = WeightVersionToProto(r->previous);
+          *response->mutable_current() = WeightVersionToProto(r->current);
+          response->set_num_aborted(static_cast<uint32_t>(r->num_aborted));
+          response->set_num_recomputed(static_cast<uint32_t>(r->num_recomputed));
+          response->set_stage_micros(static_cast<uint64_t>(r->stage_time.count()));
+          response->set_switch_micros(static_cast<uint64_t>(r->switch_time.count()));
+        }
+        reactor->Finish(ToGrpcStatus(r.status(), *context));
+      });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                        const v1::GetServerInfoRequest* /*request*/,
+                                                        v1::RolloutServerInfo* response) {
+  *response = info_;
+  const auto uptime = std::chrono::steady_clock::now() - start_;
+  response->mutable_server()->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
+  if (const auto version = engine_.weight_version()) {
+    *response->mutable_server()->mutable_weight_version() = WeightVersionToProto(*version);
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* RolloutService::GetLoad(grpc::CallbackServerContext* context,
+                                                  const v1::GetLoadRequest* /*request*/,
+                                                  v1::GetLoadResponse* response) {
+  const EngineLoad load = engine_.load();
+  response->set_num_running_requests(static_cast<uint32_t>(load.num_running_requests));
+  response->set_num_waiting_requests(static_cast<uint32_t>(load.num_waiting_requests));
+  response->set_num_queued_tokens(static_cast<uint64_t>(load.num_waiting_tokens));
+  response->set_num_used_pages(static_cast<uint32_t>(load.num_used_pages));
+  response->set_num_free_pages(static_cast<uint32_t>(load.num_free_pages));
+  response->set_paused(load.paused);
+  return Answer(context, absl::OkStatus());
+}
+
+}  // namespace isobit

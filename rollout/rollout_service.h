@@ -1,0 +1,55 @@
+// The rollout service on the wire: maps proto messages to the engine and back. Handlers validate,
+// enqueue and return; proto/isobit/v1/rollout.proto documents each call.
+#ifndef ISOBIT_ROLLOUT_ROLLOUT_SERVICE_H_
+#define ISOBIT_ROLLOUT_ROLLOUT_SERVICE_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "isobit/v1/rollout.grpc.pb.h"
+#include "rollout/engine.h"
+
+namespace isobit {
+
+class RolloutService final : public v1::RolloutService::CallbackService {
+ public:
+  // `engine` outlives every call. A reader that falls `max_backlog_bytes` behind loses its call.
+  explicit RolloutService(Engine& engine, size_t max_backlog_bytes = 16 << 20);
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
+      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
+                                  const v1::AbortRequest* request,
+                                  v1::AbortResponse* response) override;
+  grpc::ServerUnaryReactor* PauseGeneration(grpc::CallbackServerContext* context,
+                                            const v1::PauseGenerationRequest* request,
+                                            v1::PauseGenerationResponse* response) override;
+  grpc::ServerUnaryReactor* ContinueGeneration(grpc::CallbackServerContext* context,
+                                               const v1::ContinueGenerationRequest* request,
+                                               v1::ContinueGenerationResponse* response) override;
+  grpc::ServerUnaryReactor* UpdateWeights(grpc::CallbackServerContext* context,
+                                          const v1::UpdateWeightsRequest* request,
+                                          v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::RolloutServerInfo* response) override;
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
+                                    const v1::GetLoadRequest* request,
+                                    v1::GetLoadResponse* response) override;
+
+ private:
+  std::string NewRequestId();
+
+  Engine& engine_;
+  const size_t max_backlog_bytes_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  v1::RolloutServerInfo info_;  // all but what changes: weights and uptime
+  std::atomic<uint64_t> num_ids_{0};
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_ROLLOUT_SERVICE_H_

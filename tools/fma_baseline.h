@@ -1,0 +1,22 @@
+// What isobit-bench measures against: a plain fp32 FMA product over the same packed bf16 weights.
+// It keeps no contract, so its translation units let the compiler fuse.
+#ifndef ISOBIT_TOOLS_FMA_BASELINE_H_
+#define ISOBIT_TOOLS_FMA_BASELINE_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/isa.h"
+
+namespace isobit {
+
+// y[m, 32] = x[m, k] . w, w being one panel [k][32] of bf16; x and y are fp32, ldx and ldy elements
+// apart. k is a multiple of 4.
+using FmaPanelFn = void (*)(const float* x, int64_t ldx, int64_t m, const uint16_t* w, int64_t k,
+                            float* y, int64_t ldy);
+
+// Without FMA instructions (portable) a product and an addition.
+FmaPanelFn GetFmaPanel(cpu::Isa isa);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TOOLS_FMA_BASELINE_H_

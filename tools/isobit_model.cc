@@ -1,0 +1,188 @@
+// isobit-model: makes, inspects, verifies and damages model directories.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/mapped_file.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_names.h"
+#include "tools/flip_bit.h"
+#include "tools/model_report.h"
+#include "tools/model_shapes.h"
+#include "tools/random_model.h"
+
+namespace isobit {
+namespace {
+
+constexpr char kUsage[] =
+    "isobit-model: makes, inspects, verifies and damages model directories.\n\n"
+    "  isobit-model make SHAPE DIR [--seed=N]          random weights of a named shape\n"
+    "  isobit-model make --config=FILE DIR [--seed=N]  random weights for a config.json\n"
+    "  isobit-model inspect DIR    shape, fingerprints, tensors with digests, leaf plan per TP "
+    "size\n"
+    "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
+    "digest\n"
+    "  isobit-model flip-bit DIR TENSOR INDEX BIT OUT_DIR\n"
+    "                              a copy with one bit of one weight flipped; bit 0 is the "
+    "lowest\n\n"
+    "The directories are in the form of Hugging Face. Exit status: 0, 1 when the work fails, 2 for "
+    "a\n"
+    "command line that makes no sense.\n\nShapes: ";
+
+// What follows the subcommand: options and the rest, in order.
+struct Arguments {
+  std::vector<std::string> positional;
+  std::optional<std::string> seed;
+  std::optional<std::string> config;
+};
+
+absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!absl::StartsWith(word, "--")) {
+      arguments.positional.push_back(word);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    std::optional<std::string>* option = name == "--seed"     ? &arguments.seed
+                                         : name == "--config" ? &arguments.config
+                                                              : nullptr;
+    if (option == nullptr) return absl::InvalidArgumentError(absl::StrCat("unknown option ", name));
+    if (equals != std::string::npos) {
+      *option = word.substr(equals + 1);
+    } else if (i + 1 < words.size()) {
+      *option = words[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("option ", name, " lacks a value"));
+    }
+  }
+  return arguments;
+}
+
+template <class T>
+absl::Status ParseNumber(const char* what, const std::string& text, T& value) {
+  if (absl::SimpleAtoi(text, &value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, ": expected a number, got \"", text, "\""));
+}
+
+absl::StatusOr<ModelConfig> ConfigFromFile(const std::string& path) {
+  constexpr size_t kMaxBytes = 4 << 20;
+  ISOBIT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxBytes));
+  return ParseModelConfig(text);
+}
+
+// Says on stderr, once a second, how far a long job is.
+class Progress {
+ public:
+  void operator()(uint64_t done, uint64_t total) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::seconds(1)) return;
+    last_ = now;
+    absl::FPrintF(stderr, "made %.2f of %.2f GB\n", static_cast<double>(done) * 1e-9,
+                  static_cast<double>(total) * 1e-9);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// The commands return what they print.
+
+absl::StatusOr<std::string> Make(const Arguments& arguments) {
+  uint64_t seed = 0;
+  if (arguments.seed) ISOBIT_RETURN_IF_ERROR(ParseNumber("--seed", *arguments.seed, seed));
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, arguments.config
+                                                        ? ConfigFromFile(*arguments.config)
+                                                        : NamedModelShape(arguments.positional[0]));
+  const std::string& directory = arguments.positional.back();
+  RandomModelOptions options;
+  options.on_progress = Progress();
+  ISOBIT_RETURN_IF_ERROR(MakeRandomModel(config, seed, directory, options));
+  return absl::StrCat("made ", directory, " from seed ", seed, "\n");
+}
+
+absl::StatusOr<std::string> InspectOrVerify(const std::string& directory, bool inspect) {
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
+  ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
+  ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
+  if (inspect) return ReportModel(config, checkpoint);
+  return absl::StrCat(DigestCheckpoint(checkpoint).checkpoint, "  ", directory, "\n");
+}
+
+absl::StatusOr<std::string> Inspect(const Arguments& arguments) {
+  return InspectOrVerify(arguments.positional[0], true);
+}
+
+absl::StatusOr<std::string> Verify(const Arguments& arguments) {
+  return InspectOrVerify(arguments.positional[0], false);
+}
+
+absl::StatusOr<std::string> Flip(const Arguments& arguments) {
+  const std::vector<std::string>& words = arguments.positional;
+  FlippedBit what = {.tensor = words[1]};
+  ISOBIT_RETURN_IF_ERROR(ParseNumber("INDEX", words[2], what.index));
+  ISOBIT_RETURN_IF_ERROR(ParseNumber("BIT", words[3], what.bit));
+  ISOBIT_ASSIGN_OR_RETURN(const std::string said, FlipBit(words[0], what, words[4]));
+  return said + "\n";
+}
+
+struct Command {
+  const char* name;
+  size_t num_positional;
+  absl::StatusOr<std::string> (*run)(const Arguments& arguments);
+};
+constexpr Command kCommands[] = {
+    {"make", 2, Make}, {"inspect", 1, Inspect}, {"verify", 1, Verify}, {"flip-bit", 5, Flip}};
+
+int UsageError(absl::string_view what) {
+  absl::FPrintF(stderr, "isobit-model: %s\nTry --help.\n", what);
+  return 2;
+}
+
+int Run(const std::vector<std::string>& words) {
+  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+    absl::PrintF("%s%s.\n", kUsage, absl::StrJoin(ModelShapeNames(), ", "));
+    return 0;
+  }
+  if (words.empty()) return UsageError("a command is missing");
+  const auto command = std::find_if(std::begin(kCommands), std::end(kCommands),
+                                    [&](const Command& c) { return words[0] == c.name; });
+  if (command == std::end(kCommands)) return UsageError(absl::StrCat("unknown command ", words[0]));
+  const absl::StatusOr<Arguments> arguments = ParseArguments({words.begin() + 1, words.end()});
+  if (!arguments.ok()) return UsageError(arguments.status().message());
+  const bool makes = command->run == Make;
+  if (!makes && (arguments->seed || arguments->config)) {
+    return UsageError("--seed and --config are for make");
+  }
+  const size_t expected = command->num_positional - (arguments->config ? 1 : 0);
+  if (arguments->positional.size() != expected) {
+    return UsageError(absl::StrCat(words[0], ": expected ", expected, " arguments, got ",
+                                   arguments->positional.size()));
+  }
+  const absl::StatusOr<std::string> output = command->run(*arguments);
+  if (!output.ok()) {
+    absl::FPrintF(stderr, "isobit-model: %s\n", output.status().ToString());
+    return 1;
+  }
+  absl::PrintF("%s", *output);
+  return 0;
+}
+
+}  // namespace
+}  // namespace isobit
+
+int main(int argc, char** argv) { return isobit::Run({argv + 1, argv + argc}); }

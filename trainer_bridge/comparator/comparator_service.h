@@ -1,0 +1,46 @@
+// The transport of the comparator: starts one session for each call. What a session does is in its
+// own file; what a gap is, in gap.h and statistics.h.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "isobit/v1/comparator.grpc.pb.h"
+#include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/upstreams.h"
+#include "trainer_bridge/comparator/watch_session.h"
+
+namespace isobit {
+
+class ComparatorService final : public v1::ComparatorService::CallbackService {
+ public:
+  explicit ComparatorService(std::shared_ptr<Upstreams> upstreams);
+
+  grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
+                                                      const v1::CompareRequest* request) override;
+  grpc::ServerReadReactor<v1::RecordRequest>* Record(grpc::CallbackServerContext* context,
+                                                     v1::CompareSummary* summary) override;
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
+                                                     const v1::WatchRequest* request) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::ComparatorServerInfo* info) override;
+
+  // Ends all Watch streams, which would never end by themselves, with UNAVAILABLE, and refuses new
+  // ones. Comparisons in flight go on. Thread-safe.
+  void BeginDrain();
+
+ private:
+  const std::shared_ptr<Upstreams> upstreams_;
+  const std::shared_ptr<History> history_;
+
+  std::mutex mutex_;
+  bool draining_ = false;                             // guarded by mutex_
+  std::vector<std::weak_ptr<WatchSession>> watches_;  // guarded by mutex_
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_

@@ -1,0 +1,355 @@
+// Drives one Compare call.
+#include "trainer_bridge/comparator/compare_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/limits.h"
+#include "trainer_bridge/comparator/pairing.h"
+
+namespace isobit {
+namespace {
+
+constexpr uint32_t kDefaultConcurrency = 8;
+constexpr uint32_t kMaxConcurrency = 256;
+constexpr uint64_t kMaxSequences = 65536;  // their outcomes stay in memory until the summary
+constexpr std::chrono::seconds kInfoTimeout(10);
+constexpr uint32_t kGapsPerEvent = 256;
+
+using GenerateStream = UpstreamStream<v1::GenerateRequest, v1::GenerateResponse>;
+using ScoreStream = UpstreamStream<v1::ScoreRequest, v1::ScoreResponse>;
+
+uint32_t SamplesPerPrompt(const v1::CompareRequest& request) {
+  return request.sampling().has_n() ? request.sampling().n() : 1;
+}
+
+uint32_t Concurrency(const v1::CompareRequest& request) {
+  return request.has_max_concurrency() ? request.max_concurrency() : kDefaultConcurrency;
+}
+
+// What an upstream must not send is its fault, not our client's.
+absl::Status AsUpstreamFault(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
+    grpc::CallbackServerContext* context, const v1::CompareRequest& request,
+    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history) {
+  const std::shared_ptr<CompareSession> session(
+      new CompareSession(request, context->deadline(), std::move(upstreams), std::move(history)));
+  session->writer_ = StreamWriter<v1::CompareEvent>::Start(
+      context, {.on_cancel = [session] { session->OnCancel(); },
+                .on_writable = [session] { session->OnWritable(); }});
+  grpc::ServerWriteReactor<v1::CompareEvent>* reactor = session->writer_.get();
+  session->Begin();
+  return reactor;
+}
+
+CompareSession::CompareSession(v1::CompareRequest request,
+                               std::chrono::system_clock::time_point deadline,
+                               std::shared_ptr<Upstreams> upstreams,
+                               std::shared_ptr<History> history)
+    : request_(std::move(request)),
+      deadline_(deadline),
+      upstreams_(std::move(upstreams)),
+      history_(std::move(history)),
+      prompts_(request_.prompts_size()) {}
+
+absl::Status CompareSession::Validate() const {
+  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
+  if (request_.prompts().empty()) {
+    return absl::InvalidArgumentError("prompts: none, expected at least one");
+  }
+  for (int i = 0; i < request_.prompts_size(); ++i) {
+    ISOBIT_RETURN_IF_ERROR(
+        CheckId(absl::StrCat("prompts[", i, "].prompt_id"), request_.prompts(i).prompt_id()));
+  }
+  const uint64_t samples = SamplesPerPrompt(request_);
+  if (samples == 0) return absl::InvalidArgumentError("sampling.n: 0, expected at least 1");
+  const uint64_t sequences = samples * static_cast<uint64_t>(request_.prompts_size());
+  if (sequences > kMaxSequences) {
+    return absl::InvalidArgumentError(absl::StrCat("prompts times sampling.n: ", sequences,
+                                                   ", expected at most ", kMaxSequences));
+  }
+  const uint32_t concurrency = Concurrency(request_);
+  if (concurrency < 1 || concurrency > kMaxConcurrency) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_concurrency: ", concurrency, ", expected 1 to ", kMaxConcurrency));
+  }
+  return absl::OkStatus();
+}
+
+void CompareSession::Begin() {
+  if (const absl::Status valid = Validate(); !valid.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return Fail(valid);
+  }
+  const auto deadline = std::min(deadline_, std::chrono::system_clock::now() + kInfoTimeout);
+  FetchInfos(*upstreams_, deadline,
+             [self = shared_from_this()](const UpstreamInfos& infos) { self->OnInfos(infos); });
+}
+
+void CompareSession::OnInfos(const UpstreamInfos& infos) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (over_) return;
+  if (const absl::Status comparable = CheckInfos(infos); !comparable.ok()) return Fail(comparable);
+  StartPrompts();
+}
+
+absl::Status CompareSession::CheckInfos(const UpstreamInfos& infos) {
+  ISOBIT_RETURN_IF_ERROR(infos.rollout.status());
+  ISOBIT_RETURN_IF_ERROR(infos.scorer.status());
+  rollout_ = IdentityOf(infos.rollout->server());
+  scorer_ = IdentityOf(infos.scorer->server());
+  const uint32_t max_n = infos.rollout->max_n();
+  if (SamplesPerPrompt(request_) > max_n) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.n: ", SamplesPerPrompt(request_), ", expected at most ", max_n));
+  }
+  return CheckSides(rollout_, scorer_, request_.allow_weight_mismatch());
+}
+
+void CompareSession::StartPrompts() {
+  while (!over_ && num_started_ < prompts_.size() &&
+         num_started_ - num_reported_ < Concurrency(request_)) {
+    StartGenerate(num_started_++);
+  }
+}
+
+void CompareSession::StartGenerate(size_t prompt) {
+  prompts_[prompt].samples.resize(SamplesPerPrompt(request_));
+  v1::GenerateRequest request;
+  *request.mutable_prompt_token_ids() = request_.prompts(static_cast<int>(prompt)).token_ids();
+  *request.mutable_sampling() = request_.sampling();
+  request.set_logprob_mode(request_.logprob_mode());
+  calls_.insert(GenerateStream::Begin(
+      deadline_, std::move(request),
+      [this](auto* context, auto* message, auto* reactor) {
+        upstreams_->rollout->async()->Generate(context, message, reactor);
+      },
+      [self = shared_from_this(), prompt](const v1::GenerateResponse& response) {
+        self->OnGenerated(prompt, response);
+      },
+      [self = shared_from_this(), prompt](const absl::Status& status,
+                                          const GenerateStream::Context& call) {
+        self->OnGenerateDone(prompt, status, call);
+      }));
+}
+
+void CompareSession::OnGenerated(size_t prompt, const v1::GenerateResponse& response) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (over_) return;
+  const absl::Status taken = TakeGenerated(prompt, response);
+  if (!taken.ok()) return Fail(taken);
+  if (response.event_case() == v1::GenerateResponse::kComplete) {
+    const size_t sample = response.complete().index();
+    if (prompts_[prompt].samples[sample].rollout.token_ids().empty()) {
+      Conclude(prompt, sample);
+    } else {
+      StartScore(prompt, sample);
+    }
+  }
+}
+
+absl::Status CompareSession::TakeGenerated(size_t prompt, const v1::GenerateResponse& response) {
+  std::vector<Sample>& samples = prompts_[prompt].samples;
+  const bool is_chunk = response.event_case() == v1::GenerateResponse::kChunk;
+  const size_t index = is_chunk ? response.chunk().index() : response.complete().index();
+  if (index >= samples.size() || samples[index].completed) {
+    return absl::InternalError(absl::StrCat("rollout Generate: event for sample ", index,
+                                            ", which does not exist or is complete"));
+  }
+  Sample& sample = samples[index];
+  if (is_chunk) {
+    sample.rollout.MergeFrom(response.chunk().tokens());
+    return absl::OkStatus();
+  }
+  sample.complete = response.complete();
+  sample.completed = true;
+  return absl::OkStatus();
+}
+
+void CompareSession::OnGenerateDone(size_t prompt, const absl::Status& status,
+                                    const std::shared_ptr<grpc::ClientContext>& call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_.erase(call);
+  if (over_) return;
+  if (!status.ok()) {
+    return Fail(Annotate(status, absl::StrCat("rollout Generate, prompt ", prompt)));
+  }
+  for (size_t i = 0; i < prompts_[prompt].samples.size(); ++i) {
+    if (prompts_[prompt].samples[i].completed) continue;
+    return Fail(
+        absl::InternalError(absl::StrCat("rollout Generate, sequence ", SequenceId(prompt, i),
+                                         ": stream ended before the sample was complete")));
+  }
+}
+
+void CompareSession::StartScore(size_t prompt, size_t sample) {
+  v1::ScoreRequest request;
+  v1::ScoreSequence* sequence = request.add_sequences();
+  sequence->set_sequence_id(SequenceId(prompt, sample));
+  *sequence->mutable_prompt_token_ids() = request_.prompts(static_cast<int>(prompt)).token_ids();
+  *sequence->mutable_completion_token_ids() = prompts_[prompt].samples[sample].rollout.token_ids();
+  *request.mutable_sampling() = request_.sampling();
+  request.set_logprob_mode(request_.logprob_mode());
+  calls_.insert(ScoreStream::Begin(
+      deadline_, std::move(request),
+      [this](auto* context, auto* message, auto* reactor) {
+        upstreams_->scorer->async()->Score(context, message, reactor);
+      },
+      [self = shared_from_this(), prompt, sample](const v1::ScoreResponse& response) {
+        self->OnScored(prompt, sample, response);
+      },
+      [self = shared_from_this(), prompt, sample](const absl::Status& status,
+                                                  const ScoreStream::Context& call) {
+        self->OnScoreDone(prompt, sample, status, call);
+      }));
+}
+
+void CompareSession::OnScored(size_t prompt, size_t sample, const v1::ScoreResponse& response) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (over_) return;
+  const absl::Status taken = TakeScore(prompts_[prompt].samples[sample], response);
+  if (!taken.ok()) {
+    return Fail(Annotate(taken, absl::StrCat("sequence ", SequenceId(prompt, sample))));
+  }
+  Conclude(prompt, sample);
+}
+
+// The services were checked at the start, but their weights may have changed since.
+absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& response) const {
+  if (sample.scored) return absl::InternalError("scorer sent a second result");
+  v1::SideIdentity rollout;
+  *rollout.mutable_fingerprint() = sample.complete.fingerprint();
+  *rollout.mutable_weight_version() = sample.complete.weight_version();
+  v1::SideIdentity scorer;
+  *scorer.mutable_fingerprint() = response.fingerprint();
+  *scorer.mutable_weight_version() = response.weight_version();
+  ISOBIT_RETURN_IF_ERROR(CheckSides(rollout, scorer, request_.allow_weight_mismatch()));
+  if (sample.complete.logprob_mode() != response.logprob_mode()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("logprob modes must be equal: rollout has ",
+                     v1::LogprobMode_Name(sample.complete.logprob_mode()), ", scorer has ",
+                     v1::LogprobMode_Name(response.logprob_mode())));
+  }
+  ISOBIT_RETURN_IF_ERROR(AsUpstreamFault(
+      CheckTokens(sample.rollout, response.completion(), request_.allow_weight_mismatch())));
+  sample.scorer = response.completion();
+  sample.scored = true;
+  return absl::OkStatus();
+}
+
+void CompareSession::OnScoreDone(size_t prompt, size_t sample, const absl::Status& status,
+                                 const std::shared_ptr<grpc::ClientContext>& call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_.erase(call);
+  if (over_) return;
+  const std::string where = absl::StrCat("scorer Score, sequence ", SequenceId(prompt, sample));
+  if (!status.ok()) return Fail(Annotate(status, where));
+  if (!prompts_[prompt].samples[sample].scored) {
+    Fail(absl::InternalError(absl::StrCat(where, ": stream ended without a result")));
+  }
+}
+
+void CompareSession::Conclude(size_t prompt, size_t index) {
+  Sample& sample = prompts_[prompt].samples[index];
+  sample.outcome = CompareTokens(SequenceId(prompt, index), sample.rollout, sample.scorer);
+  history_->Add(sample.outcome);
+  pending_.push_back({prompt, index, 0});
+  Emit();
+}
+
+void CompareSession::Emit() {
+  while (!over_ && !pending_.empty()) {
+    Pending& pending = pending_.front();
+    if (!EmitGaps(pending) || !EmitReport(pending)) return;
+    Prompt& prompt = prompts_[pending.prompt];
+    prompt.samples[pending.sample].rollout.Clear();
+    prompt.samples[pending.sample].scorer.Clear();
+    if (++prompt.num_reported == prompt.samples.size()) ++num_reported_;
+    pending_.pop_front();
+  }
+  if (over_) return;
+  if (num_reported_ < prompts_.size()) return StartPrompts();
+  v1::CompareEvent event;
+  *event.mutable_summary() = Summarize();
+  if (!Send(std::move(event))) return;
+  over_ = true;
+  writer_->Finish(absl::OkStatus());
+}
+
+// True once all gaps of the sequence are written.
+bool CompareSession::EmitGaps(Pending& pending) {
+  const Sample& sample = prompts_[pending.prompt].samples[pending.sample];
+  const uint32_t num_tokens = static_cast<uint32_t>(sample.rollout.token_ids_size());
+  if (request_.gap_detail() == v1::GAP_DETAIL_NONE) return true;
+  const bool unequal_only = request_.gap_detail() == v1::GAP_DETAIL_UNEQUAL;
+  while (pending.next_position < num_tokens) {
+    v1::CompareEvent event;
+    event.mutable_gaps()->set_sequence_id(sample.outcome.sequence_id);
+    const uint32_t end = std::min(num_tokens, pending.next_position + kGapsPerEvent);
+    for (uint32_t i = pending.next_position; i < end; ++i) {
+      v1::TokenGap gap = MakeTokenGap(i, sample.rollout, sample.scorer);
+      if (!unequal_only || !gap.equal()) *event.mutable_gaps()->add_gaps() = std::move(gap);
+    }
+    if (event.gaps().gaps_size() > 0 && !Send(std::move(event))) return false;
+    pending.next_position = end;
+  }
+  return true;
+}
+
+bool CompareSession::EmitReport(const Pending& pending) {
+  const Sample& sample = prompts_[pending.prompt].samples[pending.sample];
+  v1::CompareEvent event;
+  *event.mutable_sequence() = MakeReport(sample.outcome);
+  event.mutable_sequence()->set_prompt_index(static_cast<uint32_t>(pending.prompt));
+  event.mutable_sequence()->set_sample_index(static_cast<uint32_t>(pending.sample));
+  event.mutable_sequence()->set_finish_reason(sample.complete.finish_reason());
+  return Send(std::move(event));
+}
+
+// False if the reader must first make room; then Emit goes on from OnWritable.
+bool CompareSession::Send(v1::CompareEvent event) {
+  return writer_->Write(std::move(event)) == WriteResult::kQueued;
+}
+
+v1::CompareSummary CompareSession::Summarize() const {
+  SummaryBuilder builder;
+  for (const Prompt& prompt : prompts_) {
+    for (const Sample& sample : prompt.samples) builder.Add(sample.outcome);
+  }
+  v1::CompareSummary summary = builder.Build();
+  *summary.mutable_rollout() = rollout_;
+  *summary.mutable_scorer() = scorer_;
+  return summary;
+}
+
+void CompareSession::OnWritable() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!over_) Emit();
+}
+
+void CompareSession::OnCancel() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Fail(absl::CancelledError("cancelled by the client"));
+}
+
+void CompareSession::Fail(const absl::Status& status) {
+  if (over_) return;
+  over_ = true;
+  pending_.clear();
+  for (const auto& call : calls_) call->TryCancel();
+  writer_->Finish(status);
+}
+
+std::string CompareSession::SequenceId(size_t prompt, size_t sample) const {
+  const std::string& id = request_.prompts(static_cast<int>(prompt)).prompt_id();
+  return id.empty() ? absl::StrCat(prompt, "/", sample) : absl::StrCat(id, "/", sample);
+}
+
+}  // namespace isobit

@@ -1,0 +1,115 @@
+// One Compare call, from its prompts to its summary.
+//
+// For each prompt: Generate; each sample that completes goes to Score at once; each score is
+// compared, and its gaps and report wait for the reader. A prompt's place is free only once all its
+// samples are reported, so a slow reader holds back the work and never fills the memory. The first
+// error ends the session and cancels every call to the two services.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/server_context.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/rpc/stream_writer.h"
+#include "isobit/v1/comparator.pb.h"
+#include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/report.h"
+#include "trainer_bridge/comparator/upstreams.h"
+
+namespace isobit {
+
+class CompareSession final : public std::enable_shared_from_this<CompareSession> {
+ public:
+  // Starts a session that answers the call of `context`; it lives until the call and its calls to
+  // the upstreams end. INVALID_ARGUMENT, through the stream: a request that cannot be right. What
+  // is wrong with prompts or sampling parameters is for the rollout to say.
+  static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
+                                                           const v1::CompareRequest& request,
+                                                           std::shared_ptr<Upstreams> upstreams,
+                                                           std::shared_ptr<History> history);
+
+ private:
+  struct Sample {
+    v1::TokenLogprobs rollout;  // until reported
+    v1::TokenLogprobs scorer;   // until reported
+    v1::GenerateComplete complete;
+    bool completed = false;
+    bool scored = false;
+    SequenceOutcome outcome;  // once scored
+  };
+  struct Prompt {
+    std::vector<Sample> samples;  // empty until started
+    size_t num_reported = 0;
+  };
+  // A compared sequence whose events the reader has not taken yet.
+  struct Pending {
+    size_t prompt;
+    size_t sample;
+    uint32_t next_position;  // the first token whose gap is not written
+  };
+
+  CompareSession(v1::CompareRequest request, std::chrono::system_clock::time_point deadline,
+                 std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history);
+
+  absl::Status Validate() const;
+  void Begin();
+
+  // What gRPC threads call. Each takes the lock.
+  void OnInfos(const UpstreamInfos& infos);
+  void OnGenerated(size_t prompt, const v1::GenerateResponse& response);
+  void OnGenerateDone(size_t prompt, const absl::Status& status,
+                      const std::shared_ptr<grpc::ClientContext>& call);
+  void OnScored(size_t prompt, size_t sample, const v1::ScoreResponse& response);
+  void OnScoreDone(size_t prompt, size_t sample, const absl::Status& status,
+                   const std::shared_ptr<grpc::ClientContext>& call);
+  void OnWritable();
+  void OnCancel();
+
+  // All below hold the lock.
+  absl::Status CheckInfos(const UpstreamInfos& infos);
+  absl::Status TakeGenerated(size_t prompt, const v1::GenerateResponse& response);
+  absl::Status TakeScore(Sample& sample, const v1::ScoreResponse& response) const;
+  void StartPrompts();
+  void StartGenerate(size_t prompt);
+  void StartScore(size_t prompt, size_t sample);
+  void Conclude(size_t prompt, size_t sample);
+  void Emit();
+  bool EmitGaps(Pending& pending);
+  bool EmitReport(const Pending& pending);
+  bool Send(v1::CompareEvent event);
+  v1::CompareSummary Summarize() const;
+  void Fail(const absl::Status& status);
+
+  std::string SequenceId(size_t prompt, size_t sample) const;
+
+  const v1::CompareRequest request_;
+  const std::chrono::system_clock::time_point deadline_;
+  const std::shared_ptr<Upstreams> upstreams_;
+  const std::shared_ptr<History> history_;
+  std::shared_ptr<StreamWriter<v1::CompareEvent>> writer_;  // set before the first callback
+
+  std::mutex mutex_;  // guards all below
+  bool over_ = false;
+  std::unordered_set<std::shared_ptr<grpc::ClientContext>> calls_;
+  v1::SideIdentity rollout_;
+  v1::SideIdentity scorer_;
+  std::vector<Prompt> prompts_;
+  size_t num_started_ = 0;
+  size_t num_reported_ = 0;  // prompts all of whose samples are
+  std::deque<Pending> pending_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_

@@ -1,0 +1,32 @@
+// The gap of one token: how far the rollout's logprob is from the scorer's. Pure arithmetic.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_GAP_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_GAP_H_
+
+#include <cstdint>
+#include <limits>
+
+namespace isobit {
+
+// The distance to or from a NaN. No two numbers are that far apart.
+inline constexpr uint32_t kNanUlpDistance = std::numeric_limits<uint32_t>::max();
+
+// Logprobs are natural, probabilities are exp of them; both differences are taken in float64.
+struct Gap {
+  float rollout;
+  float scorer;
+  bool equal;             // same bits and no NaN
+  bool has_nan;           // on either side
+  double abs_dp;          // |exp(rollout) - exp(scorer)|; 1, the most it can be, with a NaN
+  double dlogp;           // rollout - scorer; 0 for equal infinities, NaN with a NaN
+  uint32_t ulp_distance;  // 0 exactly if `equal`; kNanUlpDistance with a NaN
+};
+
+Gap ComputeGap(float rollout, float scorer);
+
+// The number of fp32 values one has to step over to get from `a` to `b`; -0 and +0 are neighbours,
+// since their bits differ. kNanUlpDistance if either is NaN.
+uint32_t UlpDistance(float a, float b);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_GAP_H_

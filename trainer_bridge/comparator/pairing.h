@@ -1,0 +1,28 @@
+// Decides whether two sides may be compared at all. Where they may not, the error names both.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "isobit/v1/comparator.pb.h"
+
+namespace isobit {
+
+// FAILED_PRECONDITION if a fingerprint is missing, the fingerprints differ, or, unless
+// `allow_weight_mismatch`, the weights differ in version id or digest.
+absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity& scorer,
+                        bool allow_weight_mismatch);
+
+// INVALID_ARGUMENT if a side's arrays have different lengths or the sides' token ids differ;
+// FAILED_PRECONDITION if, unless `allow_weight_mismatch`, a token's weight versions differ.
+absl::Status CheckTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer,
+                         bool allow_weight_mismatch);
+
+// INVALID_ARGUMENT if `id`, the value of `field`, is longer than 256 bytes: ids outlive their
+// request in the history.
+absl::Status CheckId(const std::string& field, const std::string& id);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_

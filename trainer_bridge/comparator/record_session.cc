@@ -1,0 +1,62 @@
+// Drives one Record call.
+#include "trainer_bridge/comparator/record_session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/limits.h"
+#include "common/rpc/status_convert.h"
+#include "trainer_bridge/comparator/pairing.h"
+
+namespace isobit {
+namespace {
+
+v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
+  v1::SideIdentity identity;
+  *identity.mutable_fingerprint() = side.fingerprint();
+  *identity.mutable_weight_version() = side.weight_version();
+  return identity;
+}
+
+}  // namespace
+
+RecordSession::RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary)
+    : history_(std::move(history)), summary_(summary) {
+  StartRead(&request_);
+}
+
+void RecordSession::OnReadDone(bool ok) {
+  if (!ok) {  // the client has sent all
+    summary_->MergeFrom(builder_.Build());
+    return Finish(grpc::Status::OK);
+  }
+  if (const absl::Status compared = Compare(); !compared.ok()) {
+    return Finish(ToGrpcStatus(Annotate(compared, absl::StrCat("record ", num_records_))));
+  }
+  ++num_records_;
+  StartRead(&request_);
+}
+
+absl::Status RecordSession::Compare() {
+  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
+  ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
+  const v1::SideIdentity rollout = IdentityOf(request_.rollout());
+  const v1::SideIdentity scorer = IdentityOf(request_.scorer());
+  ISOBIT_RETURN_IF_ERROR(CheckSides(rollout, scorer, request_.allow_weight_mismatch()));
+  ISOBIT_RETURN_IF_ERROR(CheckTokens(request_.rollout().tokens(), request_.scorer().tokens(),
+                                     request_.allow_weight_mismatch()));
+  if (num_records_ == 0) {
+    *summary_->mutable_rollout() = rollout;
+    *summary_->mutable_scorer() = scorer;
+  }
+  const std::string id =
+      request_.sequence_id().empty() ? absl::StrCat(num_records_) : request_.sequence_id();
+  const SequenceOutcome outcome =
+      CompareTokens(id, request_.rollout().tokens(), request_.scorer().tokens());
+  builder_.Add(outcome);
+  history_->Add(outcome);
+  return absl::OkStatus();
+}
+
+}  // namespace isobit

@@ -1,0 +1,40 @@
+// One Record call: compares what the caller streams, and answers with the summary.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "isobit/v1/comparator.pb.h"
+#include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/report.h"
+
+namespace isobit {
+
+// Deletes itself when gRPC is done with it. The first sequence that cannot be compared ends the
+// call with its error; those before it stay in the history.
+class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
+ public:
+  // `summary` is the call's response.
+  RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary);
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnDone() override { delete this; }
+
+  absl::Status Compare();
+
+  const std::shared_ptr<History> history_;
+  v1::CompareSummary* const summary_;
+  v1::RecordRequest request_;
+  uint64_t num_records_ = 0;
+  SummaryBuilder builder_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_

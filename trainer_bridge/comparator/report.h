@@ -1,0 +1,52 @@
+// Turns gaps and statistics into the comparator's messages.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_REPORT_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_REPORT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "isobit/v1/comparator.pb.h"
+#include "trainer_bridge/comparator/gap.h"
+#include "trainer_bridge/comparator/statistics.h"
+
+namespace isobit {
+
+// What is left of a sequence once its tokens are compared.
+struct SequenceOutcome {
+  std::string sequence_id;
+  GapStatistics statistics;
+  std::optional<uint32_t> first_divergence;  // a position in the completion, from 0
+};
+
+// Compares token by token. Both sides must have passed CheckTokens (pairing.h).
+SequenceOutcome CompareTokens(const std::string& sequence_id, const v1::TokenLogprobs& rollout,
+                              const v1::TokenLogprobs& scorer);
+
+// The gap of the token at `position` of both sides.
+v1::TokenGap MakeTokenGap(uint32_t position, const v1::TokenLogprobs& rollout,
+                          const v1::TokenLogprobs& scorer);
+
+v1::GapStatistics ToProto(const GapStatistics& statistics);
+
+// The report's fields that come from the outcome; the caller fills the rest.
+v1::SequenceReport MakeReport(const SequenceOutcome& outcome);
+
+// Merges outcomes, in the order of Add, in constant space.
+class SummaryBuilder {
+ public:
+  void Add(const SequenceOutcome& outcome);
+
+  // All but the sides' identities.
+  v1::CompareSummary Build() const;
+
+ private:
+  uint64_t num_sequences_ = 0;
+  uint64_t num_unequal_sequences_ = 0;
+  GapStatistics statistics_;
+  std::optional<v1::Divergence> first_divergence_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_REPORT_H_

@@ -1,0 +1,92 @@
+// Statistics over the gaps of many tokens, in float64. Their value depends on the order of Add and
+// Merge alone, so a caller who fixes the order fixes the bits.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "trainer_bridge/comparator/gap.h"
+
+namespace isobit {
+
+// Counts and maxima cover all tokens; a NaN is an unequal token with the largest gaps. Means, KL,
+// correlation and sample size cover the tokens whose logprobs are both finite (`num_finite`), and
+// are 0 without one: an infinity would otherwise hide every other token's part in them, and shows
+// in the maxima anyhow.
+class GapStatistics {
+ public:
+  // Adds one token.
+  void Add(const Gap& gap);
+
+  // Adds the tokens of `later`, as if they came after those here (equal up to rounding).
+  void Merge(const GapStatistics& later);
+
+  uint64_t num_tokens() const { return num_tokens_; }
+  uint64_t num_unequal() const { return num_unequal_; }
+  uint64_t num_nan() const { return num_nan_; }
+  uint64_t num_finite() const { return num_finite_; }
+
+  double max_abs_dp() const { return max_abs_dp_; }
+  double mean_abs_dp() const { return Mean(sum_abs_dp_); }
+  double max_abs_dlogp() const { return max_abs_dlogp_; }
+  double mean_abs_dlogp() const { return Mean(sum_abs_dlogp_); }
+  uint32_t max_ulp_distance() const { return max_ulp_distance_; }
+
+  // Estimates of KL(rollout || scorer) from the rollout's samples (Schulman, "Approximating KL
+  // divergence"), with d = log r = scorer - rollout: means of -d, d^2 / 2 and r - 1 - d.
+  double kl_k1() const { return Mean(sum_k1_); }
+  double kl_k2() const { return Mean(sum_k2_); }
+  double kl_k3() const { return Mean(sum_k3_); }
+
+  // Between the probabilities exp(rollout) and exp(scorer). None where it is undefined: fewer than
+  // two finite tokens, or one side constant.
+  std::optional<double> pearson_correlation() const;
+
+  // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout); num_finite when all
+  // are equal.
+  double effective_sample_size() const;
+
+ private:
+  double Mean(double sum) const {
+    return num_finite_ == 0 ? 0.0 : sum / static_cast<double>(num_finite_);
+  }
+
+  // Importance weights scaled by exp(-log_scale), so that no ratio overflows.
+  struct Weights {
+    double log_scale = -std::numeric_limits<double>::infinity();  // the largest log r so far
+    double sum = 0;
+    double sum_of_squares = 0;
+
+    void RaiseScale(double new_log_scale);
+  };
+
+  // Means and co-moments of the probabilities (Welford; merged after Chan et al.).
+  struct Moments {
+    double mean_rollout = 0;
+    double mean_scorer = 0;
+    double rollout_squares = 0;
+    double scorer_squares = 0;
+    double products = 0;
+  };
+
+  uint64_t num_tokens_ = 0;
+  uint64_t num_unequal_ = 0;
+  uint64_t num_nan_ = 0;
+  uint64_t num_finite_ = 0;
+  double max_abs_dp_ = 0;
+  double max_abs_dlogp_ = 0;
+  uint32_t max_ulp_distance_ = 0;
+  double sum_abs_dp_ = 0;
+  double sum_abs_dlogp_ = 0;
+  double sum_k1_ = 0;
+  double sum_k2_ = 0;
+  double sum_k3_ = 0;
+  Weights weights_;
+  Moments moments_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_

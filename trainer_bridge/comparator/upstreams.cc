@@ -1,0 +1,65 @@
+// Calls the rollout and the scorer.
+#include "trainer_bridge/comparator/upstreams.h"
+
+#include <atomic>
+
+#include "common/rpc/channel.h"
+
+namespace isobit {
+namespace {
+
+// Two calls in flight and their answers; the last to finish reports.
+struct InfoFetch {
+  grpc::ClientContext rollout_context;
+  grpc::ClientContext scorer_context;
+  v1::GetServerInfoRequest request;
+  v1::RolloutServerInfo rollout;
+  v1::ScorerServerInfo scorer;
+  UpstreamInfos infos;
+  std::atomic<int> pending{2};
+  std::function<void(const UpstreamInfos&)> done;
+
+  void FinishOne() {
+    if (--pending == 0) done(infos);
+  }
+};
+
+template <typename Info>
+absl::StatusOr<Info> Result(const grpc::Status& status, const char* side, Info& info) {
+  if (status.ok()) return std::move(info);
+  return Annotate(FromGrpcStatus(status), side);
+}
+
+}  // namespace
+
+Upstreams::Upstreams(const std::string& rollout_address, const std::string& scorer_address)
+    : rollout(v1::RolloutService::NewStub(MakeChannel(rollout_address))),
+      scorer(v1::ScorerService::NewStub(MakeChannel(scorer_address))) {}
+
+void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
+                std::function<void(const UpstreamInfos&)> done) {
+  auto fetch = std::make_shared<InfoFetch>();
+  fetch->done = std::move(done);
+  fetch->rollout_context.set_deadline(deadline);
+  fetch->scorer_context.set_deadline(deadline);
+  upstreams.rollout->async()->GetServerInfo(&fetch->rollout_context, &fetch->request,
+                                            &fetch->rollout, [fetch](const grpc::Status& status) {
+                                              fetch->infos.rollout = Result(
+                                                  status, "rollout GetServerInfo", fetch->rollout);
+                                              fetch->FinishOne();
+                                            });
+  upstreams.scorer->async()->GetServerInfo(
+      &fetch->scorer_context, &fetch->request, &fetch->scorer, [fetch](const grpc::Status& status) {
+        fetch->infos.scorer = Result(status, "scorer GetServerInfo", fetch->scorer);
+        fetch->FinishOne();
+      });
+}
+
+v1::SideIdentity IdentityOf(const v1::ServerInfo& info) {
+  v1::SideIdentity identity;
+  *identity.mutable_fingerprint() = info.fingerprint();
+  *identity.mutable_weight_version() = info.weight_version();
+  return identity;
+}
+
+}  // namespace isobit

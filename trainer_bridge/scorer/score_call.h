@@ -1,0 +1,62 @@
+// One Score call: turns scores into messages and keeps those that a slow reader leaves no room for.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
+
+#include <grpcpp/server_context.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/rpc/stream_writer.h"
+#include "isobit/v1/scorer.pb.h"
+#include "trainer_bridge/scorer/score_messages.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+namespace isobit::scorer {
+
+class ScoreCall final : public ScoreReceiver {
+ public:
+  // Opens the stream of `context`. When its client goes, the job ends; `scorer` may be null as long
+  // as no job is started. It outlives the gRPC server.
+  static std::shared_ptr<ScoreCall> Open(grpc::CallbackServerContext* context, Scorer* scorer,
+                                         size_t max_queued_bytes);
+
+  grpc::ServerWriteReactor<v1::ScoreResponse>* reactor() { return writer_.get(); }
+
+  // Queues the job of `request`; its results, and its end, go to the stream. `sequence_ids`: one
+  // for each sequence. Once, before the handler returns. Errors: as Scorer::Submit, with a retry
+  // hint where one helps.
+  static absl::Status Start(const std::shared_ptr<ScoreCall>& call, ScoreRequest request,
+                            std::vector<std::string> sequence_ids,
+                            const v1::Fingerprint& fingerprint);
+
+  void OnScore(SequenceScore score) override;
+  void OnDone(const absl::Status& status) override;
+  bool CanTakeMore() const override;
+
+ private:
+  explicit ScoreCall(Scorer* scorer) : scorer_(scorer) {}
+
+  void OnCancel();
+  void OnWritable();
+  // Writes what is held, as far as there is room. Holds mutex_.
+  void Flush();
+
+  Scorer* const scorer_;
+  std::shared_ptr<StreamWriter<v1::ScoreResponse>> writer_;
+  std::weak_ptr<ScoreJob> job_;
+  std::vector<std::string> sequence_ids_;
+  v1::Fingerprint fingerprint_;
+
+  mutable std::mutex mutex_;            // guards what follows
+  std::deque<v1::ScoreResponse> held_;  // at most what one batch yields
+  std::optional<absl::Status> final_;   // the job's end
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_

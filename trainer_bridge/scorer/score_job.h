@@ -1,0 +1,92 @@
+// One request to the scorer on its way through the engine: what to score, how, and who gets the
+// results.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/checkpoint/opened_model.h"
+#include "common/config/sampling_params.h"
+#include "kernels/ops.h"
+
+namespace isobit::scorer {
+
+struct ScoreInput {
+  std::vector<int32_t> prompt;      // at least one id
+  std::vector<int32_t> completion;  // may be empty
+
+  int64_t num_tokens() const { return static_cast<int64_t>(prompt.size() + completion.size()); }
+};
+
+struct ScoreOptions {
+  SamplingParams sampling{};  // valid; seed, n and max_tokens do not matter
+  bool raw = false;           // the model's own distribution instead of the sampler's
+  bool prompt_logprobs = false;
+  bool entropy = false;
+  std::optional<uint64_t> weight_version{};  // refuse any other weights
+};
+
+// Scores of consecutive tokens.
+struct TokenScores {
+  std::vector<float> logprobs;    // [tokens]
+  std::vector<float> entropies;   // [tokens], nats; empty unless asked for
+  std::vector<TokenLogProb> top;  // [tokens, sampling.logprobs]; ids of unused places are -1
+};
+
+struct SequenceScore {
+  size_t index = 0;        // in ScoreJob::inputs()
+  TokenScores completion;  // one entry for each completion token
+  TokenScores prompt;      // one for each prompt token but the first, if asked for; never entropies
+  WeightVersion version;
+};
+
+// Where results go. The job makes one call at a time, from any thread; none may block.
+class ScoreReceiver {
+ public:
+  virtual ~ScoreReceiver() = default;
+  virtual void OnScore(SequenceScore score) = 0;
+  // The last call: all sequences were scored, or why not.
+  virtual void OnDone(const absl::Status& status) = 0;
+  // False while results pile up at a slow reader: the job's further sequences then wait. Called
+  // from any thread, at any time.
+  virtual bool CanTakeMore() const = 0;
+};
+
+// Thread safe.
+class ScoreJob {
+ public:
+  // `inputs` is not empty.
+  ScoreJob(std::vector<ScoreInput> inputs, ScoreOptions options,
+           std::shared_ptr<ScoreReceiver> receiver);
+
+  const std::vector<ScoreInput>& inputs() const { return inputs_; }
+  const ScoreOptions& options() const { return options_; }
+  const ScoreReceiver& receiver() const { return *receiver_; }
+
+  // Hands out one sequence's score, and ends the job with the last one. No effect once ended.
+  void Deliver(SequenceScore score);
+  // Ends the job before its time; false if it had ended already.
+  bool End(const absl::Status& status);
+  bool ended() const;
+  // Sequences that are neither delivered nor given up.
+  size_t num_pending() const;
+
+ private:
+  const std::vector<ScoreInput> inputs_;
+  const ScoreOptions options_;
+  const std::shared_ptr<ScoreReceiver> receiver_;
+
+  mutable std::mutex mutex_;
+  size_t pending_;  // 0: ended
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_

@@ -1,0 +1,51 @@
+// Between the scorer's wire messages and what its engine works with.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "isobit/v1/scorer.pb.h"
+#include "trainer_bridge/scorer/score_job.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+namespace isobit::scorer {
+
+struct ScoreLimits {
+  int32_t vocab_size = 0;
+  int64_t max_context = 0;      // tokens of one sequence
+  size_t max_sequences = 1024;  // of one request
+  uint32_t max_logprobs = 64;
+};
+
+struct ScoreRequest {
+  std::vector<ScoreInput> inputs;
+  ScoreOptions options;
+};
+
+// INVALID_ARGUMENT naming field, value and bound: a request that is too large or has no or too many
+// sequences; an empty prompt; a token id outside the vocabulary; a sequence over max_context; a
+// sequence with nothing to score; an unknown logprob mode; whatever ValidateSamplingParams rejects;
+// a response that would not fit into one message.
+absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
+                                               const ScoreLimits& limits);
+
+// `input` is the sequence that `score` belongs to; the caller adds its sequence_id.
+v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions& options,
+                                    const SequenceScore& score, const v1::Fingerprint& fingerprint);
+
+// INVALID_ARGUMENT: an in-flight mode that is unknown or that a scorer cannot honour.
+absl::StatusOr<WeightUpdate> ParseUpdateWeightsRequest(const v1::UpdateWeightsRequest& request);
+v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& result);
+
+v1::Fingerprint FingerprintOf(const Scorer& scorer);
+
+// All but the uptime.
+v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits);
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_

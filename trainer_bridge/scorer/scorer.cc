@@ -1,0 +1,332 @@
+// The engine's loop, its batches and its weight switch. See scorer.h.
+#include "trainer_bridge/scorer/scorer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "kernels/model/numerics.h"
+#include "kernels/model/rank_shape.h"
+#include "trainer_bridge/scorer/packing.h"
+
+namespace isobit::scorer {
+namespace {
+
+constexpr int kMaxShards = 64;
+
+using Clock = std::chrono::steady_clock;
+
+std::chrono::microseconds Since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+}
+
+absl::Status Stopping() { return absl::UnavailableError("the scorer is stopping"); }
+
+absl::Status CheckOptions(const ScorerOptions& options, const ModelConfig& config) {
+  if (options.num_shards < 1 || options.num_shards > kMaxShards) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shards: expected 1 to ", kMaxShards, ", got ", options.num_shards));
+  }
+  if (options.max_context < 0 || options.max_context > config.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_context: expected at most the model's max_position_embeddings, ",
+                     config.max_position_embeddings, ", got ", options.max_context));
+  }
+  if (options.max_batch_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_batch_tokens: expected 1 or more, got ", options.max_batch_tokens));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
+                                                     const std::string& model_path) {
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options.model_root, model_path, ""));
+  ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
+  if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(model.config, 0, 1));
+  std::unique_ptr<Ops> ops = options.make_ops();
+  return std::unique_ptr<Scorer>(new Scorer(std::move(options), model, shape, std::move(ops)));
+}
+
+Scorer::Scorer(ScorerOptions options, const OpenedModel& model, const RankShape& shape,
+               std::unique_ptr<Ops> ops)
+    : options_(std::move(options)),
+      layout_(model.config, shape, *ops),
+      rope_(RopeTableOf(model.config, options_.max_context)),
+      dtypes_(DTypesOf(model.checkpoint)),
+      gather_group_(options_.num_shards) {
+  weights_ = Cut(model, 1, *ops);
+  for (int rank = 0; rank < options_.num_shards; ++rank) {
+    if (rank > 0) ops = options_.make_ops();
+    ranks_.push_back(std::make_unique<ScoringRank>(layout_, rope_, options_.numerics,
+                                                   std::move(ops), gather_group_.rank(rank)));
+  }
+  engine_ = std::thread([this] { Run(); });
+}
+
+Scorer::~Scorer() {
+  Stop();
+  engine_.join();
+}
+
+void Scorer::Stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  // A batch that runs is abandoned at its next block.
+  EndAllJobs(Stopping());
+  changed_.notify_all();
+}
+
+void Scorer::EndAllJobs(const absl::Status& status) {
+  for (const Queued& queued : jobs_) queued.job->End(status);
+  for (const std::shared_ptr<ScoreJob>& job : held_) job->End(status);
+}
+
+absl::Status Scorer::Submit(std::shared_ptr<ScoreJob> job) {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return Stopping();
+  if (!fault_.ok()) return absl::UnavailableError(fault_.message());
+  DropEndedJobs();
+  size_t queued = job->inputs().size();
+  for (const Queued& other : jobs_) queued += other.job->num_pending();
+  for (const std::shared_ptr<ScoreJob>& other : held_) queued += other->num_pending();
+  if (queued > options_.max_queued_sequences) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("queue: ", queued, " sequences with this request, expected at most ",
+                     options_.max_queued_sequences));
+  }
+  if (switching_) {
+    held_.push_back(std::move(job));
+    return absl::OkStatus();
+  }
+  ISOBIT_RETURN_IF_ERROR(CheckVersion(*job));
+  jobs_.push_back({std::move(job)});
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+void Scorer::Wake() {
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+void Scorer::Run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] {
+      DropEndedJobs();
+      return stopping_ || !fault_.ok() || HasWork();
+    });
+    if (stopping_ || !fault_.ok()) return;
+    const RankItems items = TakeBatch();
+    const std::shared_ptr<const Weights> weights = weights_;
+    running_ = true;
+    lock.unlock();
+    const absl::Status status = ScoreBatch(*weights, items);
+    if (!status.ok()) Fault(status);
+    lock.lock();
+    running_ = false;
+    DropEndedJobs();
+    changed_.notify_all();
+  }
+}
+
+void Scorer::DropEndedJobs() {
+  jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(),
+                             [](const Queued& queued) { return queued.job->ended(); }),
+              jobs_.end());
+  held_.erase(
+      std::remove_if(held_.begin(), held_.end(), [](const auto& job) { return job->ended(); }),
+      held_.end());
+}
+
+absl::Status Scorer::CheckVersion(const ScoreJob& job) const {
+  const std::optional<uint64_t>& wanted = job.options().weight_version;
+  if (!wanted || *wanted == weights_->version.id) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("weight_version: asked for ", *wanted, ", serving ", weights_->version.id));
+}
+
+bool Scorer::HasWork() const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const Queued& queued) {
+    return queued.next < queued.job->inputs().size() && queued.job->receiver().CanTakeMore();
+  });
+}
+
+Scorer::RankItems Scorer::TakeBatch() {
+  // A little more than can fit, so that packing chooses and not this loop.
+  const int64_t enough = options_.max_batch_tokens * options_.num_shards + options_.max_context;
+  std::vector<Queued*> owners;
+  std::vector<size_t> indices;
+  std::vector<int64_t> lengths;
+  int64_t tokens = 0;
+  for (Queued& queued : jobs_) {
+    if (!queued.job->receiver().CanTakeMore()) continue;
+    const std::vector<ScoreInput>& inputs = queued.job->inputs();
+    for (size_t i = queued.next; i < inputs.size() && tokens < enough; ++i) {
+      owners.push_back(&queued);
+      indices.push_back(i);
+      lengths.push_back(inputs[i].num_tokens());
+      tokens += lengths.back();
+    }
+  }
+  const PackedBatch packed = PackBatch(lengths, options_.num_shards, options_.max_batch_tokens);
+  RankItems items(packed.ranks.size());
+  for (size_t rank = 0; rank < items.size(); ++rank) {
+    for (const size_t s : packed.ranks[rank]) items[rank].push_back({owners[s]->job, indices[s]});
+  }
+  for (size_t s = 0; s < packed.count; ++s) owners[s]->next = indices[s] + 1;
+  return items;
+}
+
+absl::Status Scorer::ScoreBatch(const Weights& weights, const RankItems& items) {
+  std::vector<absl::Status> statuses(ranks_.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      statuses[rank] = ranks_[rank]->Score(weights.ranks[rank], weights.version, items[rank]);
+      if (!statuses[rank].ok()) gather_group_.Abort(statuses[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (absl::Status& status : statuses) ISOBIT_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+void Scorer::Fault(const absl::Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    fault_ = status;
+    EndAllJobs(absl::InternalError(status.message()));
+  }
+  if (options_.on_fault) options_.on_fault(status);
+}
+
+absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& update) {
+  uint64_t version = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t present = weights_->version.id;
+    version = update.version.value_or(present + 1);
+    if (version <= present) {
+      return absl::InvalidArgumentError(absl::StrCat("weight_version: expected more than ", present,
+                                                     ", which serves, got ", version));
+    }
+    if (updating_) return absl::AbortedError("another weight update is in progress");
+    updating_ = true;
+  }
+  const Clock::time_point start = Clock::now();
+  absl::StatusOr<std::shared_ptr<const Weights>> next = Stage(update, version);
+  const std::chrono::microseconds stage = Since(start);
+  absl::StatusOr<WeightUpdateResult> result =
+      next.ok() ? Switch(*std::move(next), update) : next.status();
+  const std::lock_guard lock(mutex_);
+  updating_ = false;
+  if (result.ok()) result->stage = stage;
+  return result;
+}
+
+absl::StatusOr<std::shared_ptr<const Scorer::Weights>> Scorer::Stage(const WeightUpdate& update,
+                                                                     uint64_t version) {
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options_.model_root, update.model_path,
+                                                             update.expected_digest));
+  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
+  const std::unique_ptr<Ops> ops = options_.make_ops();
+  return Cut(model, version, *ops);
+}
+
+std::shared_ptr<const Scorer::Weights> Scorer::Cut(const OpenedModel& model, uint64_t version,
+                                                   const Ops& ops) const {
+  auto weights = std::make_shared<Weights>();
+  weights->version.id = version;
+  weights->version.digest = model.digests.checkpoint;
+  weights->ranks = CutIntoShards(layout_, model.checkpoint, ops, options_.num_shards);
+  return weights;
+}
+
+absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const Weights> next,
+                                                  const WeightUpdate& update) {
+  WeightUpdateResult result;
+  std::unique_lock lock(mutex_);
+  switching_ = true;
+  if (update.abort_jobs) {
+    for (const Queued& queued : jobs_) {
+      const bool aborted = queued.job->End(
+          absl::AbortedError(absl::StrCat("weights are switched to version ", next->version.id)));
+      if (aborted) ++result.num_aborted;
+    }
+  }
+  absl::Status status;
+  Clock::time_point idle = Clock::now();
+  changed_.wait(lock, [&] {
+    DropEndedJobs();
+    if (stopping_ || !fault_.ok()) status = Stopping();
+    if (update.is_abandoned && update.is_abandoned()) {
+      status = absl::CancelledError("the caller of the weight update has gone");
+    }
+    if (!status.ok()) return true;
+    if (!running_ && jobs_.empty()) {
+      idle = Clock::now();
+      return true;
+    }
+    return false;
+  });
+
+  if (status.ok()) {
+    result.previous = weights_->version;
+    result.current = next->version;
+    weights_.swap(next);
+    ISOBIT_LOG(Info) << "weights: version " << result.current.id << ", digest "
+                     << result.current.digest;
+  }
+  switching_ = false;
+  for (std::shared_ptr<ScoreJob>& job : std::exchange(held_, {})) {
+    if (const absl::Status wanted = CheckVersion(*job); !wanted.ok()) {
+      job->End(wanted);
+    } else {
+      jobs_.push_back({std::move(job)});
+    }
+  }
+  result.halted = Since(idle);
+  changed_.notify_all();
+  lock.unlock();  // the old weights are freed outside the lock
+  if (!status.ok()) return status;
+  return result;
+}
+
+WeightVersion Scorer::version() const {
+  const std::lock_guard lock(mutex_);
+  return weights_->version;
+}
+
+size_t Scorer::shard_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return weights_->ranks[0].total_bytes();
+}
+
+size_t Scorer::largest_block_bytes() const {
+  size_t largest = 0;
+  for (int block = 0; block < layout_.num_blocks(); ++block) {
+    largest = std::max(largest, layout_.BlockBytes(block));
+  }
+  return largest;
+}
+
+int Scorer::resident_blocks() const {
+  int most = 0;
+  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().resident());
+  return most;
+}
+
+int Scorer::peak_blocks() const {
+  int most = 0;
+  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().peak());
+  return most;
+}
+
+}  // namespace isobit::scorer

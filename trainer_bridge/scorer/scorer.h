@@ -1,0 +1,163 @@
+// The scoring engine: a queue of jobs, N shard ranks that score them batch by batch, and the switch
+// to other weights between two batches. Not here: anything of gRPC.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/opened_model.h"
+#include "common/parallel/thread_group.h"
+#include "kernels/contract/rope.h"
+#include "kernels/model/weights.h"
+#include "kernels/ops.h"
+#include "trainer_bridge/scorer/score_job.h"
+#include "trainer_bridge/scorer/scoring_rank.h"
+#include "trainer_bridge/scorer/sharded_weights.h"
+
+namespace isobit::scorer {
+
+struct ScorerOptions {
+  std::string model_root;  // a directory; models lie below it
+  int num_shards = 2;      // in [1, 64]
+  NumericsMode numerics = NumericsMode::kTree;
+  int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
+  int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
+  size_t max_queued_sequences = 16384;  // of all jobs
+  // Makes one rank's backend. Equal options give equal layouts of packed weights.
+  std::function<std::unique_ptr<Ops>()> make_ops;
+  // Called once, from the engine's thread, when a device or the group of ranks has failed: nothing
+  // can be scored any more. May be null.
+  std::function<void(const absl::Status&)> on_fault = nullptr;
+};
+
+struct WeightUpdate {
+  std::string model_path;             // relative to model_root
+  std::optional<uint64_t> version{};  // greater than the present one; unset: the present one plus 1
+  std::string expected_digest{};      // empty: any
+  bool abort_jobs = false;            // end the jobs in flight with ABORTED; else let them finish
+  std::function<bool()> is_abandoned = nullptr;  // whether the caller has gone; may be null
+};
+
+struct WeightUpdateResult {
+  WeightVersion previous;
+  WeightVersion current;
+  size_t num_aborted = 0;               // jobs
+  std::chrono::microseconds stage{0};   // to read, check, pack and cut
+  std::chrono::microseconds halted{0};  // while no batch could start
+};
+
+// Thread safe.
+class Scorer {
+ public:
+  // Loads `model_path`, whose weights become version 1, and starts the engine. Errors: as
+  // OpenModel; INVALID_ARGUMENT: an option out of range, max_context over the model's positions.
+  static absl::StatusOr<std::unique_ptr<Scorer>> Load(ScorerOptions options,
+                                                      const std::string& model_path);
+  Scorer(const Scorer&) = delete;
+  Scorer& operator=(const Scorer&) = delete;
+  // Stops. No call of UpdateWeights may be under way.
+  ~Scorer();
+
+  // Ends jobs that are left, and updates that wait for their switch, with UNAVAILABLE.
+  void Stop();
+
+  // Queues a valid job; its sequences fit max_context. The engine ends it exactly once, unless this
+  // fails: RESOURCE_EXHAUSTED: the queue is full; FAILED_PRECONDITION: the job
+  // wants other weights than those that serve (jobs that arrive while an update waits for its
+  // switch are held, and compared after it); UNAVAILABLE: a fault.
+  absl::Status Submit(std::shared_ptr<ScoreJob> job);
+
+  // Tells the engine that a receiver can take more, that a job was ended from outside, or that the
+  // caller of UpdateWeights has gone.
+  void Wake();
+
+  // Stages other weights of the same model, then switches to them between two batches; blocks until
+  // then. After an error the old weights serve as before. Errors: as OpenModel and
+  // CheckReplacement; INVALID_ARGUMENT: version not greater than the present one;
+  // ABORTED: another update runs; CANCELLED: abandoned; UNAVAILABLE: the engine stops.
+  absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
+
+  const ScorerOptions& options() const { return options_; }  // with max_context resolved
+  const ModelConfig& config() const { return layout_.config(); }
+  WeightVersion version() const;
+  const char* ops_name() const { return ranks_[0]->ops().name(); }
+
+  // Bytes of parameters that one rank keeps.
+  size_t shard_bytes() const;
+  // Bytes of the largest block (the embedding, a layer or the head).
+  size_t largest_block_bytes() const;
+  // Full blocks gathered on one rank now, and the most that ever were: the maximum over the ranks.
+  int resident_blocks() const;
+  int peak_blocks() const;
+
+ private:
+  // A version of the weights, cut for all ranks.
+  struct Weights {
+    WeightVersion version;
+    std::vector<RankShards> ranks;
+  };
+  struct Queued {
+    std::shared_ptr<ScoreJob> job;
+    size_t next = 0;  // the first sequence that no batch has taken
+  };
+  using RankItems = std::vector<std::vector<ScoreItem>>;
+
+  Scorer(ScorerOptions options, const OpenedModel& model, const RankShape& shape,
+         std::unique_ptr<Ops> ops);
+
+  void Run();
+  RankItems TakeBatch();
+  absl::Status ScoreBatch(const Weights& weights, const RankItems& items);
+  void Fault(const absl::Status& status);
+
+  // These hold mutex_.
+  void DropEndedJobs();
+  void EndAllJobs(const absl::Status& status);
+  absl::Status CheckVersion(const ScoreJob& job) const;
+  bool HasWork() const;
+
+  absl::StatusOr<std::shared_ptr<const Weights>> Stage(const WeightUpdate& update,
+                                                       uint64_t version);
+  std::shared_ptr<const Weights> Cut(const OpenedModel& model, uint64_t version,
+                                     const Ops& ops) const;
+  absl::StatusOr<WeightUpdateResult> Switch(std::shared_ptr<const Weights> next,
+                                            const WeightUpdate& update);
+
+  const ScorerOptions options_;
+  const WeightLayout layout_;
+  const contract::RopeTable rope_;
+  const std::map<std::string, DType> dtypes_;
+  ThreadGroup gather_group_;
+  std::vector<std::unique_ptr<ScoringRank>> ranks_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::shared_ptr<const Weights> weights_;
+  std::deque<Queued> jobs_;                      // admitted and not ended, in order of arrival
+  std::vector<std::shared_ptr<ScoreJob>> held_;  // wait for a switch
+  bool updating_ = false;   // an update is being staged or waits for its switch
+  bool switching_ = false;  // an update waits for its switch: new jobs are held
+  bool running_ = false;    // a batch is being scored
+  bool stopping_ = false;
+  absl::Status fault_;
+
+  std::thread engine_;
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_

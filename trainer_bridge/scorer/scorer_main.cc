@@ -1,0 +1,143 @@
+// The scorer process: isobit-scorer.
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/config/flags.h"
+#include "common/rpc/server_flags.h"
+#include "common/rpc/server_runner.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/numerics.h"
+#include "trainer_bridge/scorer/scorer.h"
+#include "trainer_bridge/scorer/scorer_service.h"
+
+ABSL_FLAG(std::string, model_root, "",
+          "Directory below which all models lie; no path leaves it. Required.");
+ABSL_FLAG(std::string, model, "",
+          "Model directory to load first, relative to --model_root. Required.");
+ABSL_FLAG(int, shards, 2, "Ranks that each hold an equal part of every layer, 1 to 64.");
+ABSL_FLAG(int, threads_per_shard, 1, "Threads that compute for one rank, 1 to 256.");
+ABSL_FLAG(std::string, numerics, "tree", "tree, batch_invariant or vanilla.");
+ABSL_FLAG(std::string, isa, "auto",
+          "auto, avx512, avx2 or portable: it changes speed, never a bit.");
+ABSL_FLAG(
+    int64_t, max_context, 0,
+    "Tokens of one sequence, prompt and completion together; 0: as many positions as the model "
+    "has.");
+ABSL_FLAG(int64_t, max_batch_tokens, 2048,
+          "Tokens that one rank takes into one pass; a longer sequence runs alone.");
+ABSL_FLAG(int64_t, max_sequences, 1024, "Sequences in one Score request.");
+ABSL_FLAG(int64_t, max_queued_sequences, 16384,
+          "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");
+ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 0 to 1024.");
+
+namespace isobit::scorer {
+namespace {
+
+constexpr char kUsage[] =
+    "isobit-scorer: logprobs of given tokens at tensor-parallel size 1, on FSDP-style shards.\n\n"
+    "  isobit-scorer --model_root=DIR --model=NAME [--port=N] [--shards=N] [--numerics=MODE]";
+
+// What the flags say, checked.
+struct Settings {
+  std::string model;
+  ScorerOptions scorer;
+  ScorerService::Options service;
+};
+
+absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
+  CpuOptions options;
+  const std::string isa = absl::GetFlag(FLAGS_isa);
+  options.num_threads = absl::GetFlag(FLAGS_threads_per_shard);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("threads_per_shard", options.num_threads, 1, 256));
+  if (isa == "auto") return options;
+  const std::optional<cpu::Isa> parsed = cpu::ParseIsa(isa);
+  if (!parsed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--isa is \"", isa, "\", expected auto, avx512, avx2 or portable"));
+  }
+  if (*parsed > cpu::DetectIsa()) {
+    return absl::InvalidArgumentError(absl::StrCat("--isa is ", isa,
+                                                   ", but this machine runs at most ",
+                                                   std::string(cpu::IsaName(cpu::DetectIsa()))));
+  }
+  options.isa = *parsed;
+  return options;
+}
+
+absl::StatusOr<Settings> SettingsFromFlags() {
+  constexpr int64_t kMany = int64_t{1} << 24;
+  Settings settings;
+  ScorerOptions& scorer = settings.scorer;
+  scorer.model_root = absl::GetFlag(FLAGS_model_root);
+  settings.model = absl::GetFlag(FLAGS_model);
+  if (scorer.model_root.empty()) return absl::InvalidArgumentError("--model_root is required");
+  if (settings.model.empty()) return absl::InvalidArgumentError("--model is required");
+  scorer.num_shards = absl::GetFlag(FLAGS_shards);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("shards", scorer.num_shards, 1, 64));
+  ISOBIT_ASSIGN_OR_RETURN(scorer.numerics, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
+  scorer.max_context = absl::GetFlag(FLAGS_max_context);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_context", scorer.max_context, int64_t{0}, kMany));
+  scorer.max_batch_tokens = absl::GetFlag(FLAGS_max_batch_tokens);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_batch_tokens", scorer.max_batch_tokens, int64_t{1}, kMany));
+  const int64_t max_sequences = absl::GetFlag(FLAGS_max_sequences);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_sequences", max_sequences, int64_t{1}, kMany));
+  const int64_t max_queued = absl::GetFlag(FLAGS_max_queued_sequences);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_queued_sequences", max_queued, max_sequences, kMany));
+  const int max_logprobs = absl::GetFlag(FLAGS_max_logprobs);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_logprobs", max_logprobs, 0, 1024));
+  scorer.max_queued_sequences = static_cast<size_t>(max_queued);
+  settings.service.max_sequences = static_cast<size_t>(max_sequences);
+  settings.service.max_logprobs = static_cast<uint32_t>(max_logprobs);
+  ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
+  scorer.make_ops = [cpu] { return MakeCpuOps(cpu); };
+  return settings;
+}
+
+int Run(Settings settings) {
+  ScorerService service(settings.service);
+  ServerRunner runner(ServerOptionsFromFlags());
+  runner.Register(&service, v1::ScorerService::service_full_name());
+  if (const absl::Status started = runner.Start(); !started.ok()) {
+    ISOBIT_LOG(Error) << started.ToString();
+    return 1;
+  }
+  settings.scorer.on_fault = [&runner](const absl::Status& fault) { runner.Fail(fault); };
+  ISOBIT_LOG(Info) << "loading " << settings.model;
+  absl::StatusOr<std::unique_ptr<Scorer>> scorer =
+      Scorer::Load(std::move(settings.scorer), settings.model);
+  if (!scorer.ok()) {
+    ISOBIT_LOG(Error) << "cannot load " << settings.model << ": " << scorer.status().ToString();
+    return 1;
+  }
+  ISOBIT_LOG(Info) << "serving version 1, digest " << (*scorer)->version().digest << ", on "
+                   << (*scorer)->options().num_shards << " shards of " << (*scorer)->shard_bytes()
+                   << " bytes, " << (*scorer)->ops_name();
+  service.SetScorer(*std::move(scorer));
+  runner.SetServing(true);
+  const int exit_code = runner.Wait([&service] { service.BeginDrain(); });
+  service.Stop();  // while there is still a runner to report a fault to
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace isobit::scorer
+
+int main(int argc, char** argv) {
+  isobit::ServerRunner::BlockStopSignals();  // before gRPC starts threads
+  isobit::ParseFlagsOrExit(argc, argv, isobit::scorer::kUsage);
+  absl::StatusOr<isobit::scorer::Settings> settings = isobit::scorer::SettingsFromFlags();
+  if (!settings.ok()) {
+    absl::FPrintF(stderr, "%s: %s\nTry --help.\n", argv[0], settings.status().message());
+    return 2;
+  }
+  return isobit::scorer::Run(*std::move(settings));
+}

@@ -1,0 +1,142 @@
+// Handlers of the scorer's RPCs. See scorer_service.h.
+#include "trainer_bridge/scorer/scorer_service.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/status_convert.h"
+#include "trainer_bridge/scorer/score_call.h"
+
+namespace isobit::scorer {
+namespace {
+
+// One UpdateWeights call: lives until both gRPC and the updating thread are done with it.
+class UpdateCall final : public grpc::ServerUnaryReactor {
+ public:
+  static std::shared_ptr<UpdateCall> Start(Scorer* scorer) {
+    const std::shared_ptr<UpdateCall> call(new UpdateCall(scorer));
+    call->self_ = call;
+    return call;
+  }
+
+  bool is_abandoned() const { return is_abandoned_; }
+
+ private:
+  explicit UpdateCall(Scorer* scorer) : scorer_(scorer) {}
+
+  void OnCancel() override {
+    is_abandoned_ = true;
+    scorer_->Wake();
+  }
+  void OnDone() override { const std::shared_ptr<UpdateCall> self = std::move(self_); }
+
+  Scorer* const scorer_;
+  std::shared_ptr<UpdateCall> self_;
+  std::atomic<bool> is_abandoned_{false};
+};
+
+grpc::ServerUnaryReactor* FinishAtOnce(grpc::CallbackServerContext* context,
+                                       const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status, *context));
+  return reactor;
+}
+
+}  // namespace
+
+ScorerService::ScorerService(const Options& options) : options_(options) {}
+
+ScorerService::~ScorerService() { Stop(); }
+
+void ScorerService::Stop() {
+  if (scorer_ != nullptr) scorer_->Stop();
+  updates_.clear();  // waits for them
+  scorer_ = nullptr;
+}
+
+void ScorerService::SetScorer(std::unique_ptr<Scorer> scorer) {
+  const std::lock_guard lock(mutex_);
+  ISOBIT_CHECK(scorer_ == nullptr);
+  scorer_ = std::move(scorer);
+  limits_.vocab_size = scorer_->config().vocab_size;
+  limits_.max_context = scorer_->options().max_context;
+  limits_.max_sequences = options_.max_sequences;
+  limits_.max_logprobs = options_.max_logprobs;
+  fingerprint_ = FingerprintOf(*scorer_);
+}
+
+void ScorerService::BeginDrain() {
+  const std::lock_guard lock(mutex_);
+  draining_ = true;
+}
+
+absl::StatusOr<Scorer*> ScorerService::Available() {
+  const std::lock_guard lock(mutex_);
+  if (draining_) return absl::UnavailableError("the scorer is draining");
+  if (scorer_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
+  return scorer_.get();
+}
+
+grpc::ServerWriteReactor<v1::ScoreResponse>* ScorerService::Score(
+    grpc::CallbackServerContext* context, const v1::ScoreRequest* request) {
+  const absl::StatusOr<Scorer*> scorer = Available();
+  const std::shared_ptr<ScoreCall> call =
+      ScoreCall::Open(context, scorer.ok() ? *scorer : nullptr, options_.max_queued_bytes);
+  const absl::Status status = scorer.ok() ? Submit(*request, call) : scorer.status();
+  if (!status.ok()) call->OnDone(status);
+  return call->reactor();
+}
+
+absl::Status ScorerService::Submit(const v1::ScoreRequest& request,
+                                   const std::shared_ptr<ScoreCall>& call) {
+  ISOBIT_ASSIGN_OR_RETURN(ScoreRequest parsed, ParseScoreRequest(request, limits_));
+  std::vector<std::string> sequence_ids;
+  for (const v1::ScoreSequence& sequence : request.sequences()) {
+    sequence_ids.push_back(sequence.sequence_id());
+  }
+  return ScoreCall::Start(call, std::move(parsed), std::move(sequence_ids), fingerprint_);
+}
+
+grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerContext* context,
+                                                       const v1::UpdateWeightsRequest* request,
+                                                       v1::UpdateWeightsResponse* response) {
+  const absl::StatusOr<Scorer*> scorer = Available();
+  if (!scorer.ok()) return FinishAtOnce(context, scorer.status());
+  absl::StatusOr<WeightUpdate> update = ParseUpdateWeightsRequest(*request);
+  if (!update.ok()) return FinishAtOnce(context, update.status());
+
+  const std::shared_ptr<UpdateCall> call = UpdateCall::Start(*scorer);
+  update->is_abandoned = [call] { return call->is_abandoned(); };
+  const auto run = [context, response, call, scorer = *scorer, update = *std::move(update)] {
+    const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
+    if (result.ok()) *response = MakeUpdateWeightsResponse(*result);
+    call->Finish(ToGrpcStatus(result.status(), *context));
+  };
+  const std::lock_guard lock(mutex_);
+  updates_.erase(std::remove_if(updates_.begin(), updates_.end(),
+                                [](const std::future<void>& done) {
+                                  return done.wait_for(std::chrono::seconds(0)) ==
+                                         std::future_status::ready;
+                                }),
+                 updates_.end());
+  updates_.push_back(std::async(std::launch::async, run));
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                       const v1::GetServerInfoRequest* /*request*/,
+                                                       v1::ScorerServerInfo* info) {
+  const std::lock_guard lock(mutex_);
+  if (scorer_ == nullptr) {
+    return FinishAtOnce(context, absl::UnavailableError("the weights are not loaded yet"));
+  }
+  *info = DescribeScorer(*scorer_, limits_);
+  info->mutable_server()->set_uptime_seconds(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count());
+  return FinishAtOnce(context, absl::OkStatus());
+}
+
+}  // namespace isobit::scorer

@@ -1,0 +1,69 @@
+// The scorer's gRPC border: a handler checks, hands over to the engine and returns. What scoring
+// is, is in scorer.h.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "isobit/v1/scorer.grpc.pb.h"
+#include "trainer_bridge/scorer/score_messages.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+namespace isobit::scorer {
+
+// Outlives the gRPC server that it is registered with.
+class ScorerService final : public v1::ScorerService::CallbackService {
+ public:
+  struct Options {
+    size_t max_sequences = ScoreLimits().max_sequences;
+    uint32_t max_logprobs = ScoreLimits().max_logprobs;
+    size_t max_queued_bytes = 4 << 20;  // of one stream's results, beyond those of one batch
+  };
+
+  explicit ScorerService(const Options& options);
+  ~ScorerService() override;
+
+  // Starts to serve; before, every call fails with UNAVAILABLE. Only once.
+  void SetScorer(std::unique_ptr<Scorer> scorer);
+
+  // Refuses new calls, but GetServerInfo, with UNAVAILABLE; those in flight go on.
+  void BeginDrain();
+
+  // Ends what the scorer still does, and the scorer. Only once the gRPC server has shut down.
+  void Stop();
+
+  grpc::ServerWriteReactor<v1::ScoreResponse>* Score(grpc::CallbackServerContext* context,
+                                                     const v1::ScoreRequest* request) override;
+  grpc::ServerUnaryReactor* UpdateWeights(grpc::CallbackServerContext* context,
+                                          const v1::UpdateWeightsRequest* request,
+                                          v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::ScorerServerInfo* info) override;
+
+ private:
+  // UNAVAILABLE: still loading, or draining.
+  absl::StatusOr<Scorer*> Available();
+  // Parses and queues a request whose stream stands.
+  absl::Status Submit(const v1::ScoreRequest& request,
+                      const std::shared_ptr<class ScoreCall>& call);
+
+  const Options options_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+
+  std::mutex mutex_;  // guards what follows
+  std::unique_ptr<Scorer> scorer_;
+  ScoreLimits limits_;
+  v1::Fingerprint fingerprint_;
+  bool draining_ = false;
+  std::vector<std::future<void>> updates_;  // one thread each, since staging blocks
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
