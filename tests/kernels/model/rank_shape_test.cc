@@ -1,0 +1,74 @@
+// A rank owns whole leaves of everything, whatever the head count: the parts of W ranks make the
+// whole, and the leaves that a rank sums are the leaves that one rank alone would sum.
+#include "kernels/model/rank_shape.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tools/model_shapes.h"
+
+namespace isobit {
+namespace {
+
+using testing_support::StatusIs;
+
+TEST(RankShapeTest, PartsMakeTheWholeForEveryShapeAndSize) {
+  for (const std::string& name : ModelShapeNames()) {
+    const ModelConfig config = *NamedModelShape(name);
+    const RankShape whole = *ShapeOfRank(config, 0, 1);
+    EXPECT_EQ(whole.heads, config.num_heads);
+    EXPECT_EQ(whole.kv_heads.size(), config.num_kv_heads);
+    EXPECT_EQ(whole.o.k, int64_t{config.num_heads} * config.head_dim);
+    EXPECT_EQ(whole.down.k, config.intermediate_size);
+    EXPECT_EQ(whole.head.n, config.vocab_size);
+    for (const int size : {2, 4, 8}) {
+      SCOPED_TRACE(name + " on " + std::to_string(size));
+      RankShape last;
+      int leaf = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        const RankShape part = *ShapeOfRank(config, rank, size);
+        EXPECT_EQ(part.kv_heads.begin, last.kv_heads.end);
+        EXPECT_EQ(part.intermediate.begin, last.intermediate.end);
+        EXPECT_EQ(part.vocab.begin, last.vocab.end);
+        EXPECT_EQ(part.heads * config.num_kv_heads, part.kv_heads.size() * config.num_heads);
+        EXPECT_EQ(part.qkv.k, config.hidden_size);
+        EXPECT_EQ(part.o.n, config.hidden_size);
+        EXPECT_EQ(part.gate_up.n, 2 * part.down.k);
+        // Row-parallel leaves are the whole's leaves, one after the other.
+        const int64_t o_begin =
+            part.kv_heads.begin * config.num_heads / config.num_kv_heads * config.head_dim;
+        for (int l = 0; l < part.o.num_leaves; ++l, ++leaf) {
+          EXPECT_EQ(part.o.bounds[l] + o_begin, whole.o.bounds[leaf]);
+          EXPECT_EQ(part.down.bounds[l] + part.intermediate.begin, whole.down.bounds[leaf]);
+        }
+        last = part;
+      }
+      EXPECT_EQ(leaf, contract::kLeaves);
+      EXPECT_EQ(last.kv_heads.end, config.num_kv_heads);
+      EXPECT_EQ(last.intermediate.end, config.intermediate_size);
+      EXPECT_EQ(last.vocab.end, config.vocab_size);
+    }
+  }
+}
+
+TEST(RankShapeTest, NineHeadsOnFourRanksLeaveOneIdle) {
+  const ModelConfig config = *NamedModelShape("smollm2-135m");
+  const int64_t expected[] = {0, 3, 3, 3};
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(ShapeOfRank(config, rank, 4)->heads, expected[rank]) << rank;
+}
+
+TEST(RankShapeTest, RefusesOtherSizesAndRanks) {
+  const ModelConfig config = *NamedModelShape("tiny-llama");
+  for (const int size : {-1, 0, 3, 16}) {
+    EXPECT_THAT(
+        ShapeOfRank(config, 0, size).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("expected 1, 2, 4 or 8")));
+  }
+  EXPECT_THAT(ShapeOfRank(config, 4, 4).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("[0, 4)")));
+}
+
+}  // namespace
+}  // namespace isobit

@@ -1,0 +1,200 @@
+"""Tests of the demo against fake services: what it prints, when it fails, that it leaves nothing behind."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from isobit import demo_services
+from isobit.demo_screen import Screen
+from isobit.demo_services import BINARIES, ServiceError, Services
+
+FAKE_SERVICES = Path(__file__).resolve().parent / "fake_services.py"
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+class WithFakeServices(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = Path(scratch.name)
+        self.bin_dir = self.scratch / "bin"
+        self.bin_dir.mkdir()
+        for name in BINARIES:
+            script = self.bin_dir / name
+            role = name.removeprefix("isobit-")
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE_SERVICES}" {role} "$@"\n')
+            script.chmod(0o755)
+
+    def service_pids(self) -> list[int]:
+        firsts = [log.read_text().partition("\n")[0] for log in self.log_dir.glob("*.log")]
+        return [int(first.removeprefix("pid ")) for first in firsts]
+
+    def command(self, *flags: str) -> list[str]:
+        """The command line of one run, whose logs are in self.log_dir."""
+        self.log_dir = Path(tempfile.mkdtemp(dir=self.scratch)) / "logs"
+        demo = [sys.executable, "-m", "isobit.demo", "--offline"]
+        return [*demo, f"--bin_dir={self.bin_dir}", f"--log_dir={self.log_dir}", *flags]
+
+    def run_demo(self, *flags: str, fault: str = "") -> subprocess.CompletedProcess:
+        result = subprocess.run(
+            self.command(*flags),
+            env={**os.environ, "ISOBIT_FAKE_FAULT": fault},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        self.assertEqual([pid for pid in self.service_pids() if is_alive(pid)], [])
+        return result
+
+
+class DemoTest(WithFakeServices):
+    def test_all_modes(self):
+        result = self.run_demo()
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertEqual(len(self.service_pids()), 11)
+        self.assertRegex(result.stdout, r"\n  tree +640 +0 +0 +0 +0 ")
+        self.assertRegex(result.stdout, r"\n  batch_invariant +640 +640 +1\.50e-08 ")
+        self.assertRegex(result.stdout, r"\n  vanilla +640 +640 +1\.50e-08 ")
+        self.assertIn("refused: FAILED_PRECONDITION: rollout has digest aa, scorer bb", result.stdout)
+        self.assertIn("320 of 320 tokens unequal with the check off", result.stdout)
+        self.assertNotIn("FAIL  ", result.stdout)
+        self.assertNotIn("\x1b", result.stdout)  # not a terminal: no control sequences
+        self.assertEqual(list(self.log_dir.glob("flipped-*/")), [])
+
+    def test_prompts_file(self):
+        prompts = self.scratch / "prompts.txt"
+        prompts.write_text("1 2 3\n\n 4\n")
+        flags = ("--prompts", str(prompts), "--min_tokens_compared=160", "--modes", "tree")
+        result = self.run_demo(*flags)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertEqual(result.stdout.count("> 1 2 3\n"), 3)
+        prompts.write_text("\n")
+        self.assertIn("holds no prompt", self.run_demo(*flags).stdout)
+
+    def test_each_fault_fails(self):
+        cases = {
+            "tree_gap": "FAIL  tree: 640 tokens compared, 640 unequal",
+            "too_few": "FAIL  tree: 32 tokens compared, at least 500 wanted",
+            "no_contrast": "FAIL  vanilla: 640 tokens compared, 0 unequal",
+            "flip_unseen": "FAIL  flipped bit: 0 of 320 tokens unequal",
+            "comparator_fails": "error: INTERNAL: the logits are not finite",
+            "scorer_dies": "model.safetensors is truncated",
+        }
+        for fault, message in cases.items():
+            with self.subTest(fault=fault):
+                result = self.run_demo("--modes", "tree", "vanilla", fault=fault)
+                self.assertEqual(result.returncode, 1, result.stdout)
+                self.assertIn(message, result.stdout)
+
+    def test_missing_binary(self):
+        (self.bin_dir / "isobit-scorer").unlink()
+        result = self.run_demo()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(f"{self.bin_dir} lacks isobit-scorer: build with `make build`", result.stdout)
+
+    def test_stop_signals_stop_the_services(self):
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with (
+                self.subTest(signal=number.name),
+                subprocess.Popen(
+                    self.command("--keep_running", "--modes", "tree"), stdout=subprocess.PIPE, text=True
+                ) as demo,
+            ):
+                while demo.stdout.readline() != "Ctrl-C stops them.\n":
+                    self.assertIsNone(demo.poll())
+                pids = self.service_pids()
+                self.assertTrue(any(map(is_alive, pids)))
+                demo.send_signal(number)
+                demo.stdout.read()
+                self.assertEqual(demo.wait(60), status)
+                self.assertFalse(any(map(is_alive, pids)))
+
+
+class ServicesTest(WithFakeServices):
+    def setUp(self):
+        super().setUp()
+        self.log_dir = self.scratch / "logs"
+        self.log_dir.mkdir()
+
+    def test_a_service_deaf_to_sigterm_is_killed(self):
+        with (
+            mock.patch.dict(os.environ, ISOBIT_FAKE_FAULT="deaf"),
+            mock.patch.object(demo_services, "_STOP_TIMEOUT_S", 0.3),
+            Services(self.bin_dir, self.log_dir) as services,
+        ):
+            service = services.start("isobit-scorer", "scorer", [])
+            services.wait_listening(service)
+        self.assertEqual(service.process.returncode, -signal.SIGKILL)
+        self.assertEqual(services.bad_ends, ["scorer did not end within 0.3 s of SIGTERM"])
+
+    def test_a_service_that_does_not_listen_is_given_up(self):
+        (self.bin_dir / "isobit-scorer").write_text("#!/bin/sh\nexec sleep 60\n")
+        with (
+            mock.patch.object(demo_services, "_START_TIMEOUT_S", 0.3),
+            self.assertRaisesRegex(ServiceError, r"scorer does not listen after 0\.3 s"),
+            Services(self.bin_dir, self.log_dir) as services,
+        ):
+            services.wait_listening(services.start("isobit-scorer", "scorer", []))
+
+    def test_a_service_that_ended_early_is_told(self):
+        with Services(self.bin_dir, self.log_dir) as services:
+            service = services.start("isobit-scorer", "scorer", [])
+            services.wait_listening(service)
+            service.process.kill()
+            service.process.wait()
+            with self.assertRaisesRegex(ServiceError, r"scorer ended with status -9(.|\n)*pid \d+"):
+                service.check_alive()
+        self.assertEqual(
+            services.bad_ends, ["scorer had ended with -9", "scorer ended with status -9 after SIGTERM"]
+        )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class ScreenTest(unittest.TestCase):
+    def test_bar_is_drawn_and_erased(self):
+        stream = Terminal()
+        screen = Screen(stream)
+        with mock.patch("isobit.demo_screen._BAR_AFTER_S", 0.0), screen.progress("work", 4) as progress:
+            progress.done = 1
+            while "1/4" not in stream.getvalue():
+                time.sleep(0.01)
+            screen.line("a line")
+        self.assertIn("work  [######..................] 1/4  0 s", stream.getvalue())
+        self.assertIn("\r\x1b[Ka line\n", stream.getvalue())
+        self.assertNotIn("work", stream.getvalue().rpartition("\r\x1b[K")[2])
+
+    def test_short_work_shows_no_bar(self):
+        stream = Terminal()
+        with Screen(stream).progress("work", 4):
+            time.sleep(0.3)
+        self.assertEqual(stream.getvalue(), "")
+
+    def test_table_aligns(self):
+        stream = io.StringIO()
+        Screen(stream).table(("mode", "n"), [("tree", "640"), ("a", "1")])
+        self.assertEqual(stream.getvalue(), "  mode    n\n  ----  ---\n  tree  640\n  a       1\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,483 @@
+// Pauses, weight updates, drain and faults: what happens between steps.
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <latch>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/safetensors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "rollout/engine.h"
+#include "tests/rollout/engine_fixture.h"
+#include "tests/support/bitwise.h"
+#include "tests/support/forwarding_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/tiny_model.h"
+
+namespace isobit {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+using testing_support::BitwiseEqual;
+using testing_support::RandomWeights;
+using testing_support::StatusIs;
+using testing_support::TinyWeights;
+using testing_support::WriteModel;
+
+class EngineControlTest : public EngineFixture {
+ protected:
+  // The reply, once there is one.
+  static std::shared_ptr<std::optional<absl::StatusOr<PauseResult>>> Pause(Engine& engine,
+                                                                           PauseMode mode) {
+    auto result = std::make_shared<std::optional<absl::StatusOr<PauseResult>>>();
+    engine.Pause(mode, [result](absl::StatusOr<PauseResult> r) { *result = std::move(r); });
+    return result;
+  }
+
+  static void Steps(Engine& engine, int count) {
+    for (int i = 0; i < count; ++i) engine.Step();
+  }
+};
+
+TEST_F(EngineControlTest, PauseAbortEndsWhatIsInFlightAndHoldsWhatComes) {
+  const auto engine = MakeEngine();
+  const auto running = Submit(*engine, MakeRequest("running"));
+  Steps(*engine, 2);
+  const auto paused = Pause(*engine, PauseMode::kAbort);
+  EXPECT_FALSE(paused->has_value()) << "not before the step is over";
+  EXPECT_FALSE(engine->Step());
+  EXPECT_EQ(paused->value()->num_aborted, 1u);
+  EXPECT_EQ(running->samples[0].tokens.size(), 2u);
+  EXPECT_EQ(running->samples[0].end->reason, FinishReason::kAbort);
+  EXPECT_TRUE(engine->load().paused);
+
+  const auto queued = Submit(*engine, MakeRequest("queued"));
+  EXPECT_FALSE(engine->Step());
+  EXPECT_EQ(engine->load().num_waiting_requests, 1u);
+  EXPECT_EQ(engine->Continue(), 1u);
+  EXPECT_EQ(engine->Continue(), 1u) << "no error when nothing is paused";
+  Run(*engine);
+  EXPECT_EQ(queued->samples[0].end->reason, FinishReason::kLength);
+}
+
+TEST_F(EngineControlTest, PauseKeepGoesOnWhereItWas) {
+  const auto engine = MakeEngine();
+  const SampleResult expected = Generate(*engine, MakeRequest("r"));
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  Steps(*engine, 3);
+  const auto paused = Pause(*engine, PauseMode::kKeep);
+  EXPECT_FALSE(engine->Step());
+  EXPECT_EQ(paused->value()->num_kept, 1u);
+  EXPECT_EQ(paused->value()->num_aborted, 0u);
+  EXPECT_EQ(engine->load().num_used_pages, 2) << "pages and all";
+  EXPECT_FALSE(engine->Step());
+  EXPECT_EQ(sink->samples[0].tokens.size(), 3u);
+
+  const auto impossible = Pause(*engine, PauseMode::kWait);
+  engine->Step();
+  EXPECT_THAT(impossible->value(), StatusIs(absl::StatusCode::kFailedPrecondition));
+
+  engine->Continue();
+  Run(*engine);
+  ExpectSameTokens(sink->samples[0], expected);
+}
+
+TEST_F(EngineControlTest, PauseWaitLetsWhatWasAcceptedFinish) {
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 1;
+  const auto engine = MakeEngine(options);
+  const auto running = Submit(*engine, MakeRequest("running"));
+  const auto queued = Submit(*engine, MakeRequest("queued"));
+  engine->Step();
+  const auto paused = Pause(*engine, PauseMode::kWait);
+  engine->Step();
+  const auto late = Submit(*engine, MakeRequest("late"));
+  Run(*engine);
+  ASSERT_TRUE(paused->has_value());
+  EXPECT_EQ(paused->value()->num_kept, 1u) << "the late one";
+  EXPECT_EQ(running->samples[0].end->reason, FinishReason::kLength);
+  EXPECT_EQ(queued->samples[0].end->reason, FinishReason::kLength);
+  EXPECT_FALSE(late->done.has_value());
+  const auto again = Pause(*engine, PauseMode::kWait);
+  engine->Step();
+  ISOBIT_EXPECT_OK(again->value()) << "only newcomers wait";
+  engine->Continue();
+  Run(*engine);
+  EXPECT_EQ(late->samples[0].end->reason, FinishReason::kLength);
+}
+
+TEST_F(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
+  const auto engine = MakeEngine();
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  engine->Step();
+  const auto paused = Pause(*engine, PauseMode::kWait);
+  engine->Step();
+  const auto late = Submit(*engine, MakeRequest("late"));
+  engine->Continue();
+  EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kAborted));
+  Run(*engine);
+  ISOBIT_EXPECT_OK(late->done.value());
+}
+
+TEST_F(EngineControlTest, UpdateAbortSwitchesAtOnce) {
+  const auto engine = MakeEngine();
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  engine->Step();
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const WeightUpdateResult result,
+                              Update(*engine, {.model_path = "v2"}));
+  EXPECT_EQ(result.previous.id, 1u);
+  EXPECT_EQ(result.current.id, 2u);
+  EXPECT_NE(result.previous.digest, result.current.digest);
+  EXPECT_EQ(result.num_aborted + sink->samples[0].tokens.size() / 8, 1u)
+      << "aborted, unless it finished while the weights were staged";
+  for (const uint64_t version : sink->samples[0].versions) EXPECT_EQ(version, 1u);
+  EXPECT_EQ(sink->samples[0].end->weight_version.id, 1u);
+
+  const SampleResult after = Generate(*engine, MakeRequest("after"));
+  EXPECT_THAT(after.versions, Each(2u));
+  EXPECT_EQ(after.end->weight_version.digest, result.current.digest);
+  ExpectSameTokens(after, Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r")));
+}
+
+TEST_F(EngineControlTest, ServesTheOldWeightsWhileStaging) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 190;
+  const SampleResult v1 = Generate(*engine, request);
+  const auto sink = Submit(*engine, request);
+  Steps(*engine, 2);
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2"}));
+  // Whatever was generated meanwhile has the old weights' bits.
+  const SampleResult& sample = sink->samples[0];
+  ASSERT_GE(sample.tokens.size(), 2u);
+  for (size_t i = 0; i < sample.tokens.size(); ++i) {
+    EXPECT_EQ(sample.tokens[i], v1.tokens[i]);
+    EXPECT_TRUE(BitwiseEqual(sample.logprobs[i], v1.logprobs[i]));
+  }
+}
+
+TEST_F(EngineControlTest, UpdateWaitLetsWhatWasAcceptedFinishUnderTheOldWeights) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("old");
+  request.sampling.max_tokens = 190;
+  const auto old = Submit(*engine, request);
+  engine->Step();
+  std::optional<absl::StatusOr<WeightUpdateResult>> result;
+  engine->UpdateWeights({.model_path = "v2", .mode = InFlightMode::kWait},
+                        [&](absl::StatusOr<WeightUpdateResult> r) { result = std::move(r); });
+  bool submitted = false;
+  std::shared_ptr<RecordingSink> late;
+  while (!result) {
+    engine->Step();
+    if (!submitted && old->samples[0].tokens.size() > 100) {
+      late = Submit(*engine, MakeRequest("late"));
+      submitted = true;
+    }
+  }
+  ISOBIT_ASSERT_OK(*result);
+  EXPECT_EQ((*result)->num_aborted, 0u);
+  EXPECT_EQ(old->samples[0].end->reason, FinishReason::kLength);
+  EXPECT_THAT(old->samples[0].versions, Each(1u));
+  Run(*engine);
+  ASSERT_TRUE(late->samples[0].end.has_value());
+  EXPECT_THAT(late->samples[0].versions, Each(late->samples[0].versions.front()));
+  EXPECT_THAT(EngineFixture::Generate(*engine, MakeRequest("after")).versions, Each(2u));
+}
+
+TEST_F(EngineControlTest, UpdateWaitFailsWhilePausedWithRequestsKept) {
+  const auto engine = MakeEngine();
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  engine->Step();
+  Pause(*engine, PauseMode::kKeep);
+  EXPECT_THAT(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kWait}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in_flight_mode")));
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  engine->Abort({"r"});
+  engine->Step();
+  Submit(*engine, MakeRequest("queued"));
+  ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kWait}))
+      << "a queued request has no keys of the old weights";
+  EXPECT_TRUE(engine->load().paused) << "an update does not end a pause";
+}
+
+// Every later token has the bits that the new weights give to the whole text so far.
+TEST_F(EngineControlTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 12;
+  const auto sink = Submit(*engine, request);
+  const auto other = Submit(*engine, MakeRequest("other", 3));
+  Steps(*engine, 4);
+  Pause(*engine, PauseMode::kKeep);  // so that none finishes while the weights are staged
+  ISOBIT_ASSERT_OK_AND_ASSIGN(
+      const WeightUpdateResult result,
+      Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}));
+  EXPECT_EQ(result.num_recomputed, 2u);
+  EXPECT_EQ(engine->load().num_used_pages, 0) << "no key of the old weights is left";
+  engine->Continue();
+  Run(*engine);
+  const SampleResult& sample = sink->samples[0];
+  EXPECT_EQ(sample.end->reason, FinishReason::kLength);
+  EXPECT_EQ(sample.end->num_preemptions, 0u);
+  EXPECT_EQ(sample.end->weight_version.id, 2u);
+  EXPECT_EQ(std::vector<uint64_t>(sample.versions.begin(), sample.versions.begin() + 4),
+            std::vector<uint64_t>(4, 1));
+  EXPECT_EQ(std::vector<uint64_t>(sample.versions.begin() + 4, sample.versions.end()),
+            std::vector<uint64_t>(8, 2));
+  EXPECT_EQ(other->samples[0].end->reason, FinishReason::kLength);
+
+  GenerationRequest rest = request;
+  rest.prompt.insert(rest.prompt.end(), sample.tokens.begin(), sample.tokens.begin() + 4);
+  rest.sampling.max_tokens = 8;
+  const SampleResult expected = Generate(*MakeEngine(DefaultOptions(), "v2"), rest);
+  EXPECT_EQ(std::vector<int32_t>(sample.tokens.begin() + 4, sample.tokens.end()), expected.tokens);
+  EXPECT_TRUE(BitwiseEqual(std::vector<float>(sample.logprobs.begin() + 4, sample.logprobs.end()),
+                           expected.logprobs));
+}
+
+TEST_F(EngineControlTest, ChecksVersionAndDigest) {
+  const auto engine = MakeEngine();
+  EXPECT_THAT(Update(*engine, {.model_path = "v2", .weight_version = 1}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::AllOf(HasSubstr("weight_version"), HasSubstr("more than 1"))));
+  const std::string old_digest = engine->weight_version()->digest;
+  EXPECT_THAT(Update(*engine, {.model_path = "v2", .expected_digest = old_digest}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(old_digest)));
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2", .weight_version = 40}));
+  EXPECT_EQ(engine->weight_version()->id, 40u);
+  const std::string new_digest = engine->weight_version()->digest;
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v1", .expected_digest = old_digest}));
+  EXPECT_EQ(engine->weight_version()->id, 41u);
+  EXPECT_NE(new_digest, old_digest);
+}
+
+TEST_F(EngineControlTest, OneUpdateAtATime) {
+  const auto engine = MakeEngine();
+  std::optional<absl::StatusOr<WeightUpdateResult>> first;
+  engine->UpdateWeights({.model_path = "v2"},
+                        [&](absl::StatusOr<WeightUpdateResult> r) { first = std::move(r); });
+  EXPECT_THAT(Update(*engine, {.model_path = "v2"}), StatusIs(absl::StatusCode::kAborted));
+  while (!first) engine->Step();
+  ISOBIT_EXPECT_OK(*first);
+}
+
+// Every damaged directory is refused by name, and the old weights go on with the old bits.
+TEST_F(EngineControlTest, FailedUpdatesLeaveTheOldWeightsServing) {
+  const auto write = [this](const std::string& name, auto damage) {
+    TinyWeights weights = RandomWeights(config_, 2);
+    damage(weights);
+    WriteModel(config_, weights, root_.File(name));
+  };
+  const auto edit = [this](const std::string& name, auto damage) {
+    WriteModel(config_, RandomWeights(config_, 2), root_.File(name));
+    const std::string path = root_.File(name + "/model.safetensors");
+    std::ifstream in(path, std::ios::binary);
+    std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    damage(bytes);
+    root_.Write(name + "/model.safetensors", bytes);
+  };
+  write("missing", [](TinyWeights& w) { w.tensors.erase("model.norm.weight"); });
+  edit("truncated", [](std::string& bytes) { bytes.resize(bytes.size() - 100); });
+  edit("oversized", [](std::string& bytes) { bytes += "extra"; });
+  edit("mistyped", [](std::string& bytes) {
+    const size_t at = bytes.find("\"BF16\"");
+    bytes.replace(at, 6, "\"I16\" ");
+  });
+  edit("retyped", [](std::string& bytes) { bytes.replace(bytes.find("\"BF16\""), 6, "\"F16\" "); });
+  edit("overlapping", [](std::string& bytes) {
+    const size_t at = bytes.find("\"data_offsets\":[0,");
+    ASSERT_NE(at, std::string::npos);
+    const size_t next = bytes.find("\"data_offsets\":[", at + 10) + 16;
+    bytes[next] = bytes[next] == '1' ? '0' : '1';
+  });
+  ModelConfig other = config_;
+  other.num_layers = 1;
+  WriteModel(other, RandomWeights(other, 2), root_.File("other"));
+  const testing_support::TempDir outside;
+  testing_support::WriteTinyModel(config_, 2, outside.File("model"));
+  std::filesystem::create_directory_symlink(outside.File("model"), root_.File("escape"));
+  std::filesystem::copy(root_.File("v2"), root_.File("escaping_file"));
+  std::filesystem::remove(root_.File("escaping_file/model.safetensors"));
+  std::filesystem::create_symlink(outside.File("model/model.safetensors"),
+                                  root_.File("escaping_file/model.safetensors"));
+  std::filesystem::create_directory(root_.File("empty"));
+
+  const auto engine = MakeEngine();
+  const SampleResult expected = Generate(*engine, MakeRequest("r"));
+  using absl::StatusCode;
+  const struct {
+    std::string path;
+    StatusCode code;
+    std::string message;
+  } kCases[] = {
+      {"missing", StatusCode::kInvalidArgument, "model.norm.weight"},
+      {"truncated", StatusCode::kInvalidArgument, "model.safetensors"},
+      {"oversized", StatusCode::kInvalidArgument, "model.safetensors"},
+      {"mistyped", StatusCode::kInvalidArgument, "I16"},
+      {"retyped", StatusCode::kInvalidArgument, "is F16, expected BF16"},
+      {"overlapping", StatusCode::kInvalidArgument, "model.safetensors"},
+      {"other", StatusCode::kInvalidArgument, "num_layers=1, expected num_layers=2"},
+      {"../v2", StatusCode::kInvalidArgument, ".."},
+      {root_.File("v2"), StatusCode::kInvalidArgument, "absolute"},
+      {"escape", StatusCode::kInvalidArgument, "outside"},
+      {"escaping_file", StatusCode::kInvalidArgument, "outside"},
+      {"", StatusCode::kInvalidArgument, "empty"},
+      {"nowhere", StatusCode::kNotFound, "nowhere"},
+      {"empty", StatusCode::kNotFound, "config.json"},
+  };
+  for (const auto& test : kCases) {
+    EXPECT_THAT(Update(*engine, {.model_path = test.path}),
+                StatusIs(test.code, HasSubstr(test.message)))
+        << test.path;
+  }
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), expected);
+}
+
+TEST_F(EngineControlTest, DrainRefusesNewRequestsAndFinishesTheOld) {
+  const auto engine = MakeEngine();
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  engine->Step();
+  engine->BeginDrain();
+  EXPECT_THAT(engine->Submit(MakeRequest("late"), sink),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("draining")));
+  EXPECT_THAT(Update(*engine, {.model_path = "v2"}), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(Pause(*engine, PauseMode::kKeep)->value(), StatusIs(absl::StatusCode::kUnavailable));
+  Run(*engine);
+  EXPECT_EQ(sink->samples[0].end->reason, FinishReason::kLength);
+}
+
+TEST_F(EngineControlTest, DrainEndsPausedRequests) {
+  const auto engine = MakeEngine();
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  engine->Step();
+  Pause(*engine, PauseMode::kKeep);
+  engine->Step();
+  engine->BeginDrain();
+  engine->Step();
+  ISOBIT_ASSERT_OK(sink->done.value());
+  EXPECT_EQ(sink->samples[0].end->reason, FinishReason::kAbort);
+}
+
+// A sink that only counts, and says when it is done.
+class CountingSink final : public RequestSink {
+ public:
+  void OnToken(uint32_t, SampledToken token) override {
+    EXPECT_TRUE(std::isfinite(token.logprob));
+    EXPECT_GE(token.weight_version, last_version_);
+    last_version_ = token.weight_version;
+  }
+  void OnSampleEnd(uint32_t, SampleEnd) override { ++num_ends_; }
+  void OnDone(const absl::Status& status) override {
+    ISOBIT_EXPECT_OK(status);
+    EXPECT_EQ(num_ends_, 2);
+    done_.count_down();
+  }
+  void AwaitDone() { done_.wait(); }
+
+ private:
+  uint64_t last_version_ = 0;
+  int num_ends_ = 0;
+  std::latch done_{1};
+};
+
+// Sanitizers judge.
+TEST_F(EngineControlTest, SurvivesCallsFromManyThreads) {
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 20;  // some requests are preempted
+  const auto engine = MakeEngine(options);
+  engine->Start();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        GenerationRequest request = MakeRequest(absl::StrCat(t, "-", i));
+        request.sampling.n = 2;
+        request.sampling.max_tokens = static_cast<uint32_t>(10 + i);
+        const auto sink = std::make_shared<CountingSink>();
+        const auto ticket = engine->Submit(request, sink);
+        ISOBIT_ASSERT_OK(ticket);
+        if (i % 4 == 1) engine->Cancel(*ticket, "gone");
+        if (i % 4 == 2) engine->Abort({request.id});
+        sink->AwaitDone();
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    for (const PauseMode mode : {PauseMode::kKeep, PauseMode::kAbort, PauseMode::kWait}) {
+      std::latch replied(1);
+      engine->Pause(mode, [&](const absl::StatusOr<PauseResult>&) { replied.count_down(); });
+      replied.wait();
+      EXPECT_TRUE(engine->load().paused);
+      engine->Continue();
+    }
+  });
+  threads.emplace_back([&] {
+    for (const InFlightMode mode :
+         {InFlightMode::kRecomputeKv, InFlightMode::kAbort, InFlightMode::kRecomputeKv}) {
+      std::latch replied(1);
+      engine->UpdateWeights({.model_path = "v2", .mode = mode},
+                            [&](const absl::StatusOr<WeightUpdateResult>& result) {
+                              ISOBIT_EXPECT_OK(result);
+                              replied.count_down();
+                            });
+      replied.wait();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(engine->weight_version()->id, 4u);
+  EXPECT_EQ(engine->load().num_used_pages, 0);
+  EXPECT_EQ(engine->load().num_waiting_tokens, 0);
+}
+
+// A backend that fails at its n-th linear layer.
+class FailingOps final : public testing_support::ForwardingOps {
+ public:
+  explicit FailingOps(std::atomic<int>& countdown)
+      : ForwardingOps(MakeCpuOps({})), countdown_(countdown) {}
+  absl::Status Linear(const LinearArgs& args) override {
+    if (--countdown_ == 0) return absl::InternalError("device lost");
+    return ForwardingOps::Linear(args);
+  }
+
+ private:
+  std::atomic<int>& countdown_;
+};
+
+TEST_F(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
+  std::atomic<int> countdown{100};
+  std::vector<absl::Status> failures;
+  EngineOptions options = DefaultOptions();
+  options.runner.make_ops = [&] { return std::make_unique<FailingOps>(countdown); };
+  options.on_failure = [&](const absl::Status& status) { failures.push_back(status); };
+  const auto engine = MakeEngine(options);
+  const auto a = Submit(*engine, MakeRequest("a"));
+  const auto b = Submit(*engine, MakeRequest("b"));
+  engine->Step();
+  const auto paused = Pause(*engine, PauseMode::kWait);
+  Run(*engine);
+  EXPECT_THAT(failures, testing::ElementsAre(StatusIs(absl::StatusCode::kInternal, "device lost")));
+  for (const auto& sink : {a, b}) {
+    EXPECT_THAT(sink->done.value(),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("device lost")));
+    EXPECT_GE(sink->samples[0].tokens.size(), 1u) << "what was emitted stays";
+  }
+  engine->Step();
+  EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(engine->Submit(MakeRequest("c"), a), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(engine->load().num_used_pages, 0);
+}
+
+}  // namespace
+}  // namespace isobit

@@ -1,0 +1,71 @@
+// An engine over a tiny model, stepped by the test itself, and a sink that remembers all it gets.
+#ifndef ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
+#define ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/model_config.h"
+#include "gtest/gtest.h"
+#include "rollout/engine.h"
+#include "tests/support/temp_dir.h"
+
+namespace isobit {
+
+struct SampleResult {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  std::vector<uint64_t> versions;
+  std::vector<std::vector<TokenLogProb>> top;
+  std::optional<SampleEnd> end;
+};
+
+class RecordingSink final : public RequestSink {
+ public:
+  void OnToken(uint32_t sample, SampledToken token) override;
+  void OnSampleEnd(uint32_t sample, SampleEnd end) override;
+  void OnDone(const absl::Status& status) override;
+
+  std::map<uint32_t, SampleResult> samples;
+  std::optional<absl::Status> done;
+};
+
+class EngineFixture : public testing::Test {
+ protected:
+  EngineFixture();
+
+  // Four ranks, 64 pages of 4 tokens.
+  EngineOptions DefaultOptions() const;
+
+  // An engine that serves `model`, a directory that a test has written below root_.
+  std::unique_ptr<Engine> MakeEngine(const EngineOptions& options,
+                                     const std::string& model = "v1") const;
+  std::unique_ptr<Engine> MakeEngine() const { return MakeEngine(DefaultOptions()); }
+
+  // Steps until the update has replied.
+  static absl::StatusOr<WeightUpdateResult> Update(Engine& engine, const WeightUpdate& update);
+
+  // Five prompt tokens, eight to generate, never stops early.
+  static GenerationRequest MakeRequest(const std::string& id, uint64_t seed = 11);
+
+  // Submits and returns the sink; a refusal fails the test.
+  static std::shared_ptr<RecordingSink> Submit(Engine& engine, const GenerationRequest& request);
+
+  // Steps until nothing is left to do.
+  static void Run(Engine& engine);
+
+  // Submit, Run, and the one sample of a request that ended well.
+  static SampleResult Generate(Engine& engine, const GenerationRequest& request);
+
+  testing_support::TempDir root_;
+  ModelConfig config_;  // of root_/v1 and root_/v2, whose weights differ
+};
+
+void ExpectSameTokens(const SampleResult& actual, const SampleResult& expected);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_

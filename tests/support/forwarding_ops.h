@@ -1,0 +1,39 @@
+// A backend that hands every op on to another one: tests override the op that they want to watch,
+// delay, fail or spoil.
+#ifndef ISOBIT_TESTS_SUPPORT_FORWARDING_OPS_H_
+#define ISOBIT_TESTS_SUPPORT_FORWARDING_OPS_H_
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "kernels/ops.h"
+
+namespace isobit::testing_support {
+
+class ForwardingOps : public Ops {
+ public:
+  explicit ForwardingOps(std::unique_ptr<Ops> ops) : ops_(std::move(ops)) {}
+
+  const char* name() const override { return ops_->name(); }
+  size_t PackedBytes(const LinearShape& shape) const override { return ops_->PackedBytes(shape); }
+  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
+            std::byte* packed) const override {
+    ops_->Pack(shape, w, ldw, packed);
+  }
+  absl::Status Linear(const LinearArgs& args) override { return ops_->Linear(args); }
+  absl::Status Embedding(const EmbeddingArgs& args) override { return ops_->Embedding(args); }
+  absl::Status RmsNorm(const RmsNormArgs& args) override { return ops_->RmsNorm(args); }
+  absl::Status SwiGlu(const SwiGluArgs& args) override { return ops_->SwiGlu(args); }
+  absl::Status Qkv(const QkvArgs& args) override { return ops_->Qkv(args); }
+  absl::Status Attention(const AttentionArgs& args) override { return ops_->Attention(args); }
+  absl::Status Reduce(const ReduceArgs& args) override { return ops_->Reduce(args); }
+  absl::Status LogProbs(const LogProbArgs& args) override { return ops_->LogProbs(args); }
+
+ private:
+  const std::unique_ptr<Ops> ops_;
+};
+
+}  // namespace isobit::testing_support
+
+#endif  // ISOBIT_TESTS_SUPPORT_FORWARDING_OPS_H_

@@ -1,0 +1,137 @@
+// Makes and writes tiny models. Weights come from integer arithmetic, so that golden digests over
+// them hold everywhere.
+#include "tests/support/tiny_model.h"
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "common/base/check.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/tensor_names.h"
+
+namespace isobit::testing_support {
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood 2014).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+  // Nearly normal, with variance 1: the sum of four uniform numbers, each exact in float.
+  float NextNormal() {
+    const uint64_t bits = Next();
+    int sum = -2 * 65535;
+    for (int i = 0; i < 4; ++i) sum += static_cast<int>((bits >> (16 * i)) & 0xffff);
+    return static_cast<float>(sum) * 0x1.bb67aep-16f;  // sqrt(3) / 65536
+  }
+
+ private:
+  uint64_t state_;
+};
+
+struct Distribution {
+  float mean;
+  float deviation;
+};
+
+Distribution DistributionOf(const TensorSpec& spec) {
+  const auto one_over_root = [](int64_t n) { return 1.0f / std::sqrt(static_cast<float>(n)); };
+  if (absl::EndsWith(spec.name, "norm.weight")) return {1.0f, 0.125f};
+  if (absl::EndsWith(spec.name, "bias")) return {0.0f, 0.25f};
+  if (spec.name == kEmbeddingName || spec.name == kLmHeadName) {
+    return {0.0f, 2.0f * one_over_root(spec.shape[1])};
+  }
+  return {0.0f, one_over_root(spec.shape[1])};
+}
+
+}  // namespace
+
+ModelConfig TinyConfig(Architecture architecture) {
+  ModelConfig c;
+  c.architecture = architecture;
+  c.vocab_size = 101;
+  c.hidden_size = 40;
+  c.intermediate_size = 72;
+  c.num_layers = 2;
+  c.num_heads = 9;
+  c.num_kv_heads = 3;
+  c.head_dim = 8;
+  c.rms_norm_eps = 1e-5f;
+  c.max_position_embeddings = 512;
+  c.eos_token_ids = {1};
+  switch (architecture) {
+    case Architecture::kLlama:
+      c.rope_scaling = {.type = RopeType::kLlama3,
+                        .factor = 8,
+                        .low_freq_factor = 1,
+                        .high_freq_factor = 4,
+                        .original_max_position_embeddings = 64};
+      c.tie_word_embeddings = true;
+      break;
+    case Architecture::kMistral:
+      c.layer_windows = {24, 24};
+      break;
+    case Architecture::kQwen2:
+      c.qkv_bias = true;
+      c.tie_word_embeddings = true;
+      break;
+    case Architecture::kQwen3:
+      c.qk_norm = true;
+      c.rope_theta = 1000000;
+      break;
+  }
+  const absl::Status valid = ValidateModelConfig(c);
+  ISOBIT_CHECK(valid.ok()) << valid.ToString();
+  return c;
+}
+
+TinyWeights RandomWeights(const ModelConfig& config, uint64_t seed) {
+  Random random(seed);
+  TinyWeights weights;
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    size_t count = 1;
+    for (const int64_t size : spec.shape) count *= static_cast<size_t>(size);
+    const Distribution distribution = DistributionOf(spec);
+    std::vector<uint16_t>& values = weights.tensors[spec.name];
+    for (size_t i = 0; i < count; ++i) {
+      const float value = distribution.mean + distribution.deviation * random.NextNormal();
+      values.push_back(Bf16FromF32Bits(std::bit_cast<uint32_t>(value)));
+    }
+  }
+  return weights;
+}
+
+void WriteModel(const ModelConfig& config, const TinyWeights& weights,
+                const std::string& directory) {
+  std::filesystem::create_directories(directory);
+  absl::Status status = WriteConfigJson(config, directory);
+  ISOBIT_CHECK(status.ok()) << status.ToString();
+  std::vector<Tensor> tensors;
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    const auto found = weights.tensors.find(spec.name);
+    if (found == weights.tensors.end()) continue;
+    const std::vector<uint16_t>& values = found->second;
+    tensors.push_back({.name = spec.name,
+                       .dtype = DType::kBf16,
+                       .shape = spec.shape,
+                       .data = reinterpret_cast<const uint8_t*>(values.data()),
+                       .size_bytes = values.size() * sizeof(uint16_t)});
+  }
+  status = WriteSafetensors(directory + "/model.safetensors", std::move(tensors));
+  ISOBIT_CHECK(status.ok()) << status.ToString();
+}
+
+void WriteTinyModel(const ModelConfig& config, uint64_t seed, const std::string& directory) {
+  WriteModel(config, RandomWeights(config, seed), directory);
+}
+
+}  // namespace isobit::testing_support

@@ -1,0 +1,31 @@
+// The scalar backend with a hook at the start of every forward pass, to stop one midway or to make
+// it fail.
+#ifndef ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_
+#define ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_
+
+#include <functional>
+#include <utility>
+
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/support/forwarding_ops.h"
+
+namespace isobit::scorer {
+
+class HookedOps final : public testing_support::ForwardingOps {
+ public:
+  // `on_embedding` runs before each Embedding; its error is that op's result.
+  explicit HookedOps(std::function<absl::Status()> on_embedding)
+      : ForwardingOps(MakeOracleOps()), on_embedding_(std::move(on_embedding)) {}
+
+  absl::Status Embedding(const EmbeddingArgs& args) override {
+    const absl::Status status = on_embedding_();
+    return status.ok() ? ForwardingOps::Embedding(args) : status;
+  }
+
+ private:
+  const std::function<absl::Status()> on_embedding_;
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_

@@ -1,0 +1,175 @@
+// The promise of the scorer: a score's bits depend on the sequence, its parameters and the weights,
+// and on nothing else.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+#include "tests/trainer_bridge/scorer/scoring_fixture.h"
+
+namespace isobit::scorer {
+namespace {
+
+// Bits of each sequence's score, by index.
+using AllBits = std::vector<std::vector<uint32_t>>;
+
+class ScorerBitsTest : public testing::TestWithParam<Architecture> {
+ protected:
+  ScorerBitsTest() : config_(testing_support::TinyConfig(GetParam())) {
+    testing_support::WriteTinyModel(config_, 11, dir_.File("model"));
+  }
+
+  std::unique_ptr<Scorer> Load(int shards, int64_t max_batch_tokens,
+                               NumericsMode mode = NumericsMode::kTree,
+                               std::function<std::unique_ptr<Ops>()> make_ops = MakeOracleOps) {
+    ScorerOptions options;
+    options.model_root = dir_.path();
+    options.num_shards = shards;
+    options.max_batch_tokens = max_batch_tokens;
+    options.numerics = mode;
+    options.make_ops = std::move(make_ops);
+    absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options, "model");
+    EXPECT_THAT(scorer, testing_support::IsOk());
+    return std::move(*scorer);
+  }
+
+  AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs,
+                const ScoreOptions& options) {
+    const Submitted submitted = MakeJob(inputs, options);
+    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
+    ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
+    AllBits bits;
+    for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
+    EXPECT_EQ(bits.size(), inputs.size());
+    return bits;
+  }
+
+  const testing_support::TempDir dir_;
+  const ModelConfig config_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Architectures, ScorerBitsTest,
+                         testing::Values(Architecture::kLlama, Architecture::kMistral,
+                                         Architecture::kQwen2, Architecture::kQwen3),
+                         [](const auto& info) { return ArchitectureName(info.param); });
+
+TEST_P(ScorerBitsTest, ScoresAreThoseOfTheDefinition) {
+  const auto scorer = Load(2, 128);
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 5, 60);
+  ScoreOptions raw = FullOptions();
+  raw.raw = true;
+  ScoreOptions greedy;
+  greedy.sampling.temperature = 0;
+  for (const ScoreOptions& options : {FullOptions(), raw, greedy, ScoreOptions()}) {
+    const AllBits bits = Score(*scorer, inputs, options);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      EXPECT_EQ(bits[i], Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[i],
+                                                options)))
+          << "sequence " << i;
+    }
+  }
+}
+
+TEST_P(ScorerBitsTest, BitsDoNotDependOnShardsOrPacking) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 12, 40);
+  const AllBits expected = Score(*Load(1, 4096), inputs, FullOptions());
+  for (const int shards : {1, 2, 3, 4, 8}) {
+    for (const int64_t max_batch_tokens : {1, 50, 4096}) {
+      const auto scorer = Load(shards, max_batch_tokens);
+      EXPECT_EQ(Score(*scorer, inputs, FullOptions()), expected)
+          << shards << " shards, " << max_batch_tokens << " tokens";
+      EXPECT_LE(scorer->peak_blocks(), 2);
+      EXPECT_GE(scorer->peak_blocks(), 1);
+    }
+  }
+}
+
+TEST_P(ScorerBitsTest, BitsDoNotDependOnOrderOrCompany) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 3, 10, 40);
+  const auto scorer = Load(3, 64);
+  const AllBits expected = Score(*scorer, inputs, FullOptions());
+  std::vector<ScoreInput> reversed(inputs.rbegin(), inputs.rend());
+  AllBits bits = Score(*scorer, reversed, FullOptions());
+  std::reverse(bits.begin(), bits.end());
+  EXPECT_EQ(bits, expected);
+
+  const Submitted crowd = MakeJob(RandomInputs(config_, 4, 30, 50));
+  ISOBIT_ASSERT_OK(scorer->Submit(crowd.job));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    EXPECT_EQ(Score(*scorer, {inputs[i]}, FullOptions())[0], expected[i]) << "sequence " << i;
+  }
+  ISOBIT_EXPECT_OK(crowd.collector->WaitUntilDone());
+}
+
+TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 5, 12, 40);
+  const AllBits expected = Score(*Load(1, 4096), inputs, FullOptions());
+  for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    if (isa > cpu::DetectIsa()) continue;
+    for (const int threads : {1, 2}) {
+      const auto make_ops = [=] { return MakeCpuOps({.isa = isa, .num_threads = threads}); };
+      EXPECT_EQ(Score(*Load(2, 100, NumericsMode::kTree, make_ops), inputs, FullOptions()),
+                expected)
+          << cpu::IsaName(isa) << ", " << threads << " threads";
+    }
+  }
+}
+
+// The comparisons above can fail: an ordinary engine's arithmetic fails them.
+TEST_P(ScorerBitsTest, Control) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 12, 40);
+  const AllBits crowded = Score(*Load(1, 4096, NumericsMode::kVanilla), inputs, FullOptions());
+  const AllBits alone = Score(*Load(1, 1, NumericsMode::kVanilla), inputs, FullOptions());
+  EXPECT_NE(crowded, alone);
+  EXPECT_EQ(Score(*Load(1, 4096, NumericsMode::kBatchInvariant), inputs, FullOptions()),
+            Score(*Load(4, 1, NumericsMode::kBatchInvariant), inputs, FullOptions()));
+}
+
+TEST_P(ScorerBitsTest, AChunkBoundaryDoesNotShow) {
+  std::vector<ScoreInput> inputs = RandomInputs(config_, 6, 1, 40);
+  inputs[0].completion.resize(200, 17);
+  ScoreOptions options = FullOptions();
+  const AllBits bits = Score(*Load(1, 4096), inputs, options);
+  EXPECT_EQ(bits[0],
+            Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[0], options)));
+}
+
+TEST_P(ScorerBitsTest, APromptAloneMayBeScored) {
+  const auto scorer = Load(2, 64);
+  ScoreOptions options;
+  options.prompt_logprobs = true;
+  const Submitted submitted = MakeJob(
+      {{.prompt = {4, 5, 6}, .completion = {}}, {.prompt = {4}, .completion = {}}}, options);
+  ISOBIT_ASSERT_OK(scorer->Submit(submitted.job));
+  ISOBIT_ASSERT_OK(submitted.collector->WaitUntilDone());
+  const auto scores = submitted.collector->scores();
+  EXPECT_EQ(scores.at(0).prompt.logprobs.size(), 2u);
+  EXPECT_EQ(scores.at(1).prompt.logprobs.size(), 0u);
+  EXPECT_EQ(scores.at(0).completion.logprobs.size(), 0u);
+}
+
+TEST_P(ScorerBitsTest, ATokenThatCouldNotBeDrawnHasLogprobMinusInfinity) {
+  const auto scorer = Load(1, 64);
+  ScoreOptions options;
+  options.sampling.min_tokens = 2;
+  options.sampling.stop_token_ids = {9};
+  const Submitted submitted = MakeJob({{.prompt = {4}, .completion = {9, 9, 9}}}, options);
+  ISOBIT_ASSERT_OK(scorer->Submit(submitted.job));
+  ISOBIT_ASSERT_OK(submitted.collector->WaitUntilDone());
+  const std::vector<float> logprobs = submitted.collector->scores().at(0).completion.logprobs;
+  EXPECT_EQ(logprobs[0], -INFINITY);
+  EXPECT_EQ(logprobs[1], -INFINITY);
+  EXPECT_TRUE(std::isfinite(logprobs[2]));
+}
+
+}  // namespace
+}  // namespace isobit::scorer

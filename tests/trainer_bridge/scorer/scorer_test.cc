@@ -1,0 +1,350 @@
+// The engine around the scores: queue, ends of jobs, weight updates, faults.
+#include "trainer_bridge/scorer/scorer.h"
+
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+#include "tests/trainer_bridge/scorer/hooked_ops.h"
+#include "tests/trainer_bridge/scorer/pass_gate.h"
+#include "tests/trainer_bridge/scorer/scoring_fixture.h"
+
+namespace isobit::scorer {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::RandomWeights;
+using testing_support::StatusIs;
+using testing_support::TinyWeights;
+
+class ScorerTest : public testing::Test {
+ protected:
+  // Qwen3 ties nothing: a damaged embedding concerns only sequences with that token.
+  ScorerTest() : config_(testing_support::TinyConfig(Architecture::kQwen3)) {
+    testing_support::WriteTinyModel(config_, 1, dir_.File("first"));
+    testing_support::WriteTinyModel(config_, 2, dir_.File("second"));
+    options_.model_root = dir_.path();
+    options_.max_batch_tokens = 64;
+    options_.make_ops = [this] {
+      return std::make_unique<HookedOps>([this] { return gate_.Pass(); });
+    };
+    options_.on_fault = [this](const absl::Status& status) { fault_.set_value(status); };
+  }
+
+  std::unique_ptr<Scorer> Load(const std::string& model = "first") {
+    absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options_, model);
+    EXPECT_THAT(scorer, testing_support::IsOk());
+    return std::move(*scorer);
+  }
+
+  Submitted Submit(Scorer& scorer, std::vector<ScoreInput> inputs, ScoreOptions options = {}) {
+    Submitted submitted = MakeJob(std::move(inputs), std::move(options));
+    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
+    return submitted;
+  }
+
+  // A score of one fixed sequence, whose bits tell the weights.
+  std::vector<uint32_t> Probe(Scorer& scorer) {
+    const Submitted probe = Submit(scorer, {probe_});
+    ISOBIT_EXPECT_OK(probe.collector->WaitUntilDone());
+    std::vector<uint32_t> bits = Bits(probe.collector->scores().at(0));
+    bits[0] = 0;  // the version, which the tests look at by itself
+    return bits;
+  }
+  std::vector<uint32_t> ProbeByDefinition(const std::string& model) const {
+    std::vector<uint32_t> bits =
+        Bits(ScoreByDefinition(dir_.File(model), NumericsMode::kTree, probe_, {}));
+    bits[0] = 0;
+    return bits;
+  }
+
+  const testing_support::TempDir dir_;
+  const ModelConfig config_;
+  const ScoreInput probe_ = {.prompt = {4, 5, 6}, .completion = {7, 8}};
+  PassGate gate_;
+  std::promise<absl::Status> fault_;
+  ScorerOptions options_;
+};
+
+TEST_F(ScorerTest, LoadRefusesOptionsOutOfRange) {
+  options_.num_shards = 0;
+  EXPECT_THAT(Scorer::Load(options_, "first"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("shards")));
+  options_.num_shards = 2;
+  options_.max_context = config_.max_position_embeddings + 1;
+  EXPECT_THAT(Scorer::Load(options_, "first"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_context")));
+  options_.max_context = 0;
+  options_.max_batch_tokens = 0;
+  EXPECT_THAT(Scorer::Load(options_, "first"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_batch_tokens")));
+  options_.max_batch_tokens = 1;
+  EXPECT_THAT(Scorer::Load(options_, "absent"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Scorer::Load(options_, "../first"), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(ScorerTest, ReportsShardsAndResidentBlocks) {
+  const auto scorer = Load();
+  EXPECT_EQ(scorer->resident_blocks(), 0);
+  EXPECT_EQ(scorer->peak_blocks(), 0);
+  Probe(*scorer);
+  EXPECT_GE(scorer->peak_blocks(), 1);
+  EXPECT_LE(scorer->peak_blocks(), 2);
+  EXPECT_GT(scorer->largest_block_bytes(), 0u);
+  options_.num_shards = 8;
+  EXPECT_LT(Load()->shard_bytes(), scorer->shard_bytes() / 2);
+}
+
+TEST_F(ScorerTest, AFullQueueRefuses) {
+  options_.max_queued_sequences = 8;
+  const auto scorer = Load();
+  gate_.Close();
+  const Submitted first = Submit(*scorer, RandomInputs(config_, 1, 5, 20));
+  const Submitted refused = MakeJob(RandomInputs(config_, 2, 4, 20));
+  EXPECT_THAT(scorer->Submit(refused.job), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                    AllOf(HasSubstr("9"), HasSubstr("8"))));
+  const Submitted second = Submit(*scorer, RandomInputs(config_, 3, 3, 20));
+  gate_.Open();
+  ISOBIT_EXPECT_OK(first.collector->WaitUntilDone());
+  ISOBIT_EXPECT_OK(second.collector->WaitUntilDone());
+  EXPECT_FALSE(refused.collector->done());
+}
+
+TEST_F(ScorerTest, AnEndedJobIsNotWorkedOnAndOthersGoOn) {
+  options_.num_shards = 1;
+  options_.max_batch_tokens = 1;
+  const auto scorer = Load();
+  gate_.Close();
+  const Submitted cancelled = Submit(*scorer, RandomInputs(config_, 1, 50, 20));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  const Submitted other = Submit(*scorer, {probe_});
+  EXPECT_TRUE(cancelled.job->End(absl::CancelledError("gone")));
+  scorer->Wake();
+  gate_.Open();
+  ISOBIT_EXPECT_OK(other.collector->WaitUntilDone());
+  EXPECT_THAT(cancelled.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(cancelled.collector->scores().empty());
+}
+
+TEST_F(ScorerTest, ASlowReceiverHoldsUpOnlyItsOwnJob) {
+  options_.max_batch_tokens = 1;
+  const auto scorer = Load();
+  Submitted slow = MakeJob(RandomInputs(config_, 1, 6, 20));
+  slow.collector->SetCanTakeMore(false);
+  ISOBIT_ASSERT_OK(scorer->Submit(slow.job));
+  const Submitted other = Submit(*scorer, RandomInputs(config_, 2, 6, 20));
+  ISOBIT_EXPECT_OK(other.collector->WaitUntilDone());
+  EXPECT_TRUE(slow.collector->scores().empty());
+  slow.collector->SetCanTakeMore(true);
+  scorer->Wake();
+  ISOBIT_EXPECT_OK(slow.collector->WaitUntilDone());
+  EXPECT_EQ(slow.collector->scores().size(), 6u);
+}
+
+TEST_F(ScorerTest, NonFiniteLogitsFailTheirJobAndNameThePlace) {
+  TinyWeights weights = RandomWeights(config_, 1);
+  constexpr uint16_t kNan = 0x7fc0;
+  std::vector<uint16_t>& embedding = weights.tensors["model.embed_tokens.weight"];
+  embedding[17 * static_cast<size_t>(config_.hidden_size)] = kNan;
+  testing_support::WriteModel(config_, weights, dir_.File("damaged"));
+  const auto scorer = Load("damaged");
+  const Submitted bad = Submit(*scorer, {{.prompt = {4}, .completion = {5}},
+                                         {.prompt = {4, 5}, .completion = {6, 17, 7, 8}}});
+  const Submitted good = Submit(*scorer, {probe_});
+  EXPECT_THAT(bad.collector->WaitUntilDone(),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("sequences[1]"), HasSubstr("position 4"))));
+  ISOBIT_EXPECT_OK(good.collector->WaitUntilDone());
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+}
+
+TEST_F(ScorerTest, AFaultEndsAllJobsOnceAndIsReported) {
+  const auto scorer = Load();
+  gate_.FailFromNowOn(absl::InternalError("device lost"));
+  const Submitted job = Submit(*scorer, RandomInputs(config_, 1, 5, 20));
+  EXPECT_THAT(job.collector->WaitUntilDone(),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("device lost")));
+  EXPECT_THAT(fault_.get_future().get(), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(scorer->Submit(MakeJob({probe_}).job), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(ScorerTest, StoppingEndsJobsInFlight) {
+  auto scorer = Load();
+  gate_.Close();
+  const Submitted job = Submit(*scorer, RandomInputs(config_, 1, 5, 20));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  scorer->Stop();
+  EXPECT_THAT(job.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kUnavailable));
+  gate_.Open();
+  scorer.reset();
+}
+
+// ---- Weight updates
+
+TEST_F(ScorerTest, AnUpdateSwitchesToTheNewWeights) {
+  const auto scorer = Load();
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+  const std::string before = scorer->version().digest;
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const WeightUpdateResult result,
+                              scorer->UpdateWeights({.model_path = "second"}));
+  EXPECT_EQ(result.previous.id, 1u);
+  EXPECT_EQ(result.previous.digest, before);
+  EXPECT_EQ(result.current.id, 2u);
+  EXPECT_NE(result.current.digest, before);
+  EXPECT_EQ(scorer->version().id, 2u);
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("second"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(
+      const WeightUpdateResult back,
+      scorer->UpdateWeights({.model_path = "first", .version = 40, .expected_digest = before}));
+  EXPECT_EQ(back.current.id, 40u);
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+}
+
+TEST_F(ScorerTest, AFailedUpdateLeavesTheOldWeights) {
+  const auto scorer = Load();
+  const auto expect_refused = [&](const WeightUpdate& update, absl::StatusCode code,
+                                  const std::string& text) {
+    EXPECT_THAT(scorer->UpdateWeights(update), StatusIs(code, HasSubstr(text)));
+    EXPECT_EQ(scorer->version().id, 1u) << text;
+    EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first")) << text;
+  };
+  const auto damaged = [&](const std::string& name, const auto& damage) {
+    TinyWeights weights = RandomWeights(config_, 2);
+    damage(weights);
+    testing_support::WriteModel(config_, weights, dir_.File(name));
+    return WeightUpdate{.model_path = name};
+  };
+  const absl::StatusCode invalid = absl::StatusCode::kInvalidArgument;
+
+  expect_refused({.model_path = "absent"}, absl::StatusCode::kNotFound, "absent");
+  expect_refused({.model_path = "../first"}, invalid, "..");
+  expect_refused({.model_path = "/etc"}, invalid, "absolute");
+  std::filesystem::create_directory_symlink("/etc", dir_.File("link"));
+  expect_refused({.model_path = "link"}, invalid, "outside");
+  expect_refused({.model_path = "second", .version = 1}, invalid, "weight_version");
+  expect_refused({.model_path = "second", .expected_digest = std::string(64, '0')},
+                 absl::StatusCode::kFailedPrecondition, std::string(64, '0'));
+  expect_refused(
+      damaged("missing", [](auto& weights) { weights.tensors.erase("model.norm.weight"); }),
+      invalid, "model.norm.weight");
+  expect_refused(damaged("none", [](auto& weights) { weights.tensors.clear(); }), invalid,
+                 "missing tensors");
+
+  ModelConfig other = config_;
+  other.rope_theta = 5000;
+  testing_support::WriteTinyModel(other, 2, dir_.File("other_theta"));
+  expect_refused({.model_path = "other_theta"}, invalid, "rope_theta");
+  other = config_;
+  other.intermediate_size = 80;
+  testing_support::WriteTinyModel(other, 2, dir_.File("other_shape"));
+  expect_refused({.model_path = "other_shape"}, invalid, "intermediate_size");
+
+  testing_support::WriteTinyModel(config_, 2, dir_.File("short"));
+  const std::string file = dir_.File("short/model.safetensors");
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 2);
+  expect_refused({.model_path = "short"}, invalid, "model.safetensors");
+
+  const std::vector<float> wide(static_cast<size_t>(config_.hidden_size), 1.0f);
+  testing_support::WriteTinyModel(config_, 2, dir_.File("wide"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.File("second")));
+  std::vector<Tensor> tensors = checkpoint.tensors();
+  for (Tensor& tensor : tensors) {
+    if (tensor.name != "model.norm.weight") continue;
+    tensor.dtype = DType::kF32;
+    tensor.data = reinterpret_cast<const uint8_t*>(wide.data());
+    tensor.size_bytes = wide.size() * sizeof(float);
+  }
+  ISOBIT_ASSERT_OK(WriteSafetensors(dir_.File("wide/model.safetensors"), tensors));
+  expect_refused({.model_path = "wide"}, invalid, "model.norm.weight is F32, expected BF16");
+}
+
+TEST_F(ScorerTest, WaitLetsJobsFinishUnderTheOldWeightsAndHoldsNewOnes) {
+  options_.num_shards = 1;
+  options_.max_batch_tokens = 1;
+  const auto scorer = Load();
+  gate_.Close();
+  const Submitted old = Submit(*scorer, RandomInputs(config_, 1, 4, 20));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  auto update = std::async(std::launch::async,
+                           [&] { return scorer->UpdateWeights({.model_path = "second"}); });
+  // Once an update waits for its switch, a job that wants version 2 is held instead of refused.
+  Submitted held;
+  for (int i = 0; i < 6000; ++i) {
+    held = MakeJob({probe_}, {.weight_version = 2});
+    if (scorer->Submit(held.job).ok()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const Submitted stale = Submit(*scorer, {probe_}, {.weight_version = 1});
+  EXPECT_EQ(scorer->version().id, 1u);
+  gate_.Open();
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const WeightUpdateResult result, update.get());
+  EXPECT_EQ(result.num_aborted, 0u);
+  ISOBIT_EXPECT_OK(old.collector->WaitUntilDone());
+  for (const auto& [index, score] : old.collector->scores()) EXPECT_EQ(score.version.id, 1u);
+  ISOBIT_EXPECT_OK(held.collector->WaitUntilDone());
+  EXPECT_EQ(held.collector->scores().at(0).version.id, 2u);
+  EXPECT_THAT(stale.collector->WaitUntilDone(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("asked for 1"), HasSubstr("serving 2"))));
+}
+
+TEST_F(ScorerTest, AbortEndsJobsInFlight) {
+  const auto scorer = Load();
+  gate_.Close();
+  const Submitted running = Submit(*scorer, RandomInputs(config_, 1, 4, 20));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  const Submitted waiting = Submit(*scorer, RandomInputs(config_, 2, 4, 20));
+  auto update = std::async(std::launch::async, [&] {
+    return scorer->UpdateWeights({.model_path = "second", .abort_jobs = true});
+  });
+  EXPECT_THAT(running.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(waiting.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kAborted));
+  gate_.Open();
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const WeightUpdateResult result, update.get());
+  EXPECT_EQ(result.num_aborted, 2u);
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("second"));
+}
+
+TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
+  const auto scorer = Load();
+  gate_.Close();
+  const Submitted job = Submit(*scorer, RandomInputs(config_, 1, 4, 20));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  std::atomic<bool> is_abandoned{false};
+  std::atomic<bool> is_asked{false};
+  auto update = std::async(std::launch::async, [&] {
+    return scorer->UpdateWeights({.model_path = "second", .is_abandoned = [&] {
+                                    is_asked = true;
+                                    return is_abandoned.load();
+                                  }});
+  });
+  while (!is_asked) std::this_thread::yield();
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "second"}),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("in progress")));
+  is_abandoned = true;
+  scorer->Wake();
+  EXPECT_THAT(update.get(), StatusIs(absl::StatusCode::kCancelled));
+  gate_.Open();
+  ISOBIT_EXPECT_OK(job.collector->WaitUntilDone());
+  EXPECT_EQ(scorer->version().id, 1u);
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+}
+
+TEST_F(ScorerTest, AnotherVersionThanTheServingOneIsRefused) {
+  const auto scorer = Load();
+  EXPECT_THAT(scorer->Submit(MakeJob({probe_}, {.weight_version = 7}).job),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("asked for 7"), HasSubstr("serving 1"))));
+  const Submitted right = Submit(*scorer, {probe_}, {.weight_version = 1});
+  ISOBIT_EXPECT_OK(right.collector->WaitUntilDone());
+}
+
+}  // namespace
+}  // namespace isobit::scorer

@@ -1,0 +1,187 @@
+// See scoring_fixture.h.
+#include "tests/trainer_bridge/scorer/scoring_fixture.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/parallel/thread_group.h"
+#include "kernels/model/numerics.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/model/sampling.h"
+#include "kernels/model/transformer.h"
+#include "kernels/oracle/oracle_ops.h"
+
+namespace isobit::scorer {
+namespace {
+
+constexpr std::chrono::minutes kPatience(1);
+
+template <class T>
+T Must(absl::StatusOr<T> value) {
+  ISOBIT_CHECK(value.ok()) << value.status().ToString();
+  return *std::move(value);
+}
+
+void Must(const absl::Status& status) { ISOBIT_CHECK(status.ok()) << status.ToString(); }
+
+}  // namespace
+
+void Collector::OnScore(SequenceScore score) {
+  const std::lock_guard lock(mutex_);
+  const size_t index = score.index;
+  ISOBIT_CHECK(!status_.has_value()) << "a score after the end";
+  ISOBIT_CHECK(scores_.emplace(index, std::move(score)).second) << "twice " << index;
+  changed_.notify_all();
+}
+
+void Collector::OnDone(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  ISOBIT_CHECK(!status_.has_value()) << "a second end";
+  status_ = status;
+  changed_.notify_all();
+}
+
+bool Collector::CanTakeMore() const {
+  const std::lock_guard lock(mutex_);
+  return can_take_more_;
+}
+
+void Collector::SetCanTakeMore(bool can_take_more) {
+  const std::lock_guard lock(mutex_);
+  can_take_more_ = can_take_more;
+}
+
+absl::Status Collector::WaitUntilDone() {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, kPatience, [&] { return status_.has_value(); })) {
+    return absl::DeadlineExceededError("the job did not end");
+  }
+  return *status_;
+}
+
+bool Collector::WaitForScores(size_t count) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, kPatience, [&] { return scores_.size() >= count; });
+}
+
+bool Collector::done() const {
+  const std::lock_guard lock(mutex_);
+  return status_.has_value();
+}
+
+std::map<size_t, SequenceScore> Collector::scores() const {
+  const std::lock_guard lock(mutex_);
+  return scores_;
+}
+
+Submitted MakeJob(std::vector<ScoreInput> inputs, ScoreOptions options) {
+  auto collector = std::make_shared<Collector>();
+  return {std::make_shared<ScoreJob>(std::move(inputs), std::move(options), collector), collector};
+}
+
+std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, size_t count,
+                                     size_t max_tokens) {
+  std::mt19937_64 random(seed);
+  const auto id = [&] { return static_cast<int32_t>(random() % config.vocab_size); };
+  std::vector<ScoreInput> inputs(count);
+  for (ScoreInput& input : inputs) {
+    const size_t tokens = 2 + random() % (max_tokens - 1);
+    const size_t prompt = 1 + random() % (tokens - 1);
+    for (size_t i = 0; i < tokens; ++i) {
+      (i < prompt ? input.prompt : input.completion).push_back(id());
+    }
+  }
+  return inputs;
+}
+
+ScoreOptions FullOptions() {
+  ScoreOptions options;
+  options.sampling.temperature = 0.7f;
+  options.sampling.top_p = 0.97f;
+  options.sampling.top_k = 60;
+  options.sampling.min_p = 0.001f;
+  options.sampling.min_tokens = 4;
+  options.sampling.stop_token_ids = {3, 11, 12};
+  options.sampling.repetition_penalty = 1.2f;
+  options.sampling.presence_penalty = 0.3f;
+  options.sampling.frequency_penalty = -0.2f;
+  options.sampling.logit_bias = {{5, 2.5f}, {8, -1.0f}};
+  options.sampling.logprobs = 5;
+  options.prompt_logprobs = true;
+  options.entropy = true;
+  return options;
+}
+
+std::vector<uint32_t> Bits(const SequenceScore& score) {
+  std::vector<uint32_t> bits = {static_cast<uint32_t>(score.version.id)};
+  for (const TokenScores* scores : {&score.completion, &score.prompt}) {
+    bits.push_back(static_cast<uint32_t>(scores->logprobs.size()));
+    for (const float x : scores->logprobs) bits.push_back(std::bit_cast<uint32_t>(x));
+    for (const float x : scores->entropies) bits.push_back(std::bit_cast<uint32_t>(x));
+    for (const TokenLogProb& top : scores->top) {
+      bits.push_back(static_cast<uint32_t>(top.id));
+      bits.push_back(std::bit_cast<uint32_t>(top.logprob));
+    }
+  }
+  return bits;
+}
+
+SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode mode,
+                                const ScoreInput& input, const ScoreOptions& options) {
+  const std::unique_ptr<Ops> ops = MakeOracleOps();
+  const ModelConfig config = Must(LoadModelConfig(model_directory));
+  const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
+  const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
+  ResidentWeights weights(layout, checkpoint, *ops, nullptr);
+  const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
+  ThreadGroup alone(1);
+  Transformer transformer(layout, rope, mode, *ops, alone.rank(0));
+
+  Batch batch;
+  batch.ids = input.prompt;
+  batch.ids.insert(batch.ids.end(), input.completion.begin(), input.completion.end());
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  std::vector<int32_t> pages(static_cast<size_t>(rows));
+  std::iota(pages.begin(), pages.end(), 0);
+  batch.sequences = {{.first_row = 0, .num_rows = rows, .pages = pages.data()}};
+  const KvCache cache(config, layout.shape(), static_cast<int32_t>(rows), 1, false);
+  std::vector<Bf16> hidden(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden_size));
+  Must(transformer.Forward(batch, weights, cache, hidden.data()));
+
+  SequenceScore score;
+  score.version.id = 1;
+  SequenceSampling sampling(options.sampling, config.eos_token_ids, 0, 0, input.prompt);
+  const size_t first = options.prompt_logprobs ? 1 : input.prompt.size();
+  std::vector<float> logits(static_cast<size_t>(config.vocab_size));
+  for (size_t position = first; position < batch.ids.size(); ++position) {
+    const bool in_prompt = position < input.prompt.size();
+    Must(
+        transformer.Logits(hidden.data() + (position - 1) * static_cast<size_t>(config.hidden_size),
+                           1, weights, logits.data(), config.vocab_size));
+    std::vector<TokenLogProb> top(options.sampling.logprobs);
+    LogProbRow row;
+    row.logits = logits.data();
+    row.target = batch.ids[position];
+    row.raw = in_prompt || options.raw;
+    row.top_logprobs = static_cast<int32_t>(top.size());
+    row.top = top.data();
+    row.want_entropy = options.entropy && !in_prompt;
+    if (!in_prompt) row.sampling = sampling.NextRow();
+    Must(ops->LogProbs({.rows = &row, .num_rows = 1, .vocab = config.vocab_size}));
+    ISOBIT_CHECK(row.finite);
+    if (!in_prompt) sampling.Append(row.target);
+    TokenScores& scores = in_prompt ? score.prompt : score.completion;
+    scores.logprobs.push_back(row.token.logprob);
+    if (row.want_entropy) scores.entropies.push_back(row.entropy);
+    scores.top.insert(scores.top.end(), top.begin(), top.end());
+  }
+  return score;
+}
+
+}  // namespace isobit::scorer

@@ -1,0 +1,68 @@
+// What the scorer's tests share: a receiver that collects, jobs of random tokens, and the scores
+// that the definition gives for them.
+#ifndef ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_
+#define ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/model_config.h"
+#include "trainer_bridge/scorer/score_job.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+namespace isobit::scorer {
+
+// Keeps what arrives.
+class Collector final : public ScoreReceiver {
+ public:
+  void OnScore(SequenceScore score) override;
+  void OnDone(const absl::Status& status) override;
+  bool CanTakeMore() const override;
+
+  void SetCanTakeMore(bool can_take_more);
+  // Waits, at most a minute, for the end of the job.
+  absl::Status WaitUntilDone();
+  // Waits, at most a minute, until `count` scores are there.
+  bool WaitForScores(size_t count);
+  bool done() const;
+  // By index.
+  std::map<size_t, SequenceScore> scores() const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::map<size_t, SequenceScore> scores_;
+  std::optional<absl::Status> status_;
+  bool can_take_more_ = true;
+};
+
+// A job and where its scores go.
+struct Submitted {
+  std::shared_ptr<ScoreJob> job;
+  std::shared_ptr<Collector> collector;
+};
+Submitted MakeJob(std::vector<ScoreInput> inputs, ScoreOptions options = {});
+
+// `count` sequences of random ids and ragged lengths, at most `max_tokens` tokens each.
+std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, size_t count,
+                                     size_t max_tokens);
+
+// Every sampling parameter that can change a distribution, at values that do.
+ScoreOptions FullOptions();
+
+// All floats and ids of a score, as bit patterns, for comparison.
+std::vector<uint32_t> Bits(const SequenceScore& score);
+
+// What the scalar definition gives for one sequence: unsharded weights, one forward pass, one row
+// of logits at a time.
+SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode mode,
+                                const ScoreInput& input, const ScoreOptions& options);
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_
