@@ -2,18 +2,20 @@
 // computed, or where.
 //
 // An Ops object is one tensor-parallel rank's backend, chosen once: the CPU backend (kernels/cpu),
-// its scalar definition (kernels/oracle), later CUDA. Every backend gives the same bits in mode
-// kTree. Pointers are raw and belong to the caller; matrices are row-major with a leading dimension
-// in elements; bf16 is its bit pattern in uint16_t. Ops check nothing that the model has already
-// checked; a launch that fails returns its error.
+// its scalar definition (kernels/oracle), CUDA (kernels/cuda). Every backend gives the same bits in
+// mode kTree. Pointers are raw and belong to the caller; matrices are row-major with a leading
+// dimension in elements; bf16 is its bit pattern in uint16_t. Ops check nothing that the model has
+// already checked; a launch that fails returns its error.
 #ifndef ISOBIT_KERNELS_OPS_H_
 #define ISOBIT_KERNELS_OPS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/contract/leaf_plan.h"
@@ -35,6 +37,7 @@ struct LinearShape {
   int num_leaves = 0;      // 8, or 8/W for a row-parallel layer on W ranks
   int64_t bounds[9] = {};  // leaf i holds columns [bounds[i], bounds[i+1]); bounds[num_leaves] == k
   contract::LeafSum sum = contract::LeafSum::kChain;
+  bool gated = false;  // gate_up_proj: rows [0, n/2) are gates, [n/2, n) the ups that go with them
 };
 
 struct LinearWeight {
@@ -45,15 +48,16 @@ struct LinearWeight {
 
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
 // (logits; a row-parallel layer's partial sum, which covers this rank's subtree of the leaves and
-// takes no bias).
+// takes no bias). swiglu_out: a gated weight's y, rounded to bf16, goes on through SwiGLU.
 struct LinearArgs {
   const Bf16* x = nullptr;  // [m, k], leading dimension ldx
   int64_t ldx = 0;
   int64_t m = 0;
   LinearWeight weight;
   const float* bias = nullptr;  // [n] or null
-  Bf16* bf16_out = nullptr;     // [m, n]: exactly one of the two outputs is set
+  Bf16* bf16_out = nullptr;     // [m, n]: exactly one of the three outputs is set
   float* fp32_out = nullptr;    // [m, n]
+  Bf16* swiglu_out = nullptr;   // [m, n / 2]
   int64_t ldy = 0;
   NumericsMode mode = NumericsMode::kTree;
 };
@@ -110,6 +114,13 @@ struct SequenceRows {
   const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
 };
 
+// The sequences of a step, made ready by Ops::Stage. They cover the step's rows in order.
+struct DeviceSequences;  // kernels/cuda/sequences.h
+struct SequenceTable {
+  absl::Span<const SequenceRows> host;
+  const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
+};
+
 // Normalises q and k heads (if weights are set), rotates them, writes k and v into the cache; q
 // stays in place.
 struct QkvArgs {
@@ -121,7 +132,7 @@ struct QkvArgs {
   float eps = 0.0f;
   const float* cosine = nullptr;  // [max_positions, head_dim / 2]
   const float* sine = nullptr;    // likewise
-  absl::Span<const SequenceRows> sequences;
+  SequenceTable sequences;
   PagedKv kv;
 };
 
@@ -132,7 +143,7 @@ struct AttentionArgs {
   int64_t ldq = 0;
   int32_t heads =
       0;  // a multiple of kv.kv_heads; query head h reads KV head h / (heads / kv_heads)
-  absl::Span<const SequenceRows> sequences;
+  SequenceTable sequences;
   PagedKv kv;
   float scale = 0.0f;   // contract::AttentionScale(head_dim)
   int64_t window = 0;   // keys a query sees counted back from itself; 0: all
@@ -215,16 +226,41 @@ struct LogProbArgs {
 // ---- The backend
 // ---------------------------------------------------------------------------------------------------
 
+// Bytes in the backend's memory, freed with the object.
+using Memory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
+
+// What a step is about, readable by the ops of the step until the next Stage.
+struct StagedStep {
+  const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
+  SequenceTable sequences;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // e.g. "cpu/avx512"
 
-  // Weights are packed once, at load, into the backend's layout.
+  // ---- Memory. Every pointer that an op takes is to the backend's memory, unless it says host.
+  // Zeroed bytes, aligned to 256. RESOURCE_EXHAUSTED: not that much memory.
+  virtual absl::StatusOr<Memory> Allocate(size_t bytes) = 0;
+  // Copies between host memory and the backend's, in order with the ops; the host side may be
+  // reused, or read, on return.
+  virtual absl::Status CopyIn(void* to, const void* host, size_t bytes) = 0;
+  virtual absl::Status CopyOut(void* host, const void* from, size_t bytes) = 0;
+  // Waits until every op so far has ended, and returns its error if one failed.
+  virtual absl::Status Synchronize() = 0;
+  // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
+  // the step has ended, readable by its ops.
+  virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                           absl::Span<const SequenceRows> sequences) = 0;
+
+  // ---- Weights are packed once, at load, into the backend's layout. `w` and `packed` are host
+  // memory.
   virtual size_t PackedBytes(const LinearShape& shape) const = 0;
   virtual void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
                     std::byte* packed) const = 0;
 
+  // ---- The ops
   virtual absl::Status Linear(const LinearArgs& args) = 0;
   virtual absl::Status Embedding(const EmbeddingArgs& args) = 0;
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;

@@ -1,0 +1,62 @@
+// How a weight matrix lies in GPU memory: one layout, chosen at load, that every schedule reads.
+//
+// W [n, k] is cut into row tiles of 64 and, inside each leaf of the K it holds, into column blocks
+// of 64; a leaf's last block is filled with +0, and an empty leaf keeps one block of +0. Block (t,
+// b) is 8192 consecutive bytes at (t * num_blocks + b) * 8192: its 64 x 64 bf16 as they stand in
+// shared memory under the 128-byte swizzle, which is what wgmma reads as a K-major operand. So one
+// plain bulk copy brings any number of blocks, a row tile's stream over K is contiguous, no tensor
+// map is needed, and no leaf boundary falls inside a block. The 8 rows 8g .. 8g+7 of a block are
+// its bytes [1024 g, 1024 (g + 1)): a copy may bring any multiple of 8 rows.
+//
+// A gated shape (gate_up_proj: n/2 gates, then n/2 ups) interleaves its rows by 8: gates 0-7, ups
+// 0-7, gates 8-15, ups 8-15, ...; each group of 8 is filled up with rows of +0. A gate and its up
+// then meet in one thread's accumulators, whichever operand of the product the weights are.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_LAYOUT_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/contract/constants.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kTileRows = 64;
+inline constexpr int kBlockColumns = 64;
+inline constexpr int kBlockBytes = kTileRows * kBlockColumns * static_cast<int>(sizeof(Bf16));
+inline constexpr int kGateRows = 8;  // rows of a run of gates or ups
+
+// The leaves as the kernels see them; passed by value.
+struct LeafBlocks {
+  int32_t num_leaves = 0;
+  int32_t column[contract::kLeaves + 1] =
+      {};  // leaf l multiplies x's columns [column[l], column[l+1])
+  int32_t block[contract::kLeaves + 1] = {};  // by its blocks [block[l], block[l+1])
+  int32_t num_blocks() const { return block[num_leaves]; }
+  // Every leaf holds the same whole number of blocks: no k16 step is left out anywhere.
+  bool uniform = false;
+
+  // k16 steps of leaf l's block number i (from 0): 4, or fewer in its last one; 0 in an empty leaf.
+  ISOBIT_HD int StepsOf(int l, int i) const {
+    const int left = column[l + 1] - column[l] - i * kBlockColumns;
+    const int steps = (left + contract::kMmaK - 1) / contract::kMmaK;
+    return steps < 4 ? steps : 4;
+  }
+};
+LeafBlocks BlocksOf(const LinearShape& shape);
+
+// Rows of the packed matrix: n, or with gates and ups each padded to a multiple of 8.
+int64_t PackedRows(const LinearShape& shape);
+// Row tiles.
+int64_t NumTiles(const LinearShape& shape);
+// The row of W that a packed row holds; -1: padding.
+int64_t SourceRow(const LinearShape& shape, int64_t packed_row);
+
+size_t PackedLinearBytes(const LinearShape& shape);
+// w: [n, k], leading dimension ldw, in host memory; packed: PackedLinearBytes(shape) bytes there.
+void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_LAYOUT_H_
