@@ -1,0 +1,31 @@
+// The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write, and
+// the sum of ranks' partials.
+//
+// Every launcher puts one kernel on the stream, takes the arguments of its op in kernels/ops.h (all
+// pointers are to GPU memory unless it says host) and gives the CPU backend's bits for every shape
+// and alignment; pointers that are multiples of 16 bytes and rows of whole 16-byte words are fast.
+// INTERNAL: CUDA refused the launch.
+#ifndef ISOBIT_KERNELS_CUDA_ROW_KERNELS_H_
+#define ISOBIT_KERNELS_CUDA_ROW_KERNELS_H_
+
+#include "absl/status/status.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
+absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
+absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
+
+// Reads args.sequences.device. The k heads of args.qkv are left as they are: attention reads the
+// cache.
+absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
+
+// args.partials is host memory, read before the launch returns; what it points to is GPU memory, of
+// this device or a peer. INVALID_ARGUMENT: num_ranks is not 1, 2, 4 or 8.
+absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ROW_KERNELS_H_
