@@ -241,13 +241,15 @@ class Ops {
   virtual const char* name() const = 0;  // e.g. "cpu/avx512"
 
   // ---- Memory. Every pointer that an op takes is to the backend's memory, unless it says host.
-  // Zeroed bytes, aligned to 256. RESOURCE_EXHAUSTED: not that much memory.
+  // Bytes of no particular value, aligned to 256. RESOURCE_EXHAUSTED: not that much memory.
   virtual absl::StatusOr<Memory> Allocate(size_t bytes) = 0;
-  // Copies between host memory and the backend's, in order with the ops; the host side may be
-  // reused, or read, on return.
-  virtual absl::Status CopyIn(void* to, const void* host, size_t bytes) = 0;
-  virtual absl::Status CopyOut(void* host, const void* from, size_t bytes) = 0;
-  // Waits until every op so far has ended, and returns its error if one failed.
+  // Host bytes for the ops to read: a copy of them, or the bytes themselves.
+  virtual absl::StatusOr<std::shared_ptr<const std::byte>> Share(
+      std::shared_ptr<const std::byte> host, size_t bytes) = 0;
+  // Copies in order with the ops, within the backend's memory or between it and host memory, where
+  // what is read must stay, and what is written must wait, until Synchronize.
+  virtual absl::Status Copy(void* to, const void* from, size_t bytes) = 0;
+  // Waits until every op so far has ended, and returns the error of one that failed.
   virtual absl::Status Synchronize() = 0;
   // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
   // the step has ended, readable by its ops.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -18,12 +19,11 @@ struct ModelRunner::Rank {
        const contract::RopeTable& rope, Communicator& comm)
       : ops(options.make_ops()),
         layout(config, shape, *ops),
-        cache(config, shape, options.num_pages, options.page_size, /*shared_layers=*/false),
         transformer(layout, rope, options.mode, *ops, comm) {}
 
   const std::unique_ptr<Ops> ops;
   const WeightLayout layout;
-  const KvCache cache;
+  std::optional<KvCache> cache;
   Transformer transformer;
   std::vector<Bf16> hidden;  // [rows of the batch, hidden_size]
   std::thread thread;
@@ -38,6 +38,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, r, size));
     runner->ranks_.push_back(std::make_unique<Rank>(runner->config_, shape, options, runner->rope_,
                                                     runner->group_.rank(r)));
+    Rank& rank = *runner->ranks_.back();
+    ISOBIT_ASSIGN_OR_RETURN(rank.cache,
+                            KvCache::Create(config, shape, options.num_pages, options.page_size,
+                                            /*shared_layers=*/false, *rank.ops));
   }
   for (const auto& rank : runner->ranks_) {
     rank->thread = std::thread([&runner = *runner, &rank = *rank] { runner.ServeRank(rank); });
@@ -62,14 +66,17 @@ ModelRunner::~ModelRunner() {
   }
 }
 
-std::unique_ptr<ModelWeights> ModelRunner::Pack(const Checkpoint& checkpoint) const {
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelRunner::Pack(
+    const Checkpoint& checkpoint) const {
   auto weights = std::make_unique<ModelWeights>();
   for (const auto& rank : ranks_) {
     ISOBIT_LOG(Info) << "packing weights of rank " << weights->size() + 1 << " of "
                      << ranks_.size();
-    weights->push_back(std::make_unique<ResidentWeights>(
-        rank->layout, checkpoint, *packing_ops_,
-        weights->empty() ? nullptr : weights->front()->embedding()));
+    ISOBIT_ASSIGN_OR_RETURN(
+        auto packed,
+        ResidentWeights::Pack(rank->layout, checkpoint, *packing_ops_,
+                              weights->empty() ? nullptr : weights->front()->embedding()));
+    weights->push_back(std::move(packed));
   }
   return weights;
 }
@@ -84,7 +91,7 @@ absl::Status ModelRunner::Forward(const Batch& batch, const ModelWeights& weight
     const size_t elements = batch.ids.size() * width;
     if (rank.hidden.size() < elements) rank.hidden.resize(elements);
     Bf16* hidden = rank.hidden.data();
-    ISOBIT_RETURN_IF_ERROR(rank.transformer.Forward(batch, source, rank.cache, hidden));
+    ISOBIT_RETURN_IF_ERROR(rank.transformer.Forward(batch, source, *rank.cache, hidden));
     // Only last rows become logits: they move together, each to its place or further up.
     for (size_t i = 0; i < num_sequences; ++i) {
       const SequenceRows& rows = batch.sequences[i];

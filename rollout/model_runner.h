@@ -29,7 +29,7 @@ struct ModelRunnerOptions {
   int32_t page_size = 16;     // tokens
   int32_t num_pages = 0;      // > 0
   int64_t max_positions = 0;  // of one sequence
-  // A rank's backend. Called once for each rank and once more for packing weights.
+  // A rank's backend, in host memory. Called once for each rank and once more for packing weights.
   std::function<std::unique_ptr<Ops>()> make_ops;
 };
 
@@ -39,6 +39,7 @@ using ModelWeights = std::vector<std::unique_ptr<ResidentWeights>>;
 class ModelRunner {
  public:
   // Allocates the KV caches and starts the threads. INVALID_ARGUMENT: tensor_parallel_size.
+  // RESOURCE_EXHAUSTED: the KV caches do not fit.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelConfig& config,
                                                              const ModelRunnerOptions& options);
   ~ModelRunner();
@@ -46,8 +47,8 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
 
   // Packs a checkpoint that ValidateCheckpoint has accepted. From one thread, any thread, even
-  // while a step runs.
-  std::unique_ptr<ModelWeights> Pack(const Checkpoint& checkpoint) const;
+  // while a step runs. RESOURCE_EXHAUSTED: the weights do not fit.
+  absl::StatusOr<std::unique_ptr<ModelWeights>> Pack(const Checkpoint& checkpoint) const;
 
   // Computes the batch on all ranks, and the logits of each sequence's last row. Forward and Sample
   // are called from one thread. An error is final: the ranks no longer agree on anything.

@@ -60,7 +60,7 @@ void PrepareRow(const QkvArgs& a, const SequenceRows& sequence, int64_t index,
 }  // namespace
 
 void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool) {
-  for (const SequenceRows& sequence : args.sequences) {
+  for (const SequenceRows& sequence : args.sequences.host) {
     pool.ParallelFor(sequence.num_rows, 16, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) PrepareRow(args, sequence, i, rows);
     });
@@ -122,12 +122,12 @@ void AttentionOp::Run(const AttentionArgs& args) {
   sizes.k_dim = RoundUp(args.kv.head_dim, contract::kMmaK);
   sizes.v_dim = RoundUp(args.kv.head_dim, kPanelColumns);
   int64_t most_tokens = 0;
-  for (const SequenceRows& s : args.sequences) most_tokens = std::max(most_tokens, s.num_rows);
+  for (const SequenceRows& s : args.sequences.host) most_tokens = std::max(most_tokens, s.num_rows);
   sizes.tokens =
       std::clamp(kBlockRows / sizes.group, int64_t{1}, std::max(most_tokens, int64_t{1}));
 
   blocks_.clear();
-  for (const SequenceRows& sequence : args.sequences) {
+  for (const SequenceRows& sequence : args.sequences.host) {
     for (int32_t h = 0; h < args.kv.kv_heads; ++h) {
       for (int64_t t = 0; t < sequence.num_rows; t += sizes.tokens) {
         blocks_.push_back({&sequence, h, t, std::min(sizes.tokens, sequence.num_rows - t)});

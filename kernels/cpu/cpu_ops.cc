@@ -14,6 +14,7 @@
 #include "kernels/cpu/mma_panel.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/host_ops.h"
 
 namespace isobit {
 namespace {
@@ -39,7 +40,7 @@ void HopReduce(const RowKernels& rows, const ReduceArgs& a, int64_t begin, int64
   }
 }
 
-class CpuOps final : public Ops {
+class CpuOps final : public HostOps {
  public:
   explicit CpuOps(const CpuOptions& options)
       : name_(absl::StrCat("cpu/", std::string(cpu::IsaName(options.isa)))),
@@ -58,11 +59,6 @@ class CpuOps final : public Ops {
   void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
             std::byte* packed) const override {
     cpu::PackLinear(shape, w, ldw, packed);
-  }
-
-  absl::Status Linear(const LinearArgs& a) override {
-    linear_.Run(a);
-    return absl::OkStatus();
   }
 
   absl::Status Embedding(const EmbeddingArgs& a) override {
@@ -125,6 +121,12 @@ class CpuOps final : public Ops {
 
   absl::Status LogProbs(const LogProbArgs& a) override {
     log_probs_.Run(a);
+    return absl::OkStatus();
+  }
+
+ protected:
+  absl::Status Product(const LinearArgs& a) override {
+    linear_.Run(a);
     return absl::OkStatus();
   }
 

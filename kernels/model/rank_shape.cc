@@ -65,6 +65,7 @@ absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int s
                              config.hidden_size);
   shape.o = RowParallel(config.hidden_size, groups, leaves);
   shape.gate_up = ColumnParallel(2 * shape.intermediate.size(), config.hidden_size);
+  shape.gate_up.gated = true;
   shape.down = RowParallel(config.hidden_size, intermediate, leaves);
   shape.head = ColumnParallel(shape.vocab.size(), config.hidden_size);
   return shape;

@@ -2,6 +2,7 @@
 #include "kernels/model/transformer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/status_macros.h"
 #include "kernels/contract/attention.h"
@@ -22,27 +23,26 @@ class HeldBlock {
   const int block_;
 };
 
-template <typename T>
-T* Grow(std::vector<T>& buffer, int64_t elements) {
-  if (buffer.size() < static_cast<size_t>(elements)) buffer.resize(static_cast<size_t>(elements));
-  return buffer.data();
-}
-
 }  // namespace
 
-KvCache::KvCache(const ModelConfig& config, const RankShape& shape, int32_t num_pages,
-                 int32_t page_size, bool shared_layers)
-    : num_pages_(num_pages), shared_layers_(shared_layers) {
-  geometry_.page_size = page_size;
-  geometry_.kv_heads = static_cast<int32_t>(shape.kv_heads.size());
-  geometry_.head_dim = config.head_dim;
+absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankShape& shape,
+                                        int32_t num_pages, int32_t page_size, bool shared_layers,
+                                        Ops& ops) {
+  KvCache cache;
+  cache.num_pages_ = num_pages;
+  cache.shared_layers_ = shared_layers;
+  cache.geometry_.page_size = page_size;
+  cache.geometry_.kv_heads = static_cast<int32_t>(shape.kv_heads.size());
+  cache.geometry_.head_dim = config.head_dim;
   const size_t page_elements = static_cast<size_t>(page_size) *
                                static_cast<size_t>(shape.kv_heads.size()) *
                                static_cast<size_t>(config.head_dim);
   const size_t layers = shared_layers ? 1 : static_cast<size_t>(config.num_layers);
-  layer_elements_ = page_elements * static_cast<size_t>(num_pages);
-  page_bytes_ = 2 * page_elements * layers * sizeof(Bf16);
-  memory_ = AllocateAligned(2 * layer_elements_ * layers * sizeof(Bf16));
+  cache.layer_elements_ = page_elements * static_cast<size_t>(num_pages);
+  cache.page_bytes_ = 2 * page_elements * layers * sizeof(Bf16);
+  ISOBIT_ASSIGN_OR_RETURN(cache.memory_,
+                          ops.Allocate(2 * cache.layer_elements_ * layers * sizeof(Bf16)));
+  return cache;
 }
 
 PagedKv KvCache::layer(int layer) const {
@@ -53,45 +53,70 @@ PagedKv KvCache::layer(int layer) const {
   return kv;
 }
 
+template <typename T>
+absl::StatusOr<T*> Transformer::Buffer<T>::Reserve(Ops& ops, int64_t elements) {
+  const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
+  if (memory_ == nullptr || bytes_ < bytes) {
+    memory_ = nullptr;  // before its successor is allocated
+    ISOBIT_ASSIGN_OR_RETURN(memory_, ops.Allocate(bytes));
+    bytes_ = bytes;
+  }
+  return data();
+}
+
 Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope,
                          NumericsMode mode, Ops& ops, Communicator& comm)
     : layout_(layout), rope_(rope), mode_(mode), ops_(ops), comm_(comm) {}
+
+absl::Status Transformer::ShareRope() {
+  const auto share = [this](const std::vector<float>& table) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(table.data());
+    return ops_.Share({std::shared_ptr<const void>(), bytes}, table.size() * sizeof(float));
+  };
+  ISOBIT_ASSIGN_OR_RETURN(cosine_, share(rope_.cosine));
+  ISOBIT_ASSIGN_OR_RETURN(sine_, share(rope_.sine));
+  return absl::OkStatus();
+}
 
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
   const int64_t rows = static_cast<int64_t>(batch.ids.size());
   const int64_t width = layout_.config().hidden_size;
-  pending_ = false;
+  pending_sum_ = nullptr;
+  if (cosine_ == nullptr) ISOBIT_RETURN_IF_ERROR(ShareRope());
+  ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, ops_.Stage(batch.ids, batch.sequences));
+  ISOBIT_ASSIGN_OR_RETURN(Bf16* const residual, residual_.Reserve(ops_, rows * width));
   {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
     const HeldBlock held(weights, 0);
-    ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = batch.ids.data(),
+    ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = step.ids,
                                            .rows = rows,
                                            .table = layout_.BindEmbedding(block),
                                            .hidden = width,
-                                           .out = Grow(residual_, rows * width)}));
+                                           .out = residual}));
   }
   for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layer + 1));
     const HeldBlock held(weights, layer + 1);
-    ISOBIT_RETURN_IF_ERROR(Layer(layer, batch, layout_.BindLayer(block), cache));
+    ISOBIT_RETURN_IF_ERROR(Layer(layer, rows, step.sequences, layout_.BindLayer(block), cache));
   }
   ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layout_.head_block()));
   const HeldBlock held(weights, layout_.head_block());
   return Norm(layout_.BindHead(block).norm, rows, hidden);
 }
 
-absl::Status Transformer::Layer(int layer, const Batch& batch, const LayerWeights& w,
-                                const KvCache& cache) {
+absl::Status Transformer::Layer(int layer, int64_t rows, const SequenceTable& sequences,
+                                const LayerWeights& w, const KvCache& cache) {
   const ModelConfig& config = layout_.config();
   const RankShape& shape = layout_.shape();
-  const int64_t rows = static_cast<int64_t>(batch.ids.size());
   const int64_t width = config.hidden_size;
-  Bf16* normed = Grow(normed_, rows * width);
+  const int64_t qkv_columns = shape.qkv.n;
+  ISOBIT_ASSIGN_OR_RETURN(Bf16* const normed, normed_.Reserve(ops_, rows * width));
+  ISOBIT_ASSIGN_OR_RETURN(Bf16* const qkv, qkv_.Reserve(ops_, rows * qkv_columns));
+  ISOBIT_ASSIGN_OR_RETURN(Bf16* const attended, attended_.Reserve(ops_, rows * shape.o.k));
+  ISOBIT_ASSIGN_OR_RETURN(Bf16* const activated, activated_.Reserve(ops_, rows * shape.down.k));
 
   ISOBIT_RETURN_IF_ERROR(Norm(w.input_norm, rows, normed));
-  const int64_t qkv_columns = shape.qkv.n;
-  Bf16* qkv = Grow(qkv_, rows * qkv_columns);
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                       .ldx = width,
                                       .m = rows,
@@ -107,15 +132,14 @@ absl::Status Transformer::Layer(int layer, const Batch& batch, const LayerWeight
                                    .q_norm = w.q_norm,
                                    .k_norm = w.k_norm,
                                    .eps = config.rms_norm_eps,
-                                   .cosine = rope_.cosine.data(),
-                                   .sine = rope_.sine.data(),
-                                   .sequences = batch.sequences,
+                                   .cosine = reinterpret_cast<const float*>(cosine_.get()),
+                                   .sine = reinterpret_cast<const float*>(sine_.get()),
+                                   .sequences = sequences,
                                    .kv = kv}));
-  Bf16* attended = Grow(attended_, rows * shape.o.k);
   ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv,
                                          .ldq = qkv_columns,
                                          .heads = static_cast<int32_t>(shape.heads),
-                                         .sequences = batch.sequences,
+                                         .sequences = sequences,
                                          .kv = kv,
                                          .scale = contract::AttentionScale(config.head_dim),
                                          .window = config.WindowOfLayer(layer),
@@ -124,25 +148,21 @@ absl::Status Transformer::Layer(int layer, const Batch& batch, const LayerWeight
   ISOBIT_RETURN_IF_ERROR(RowParallel(attended, w.o, w.o_bias, rows));
 
   ISOBIT_RETURN_IF_ERROR(Norm(w.post_norm, rows, normed));
-  Bf16* gate_up = Grow(gate_up_, rows * shape.gate_up.n);
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                       .ldx = width,
                                       .m = rows,
                                       .weight = w.gate_up,
                                       .bias = w.gate_up_bias,
-                                      .bf16_out = gate_up,
-                                      .ldy = shape.gate_up.n,
+                                      .swiglu_out = activated,
+                                      .ldy = shape.down.k,
                                       .mode = mode_}));
-  Bf16* activated = Grow(activated_, rows * shape.down.k);
-  ISOBIT_RETURN_IF_ERROR(
-      ops_.SwiGlu({.gate_up = gate_up, .out = activated, .rows = rows, .columns = shape.down.k}));
   return RowParallel(activated, w.down, w.down_bias, rows);
 }
 
 absl::Status Transformer::RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
                                       int64_t rows) {
   const int64_t width = layout_.config().hidden_size;
-  float* partial = Grow(partial_[turn_], rows * width);
+  ISOBIT_ASSIGN_OR_RETURN(float* const partial, partial_[turn_].Reserve(ops_, rows * width));
   turn_ = 1 - turn_;
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = x,
                                       .ldx = weight.shape.k,
@@ -151,31 +171,40 @@ absl::Status Transformer::RowParallel(const Bf16* x, const LinearWeight& weight,
                                       .fp32_out = partial,
                                       .ldy = width,
                                       .mode = mode_}));
-  ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
-                          comm_.Gather(partial, static_cast<size_t>(rows * width) * sizeof(float)));
-  const float* partials[contract::kLeaves] = {};
-  std::transform(sent.begin(), sent.end(), partials,
-                 [](const void* p) { return static_cast<const float*>(p); });
-  ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
-                                      .num_ranks = comm_.size(),
-                                      .begin = 0,
-                                      .end = rows * width,
-                                      .count = rows * width,
-                                      .out = Grow(sum_, rows * width),
-                                      .mode = mode_}));
-  bias_.clear();
-  if (bias != nullptr) bias_.assign(bias, bias + width);
-  pending_ = true;
+  pending_sum_ = partial;
+  if (comm_.size() > 1) {
+    ISOBIT_RETURN_IF_ERROR(ops_.Synchronize());
+    ISOBIT_ASSIGN_OR_RETURN(
+        const absl::Span<const void* const> sent,
+        comm_.Gather(partial, static_cast<size_t>(rows * width) * sizeof(float)));
+    const float* partials[contract::kLeaves] = {};
+    std::transform(sent.begin(), sent.end(), partials,
+                   [](const void* p) { return static_cast<const float*>(p); });
+    ISOBIT_ASSIGN_OR_RETURN(float* const reduced, reduced_.Reserve(ops_, rows * width));
+    ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
+                                        .num_ranks = comm_.size(),
+                                        .begin = 0,
+                                        .end = rows * width,
+                                        .count = rows * width,
+                                        .out = reduced,
+                                        .mode = mode_}));
+    pending_sum_ = reduced;
+  }
+  pending_bias_ = nullptr;
+  if (bias != nullptr) {
+    ISOBIT_ASSIGN_OR_RETURN(float* const kept, bias_.Reserve(ops_, width));
+    ISOBIT_RETURN_IF_ERROR(ops_.Copy(kept, bias, static_cast<size_t>(width) * sizeof(float)));
+    pending_bias_ = kept;
+  }
   return absl::OkStatus();
 }
 
 absl::Status Transformer::Norm(const Bf16* weight, int64_t rows, Bf16* out) {
   const ModelConfig& config = layout_.config();
-  const bool pending = pending_;
-  pending_ = false;
+  const float* sum = std::exchange(pending_sum_, nullptr);
   return ops_.RmsNorm({.residual = residual_.data(),
-                       .sum = pending ? sum_.data() : nullptr,
-                       .bias = pending && !bias_.empty() ? bias_.data() : nullptr,
+                       .sum = sum,
+                       .bias = sum != nullptr ? pending_bias_ : nullptr,
                        .weight = weight,
                        .out = out,
                        .rows = rows,

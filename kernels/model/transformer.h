@@ -3,10 +3,13 @@
 #ifndef ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
 #define ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/parallel/communicator.h"
 #include "kernels/contract/rope.h"
@@ -26,9 +29,10 @@ struct Batch {
 class KvCache {
  public:
   // shared_layers: all layers use one layer's memory, for a pass that computes whole sequences and
-  // keeps nothing.
-  KvCache(const ModelConfig& config, const RankShape& shape, int32_t num_pages, int32_t page_size,
-          bool shared_layers);
+  // keeps nothing. RESOURCE_EXHAUSTED: it does not fit into the backend's memory.
+  static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
+                                        int32_t num_pages, int32_t page_size, bool shared_layers,
+                                        Ops& ops);
   PagedKv layer(int layer) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
@@ -36,12 +40,14 @@ class KvCache {
   size_t page_bytes() const { return page_bytes_; }
 
  private:
+  KvCache() = default;
+
   PagedKv geometry_;  // pointers null
-  int32_t num_pages_;
-  size_t page_bytes_;
-  size_t layer_elements_;  // of k, and of v
-  bool shared_layers_;
-  AlignedBytes memory_;
+  int32_t num_pages_ = 0;
+  size_t page_bytes_ = 0;
+  size_t layer_elements_ = 0;  // of k, and of v
+  bool shared_layers_ = false;
+  Memory memory_;
 };
 
 // Not thread safe: one object and one thread per rank; all ranks of `comm` make the same calls with
@@ -53,6 +59,7 @@ class Transformer {
               Ops& ops, Communicator& comm);
 
   // Runs every layer and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
+  // The batch must stay as it is until the ops have ended.
   absl::Status Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                        Bf16* hidden);
 
@@ -62,7 +69,21 @@ class Transformer {
                       int64_t ld);
 
  private:
-  absl::Status Layer(int layer, const Batch& batch, const LayerWeights& w, const KvCache& cache);
+  // A buffer of the backend's memory that grows and never shrinks.
+  template <typename T>
+  class Buffer {
+   public:
+    absl::StatusOr<T*> Reserve(Ops& ops, int64_t elements);
+    T* data() const { return reinterpret_cast<T*>(memory_.get()); }
+
+   private:
+    Memory memory_;
+    size_t bytes_ = 0;
+  };
+
+  absl::Status ShareRope();
+  absl::Status Layer(int layer, int64_t rows, const SequenceTable& sequences, const LayerWeights& w,
+                     const KvCache& cache);
   // A row-parallel layer: this rank's partial sums, then the cross-rank sum into sum_, then its
   // bias into bias_.
   absl::Status RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
@@ -76,15 +97,18 @@ class Transformer {
   Ops& ops_;
   Communicator& comm_;
 
-  // Activations of the present batch; they grow and never shrink.
-  std::vector<Bf16> residual_, normed_, qkv_, attended_, gate_up_, activated_;
-  std::vector<float>
-      partial_[2];  // in turn, since a peer may still read the last one (Communicator::Gather)
+  std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
+  // Activations of the present batch.
+  Buffer<Bf16> residual_, normed_, qkv_, attended_, activated_;
+  // In turn, since a peer may still read the last one (Communicator::Gather).
+  Buffer<float> partial_[2];
   int turn_ = 0;
-  std::vector<float> sum_;
-  std::vector<float>
-      bias_;  // a copy: the block it came from may be released before the norm that adds it
-  bool pending_ = false;  // sum_ has not yet joined the residual stream
+  Buffer<float> reduced_;
+  // A copy: the block that a bias came from may be released before the norm that adds it.
+  Buffer<float> bias_;
+  // The last row-parallel result and its bias, while they have not joined the residual stream.
+  const float* pending_sum_ = nullptr;
+  const float* pending_bias_ = nullptr;
 };
 
 }  // namespace isobit

@@ -79,7 +79,7 @@ contract::SplitSum AttendSplit(const AttentionArgs& a, const SequenceRows& seque
 
 void PrepareQkv(const QkvArgs& a) {
   const int32_t d = a.kv.head_dim;
-  for (const SequenceRows& sequence : a.sequences) {
+  for (const SequenceRows& sequence : a.sequences.host) {
     for (int64_t r = 0; r < sequence.num_rows; ++r) {
       Bf16* row = a.qkv + (sequence.first_row + r) * a.ld;
       const int64_t position = sequence.first_position + r;
@@ -109,7 +109,7 @@ void Attend(const AttentionArgs& a) {
   const int32_t group = a.kv.kv_heads > 0 ? a.heads / a.kv.kv_heads : 1;
   std::vector<float> acc(static_cast<size_t>(d));
   std::vector<float> total(static_cast<size_t>(d));
-  for (const SequenceRows& sequence : a.sequences) {
+  for (const SequenceRows& sequence : a.sequences.host) {
     for (int64_t r = 0; r < sequence.num_rows; ++r) {
       const int64_t position = sequence.first_position + r;
       for (int32_t h = 0; h < a.heads; ++h) {

@@ -8,6 +8,7 @@
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/contract/vanilla.h"
+#include "kernels/host_ops.h"
 #include "kernels/oracle/attention.h"
 #include "kernels/oracle/log_probs.h"
 
@@ -49,7 +50,7 @@ float VanillaDot(const LinearShape& shape, int64_t m, const Bf16* x, const Bf16*
   return contract::Add(total, split_sum);
 }
 
-class OracleOps final : public Ops {
+class OracleOps final : public HostOps {
  public:
   const char* name() const override { return "oracle"; }
 
@@ -62,26 +63,6 @@ class OracleOps final : public Ops {
     for (int64_t n = 0; n < shape.n; ++n) {
       std::copy_n(w + n * ldw, shape.k, reinterpret_cast<Bf16*>(packed) + n * shape.k);
     }
-  }
-
-  absl::Status Linear(const LinearArgs& a) override {
-    const LinearShape& shape = a.weight.shape;
-    const auto* weight = reinterpret_cast<const Bf16*>(a.weight.packed);
-    for (int64_t m = 0; m < a.m; ++m) {
-      for (int64_t n = 0; n < shape.n; ++n) {
-        const Bf16* x = a.x + m * a.ldx;
-        const Bf16* w = weight + n * shape.k;
-        float y =
-            a.mode == NumericsMode::kVanilla ? VanillaDot(shape, a.m, x, w) : LeafDot(shape, x, w);
-        if (a.bias != nullptr) y = contract::Add(y, a.bias[n]);
-        if (a.bf16_out != nullptr) {
-          a.bf16_out[m * a.ldy + n] = contract::FloatToBf16(y);
-        } else {
-          a.fp32_out[m * a.ldy + n] = y;
-        }
-      }
-    }
-    return absl::OkStatus();
   }
 
   absl::Status Embedding(const EmbeddingArgs& a) override {
@@ -151,6 +132,27 @@ class OracleOps final : public Ops {
 
   absl::Status LogProbs(const LogProbArgs& a) override {
     for (int64_t r = 0; r < a.num_rows; ++r) oracle::ComputeLogProbs(a.rows[r], a.vocab);
+    return absl::OkStatus();
+  }
+
+ protected:
+  absl::Status Product(const LinearArgs& a) override {
+    const LinearShape& shape = a.weight.shape;
+    const auto* weight = reinterpret_cast<const Bf16*>(a.weight.packed);
+    for (int64_t m = 0; m < a.m; ++m) {
+      for (int64_t n = 0; n < shape.n; ++n) {
+        const Bf16* x = a.x + m * a.ldx;
+        const Bf16* w = weight + n * shape.k;
+        float y =
+            a.mode == NumericsMode::kVanilla ? VanillaDot(shape, a.m, x, w) : LeafDot(shape, x, w);
+        if (a.bias != nullptr) y = contract::Add(y, a.bias[n]);
+        if (a.bf16_out != nullptr) {
+          a.bf16_out[m * a.ldy + n] = contract::FloatToBf16(y);
+        } else {
+          a.fp32_out[m * a.ldy + n] = y;
+        }
+      }
+    }
     return absl::OkStatus();
   }
 };

@@ -2,7 +2,6 @@
 #include "tests/invariance/forward_harness.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -22,6 +21,28 @@ struct Step {
   Batch batch;
   std::vector<std::pair<size_t, int64_t>> targets;  // (sequence, position)
 };
+
+void Must(const absl::Status& status) { ISOBIT_CHECK(status.ok()) << status.ToString(); }
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  Must(value.status());
+  return *std::move(value);
+}
+
+// What no position has been written to must not reach a bit.
+void Poison(const KvCache& cache, int num_layers, Ops& ops) {
+  const PagedKv kv = cache.layer(0);
+  const std::vector<Bf16> poison(
+      static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
+          static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim),
+      0xffff);
+  for (int layer = 0; layer < num_layers; ++layer) {
+    Must(ops.Copy(cache.layer(layer).k, poison.data(), poison.size() * sizeof(Bf16)));
+    Must(ops.Copy(cache.layer(layer).v, poison.data(), poison.size() * sizeof(Bf16)));
+  }
+  Must(ops.Synchronize());
+}
 
 // Pages of every sequence; a page belongs to one sequence.
 std::vector<std::vector<int32_t>> AssignPages(const std::vector<Tokens>& sequences,
@@ -108,46 +129,43 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
   const contract::RopeTable rope = RopeTableOf(config_, static_cast<int64_t>(longest));
   size_t most_rows = 0;
   for (const Step& step : steps) most_rows = std::max(most_rows, step.batch.ids.size());
-  std::vector<float> step_logits(most_rows * vocab);
-
   ThreadGroup group(schedule.tp_size);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < schedule.tp_size; ++rank) {
     ranks.emplace_back([&, rank] {
       const std::unique_ptr<Ops> ops = schedule.make_ops();
       const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size), *ops);
-      ResidentWeights weights(layout, *checkpoint_, *ops, nullptr);
-      const KvCache cache(config_, layout.shape(), num_pages, schedule.page_size, false);
-      // What no position has been written to must not reach a bit: make it poison.
-      for (int layer = 0; layer < config_.num_layers; ++layer) {
-        const PagedKv kv = cache.layer(layer);
-        const size_t bytes = static_cast<size_t>(num_pages) * static_cast<size_t>(kv.kv_heads) *
-                             static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim) *
-                             sizeof(Bf16);
-        std::memset(kv.k, 0xff, bytes);
-        std::memset(kv.v, 0xff, bytes);
-      }
+      const auto weights = Must(ResidentWeights::Pack(layout, *checkpoint_, *ops, nullptr));
+      const KvCache cache = Must(KvCache::Create(
+          config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
+      Poison(cache, config_.num_layers, *ops);
       Communicator& comm = group.rank(rank);
       Transformer transformer(layout, rope, schedule.mode, *ops, comm);
-      std::vector<Bf16> hidden(most_rows * static_cast<size_t>(config_.hidden_size));
+      const Memory hidden =
+          Must(ops->Allocate(most_rows * static_cast<size_t>(config_.hidden_size) * sizeof(Bf16)));
+      const Memory logits_memory = Must(ops->Allocate(most_rows * vocab * sizeof(float)));
+      auto* const hidden_rows = reinterpret_cast<Bf16*>(hidden.get());
+      auto* const logit_rows = reinterpret_cast<float*>(logits_memory.get());
+      std::vector<float> step_logits(most_rows * vocab);
+      const Interval columns = layout.shape().vocab;
       for (size_t i = 0; i < steps.size(); ++i) {
         const Step& step = steps[i];
-        const auto rows = static_cast<int64_t>(step.batch.ids.size());
-        absl::Status status = transformer.Forward(step.batch, weights, cache, hidden.data());
-        ISOBIT_CHECK(status.ok()) << status.ToString();
-        status = transformer.Logits(hidden.data(), rows, weights, step_logits.data(),
-                                    config_.vocab_size);
-        ISOBIT_CHECK(status.ok()) << status.ToString();
-        ISOBIT_CHECK(comm.Barrier().ok());
-        if (rank == 0) {
-          for (size_t row = 0; row < step.targets.size(); ++row) {
-            const auto [sequence, position] = step.targets[row];
-            std::copy_n(step_logits.data() + row * vocab, vocab,
-                        logits[sequence].data() + static_cast<size_t>(position) * vocab);
-          }
-          if (schedule.swap_first_pages && i == 0) std::swap(pages[0][0], pages[1][0]);
+        const size_t rows = step.batch.ids.size();
+        Must(transformer.Forward(step.batch, *weights, cache, hidden_rows));
+        Must(transformer.Logits(hidden_rows, static_cast<int64_t>(rows), *weights, logit_rows,
+                                config_.vocab_size));
+        Must(ops->Copy(step_logits.data(), logit_rows, rows * vocab * sizeof(float)));
+        Must(ops->Synchronize());
+        // Each rank has the columns of its part of the vocabulary.
+        for (size_t row = 0; row < step.targets.size(); ++row) {
+          const auto [sequence, position] = step.targets[row];
+          std::copy_n(
+              step_logits.data() + row * vocab + columns.begin, columns.size(),
+              logits[sequence].data() + static_cast<size_t>(position) * vocab + columns.begin);
         }
-        ISOBIT_CHECK(comm.Barrier().ok());
+        Must(comm.Barrier());
+        if (rank == 0 && schedule.swap_first_pages && i == 0) std::swap(pages[0][0], pages[1][0]);
+        Must(comm.Barrier());
       }
     });
   }

@@ -16,6 +16,19 @@ class ForwardingOps : public Ops {
   explicit ForwardingOps(std::unique_ptr<Ops> ops) : ops_(std::move(ops)) {}
 
   const char* name() const override { return ops_->name(); }
+  absl::StatusOr<Memory> Allocate(size_t bytes) override { return ops_->Allocate(bytes); }
+  absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
+                                                         size_t bytes) override {
+    return ops_->Share(std::move(host), bytes);
+  }
+  absl::Status Copy(void* to, const void* from, size_t bytes) override {
+    return ops_->Copy(to, from, bytes);
+  }
+  absl::Status Synchronize() override { return ops_->Synchronize(); }
+  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                   absl::Span<const SequenceRows> sequences) override {
+    return ops_->Stage(ids, sequences);
+  }
   size_t PackedBytes(const LinearShape& shape) const override { return ops_->PackedBytes(shape); }
   void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
             std::byte* packed) const override {

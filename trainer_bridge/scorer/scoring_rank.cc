@@ -101,8 +101,10 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
   const ModelConfig& config = layout_.config();
 
   const Packed packed = Pack(items);
-  const KvCache cache(config, layout_.shape(), static_cast<int32_t>(packed.pages.size()),
-                      static_cast<int32_t>(kPageSize), /*shared_layers=*/true);
+  ISOBIT_ASSIGN_OR_RETURN(
+      const KvCache cache,
+      KvCache::Create(config, layout_.shape(), static_cast<int32_t>(packed.pages.size()),
+                      static_cast<int32_t>(kPageSize), /*shared_layers=*/true, *ops_));
   hidden_.resize(
       std::max(hidden_.size(), packed.batch.ids.size() * static_cast<size_t>(config.hidden_size)));
   const absl::Status forward = transformer_.Forward(packed.batch, weights, cache, hidden_.data());

@@ -95,7 +95,7 @@ Result Forward(Ops& ops, const Model& model, const Batch& batch, const PagedKv& 
                        .eps = 1e-6f,
                        .cosine = table.cosine.data(),
                        .sine = table.sine.data(),
-                       .sequences = batch.sequences,
+                       .sequences = {.host = batch.sequences},
                        .kv = kv})
                   .ok());
   const int64_t ldo = model.q_columns() + 7;
@@ -103,7 +103,7 @@ Result Forward(Ops& ops, const Model& model, const Batch& batch, const PagedKv& 
   EXPECT_TRUE(ops.Attention({.q = result.qkv.data(),
                              .ldq = model.qkv_columns(),
                              .heads = model.heads,
-                             .sequences = batch.sequences,
+                             .sequences = {.host = batch.sequences},
                              .kv = kv,
                              .scale = contract::AttentionScale(model.head_dim),
                              .window = model.window,

@@ -123,7 +123,7 @@ TEST(OracleAccuracyTest, Attention) {
                     ->Attention({.q = q.data(),
                                  .ldq = kHeads * kDim,
                                  .heads = kHeads,
-                                 .sequences = {&sequence, 1},
+                                 .sequences = {.host = {&sequence, 1}},
                                  .kv = kv,
                                  .scale = contract::AttentionScale(kDim),
                                  .window = window,

@@ -138,7 +138,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const ModelConfig config = Must(LoadModelConfig(model_directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
-  ResidentWeights weights(layout, checkpoint, *ops, nullptr);
+  const auto weights = Must(ResidentWeights::Pack(layout, checkpoint, *ops, nullptr));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   ThreadGroup alone(1);
   Transformer transformer(layout, rope, mode, *ops, alone.rank(0));
@@ -150,9 +150,10 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   std::vector<int32_t> pages(static_cast<size_t>(rows));
   std::iota(pages.begin(), pages.end(), 0);
   batch.sequences = {{.first_row = 0, .num_rows = rows, .pages = pages.data()}};
-  const KvCache cache(config, layout.shape(), static_cast<int32_t>(rows), 1, false);
+  const KvCache cache =
+      Must(KvCache::Create(config, layout.shape(), static_cast<int32_t>(rows), 1, false, *ops));
   std::vector<Bf16> hidden(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden_size));
-  Must(transformer.Forward(batch, weights, cache, hidden.data()));
+  Must(transformer.Forward(batch, *weights, cache, hidden.data()));
 
   SequenceScore score;
   score.version.id = 1;
@@ -163,7 +164,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
     const bool in_prompt = position < input.prompt.size();
     Must(
         transformer.Logits(hidden.data() + (position - 1) * static_cast<size_t>(config.hidden_size),
-                           1, weights, logits.data(), config.vocab_size));
+                           1, *weights, logits.data(), config.vocab_size));
     std::vector<TokenLogProb> top(options.sampling.logprobs);
     LogProbRow row;
     row.logits = logits.data();
