@@ -100,6 +100,9 @@ absl::Status ServerRunner::Start() {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinPingIntervalMs);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(CountCallsOf(service_names_, calls_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
@@ -157,7 +160,10 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
     draining_ = true;
   }
   if (drain) drain();
-  server_->Shutdown(std::chrono::system_clock::now() + options_.drain_timeout);
+  const auto deadline = std::chrono::system_clock::now() + options_.drain_timeout;
+  // Until then the services refuse new calls themselves, with UNAVAILABLE; gRPC would cancel them.
+  calls_->WaitForNone(deadline);
+  server_->Shutdown(deadline);
   server_->Wait();
 
   std::lock_guard<std::mutex> lock(mutex_);

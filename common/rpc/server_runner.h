@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/rpc/call_count.h"
 
 namespace isobit {
 
@@ -75,7 +76,8 @@ class ServerRunner {
 
   // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls in
   // flight up to drain_timeout, and returns the exit code: 0, or 1 after Fail. `drain` must make
-  // open-ended streams finish and must not block. Only once, after Start.
+  // open-ended streams finish and new calls be refused with UNAVAILABLE, and must not block. Only
+  // once, after Start.
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:
@@ -85,6 +87,7 @@ class ServerRunner {
   const ServerOptions options_;
   std::vector<grpc::Service*> services_;
   std::vector<std::string> service_names_;
+  const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals
