@@ -1,0 +1,96 @@
+// What the tests of CUDA ops share: GPU memory with guard zones and poison, and the loud skip where
+// there is no usable GPU.
+#ifndef ISOBIT_TESTS_KERNELS_CUDA_DEVICE_CASE_H_
+#define ISOBIT_TESTS_KERNELS_CUDA_DEVICE_CASE_H_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/device_info.h"
+
+namespace isobit::testing_support {
+
+// Ends the program if a CUDA call of a test's own fails: nothing after it would mean anything.
+inline void CheckCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::abort();
+}
+#define ISOBIT_CHECK_CUDA(call) ::isobit::testing_support::CheckCuda((call), #call)
+
+// In a test's or fixture's body: skips it, and says why, where the kernels cannot run.
+#define ISOBIT_SKIP_WITHOUT_GPU()                                              \
+  do {                                                                         \
+    if (const auto device = ::isobit::cuda::GetDeviceInfo(0); !device.ok()) {  \
+      GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << device.status().message(); \
+    }                                                                          \
+  } while (false)
+
+// n elements of GPU memory between two guard zones; everything is poison (all bits set: a NaN in
+// bf16 and in fp32, -1 as an index) until it is written. Bytes `offset` past a 256-byte boundary.
+template <typename T>
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(int64_t n, size_t offset = 0)
+      : bytes_(static_cast<size_t>(n) * sizeof(T)), offset_(offset) {
+    ISOBIT_CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_), TotalBytes()));
+    Poison();
+  }
+  explicit DeviceBuffer(const std::vector<T>& values, size_t offset = 0)
+      : DeviceBuffer(static_cast<int64_t>(values.size()), offset) {
+    CopyIn(values);
+  }
+  ~DeviceBuffer() { cudaFree(memory_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  T* data() { return reinterpret_cast<T*>(memory_ + kGuard + offset_); }
+  int64_t size() const { return static_cast<int64_t>(bytes_ / sizeof(T)); }
+
+  // Both wait for the device first.
+  void Poison() {
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+    ISOBIT_CHECK_CUDA(cudaMemset(memory_, kPoison, TotalBytes()));
+  }
+  void CopyIn(std::span<const T> values) {
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+    ISOBIT_CHECK_CUDA(cudaMemcpy(data(), values.data(), values.size_bytes(), cudaMemcpyDefault));
+  }
+  // The contents, once the device has come to rest.
+  std::vector<T> CopyOut() {
+    std::vector<T> values(bytes_ / sizeof(T));
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+    ISOBIT_CHECK_CUDA(cudaMemcpy(values.data(), data(), bytes_, cudaMemcpyDefault));
+    return values;
+  }
+  bool GuardsIntact() {
+    std::vector<unsigned char> all(TotalBytes());
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+    ISOBIT_CHECK_CUDA(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDefault));
+    const auto intact = [](unsigned char byte) { return byte == kPoison; };
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(kGuard + offset_);
+    return std::all_of(all.begin(), begin, intact) &&
+           std::all_of(begin + static_cast<ptrdiff_t>(bytes_), all.end(), intact);
+  }
+
+ private:
+  static constexpr size_t kGuard = 1024;
+  static constexpr unsigned char kPoison = 0xff;
+  size_t TotalBytes() const { return bytes_ + offset_ + 2 * kGuard; }
+
+  size_t bytes_;
+  size_t offset_;
+  unsigned char* memory_ = nullptr;
+};
+
+}  // namespace isobit::testing_support
+
+#endif  // ISOBIT_TESTS_KERNELS_CUDA_DEVICE_CASE_H_
