@@ -1,0 +1,73 @@
+// SwiGLU of bf16 gates and ups: the bits of contract::SwiGlu without a branch for each element.
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_SWIGLU_CUH_
+#define ISOBIT_KERNELS_CUDA_DEVICE_SWIGLU_CUH_
+
+#include "kernels/contract/constants.h"
+#include "kernels/contract/exp_log.h"
+#include "kernels/contract/portable.h"
+#include "kernels/contract/row_functions.h"
+#include "kernels/cuda/device/mma_sync.cuh"
+#include "kernels/cuda/device/row_columns.cuh"
+
+namespace isobit::cuda {
+
+// 1 / d for d in [1, 2^126], correctly rounded: the hardware's estimate, within one unit in the
+// last place, and one Newton step whose residual is exact.
+__device__ __forceinline__ float ReciprocalOfSum(float d) {
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(d));
+  const float residual = contract::Fma(-d, estimate, 1.0f);
+  return contract::Fma(estimate, residual, estimate);
+}
+
+inline constexpr float kLeastModerateGate = -86.0f;
+
+// contract::Sigmoid of a bf16 x >= kLeastModerateGate. The exponent is cut off at -126: from there
+// on 1 + 2^e rounds to 1, as 1 + 0 does. Above, a product with 2^n is exact, so that it and the sum
+// are one fma. INVARIANT: equal to contract::Sigmoid for every bf16
+// (RowKernelsTest.SigmoidOfEveryGate).
+__device__ __forceinline__ float SigmoidOfModerate(float x) {
+  const float kMagic = 0x1.8p23f;
+  const float exponent = fmaxf(contract::Mul(x, -contract::kLog2E), -126.0f);
+  const float shifted = contract::Add(exponent, kMagic);
+  const float f = contract::Sub(exponent, contract::Sub(shifted, kMagic));
+  float p = 0x1.5bda40p-10f;
+  p = contract::Fma(p, f, 0x1.3ce8acp-7f);
+  p = contract::Fma(p, f, 0x1.c6b6d8p-5f);
+  p = contract::Fma(p, f, 0x1.ebf9c2p-3f);
+  p = contract::Fma(p, f, 0x1.62e42ap-1f);
+  p = contract::Fma(p, f, 1.0f);
+  // The low nine bits of the magic number are zero: they shift out.
+  const float scale = contract::FromBits((contract::BitsOf(shifted) << 23) + (127u << 23));
+  return ReciprocalOfSum(contract::Fma(p, scale, 1.0f));
+}
+
+// contract::SwiGlu of each column.
+__device__ __forceinline__ Columns SwiGluColumns(const Columns& gate, const Columns& up) {
+  float least = 0.0f;
+#pragma unroll
+  for (const uint32_t pair : gate.pairs) least = fminf(least, fminf(LowOf(pair), HighOf(pair)));
+  Columns out;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const float low = LowOf(gate.pairs[i]);
+    const float high = HighOf(gate.pairs[i]);
+    out.pairs[i] =
+        PackBf16(contract::Mul(contract::Mul(low, SigmoidOfModerate(low)), LowOf(up.pairs[i])),
+                 contract::Mul(contract::Mul(high, SigmoidOfModerate(high)), HighOf(up.pairs[i])));
+  }
+  if (least >= kLeastModerateGate) return out;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const float low = LowOf(gate.pairs[i]);
+    const float high = HighOf(gate.pairs[i]);
+    out.pairs[i] =
+        PackBf16(contract::Mul(contract::Mul(low, contract::Sigmoid(low)), LowOf(up.pairs[i])),
+                 contract::Mul(contract::Mul(high, contract::Sigmoid(high)), HighOf(up.pairs[i])));
+  }
+  return out;
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_SWIGLU_CUH_
