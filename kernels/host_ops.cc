@@ -33,7 +33,8 @@ absl::Status HostOps::Copy(void* to, const void* from, size_t bytes) {
 absl::Status HostOps::Synchronize() { return absl::OkStatus(); }
 
 absl::StatusOr<StagedStep> HostOps::Stage(absl::Span<const int32_t> ids,
-                                          absl::Span<const SequenceRows> sequences) {
+                                          absl::Span<const SequenceRows> sequences,
+                                          int32_t /*page_size*/) {
   return StagedStep{ids.data(), {sequences}};
 }
 

@@ -18,7 +18,8 @@ class HostOps : public Ops {
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
   absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                   absl::Span<const SequenceRows> sequences) override;
+                                   absl::Span<const SequenceRows> sequences,
+                                   int32_t page_size) override;
   absl::Status Linear(const LinearArgs& args) final;
 
  protected:

@@ -43,7 +43,7 @@ struct LinearShape {
 struct LinearWeight {
   LinearShape shape;
   const std::byte* packed =
-      nullptr;  // PackedBytes(shape) bytes in the backend's layout, 64-byte aligned
+      nullptr;  // PackedBytes(shape) bytes in the backend's layout, 128-byte aligned
 };
 
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
@@ -252,9 +252,10 @@ class Ops {
   // Waits until every op so far has ended, and returns the error of one that failed.
   virtual absl::Status Synchronize() = 0;
   // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
-  // the step has ended, readable by its ops.
+  // the step has ended, readable by its ops. page_size: of the KV cache that the step uses.
   virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                           absl::Span<const SequenceRows> sequences) = 0;
+                                           absl::Span<const SequenceRows> sequences,
+                                           int32_t page_size) = 0;
 
   // ---- Weights are packed once, at load, into the backend's layout. `w` and `packed` are host
   // memory.

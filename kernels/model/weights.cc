@@ -14,7 +14,7 @@
 namespace isobit {
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kAlignment = 128;  // what the GPU's bulk copies of packed weights need
 
 // Hands out consecutive aligned places.
 class Placer {

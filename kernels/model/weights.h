@@ -59,7 +59,7 @@ class WeightLayout {
   HeadWeights BindHead(const std::byte* block) const;
 
   // Converts, cuts and packs a block out of a checkpoint that ValidateCheckpoint has accepted.
-  // `out` holds BlockBytes(block) bytes, 64-byte aligned; padding is zeroed, so equal weights give
+  // `out` holds BlockBytes(block) bytes, 128-byte aligned; padding is zeroed, so equal weights give
   // equal bytes.
   void PackBlock(const Checkpoint& checkpoint, const Ops& ops, int block, std::byte* out) const;
 
@@ -86,7 +86,7 @@ class WeightSource {
   virtual void Release(int block) = 0;
 };
 
-// 64-byte aligned bytes.
+// 128-byte aligned bytes.
 struct AlignedFree {
   void operator()(std::byte* p) const;
 };

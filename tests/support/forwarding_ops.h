@@ -26,8 +26,9 @@ class ForwardingOps : public Ops {
   }
   absl::Status Synchronize() override { return ops_->Synchronize(); }
   absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                   absl::Span<const SequenceRows> sequences) override {
-    return ops_->Stage(ids, sequences);
+                                   absl::Span<const SequenceRows> sequences,
+                                   int32_t page_size) override {
+    return ops_->Stage(ids, sequences, page_size);
   }
   size_t PackedBytes(const LinearShape& shape) const override { return ops_->PackedBytes(shape); }
   void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,

@@ -1,0 +1,194 @@
+// Joins the ops of this folder into one backend.
+#include "kernels/cuda/cuda_ops.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/cublas_linear.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_layout.h"
+#include "kernels/cuda/log_probs.h"
+#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/sequences.h"
+
+namespace isobit {
+namespace {
+
+using cuda::CudaStatus;
+
+// Memory of the present device. Freeing waits for the device, so no op can still be using it.
+absl::StatusOr<Memory> AllocateDevice(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+  if (error != cudaSuccess) {
+    return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes").c_str());
+  }
+  return Memory(static_cast<std::byte*>(memory), [](std::byte* p) { cudaFree(p); });
+}
+
+class CudaOps final : public Ops {
+ public:
+  static absl::StatusOr<std::unique_ptr<Ops>> Create(const CudaOptions& options) {
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceInfo info, cuda::GetDeviceInfo(options.device));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(options.device));
+    std::unique_ptr<CudaOps> ops(new CudaOps(options, info));
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaStreamCreateWithFlags(&ops->stream_.handle, cudaStreamNonBlocking));
+    if (options.mode == NumericsMode::kVanilla) {
+      ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device));
+    }
+    return ops;
+  }
+  ~CudaOps() override {
+    if (stream_.handle != nullptr) cudaStreamDestroy(stream_.handle);
+  }
+
+  const char* name() const override { return name_.c_str(); }
+
+  absl::StatusOr<Memory> Allocate(size_t bytes) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return AllocateDevice(bytes);
+  }
+
+  absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
+                                                         size_t bytes) override {
+    ISOBIT_ASSIGN_OR_RETURN(Memory memory, Allocate(bytes));
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(memory.get(), host.get(), bytes, cudaMemcpyHostToDevice));
+    std::byte* const copy = memory.get();
+    return std::shared_ptr<const std::byte>(std::make_shared<Memory>(std::move(memory)), copy);
+  }
+
+  absl::Status Copy(void* to, const void* from, size_t bytes) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.handle));
+    return absl::OkStatus();
+  }
+
+  absl::Status Synchronize() override {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.handle));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                   absl::Span<const SequenceRows> sequences,
+                                   int32_t page_size) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    ISOBIT_RETURN_IF_ERROR(stage_.Stage(ids, sequences, page_size, {}, stream_.handle));
+    return StagedStep{stage_.ids(), {sequences, &stage_.device()}};
+  }
+
+  size_t PackedBytes(const LinearShape& shape) const override {
+    return cublas_ != nullptr ? cuda::PlainLinearBytes(shape) : cuda::PackedLinearBytes(shape);
+  }
+
+  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
+            std::byte* packed) const override {
+    (cublas_ != nullptr ? cuda::PackPlainLinear : cuda::PackLinear)(shape, w, ldw, packed);
+  }
+
+  absl::Status Linear(const LinearArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    if (cublas_ == nullptr) return cuda::LaunchLinear(args, stream_);
+    if (args.swiglu_out == nullptr) return cublas_->Run(args, stream_);
+    const int64_t n = args.weight.shape.n;
+    ISOBIT_RETURN_IF_ERROR(Reserve(gate_up_, static_cast<size_t>(args.m * n) * sizeof(Bf16)));
+    LinearArgs product = args;
+    product.swiglu_out = nullptr;
+    product.bf16_out = reinterpret_cast<Bf16*>(gate_up_.memory.get());
+    product.ldy = n;
+    ISOBIT_RETURN_IF_ERROR(cublas_->Run(product, stream_));
+    return cuda::LaunchSwiGlu(
+        {.gate_up = product.bf16_out, .out = args.swiglu_out, .rows = args.m, .columns = n / 2},
+        stream_);
+  }
+
+  absl::Status Embedding(const EmbeddingArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return cuda::LaunchEmbedding(args, stream_);
+  }
+
+  absl::Status RmsNorm(const RmsNormArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return cuda::LaunchRmsNorm(args, stream_);
+  }
+
+  absl::Status SwiGlu(const SwiGluArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return cuda::LaunchSwiGlu(args, stream_);
+  }
+
+  absl::Status Qkv(const QkvArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return cuda::LaunchQkv(args, stream_);
+  }
+
+  absl::Status Attention(const AttentionArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    const size_t bytes = cuda::AttentionWorkspaceBytes(args);
+    ISOBIT_RETURN_IF_ERROR(Reserve(attention_, bytes));
+    return cuda::LaunchAttention(args, {attention_.memory.get(), attention_.bytes}, stream_);
+  }
+
+  absl::Status Reduce(const ReduceArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return cuda::LaunchReduce(args, stream_);
+  }
+
+  absl::Status LogProbs(const LogProbArgs& args) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return log_probs_.Run(args, stream_);
+  }
+
+ private:
+  // Scratch that grows and never shrinks.
+  struct Scratch {
+    Memory memory;
+    size_t bytes = 0;
+  };
+
+  CudaOps(const CudaOptions& options, const cuda::DeviceInfo& info)
+      : device_(options.device), name_(absl::StrCat("cuda/", info.name)) {}
+
+  // The calling thread's device is this object's from here on.
+  absl::Status Enter() const {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    return absl::OkStatus();
+  }
+
+  static absl::Status Reserve(Scratch& scratch, size_t bytes) {
+    if (bytes <= scratch.bytes) return absl::OkStatus();
+    scratch.memory = nullptr;
+    scratch.bytes = 0;
+    ISOBIT_ASSIGN_OR_RETURN(scratch.memory, AllocateDevice(bytes));
+    scratch.bytes = bytes;
+    return absl::OkStatus();
+  }
+
+  const int device_;
+  const std::string name_;
+  cuda::Stream stream_;
+  cuda::SequenceStage stage_;
+  cuda::LogProbStage log_probs_;
+  std::unique_ptr<cuda::CublasLinear> cublas_;  // mode vanilla alone
+  Scratch attention_;
+  Scratch gate_up_;  // of cuBLAS, before SwiGLU
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Ops>> MakeCudaOps(const CudaOptions& options) {
+  return CudaOps::Create(options);
+}
+
+}  // namespace isobit

@@ -1,0 +1,85 @@
+// See golden.h.
+#include "tests/invariance/golden.h"
+
+#include <cstdint>
+#include <fstream>
+
+#include "common/base/digest.h"
+#include "gtest/gtest.h"
+#include "kernels/model/sampling.h"
+#include "tests/invariance/tiny_models.h"
+
+namespace isobit::invariance {
+namespace {
+
+constexpr int64_t kPromptTokens = 12;
+
+// Every kind of parameter that can move a bit.
+SamplingParams AllParameters() {
+  SamplingParams params;
+  params.temperature = 0.7f;
+  params.top_k = 40;
+  params.top_p = 0.9f;
+  params.min_p = 0.01f;
+  params.repetition_penalty = 1.1f;
+  params.presence_penalty = 0.3f;
+  params.frequency_penalty = 0.2f;
+  params.min_tokens = 5;
+  params.stop_token_ids = {3, 4};
+  params.logit_bias = {{7, 1.5f}, {11, -2.0f}};
+  return params;
+}
+
+}  // namespace
+
+std::vector<std::string> GoldenNames() {
+  return {"tiny-qwen3", "tiny-qwen2", "tiny-llama", "tiny-mistral", "smollm2"};
+}
+
+std::string GoldenModelDirectory(const std::string& name) {
+  return name == "smollm2" ? SMOLLM2_DIRECTORY : TinyModelDirectory(name);
+}
+
+Tokens GoldenTokens(const std::string& name, const ForwardHarness& model) {
+  return model.RandomTokens(name == "smollm2" ? 60 : 600, 5);
+}
+
+nlohmann::json GoldenDigests(const std::string& name) {
+  std::ifstream file(GOLDEN_FILE);
+  return nlohmann::json::parse(file).value(name, nlohmann::json());
+}
+
+nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
+                         const SequenceLogits& logits, Ops& ops) {
+  const int64_t vocab = model.config().vocab_size;
+  const absl::Span<const int32_t> prompt = absl::MakeConstSpan(tokens).first(kPromptTokens);
+  SequenceSampling sampling(AllParameters(), model.config().eos_token_ids, 42, 1, prompt);
+  const size_t bytes = logits.size() * sizeof(float);
+  const Memory memory = ops.Allocate(bytes).value();
+  EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), bytes).ok());
+  std::vector<float> raw;
+  std::vector<float> processed;
+  std::vector<int32_t> drawn;
+  for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
+    LogProbRow row;
+    row.logits = reinterpret_cast<const float*>(memory.get()) + static_cast<int64_t>(i - 1) * vocab;
+    row.target = tokens[i];
+    row.raw = true;
+    LogProbRow draw;
+    draw.logits = row.logits;
+    draw.sampling = sampling.NextRow();
+    EXPECT_TRUE(ops.LogProbs({.rows = &row, .num_rows = 1, .vocab = vocab}).ok());
+    EXPECT_TRUE(ops.LogProbs({.rows = &draw, .num_rows = 1, .vocab = vocab}).ok());
+    EXPECT_TRUE(row.finite && draw.finite);
+    raw.push_back(row.token.logprob);
+    processed.push_back(draw.token.logprob);
+    drawn.push_back(draw.token.id);
+    sampling.Append(tokens[i]);
+  }
+  return {{"logits", Sha256Hex(logits.data(), logits.size() * sizeof(float))},
+          {"raw_logprobs", Sha256Hex(raw.data(), raw.size() * sizeof(float))},
+          {"drawn_logprobs", Sha256Hex(processed.data(), processed.size() * sizeof(float))},
+          {"drawn_tokens", Sha256Hex(drawn.data(), drawn.size() * sizeof(int32_t))}};
+}
+
+}  // namespace isobit::invariance
