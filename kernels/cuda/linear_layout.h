@@ -33,7 +33,7 @@ struct LeafBlocks {
   int32_t column[contract::kLeaves + 1] =
       {};  // leaf l multiplies x's columns [column[l], column[l+1])
   int32_t block[contract::kLeaves + 1] = {};  // by its blocks [block[l], block[l+1])
-  int32_t num_blocks() const { return block[num_leaves]; }
+  ISOBIT_HD int32_t num_blocks() const { return block[num_leaves]; }
   // Every leaf holds the same whole number of blocks: no k16 step is left out anywhere.
   bool uniform = false;
 
