@@ -38,8 +38,10 @@ WALLS = {
     "the comparator holds no model": Wall(
         ("trainer_bridge/comparator/",), r"kernels/|trainer_bridge/(scorer|torch)/"
     ),
-    "CUDA stays in kernels and communicators": Wall(
-        tuple(f"{folder}/" for folder in SOURCE_FOLDERS), CUDA, unless=("kernels/", "common/parallel/")
+    "CUDA stays in kernels, communicators and benches": Wall(
+        tuple(f"{folder}/" for folder in SOURCE_FOLDERS),
+        CUDA,
+        unless=("kernels/", "common/parallel/", "tools/bench_"),
     ),
     "Torch stays in its bridge": Wall(
         tuple(f"{folder}/" for folder in SOURCE_FOLDERS), TORCH, unless=("trainer_bridge/torch/",)
@@ -123,8 +125,8 @@ class ControlTest(unittest.TestCase):
             ("rollout/engine/a.cc", '"trainer_bridge/scorer/scorer.h"', "rollout knows no trainer"),
             ("trainer_bridge/scorer/a.cc", '"rollout/engine/engine.h"', "the trainer knows no rollout"),
             ("trainer_bridge/comparator/a.cc", '"kernels/ops.h"', "the comparator holds no model"),
-            ("rollout/engine/a.cc", "<cuda_runtime.h>", "CUDA stays in kernels and communicators"),
-            ("tools/a.cc", "<nccl.h>", "CUDA stays in kernels and communicators"),
+            ("rollout/engine/a.cc", "<cuda_runtime.h>", "CUDA stays in kernels, communicators and benches"),
+            ("tools/a.cc", "<nccl.h>", "CUDA stays in kernels, communicators and benches"),
             ("rollout/engine/a.cc", "<ATen/ATen.h>", "Torch stays in its bridge"),
         ]
         self.assertEqual({rule for _, _, rule in cases}, WALLS.keys())
@@ -137,6 +139,7 @@ class ControlTest(unittest.TestCase):
     def test_what_is_allowed_is_let_through(self):
         self.write("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n")
         self.write("common/parallel/nccl_group.cc", "#include <nccl.h>\n")
+        self.write("tools/bench_harness.cc", "#include <cuda_runtime_api.h>\n")
         self.write("common/rpc/channel.h", "#include <grpcpp/channel.h>\n")
         self.write("trainer_bridge/torch/ops.cc", '#include <torch/library.h>\n#include "kernels/ops.h"\n')
         self.write("CMakeLists.txt", "add_compile_options(-ffp-contract=off -fno-fast-math)\n")

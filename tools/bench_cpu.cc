@@ -1,4 +1,6 @@
-// isobit-bench: how fast the kernels are on this machine, beside what they are measured against.
+// See bench_cpu.h.
+#include "tools/bench_cpu.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/portable.h"
@@ -21,11 +24,12 @@
 #include "kernels/cpu/thread_pool.h"
 #include "tools/fma_baseline.h"
 
-ABSL_FLAG(std::string, isa, "all", "portable, avx2, avx512, or all: avx2 and avx512 if they run");
-ABSL_FLAG(int, threads, 0, "threads of the second measurement; 0: all of this machine");
-ABSL_FLAG(double, seconds, 0.1, "time given to each figure");
+ABSL_FLAG(std::string, isa, "all",
+          "cpu: portable, avx2, avx512, or all: avx2 and avx512 if they run");
+ABSL_FLAG(int, threads, 0, "cpu: threads of the second measurement; 0: all of this machine");
+ABSL_FLAG(double, seconds, 0.1, "cpu: time given to each figure");
 
-namespace isobit {
+namespace isobit::bench {
 namespace {
 
 struct Shape {
@@ -126,7 +130,7 @@ double BestRate(double macs, double seconds, const Body& body) {
   return best;
 }
 
-void BenchCpu(cpu::Isa isa, int threads, double seconds) {
+void PrintTable(cpu::Isa isa, int threads, double seconds) {
   const std::unique_ptr<Ops> ops = MakeCpuOps({.isa = isa, .num_threads = threads});
   cpu::ThreadPool pool(threads);
   const double target = TargetOf(isa) * threads;
@@ -151,19 +155,9 @@ void BenchCpu(cpu::Isa isa, int threads, double seconds) {
   }
 }
 
-int Main(int argc, char** argv) {
-  const std::string usage =
-      "isobit-bench cpu [flags]\n\n"
-      "Measures Linear with the contract's arithmetic, for each instruction set, on one thread "
-      "and\n"
-      "on all, beside a plain fp32 FMA product over the same bf16 weights in the same process.\n"
-      "'!' marks a figure below its target.";
-  const bool named = argc > 1 && std::string(argv[1]) == "cpu";
-  ParseFlagsOrExit(named ? argc - 1 : argc, named ? argv + 1 : argv, usage);
-  if (!named) {
-    std::fprintf(stderr, "isobit-bench: expected the subcommand 'cpu'; see --help\n");
-    return 2;
-  }
+}  // namespace
+
+absl::Status BenchCpu() {
   const std::string name = absl::GetFlag(FLAGS_isa);
   std::vector<cpu::Isa> isas;
   for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
@@ -171,28 +165,20 @@ int Main(int argc, char** argv) {
     if (wanted && isa <= cpu::DetectIsa()) isas.push_back(isa);
   }
   if (isas.empty()) {
-    std::fprintf(stderr, "isobit-bench: --isa is '%s', expected portable, or up to %s\n",
-                 name.c_str(), std::string(cpu::IsaName(cpu::DetectIsa())).c_str());
-    return 2;
+    return absl::InvalidArgumentError(absl::StrCat("--isa is '", name,
+                                                   "', expected portable, or up to ",
+                                                   std::string(cpu::IsaName(cpu::DetectIsa()))));
   }
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int threads = absl::GetFlag(FLAGS_threads) == 0 ? cores : absl::GetFlag(FLAGS_threads);
   const double seconds = absl::GetFlag(FLAGS_seconds);
-  const absl::Status ranges[] = {RequireInRange("threads", threads, 1, 1024),
-                                 RequireInRange("seconds", seconds, 0.0, 60.0)};
-  for (const absl::Status& status : ranges) {
-    if (status.ok()) continue;
-    std::fprintf(stderr, "isobit-bench: %s\n", status.ToString().c_str());
-    return 2;
-  }
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("threads", threads, 1, 1024));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("seconds", seconds, 0.0, 60.0));
   for (const cpu::Isa isa : isas) {
-    BenchCpu(isa, 1, seconds);
-    if (threads > 1) BenchCpu(isa, threads, seconds);
+    PrintTable(isa, 1, seconds);
+    if (threads > 1) PrintTable(isa, threads, seconds);
   }
-  return 0;
+  return absl::OkStatus();
 }
 
-}  // namespace
-}  // namespace isobit
-
-int main(int argc, char** argv) { return isobit::Main(argc, argv); }
+}  // namespace isobit::bench

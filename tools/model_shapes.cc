@@ -174,6 +174,7 @@ std::map<std::string, ModelConfig> AllShapes() {
           {"qwen3-0.6b", Qwen3(1024, 3072, 28, 16, true)},
           {"qwen3-4b", Qwen3(2560, 9728, 36, 32, true)},
           {"qwen3-8b", Qwen3(4096, 12288, 36, 32, false)},
+          {"qwen3-32b", Qwen3(5120, 25600, 64, 64, false)},
           {"llama-3.2-1b", Llama3(2048, 8192, 16, 64, 32, true)},
           {"llama-3.1-8b", Llama3(4096, 14336, 32, 128, 8, false)},
           {"mistral-7b", Mistral7B()}};

@@ -1,0 +1,17 @@
+// The subcommands of isobit-bench that need a GPU. In a build without CUDA each says so.
+#ifndef ISOBIT_TOOLS_BENCH_GPU_H_
+#define ISOBIT_TOOLS_BENCH_GPU_H_
+
+#include "absl/status/status.h"
+
+namespace isobit::bench {
+
+// Each reads its flags, prints its tables and writes --json. INVALID_ARGUMENT: a flag.
+// FAILED_PRECONDITION: built without CUDA, or no device that the kernels run on.
+absl::Status BenchGemm();
+absl::Status BenchAttention();
+absl::Status BenchOps();
+
+}  // namespace isobit::bench
+
+#endif  // ISOBIT_TOOLS_BENCH_GPU_H_

@@ -1,0 +1,49 @@
+// isobit-bench: how fast the kernels are on this machine, beside what they are measured against.
+#include <cstdio>
+#include <string>
+
+#include "common/config/flags.h"
+#include "tools/bench_cpu.h"
+#include "tools/bench_gpu.h"
+
+namespace isobit::bench {
+namespace {
+
+constexpr char kUsage[] =
+    "isobit-bench cpu|gemm|attention|ops [flags]\n\n"
+    "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
+    "plain\n"
+    "           fp32 FMA product over the same bf16 weights.\n"
+    "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
+    "attention  Decode beside the copy rate, prefill beside --peer.\n"
+    "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n\n"
+    "Peers run in the same process, in turn with ours. '!' marks a figure below its target. A "
+    "flag's\n"
+    "help begins with the subcommands that read it.";
+
+struct Subcommand {
+  const char* name;
+  absl::Status (*run)();
+};
+constexpr Subcommand kSubcommands[] = {
+    {"cpu", BenchCpu}, {"gemm", BenchGemm}, {"attention", BenchAttention}, {"ops", BenchOps}};
+
+int Main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  for (const Subcommand& subcommand : kSubcommands) {
+    if (name != subcommand.name) continue;
+    ParseFlagsOrExit(argc - 1, argv + 1, kUsage);
+    const absl::Status status = subcommand.run();
+    if (status.ok()) return 0;
+    std::fprintf(stderr, "isobit-bench: %s\n", status.ToString().c_str());
+    return absl::IsInvalidArgument(status) ? 2 : 1;
+  }
+  ParseFlagsOrExit(argc, argv, kUsage);
+  std::fprintf(stderr, "isobit-bench: expected a subcommand: cpu, gemm, attention or ops\n");
+  return 2;
+}
+
+}  // namespace
+}  // namespace isobit::bench
+
+int main(int argc, char** argv) { return isobit::bench::Main(argc, argv); }
