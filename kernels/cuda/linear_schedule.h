@@ -14,42 +14,31 @@ namespace isobit::cuda {
 // Few rows of x: the weights stream through shared memory once and are the 64-row operand of wgmma,
 // x is the narrow one (linear_stream.cuh).
 struct StreamSchedule {
-  int columns = 0;       // rows of x in one product: 8, 16, 32 or 64; more rows of x are more grids
-  int rows = 64;         // packed weight rows of one pass, at most 64: a multiple of 16
-  int leaves = 0;        // of one block; num_leaves / leaves blocks (1, 2, 4, 8) make a cluster
-  int stage_blocks = 2;  // 64-column blocks of a pipeline stage
-  int stages = 0;        // of the pipeline
-  int clusters = 0;      // at most so many work on the passes, each on its share; leaves of the
-                         // weight split over a cluster: one pass each, as many clusters as passes
-};
-
-// Many rows of x: tiles of the output (linear_tile.h).
-struct TileSchedule {
-  int rows = 0;     // of x in a tile
-  int columns = 0;  // packed weight rows in a tile
-  int stages = 0;
-  int cluster = 1;
+  int columns = 0;  // rows of x in one product: 8, 16, 32 or 64; more rows of x are more grids
+  int rows = 64;    // packed weight rows of one pass, at most 64: a multiple of 16
+  int leaves = 0;   // of a block; num_leaves / leaves of them (1, 2, 4, 8) make a cluster
+  int stages = 0;   // of the pipeline, 128 columns of K each
+  int blocks = 0;   // if a block holds all leaves: at most so many share the weight's rows
 };
 
 struct LinearSchedule {
-  enum class Kind { kGeneral, kStream, kTile };
+  enum class Kind { kGeneral, kStream };
   Kind kind = Kind::kGeneral;  // kGeneral: any shape and alignment (linear_general.h)
   StreamSchedule stream = {};
-  TileSchedule tile = {};
 };
 
-// The schedule of a layer; a pure function of the shape, the rows of x and the kind of output.
-// `mappable`: x can have a tensor map (tensor_map.h).
-LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool swiglu, bool mappable);
+// The schedule of a layer; a pure function of the shape and the rows of x. `mappable`: x can have a
+// tensor map (tensor_map.h).
+LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable);
 
 // Whether a schedule can compute a layer. INVALID_ARGUMENT says why not.
 absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape, bool mappable);
 
-// Whether every leaf but the last is a multiple of 16 columns wide, as kStream and kTile need: a
-// k16 step then never multiplies columns of two leaves.
+// Whether every leaf but the last is a multiple of 16 columns wide: no k16 step then has columns of
+// two leaves.
 bool WholeSteps(const LinearShape& shape);
 
-// e.g. "stream 16x64 l4 s2x6"
+// e.g. "stream 16x64 l4 s6"
 std::string Describe(const LinearSchedule& schedule);
 
 }  // namespace isobit::cuda

@@ -1,0 +1,51 @@
+// Thread block clusters: their barrier, and stores to another block's shared memory that complete
+// on an mbarrier there. Addresses are shared-memory addresses (SharedAddress).
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
+#define ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
+
+#include <cstdint>
+
+namespace isobit::cuda {
+
+// Every thread of every block of the cluster arrives once and, before it reads or writes another
+// block's shared memory, waits.
+__device__ __forceinline__ void ArriveCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WaitCluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has what lies at `address` in this one.
+__device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t rank) {
+  uint32_t result;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+// 16 bytes to `to`; they count for `barrier`, which is in the same block.
+__device__ __forceinline__ void StoreToBlock(uint32_t to, float a, float b, float c, float d,
+                                             uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+}
+
+// WaitBarrier for a barrier on which other blocks' stores complete.
+__device__ __forceinline__ void WaitClusterBarrier(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT_%=:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra WAIT_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_

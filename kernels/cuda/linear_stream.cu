@@ -1,0 +1,54 @@
+// Launches the kernels of linear_stream.cuh.
+#include <algorithm>
+
+#include "common/base/status_macros.h"
+#include "kernels/cuda/linear_stream.cuh"
+#include "kernels/cuda/linear_stream.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace isobit::cuda {
+
+int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape) {
+  const int cluster = shape.num_leaves / schedule.leaves;
+  const int received =
+      cluster > 1 ? Exchange(schedule.columns, shape.sum, cluster, schedule.leaves).bytes() : 0;
+  return StreamPlan(schedule, schedule.columns, received).total;
+}
+
+absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
+                                const Stream& stream) {
+  const LinearShape& shape = args.weight.shape;
+  ISOBIT_ASSIGN_OR_RETURN(const CUtensorMap x_map, MapMatrix(args.x, args.m, shape.k, args.ldx,
+                                                             schedule.columns, kBlockColumns));
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const StreamArgs kernel_args = {
+      .packed = args.weight.packed,
+      .leaves = BlocksOf(shape),
+      .target = TargetOf(args),
+      .schedule = schedule,
+      .groups = static_cast<int32_t>(ceil_div(PackedRows(shape), kGroupRows)),
+      .cluster = shape.num_leaves / schedule.leaves};
+  const int64_t passes = ceil_div(kernel_args.groups * int64_t{kGroupRows}, schedule.rows);
+  const int64_t blocks = kernel_args.cluster > 1
+                             ? passes * kernel_args.cluster
+                             : std::min<int64_t>(schedule.blocks, kernel_args.groups);
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),
+                                    static_cast<unsigned>(ceil_div(args.m, schedule.columns))),
+                     .threads = dim3(kStreamThreads),
+                     .shared_bytes = static_cast<size_t>(StreamSharedBytes(schedule, shape)),
+                     .cluster = kernel_args.cluster};
+  switch (schedule.columns) {
+    case 8:
+      return LaunchStreamOf<8>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 16:
+      return LaunchStreamOf<16>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 32:
+      return LaunchStreamOf<32>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 64:
+      return LaunchStreamOf<64>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    default:
+      return absl::InvalidArgumentError("no such number of columns");
+  }
+}
+
+}  // namespace isobit::cuda

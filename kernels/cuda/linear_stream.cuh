@@ -1,0 +1,466 @@
+// The linear layer for few rows of x. Weights are the 64-row operand of wgmma and pass through
+// shared memory once; x, padded to kColumns rows, is the narrow operand.
+//
+// A block is four warps that multiply and one that copies. It takes passes of up to 64 packed
+// weight rows, and for each of them its leaves in order, stage by stage. Without kSplit it holds
+// all leaves and works on its share of the rows. With kSplit the leaves of a pass are spread over a
+// cluster: each block pushes what the order of addition lets it add up alone (of a tree its
+// subtree; of a chain the prefix if it is the first, else its single leaves) to the blocks that
+// finish the outputs, each a part of them.
+//
+// Weights are fetched before the kernel waits for its predecessor.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
+#define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_layout.h"
+#include "kernels/cuda/linear_output.cuh"
+#include "kernels/cuda/linear_schedule.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
+inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
+inline constexpr int kMultiplyThreads = 128;
+inline constexpr int kStreamThreads = kMultiplyThreads + 32;
+inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
+inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
+inline constexpr int kZeroBytes = 1024;
+
+// How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
+// 0, 1, ... finish units_each consecutive ones each.
+struct Exchange {
+  int slots;       // sums that make an output
+  int units_each;  // of a finishing block
+  ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
+      : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
+        units_each(columns / 2 > cluster ? columns / 2 / cluster : 1) {}
+  ISOBIT_HD int bytes() const { return slots * units_each * kUnitBytes; }
+};
+
+// Where things lie in a block's shared memory.
+struct StreamPlan {
+  int weight_bytes;  // of a stage
+  int x_bytes;       // of a stage
+  int x;             // offset of the ring of x; the ring of weights is at 0
+  int zeros;         // offset of kZeroBytes of zeros
+  int received;      // offset of the sums of other blocks
+  int barriers;      // offset: full and empty of each stage, then one for the received sums
+  int total;
+  ISOBIT_HD StreamPlan(const StreamSchedule& schedule, int columns, int received_bytes)
+      : weight_bytes(kStageBlocks * schedule.rows * kRowBytes),
+        x_bytes(kStageBlocks * columns * kRowBytes),
+        x(schedule.stages * weight_bytes),
+        zeros(x + schedule.stages * x_bytes),
+        received(zeros + kZeroBytes),
+        barriers(received + received_bytes),
+        total(barriers + schedule.stages * 16 + 8) {
+    // The last stage's operand is read as 64 rows, whatever the pass has.
+    const int read = x + (kTileRows - schedule.rows) * kRowBytes;
+    if (total < read) total = read;
+  }
+};
+
+struct StreamArgs {
+  const std::byte* packed;
+  LeafBlocks leaves;
+  LinearTarget target;
+  StreamSchedule schedule;
+  int32_t groups;   // of 16 packed weight rows
+  int32_t cluster;  // blocks that share a pass
+};
+
+// One stage of the pipeline: where its weights are.
+struct StageCursor {
+  int row;  // first packed row of the pass
+  int leaf;
+  int block;  // of the weight
+};
+
+template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit>
+struct LinearStream {
+  static constexpr int kSums = kColumns / 2;  // of a thread
+
+  const StreamArgs& args;
+  const CUtensorMap& x_map;
+  const StreamPlan plan;
+  const uint32_t shared;
+  int first_leaf;
+  int end_leaf;
+  int first_row;
+  int end_row;
+
+  __device__ __forceinline__ uint32_t full(int stage) const {
+    return shared + plan.barriers + stage * 16;
+  }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return full(stage) + 8; }
+  __device__ __forceinline__ uint32_t received() const { return full(args.schedule.stages); }
+
+  __device__ __forceinline__ LinearStream(const StreamArgs& a, const CUtensorMap& map,
+                                          uint32_t shared_address)
+      : args(a),
+        x_map(map),
+        plan(a.schedule, kColumns,
+             kSplit ? Exchange(kColumns, kSum, a.cluster, a.schedule.leaves).bytes() : 0),
+        shared(shared_address) {
+    const int block = static_cast<int>(blockIdx.x);
+    if constexpr (kSplit) {
+      first_leaf = block % args.cluster * args.schedule.leaves;
+      end_leaf = first_leaf + args.schedule.leaves;
+      first_row = block / args.cluster * args.schedule.rows;
+      end_row = min(first_row + args.schedule.rows, args.groups * kGroupRows);
+    } else {
+      const auto share = [&](int i) {
+        return static_cast<int>(static_cast<int64_t>(args.groups) * i /
+                                static_cast<int>(gridDim.x)) *
+               kGroupRows;
+      };
+      first_leaf = 0;
+      end_leaf = args.leaves.num_leaves;
+      first_row = share(block);
+      end_row = share(block + 1);
+    }
+  }
+
+  __device__ __forceinline__ StageCursor Begin() const {
+    return {first_row, first_leaf, args.leaves.block[first_leaf]};
+  }
+  __device__ __forceinline__ bool Ended(const StageCursor& c) const { return c.row >= end_row; }
+  __device__ __forceinline__ void Next(StageCursor& c) const {
+    c.block += kStageBlocks;
+    if (c.block < args.leaves.block[c.leaf + 1]) return;
+    if (++c.leaf == end_leaf) {
+      c.leaf = first_leaf;
+      c.row += args.schedule.rows;
+    }
+    c.block = args.leaves.block[c.leaf];
+  }
+  __device__ __forceinline__ int BlocksOf(const StageCursor& c) const {
+    return min(kStageBlocks, args.leaves.block[c.leaf + 1] - c.block);
+  }
+
+  // Arms a stage for weights and x, and starts the weights.
+  __device__ __forceinline__ void CopyWeights(const StageCursor& c, int stage) const {
+    const int blocks = BlocksOf(c);
+    const int rows = min(args.schedule.rows, end_row - c.row);
+    const int row_in_tile = c.row % kTileRows;
+    uint32_t to = shared + stage * plan.weight_bytes;
+    const int64_t tile_bytes = int64_t{args.leaves.num_blocks()} * kBlockBytes;
+    const std::byte* from = args.packed + c.row / kTileRows * tile_bytes +
+                            int64_t{c.block} * kBlockBytes + row_in_tile * kRowBytes;
+    ExpectBytes(full(stage), blocks * (rows + kColumns) * kRowBytes);
+    if (rows == kTileRows && row_in_tile == 0) {
+      CopyBytes(to, from, blocks * kBlockBytes, full(stage), kEvictFirst);
+      return;
+    }
+    const int here = min(rows, kTileRows - row_in_tile);  // the rest is in the next tile
+    for (int b = 0; b < blocks; ++b) {
+      CopyBytes(to, from, here * kRowBytes, full(stage), kEvictFirst);
+      if (here < rows) {
+        CopyBytes(to + here * kRowBytes, from + tile_bytes - row_in_tile * kRowBytes,
+                  (rows - here) * kRowBytes, full(stage), kEvictFirst);
+      }
+      to += args.schedule.rows * kRowBytes;
+      from += kBlockBytes;
+    }
+  }
+
+  __device__ __forceinline__ void CopyX(const StageCursor& c, int stage) const {
+    const int blocks = BlocksOf(c);
+    const int column =
+        args.leaves.column[c.leaf] + (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
+    for (int b = 0; b < blocks; ++b) {
+      CopyBox(shared + plan.x + stage * plan.x_bytes + b * kColumns * kRowBytes, x_map,
+              static_cast<int>(blockIdx.y) * kColumns, column + b * kBlockColumns, full(stage),
+              kEvictLast);
+    }
+  }
+
+  // One thread: everything that is copied. `prefetched` stages have their weights.
+  __device__ __forceinline__ void Copy(StageCursor c, int prefetched) const {
+    WaitForPredecessor();
+    StageCursor x = Begin();
+    for (int i = 0; i < prefetched; ++i, Next(x)) CopyX(x, i);
+    uint32_t parity = 0;
+    for (int stage = 0; !Ended(c); Next(c)) {
+      WaitBarrier(empty(stage), parity);
+      CopyWeights(c, stage);
+      CopyX(c, stage);
+      if (++stage == args.schedule.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+
+  // The products of one stage. Always kStageBlocks blocks: a branch would keep the products from
+  // overlapping. Steps that the leaf does not have multiply zeros, which changes no bit.
+  __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], const StageCursor& c,
+                                                int stage) const {
+    const uint64_t w = KMajorOperand(shared + stage * plan.weight_bytes);
+    const uint64_t x = KMajorOperand(shared + plan.x + stage * plan.x_bytes);
+    const uint64_t zeros = ZeroOperand(shared + plan.zeros);
+    const int left = args.leaves.column[c.leaf + 1] - args.leaves.column[c.leaf] -
+                     (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
+    const int steps = (left + contract::kMmaK - 1) / contract::kMmaK;  // or more than a stage has
+    FenceMma();
+#pragma unroll
+    for (int i = 0; i < 4 * kStageBlocks; ++i) {
+      const int b = i / 4;
+      const int k = i % 4;
+      const bool live = i < steps;
+      Wgmma<kColumns>::Mma(sums,
+                           live ? w + (b * args.schedule.rows * kRowBytes / 16 + 2 * k) : zeros,
+                           live ? x + (b * kColumns * kRowBytes / 16 + 2 * k) : zeros, true);
+    }
+    CommitMma();
+  }
+
+  // Adds leaf number `leaf` of the block (from 0) to what is pending of a tree; sums then holds the
+  // largest finished subtree. The branches are outside the loops for speed.
+  struct Tree {
+    float pair[kSums];
+    float four[kSums];
+    float eight[kSplit ? 1 : kSums];  // a block of a cluster has at most four leaves
+    __device__ __forceinline__ void Add(int leaf, float (&sums)[kSums]) {
+      if (leaf % 2 == 0) return Keep(pair, sums);
+      AddTo(sums, pair);
+      if (leaf % 4 == 1) return Keep(four, sums);
+      AddTo(sums, four);
+      if constexpr (!kSplit) {
+        if (leaf % 8 == 3) return Keep(eight, sums);
+        AddTo(sums, eight);
+      }
+    }
+  };
+  struct Chain {
+    float prefix[kSums];
+    __device__ __forceinline__ void Add(int leaf, float (&sums)[kSums]) {
+      if (leaf > 0) AddTo(sums, prefix);
+      Keep(prefix, sums);
+    }
+  };
+  static __device__ __forceinline__ void Keep(float (&to)[kSums], const float (&sums)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) to[i] = sums[i];
+  }
+  static __device__ __forceinline__ void AddTo(float (&sums)[kSums], const float (&left)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = contract::Add(left[i], sums[i]);
+  }
+
+  // Four warps: everything that is computed.
+  __device__ __forceinline__ void Multiply() const {
+    using Pending = std::conditional_t<kSum == contract::LeafSum::kTree, Tree, Chain>;
+    const int stages = args.schedule.stages;
+    Pending pending;
+    float sums[kSums];
+    bool joined = false;
+    int stage = 0;
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int row = first_row; row < end_row; row += args.schedule.rows) {
+#pragma unroll 1
+      for (int leaf = first_leaf; leaf < end_leaf; ++leaf) {
+        const int first_block = args.leaves.block[leaf];
+        const int end_block = args.leaves.block[leaf + 1];
+#pragma unroll
+        for (float& sum : sums) sum = 0.0f;
+#pragma unroll 1
+        for (int block = first_block; block < end_block; block += kStageBlocks) {
+          WaitBarrier(full(stage), parity);
+          MultiplyStage(sums, {row, leaf, block}, stage);
+          if (block > first_block) {
+            WaitMma<1>();
+            Release(stage == 0 ? stages - 1 : stage - 1);
+          }
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+        WaitMma<0>();
+        // The sums may be read from here on only.
+#pragma unroll
+        for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+        Release(stage == 0 ? stages - 1 : stage - 1);
+        if constexpr (kSplit) {
+          const int rank = first_leaf / args.schedule.leaves;
+          if (kSum == contract::LeafSum::kTree || rank == 0) {
+            pending.Add(leaf - first_leaf, sums);
+            if (leaf == end_leaf - 1) Push(sums, rank, joined);
+          } else {
+            Push(sums, leaf - args.schedule.leaves + 1, joined);
+          }
+        } else {
+          pending.Add(leaf, sums);
+        }
+      }
+      if constexpr (!kSplit) {
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        if (row + warp * kGroupRows < end_row && warp * kGroupRows < args.schedule.rows) {
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) {
+            Finish(row + warp * kGroupRows, j,
+                   {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+          }
+        }
+      }
+    }
+    if constexpr (kSplit) FinishReceived();
+  }
+
+  __device__ __forceinline__ void Release(int stage) const {
+    if (threadIdx.x % 32 == 0) Arrive(empty(stage));
+  }
+
+  __device__ __forceinline__ void Finish(int row, int j, float4 sum) const {
+    FinishUnit<kOutput>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j, sum);
+  }
+
+  // Sends the sums to the blocks that finish them, as their sum number `slot`.
+  __device__ __forceinline__ void Push(const float (&sums)[kSums], int slot, bool& joined) const {
+    if (!joined) WaitCluster();  // every block of the cluster has armed its barrier
+    joined = true;
+    const Exchange exchange(kColumns, kSum, args.cluster, args.schedule.leaves);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int unit = 4 * j + warp;
+      const int to = unit / exchange.units_each;
+      const int offset =
+          (slot * exchange.units_each + unit % exchange.units_each) * kUnitBytes + lane * 16;
+      StoreToBlock(AddressInBlock(shared + plan.received + offset, to), sums[4 * j],
+                   sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3],
+                   AddressInBlock(received(), to));
+    }
+  }
+
+  static __device__ __forceinline__ float4 Add4(float4 a, float4 b) {
+    return {contract::Add(a.x, b.x), contract::Add(a.y, b.y), contract::Add(a.z, b.z),
+            contract::Add(a.w, b.w)};
+  }
+
+  __device__ __forceinline__ void FinishReceived() const {
+    const Exchange exchange(kColumns, kSum, args.cluster, args.schedule.leaves);
+    const int rank = first_leaf / args.schedule.leaves;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (rank * exchange.units_each >= kColumns / 2) return;
+    WaitClusterBarrier(received(), 0);
+    extern __shared__ __align__(1024) std::byte memory[];
+#pragma unroll 1
+    for (int i = warp; i < exchange.units_each; i += 4) {
+      const auto slot = [&](int s) {
+        return *reinterpret_cast<const float4*>(memory + plan.received +
+                                                (s * exchange.units_each + i) * kUnitBytes +
+                                                threadIdx.x % 32 * 16);
+      };
+      float4 sum;
+      if constexpr (kSum == contract::LeafSum::kChain) {
+        sum = slot(0);
+#pragma unroll 4
+        for (int s = 1; s < exchange.slots; ++s) sum = Add4(sum, slot(s));
+      } else {
+        sum = Add4(slot(0), slot(1));
+        if (exchange.slots > 2) sum = Add4(sum, Add4(slot(2), slot(3)));
+        if (exchange.slots > 4) {
+          sum = Add4(sum, Add4(Add4(slot(4), slot(5)), Add4(slot(6), slot(7))));
+        }
+      }
+      const int unit = rank * exchange.units_each + i;
+      const int row = first_row + unit % 4 * kGroupRows;
+      if (row < end_row) Finish(row, unit / 4, sum);
+    }
+  }
+};
+
+template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit>
+__global__ void __launch_bounds__(kStreamThreads,
+                                  kColumns == 64 && kSum == contract::LeafSum::kTree ? 1 : 2)
+    LinearStreamKernel(const __grid_constant__ CUtensorMap x_map,
+                       const __grid_constant__ StreamArgs args) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  const LinearStream<kColumns, kSum, kOutput, kSplit> stream(args, x_map, SharedAddress(memory));
+  const bool copies = threadIdx.x == kMultiplyThreads;
+  StageCursor cursor = stream.Begin();
+  int prefetched = 0;
+  if (copies) {
+    for (int i = 0; i < args.schedule.stages; ++i) {
+      InitBarrier(stream.full(i), 1);
+      InitBarrier(stream.empty(i), kMultiplyThreads / 32);
+    }
+    if constexpr (kSplit) InitBarrier(stream.received(), 1);
+    FenceBarrierInit();
+    if constexpr (kSplit) {
+      ExpectBytes(stream.received(),
+                  Exchange(kColumns, kSum, args.cluster, args.schedule.leaves).bytes());
+    }
+    for (; prefetched < args.schedule.stages && !stream.Ended(cursor); ++prefetched) {
+      stream.CopyWeights(cursor, prefetched);
+      stream.Next(cursor);
+    }
+  }
+  ReleaseSuccessor();
+  if (threadIdx.x < kZeroBytes / 16) {
+    *reinterpret_cast<uint4*>(memory + stream.plan.zeros + threadIdx.x * 16) = uint4{};
+    FenceSharedForAsync();
+  }
+  __syncthreads();
+  if constexpr (kSplit) ArriveCluster();
+  if (threadIdx.x < kMultiplyThreads) {
+    stream.Multiply();
+  } else {
+    if (copies) stream.Copy(cursor, prefetched);
+    __syncwarp();
+    if constexpr (kSplit) WaitCluster();
+  }
+}
+
+// Launches the kernel of one number of columns; each has a file of its own.
+template <int kColumns>
+absl::Status LaunchStreamOf(const CUtensorMap& x_map, const StreamArgs& args, LinearOutput output,
+                            contract::LeafSum sum, const Grid& grid, const Stream& stream) {
+  using contract::LeafSum;
+  const auto launch = [&]<LeafSum kSum, LinearOutput kOutput>() {
+    return args.cluster > 1 ? Launch(&LinearStreamKernel<kColumns, kSum, kOutput, true>, grid,
+                                     stream, x_map, args)
+                            : Launch(&LinearStreamKernel<kColumns, kSum, kOutput, false>, grid,
+                                     stream, x_map, args);
+  };
+  const auto of_sum = [&]<LeafSum kSum>() {
+    switch (output) {
+      case LinearOutput::kBf16:
+        return launch.template operator()<kSum, LinearOutput::kBf16>();
+      case LinearOutput::kFp32:
+        return launch.template operator()<kSum, LinearOutput::kFp32>();
+      case LinearOutput::kSwiGlu:
+        return launch.template operator()<kSum, LinearOutput::kSwiGlu>();
+    }
+    return absl::InternalError("no such output");
+  };
+  return sum == LeafSum::kTree ? of_sum.template operator()<LeafSum::kTree>()
+                               : of_sum.template operator()<LeafSum::kChain>();
+}
+
+extern template absl::Status LaunchStreamOf<8>(const CUtensorMap&, const StreamArgs&, LinearOutput,
+                                               contract::LeafSum, const Grid&, const Stream&);
+extern template absl::Status LaunchStreamOf<16>(const CUtensorMap&, const StreamArgs&, LinearOutput,
+                                                contract::LeafSum, const Grid&, const Stream&);
+extern template absl::Status LaunchStreamOf<32>(const CUtensorMap&, const StreamArgs&, LinearOutput,
+                                                contract::LeafSum, const Grid&, const Stream&);
+extern template absl::Status LaunchStreamOf<64>(const CUtensorMap&, const StreamArgs&, LinearOutput,
+                                                contract::LeafSum, const Grid&, const Stream&);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_

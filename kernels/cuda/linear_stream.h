@@ -1,0 +1,21 @@
+// The linear layer for few rows of x (linear_stream.cuh), launched.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
+
+#include "absl/status/status.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_schedule.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// LaunchLinear by a schedule that CheckSchedule accepts. INTERNAL: CUDA refused.
+absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
+                                const Stream& stream);
+
+// Bytes of shared memory of a block.
+int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
