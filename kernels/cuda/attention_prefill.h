@@ -1,4 +1,5 @@
-// The prefill schedule of attention: many rows of a sequence share one pass over its keys, on wgmma.
+// The prefill schedule of attention: many rows of a sequence share one pass over its keys, on
+// wgmma.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_H_
 

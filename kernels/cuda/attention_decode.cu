@@ -1,0 +1,235 @@
+// Launches of the decode schedule, and the kernel that folds the splits.
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cuda/attention_decode.cuh"
+#include "kernels/cuda/attention_decode.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kMaxFoldThreads = 256;
+constexpr int kFoldAhead = 16;  // splits whose accumulators are under way at a time
+
+// Folds the splits of one row and head, left to right. Thread t holds column t.
+__global__ void __launch_bounds__(kMaxFoldThreads)
+    FoldKernel(const __grid_constant__ DecodeParams p) {
+  struct Factors {
+    contract::FoldFactors factors;
+    float sum;
+    bool skipped;
+  };
+  __shared__ Factors steps[kMaxFoldThreads];
+  __shared__ float warp_max[kMaxFoldThreads / 32];
+  ReleaseSuccessor();
+  WaitForPredecessor();
+
+  const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
+  const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
+  const int32_t head = static_cast<int32_t>(blockIdx.y);
+  const int32_t sequence = p.first_sequence + listed;
+  const int32_t first_row = p.sequences.first_row[sequence];
+  const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
+  if (token >= tokens || tokens > p.max_tokens) return;
+  const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
+  const int32_t splits = range.end - range.first;
+  if (splits == 1) return;  // its only warp has written the row
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const int column = min(thread, p.kv.head_dim - 1);
+  const int64_t first = SplitIndex(p, sequence, token, head, 0);
+  const float* acc = p.split_acc + first * p.kv.head_dim + column;
+  float before = contract::kMinusInfinity;  // the maximum of the splits folded so far
+  float sum = 0.0f;
+  float total = 0.0f;
+  for (int32_t begin = 0; begin < splits; begin += threads) {
+    const int32_t count = min(splits - begin, threads);
+    // A maximum has no order, so the factors of all steps can be had at once.
+    contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
+    if (thread < count) mine = p.split_sums[first + begin + thread];
+    float running = mine.max;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(0xffffffffu, running, offset);
+      if (thread % 32 >= offset) running = contract::Max(running, other);
+    }
+    float left = __shfl_up_sync(0xffffffffu, running, 1);
+    if (thread % 32 == 0) left = contract::kMinusInfinity;
+    __syncthreads();
+    if (thread % 32 == 31) warp_max[thread / 32] = running;
+    __syncthreads();
+    left = contract::Max(left, before);
+    for (int w = 0; w < threads / 32; ++w) {
+      if (w < thread / 32) left = contract::Max(left, warp_max[w]);
+      before = contract::Max(before, warp_max[w]);
+    }
+    contract::SplitSum so_far = {left, 0.0f};
+    steps[thread] = {contract::Fold(so_far, mine), mine.sum, mine.max == contract::kMinusInfinity};
+    __syncthreads();
+
+    const float* from = acc + int64_t{begin} * p.kv.head_dim;
+    for (int32_t group = 0; group < count; group += kFoldAhead) {
+      float values[kFoldAhead];
+#pragma unroll
+      for (int i = 0; i < kFoldAhead; ++i) {
+        values[i] = group + i < count ? from[int64_t{group + i} * p.kv.head_dim] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kFoldAhead; ++i) {
+        if (group + i >= count || steps[group + i].skipped) continue;
+        const Factors& step = steps[group + i];
+        sum = contract::FoldAccumulator(sum, step.sum, step.factors);
+        total = contract::FoldAccumulator(total, values[i], step.factors);
+      }
+    }
+  }
+  if (thread < p.kv.head_dim) {
+    p.out[(first_row + token) * p.ldo + int64_t{head} * p.kv.head_dim + thread] =
+        contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, sum)));
+  }
+}
+
+int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Splits that the keys of a sequence of at most max_tokens rows can touch.
+int64_t MaxSplits(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+  const int64_t all = CeilDivide(sequences.max_positions, contract::kSplit);
+  if (args.window == 0 || args.window >= sequences.max_positions) return all;
+  const int64_t keys = args.window + max_tokens - 1;
+  return std::min(all, (keys + 2 * contract::kSplit - 2) / contract::kSplit);
+}
+
+int64_t MaxSplitResults(const AttentionArgs& args, const DeviceSequences& sequences,
+                        int32_t max_tokens) {
+  const int64_t splits = MaxSplits(args, sequences, max_tokens);
+  if (splits <= 1) return 0;
+  return int64_t{sequences.num_sequences} * max_tokens * args.heads * splits;
+}
+
+size_t SumBytes(int64_t results) {
+  return static_cast<size_t>(CeilDivide(results * int64_t{sizeof(contract::SplitSum)}, 256) * 256);
+}
+
+absl::StatusOr<int> NumMultiprocessors() {
+  int device = 0;
+  int count = 0;
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  ISOBIT_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+template <typename Shape>
+absl::Status LaunchShape(const DecodeParams& params, int64_t items, const Stream& stream) {
+  const absl::StatusOr<int> multiprocessors = NumMultiprocessors();
+  if (!multiprocessors.ok()) return multiprocessors.status();
+  const int64_t blocks = std::min<int64_t>(*multiprocessors, items);
+  return Launch(DecodeKernel<Shape>,
+                {.blocks = dim3(static_cast<unsigned>(blocks)),
+                 .threads = dim3(kDecodeThreads),
+                 .shared_bytes = Shape::kSharedBytes},
+                stream, params);
+}
+
+template <bool kWalk>
+absl::Status LaunchDim(const DecodeParams& p, int64_t items, const Stream& stream) {
+  const bool narrow = !kWalk && int64_t{p.max_tokens} * p.group <= 8;
+  if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, kWalk>>(p, items, stream);
+  if (p.kv.head_dim > 64) {
+    if (narrow) return LaunchShape<DecodeShape<128, 1, false>>(p, items, stream);
+    return LaunchShape<DecodeShape<128, 2, kWalk>>(p, items, stream);
+  }
+  if (narrow) return LaunchShape<DecodeShape<64, 1, false>>(p, items, stream);
+  return LaunchShape<DecodeShape<64, 2, kWalk>>(p, items, stream);
+}
+
+absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceSequences& sequences,
+                                        int32_t min_tokens, int32_t max_tokens) {
+  DecodeParams p = {};
+  p.sequences = sequences;
+  p.min_tokens = std::max(min_tokens, 1);
+  p.max_tokens = max_tokens;
+  p.q = args.q;
+  p.ldq = args.ldq;
+  p.aligned_q = reinterpret_cast<uintptr_t>(args.q) % 4 == 0 && args.ldq % 2 == 0;
+  p.heads = args.heads;
+  p.group = args.heads / args.kv.kv_heads;
+  p.kv = args.kv;
+  p.scale = args.scale;
+  constexpr int64_t kNoWindow = (int64_t{1} << 31) - 1;
+  p.window = static_cast<int32_t>(args.window == 0 ? kNoWindow : std::min(args.window, kNoWindow));
+  p.out = args.out;
+  p.ldo = args.ldo;
+  const int32_t run = std::gcd(args.kv.page_size, kChunk);
+  if (run >= 8 && Mappable(args.kv.k, args.kv.head_dim) && Mappable(args.kv.v, args.kv.head_dim)) {
+    constexpr int64_t kAnySlot = (int64_t{1} << 31) - 1;  // the cache's end is not known here
+    const absl::StatusOr<CUtensorMap> keys =
+        MapMatrix(args.kv.k, kAnySlot, args.kv.head_dim, args.kv.head_dim, run, kHalfColumns);
+    if (!keys.ok()) return keys.status();
+    const absl::StatusOr<CUtensorMap> values =
+        MapMatrix(args.kv.v, kAnySlot, args.kv.head_dim, args.kv.head_dim, run, kHalfColumns);
+    if (!values.ok()) return values.status();
+    p.keys = *keys;
+    p.values = *values;
+    p.run = run;
+  }
+  return p;
+}
+
+}  // namespace
+
+size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& sequences,
+                            int32_t max_tokens) {
+  const int64_t results = MaxSplitResults(args, sequences, max_tokens);
+  return SumBytes(results) + static_cast<size_t>(results * args.kv.head_dim) * sizeof(float);
+}
+
+absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
+                                   int32_t max_tokens, const AttentionWorkspace& workspace,
+                                   const Stream& stream) {
+  absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
+  if (!params.ok()) return params.status();
+  const int64_t max_splits = MaxSplits(args, sequences, max_tokens);
+  params->max_splits = static_cast<int32_t>(max_splits);
+  params->split_sums = reinterpret_cast<contract::SplitSum*>(workspace.data);
+  params->split_acc = reinterpret_cast<float*>(
+      workspace.data + SumBytes(MaxSplitResults(args, sequences, max_tokens)));
+  for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
+    params->first_sequence = first;
+    params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
+    const int64_t blocks = CeilDivide(int64_t{max_tokens} * params->group, 8);
+    const int64_t items = params->num_listed * blocks * args.kv.kv_heads * max_splits;
+    if (absl::Status status = LaunchDim<false>(*params, items, stream); !status.ok()) {
+      return status;
+    }
+    if (max_splits == 1) continue;
+    const absl::Status status =
+        Launch(FoldKernel,
+               {.blocks = dim3(static_cast<unsigned>(params->num_listed * max_tokens),
+                               static_cast<unsigned>(args.heads)),
+                .threads = dim3(static_cast<unsigned>(CeilDivide(args.kv.head_dim, 32) * 32))},
+               stream, *params);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequences& sequences,
+                                 int32_t min_tokens, const Stream& stream) {
+  absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, min_tokens, sequences.max_rows);
+  if (!params.ok()) return params.status();
+  for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
+    params->first_sequence = first;
+    params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
+    const int64_t blocks = CeilDivide(int64_t{sequences.max_rows} * params->group, 8);
+    const int64_t items = params->num_listed * blocks * args.kv.kv_heads;
+    if (absl::Status status = LaunchDim<true>(*params, items, stream); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace isobit::cuda

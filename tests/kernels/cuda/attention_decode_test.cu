@@ -1,0 +1,495 @@
+// The decode schedule of attention, its walk, and the front end that mixes schedules, against the
+// CPU backend, bit for bit: random batches over scattered, poisoned pages.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kernels/contract/attention.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_decode.h"
+#include "kernels/cuda/sequences.h"
+#include "tests/kernels/cpu/op_cases.h"
+#include "tests/kernels/cuda/device_case.h"
+
+namespace isobit::cuda {
+namespace {
+
+using testing_support::DeviceBuffer;
+using testing_support::Family;
+using testing_support::Random;
+using testing_support::RandomBf16;
+using testing_support::SameBits;
+
+constexpr Bf16 kPoison = 0xffff;
+
+int64_t Below(Random& random, int64_t n) {
+  return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+}
+template <typename T>
+T OneOf(Random& random, std::initializer_list<T> values) {
+  return values.begin()[Below(random, static_cast<int64_t>(values.size()))];
+}
+// Between 1 and max, each binade as likely.
+int64_t LogUniform(Random& random, int64_t max) {
+  int64_t bound = 1;
+  while (bound < max && Below(random, 8) != 0) bound *= 2;
+  return 1 + Below(random, std::min(bound, max));
+}
+
+struct Rows {
+  int64_t rows = 1;
+  int64_t first_position = 0;
+};
+
+struct Shape {
+  int32_t heads = 1;
+  int32_t kv_heads = 1;
+  int32_t head_dim = 128;
+  int32_t page_size = 16;
+  int64_t window = 0;
+  int64_t q_gap = 0;    // ldq beyond the heads
+  int64_t out_gap = 0;  // likewise ldo
+  size_t q_offset = 0;  // bytes
+  Family family = Family::kNormal;
+
+  int64_t columns() const { return int64_t{heads} * head_dim; }
+  std::string Describe() const {
+    return absl::StrCat("heads ", heads, "/", kv_heads, " head_dim ", head_dim, " page ", page_size,
+                        " window ", window);
+  }
+};
+
+Ops& Reference() {
+  static Ops* const ops =
+      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())}).release();
+  return *ops;
+}
+
+// A batch in host memory: pages dealt out at random, everything unwritten a NaN.
+class Batch {
+ public:
+  Batch(const Shape& shape, const std::vector<Rows>& sequences, uint64_t seed) : shape_(shape) {
+    Random random(seed);
+    int64_t pages = 2;
+    for (const Rows& s : sequences) pages += PagesOf(s);
+    std::vector<int32_t> free(static_cast<size_t>(pages));
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), random);
+    const auto cache = static_cast<size_t>(pages * shape.kv_heads * shape.page_size) *
+                       static_cast<size_t>(shape.head_dim);
+    k_.assign(cache, kPoison);
+    v_.assign(cache, kPoison);
+    tables_.reserve(sequences.size());
+    for (const Rows& s : sequences) {
+      const auto count = static_cast<ptrdiff_t>(PagesOf(s));
+      tables_.emplace_back(free.end() - count, free.end());
+      free.resize(free.size() - static_cast<size_t>(count));
+      host_.push_back({rows_, s.rows, s.first_position, tables_.back().data()});
+      rows_ += s.rows;
+      if (s.rows > 0) Fill(tables_.back(), s.first_position + s.rows, random);
+    }
+    q_ = RandomBf16(shape.family, rows_ * ldq(), random);
+  }
+
+  const Shape& shape() const { return shape_; }
+  std::vector<SequenceRows>& host() { return host_; }
+  std::vector<std::vector<int32_t>>& tables() { return tables_; }
+  std::vector<Bf16>& k() { return k_; }
+  std::vector<Bf16>& v() { return v_; }
+  std::vector<Bf16>& q() { return q_; }
+  int64_t rows() const { return rows_; }
+  int64_t ldq() const { return shape_.columns() + shape_.q_gap; }
+  int64_t ldo() const { return shape_.columns() + shape_.out_gap; }
+
+  AttentionArgs Args(const Bf16* q, Bf16* k, Bf16* v, Bf16* out) const {
+    AttentionArgs args;
+    args.q = q;
+    args.ldq = ldq();
+    args.heads = shape_.heads;
+    args.sequences.host = host_;
+    args.kv = {k, v, shape_.page_size, shape_.kv_heads, shape_.head_dim};
+    args.scale = contract::AttentionScale(shape_.head_dim);
+    args.window = shape_.window;
+    args.out = out;
+    args.ldo = ldo();
+    return args;
+  }
+
+  // Poison where nothing is written.
+  std::vector<Bf16> Expected() {
+    std::vector<Bf16> out(static_cast<size_t>(rows_ * ldo()), kPoison);
+    EXPECT_TRUE(Reference().Attention(Args(q_.data(), k_.data(), v_.data(), out.data())).ok());
+    return out;
+  }
+
+ private:
+  int64_t PagesOf(const Rows& s) const {
+    return s.rows == 0 ? 0 : (s.first_position + s.rows + shape_.page_size - 1) / shape_.page_size;
+  }
+  void Fill(const std::vector<int32_t>& pages, int64_t positions, Random& random) {
+    const int64_t d = shape_.head_dim;
+    const int64_t count = positions * shape_.kv_heads * d;
+    const std::vector<Bf16> k = RandomBf16(shape_.family, count, random);
+    const std::vector<Bf16> v = RandomBf16(shape_.family, count, random);
+    const Bf16* from_k = k.data();
+    const Bf16* from_v = v.data();
+    for (int64_t p = 0; p < positions; ++p) {
+      for (int64_t h = 0; h < shape_.kv_heads; ++h, from_k += d, from_v += d) {
+        const int64_t page = pages[static_cast<size_t>(p / shape_.page_size)];
+        const int64_t slot = (page * shape_.kv_heads + h) * shape_.page_size + p % shape_.page_size;
+        std::copy_n(from_k, d, k_.data() + slot * d);
+        std::copy_n(from_v, d, v_.data() + slot * d);
+      }
+    }
+  }
+
+  Shape shape_;
+  std::vector<SequenceRows> host_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<Bf16> k_;
+  std::vector<Bf16> v_;
+  std::vector<Bf16> q_;
+  int64_t rows_ = 0;
+};
+
+// The same batch in GPU memory.
+class DeviceBatch {
+ public:
+  using Launcher =
+      std::function<absl::Status(const AttentionArgs&, const AttentionWorkspace&, const Stream&)>;
+
+  explicit DeviceBatch(Batch& batch, const StepBounds& bounds = {})
+      : batch_(batch),
+        k_(batch.k()),
+        v_(batch.v()),
+        q_(batch.q(), batch.shape().q_offset),
+        out_(batch.rows() * batch.ldo()) {
+    Stage(bounds);
+  }
+
+  void Stage(const StepBounds& bounds, cudaStream_t stream = nullptr) {
+    const std::vector<int32_t> ids(static_cast<size_t>(batch_.rows()), 1);
+    const absl::Status status =
+        stage_.Stage(ids, batch_.host(), batch_.shape().page_size, bounds, stream);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  AttentionArgs Args() {
+    AttentionArgs args = batch_.Args(q_.data(), k_.data(), v_.data(), out_.data());
+    args.sequences.device = &stage_.device();
+    return args;
+  }
+  const DeviceSequences& sequences() const { return stage_.device(); }
+  DeviceBuffer<Bf16>& out() { return out_; }
+  DeviceBuffer<Bf16>& k() { return k_; }
+  DeviceBuffer<Bf16>& v() { return v_; }
+  DeviceBuffer<Bf16>& q() { return q_; }
+  SequenceStage& stage() { return stage_; }
+
+  // Launches into poisoned memory; what was written, and no guard touched.
+  std::vector<Bf16> Run(const Launcher& launch, size_t workspace_bytes, const Stream& stream = {}) {
+    out_.Poison();
+    DeviceBuffer<std::byte> workspace(static_cast<int64_t>(workspace_bytes));
+    const absl::Status status = launch(Args(), {workspace.data(), workspace_bytes}, stream);
+    EXPECT_TRUE(status.ok()) << status;
+    const std::vector<Bf16> actual = out_.CopyOut();
+    EXPECT_TRUE(out_.GuardsIntact());
+    EXPECT_TRUE(workspace.GuardsIntact());
+    return actual;
+  }
+  std::vector<Bf16> Decode(int32_t max_tokens, const Stream& stream = {}) {
+    return Run(
+        [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
+          return LaunchDecodeAttention(args, *args.sequences.device, max_tokens, workspace, s);
+        },
+        DecodeWorkspaceBytes(Args(), sequences(), max_tokens), stream);
+  }
+  std::vector<Bf16> Walk() {
+    return Run(
+        [](const AttentionArgs& args, const AttentionWorkspace&, const Stream& s) {
+          return LaunchWalkAttention(args, *args.sequences.device, 1, s);
+        },
+        0);
+  }
+  std::vector<Bf16> Front(const Stream& stream = {}) {
+    return Run(LaunchAttention, AttentionWorkspaceBytes(Args()), stream);
+  }
+
+ private:
+  Batch& batch_;
+  DeviceBuffer<Bf16> k_;
+  DeviceBuffer<Bf16> v_;
+  DeviceBuffer<Bf16> q_;
+  DeviceBuffer<Bf16> out_;
+  SequenceStage stage_;
+};
+
+Shape RandomShape(Random& random) {
+  Shape s;
+  s.kv_heads = 1 + static_cast<int32_t>(Below(random, 3));
+  s.heads = s.kv_heads * (1 + static_cast<int32_t>(Below(random, 16)));
+  s.head_dim = OneOf(random, {2, 6, 16, 24, 32, 64, 64, 72, 80, 96, 128, 128, 128, 130, 144, 256});
+  s.page_size = OneOf(random, {1, 3, 7, 8, 16, 16, 24, 32, 48, 64, 64, 128, 256, 1000, 1024});
+  s.window = OneOf<int64_t>(random, {0, 0, 0, 0, 1, 40, 100, 129, 513, 1000, 100000});
+  s.q_gap = OneOf<int64_t>(random, {0, 0, 8, 7});
+  s.out_gap = OneOf<int64_t>(random, {0, 0, 8, 5});
+  s.q_offset = OneOf<size_t>(random, {0, 0, 4, 2});
+  s.family = testing_support::kFamilies[Below(random, 4)];
+  return s;
+}
+
+std::vector<Rows> RandomRows(Random& random, int64_t max_rows, int64_t max_context) {
+  std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
+  for (Rows& s : sequences) {
+    s.rows = Below(random, max_rows + 1);  // 0: padding
+    s.first_position = LogUniform(random, max_context) - 1;
+  }
+  sequences[0].rows = std::max<int64_t>(sequences[0].rows, 1);
+  return sequences;
+}
+
+class AttentionDecodeTest : public testing::Test {
+ protected:
+  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
+};
+using AttentionFrontTest = AttentionDecodeTest;
+
+TEST_F(AttentionDecodeTest, RandomBatches) {
+  Random random(1);
+  constexpr int kCases = 1500;
+  for (int i = 0; i < kCases; ++i) {
+    const Shape shape = RandomShape(random);
+    const int64_t tokens = 1 + Below(random, 3) * Below(random, 3);
+    Batch batch(shape, RandomRows(random, tokens, i % 10 == 0 ? 3000 : 700), random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Decode(static_cast<int32_t>(tokens)), batch.Expected()))
+        << "case " << i << ": " << shape.Describe();
+  }
+  std::printf("%d decode batches\n", kCases);
+}
+
+TEST_F(AttentionDecodeTest, WalksOfRandomBatches) {
+  Random random(2);
+  constexpr int kCases = 500;
+  for (int i = 0; i < kCases; ++i) {
+    const Shape shape = RandomShape(random);
+    Batch batch(shape, RandomRows(random, 40, 1200), random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Walk(), batch.Expected()))
+        << "case " << i << ": " << shape.Describe();
+  }
+  std::printf("%d walked batches\n", kCases);
+}
+
+// Decode, prefill and padding in one call.
+TEST_F(AttentionFrontTest, RandomMixedBatches) {
+  Random random(3);
+  constexpr int kCases = 600;
+  for (int i = 0; i < kCases; ++i) {
+    Shape shape = RandomShape(random);
+    if (i % 2 == 0) shape.head_dim = OneOf(random, {64, 96, 128, 256});
+    std::vector<Rows> sequences = RandomRows(random, 3, 900);
+    for (Rows& s : sequences) {
+      if (Below(random, 3) == 0) s = {Below(random, 90), Below(random, 3) * Below(random, 500)};
+    }
+    sequences.push_back({1, Below(random, 600)});
+    Batch batch(shape, sequences, random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected()))
+        << "case " << i << ": " << shape.Describe();
+  }
+  std::printf("%d mixed batches\n", kCases);
+}
+
+// More items than a wave of the GPU, so that every pair of warps takes several.
+TEST_F(AttentionDecodeTest, ManySequences) {
+  Random random(4);
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t page_size : {8, 64}) {
+      std::vector<Rows> sequences;
+      for (int i = 0; i < 200; ++i) sequences.push_back({1, Below(random, 1500)});
+      Batch batch({.heads = 8, .kv_heads = 2, .head_dim = head_dim, .page_size = page_size},
+                  sequences, random());
+      DeviceBatch device(batch);
+      ASSERT_TRUE(SameBits<Bf16>(device.Decode(1), batch.Expected()));
+    }
+  }
+}
+
+// More than one launch lists, in which only the sequences at the ends have long contexts.
+TEST_F(AttentionDecodeTest, ThousandsOfSequences) {
+  std::vector<Rows> sequences;
+  for (int i = 0; i < 2500; ++i) sequences.push_back({i % 7 == 3 ? 0 : 1, i % 60});
+  sequences.front() = {1, 1300};
+  sequences.back() = {1, 2200};
+  Batch batch({.heads = 2, .kv_heads = 1, .head_dim = 64, .page_size = 16}, sequences, 5);
+  DeviceBatch device(batch);
+  EXPECT_TRUE(SameBits<Bf16>(device.Decode(1), batch.Expected()));
+  EXPECT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected()));
+}
+
+TEST_F(AttentionDecodeTest, LongContexts) {
+  struct Long {
+    int32_t heads;
+    int32_t head_dim;
+    int64_t window;
+    int64_t position;
+  };
+  for (const Long& c : {Long{4, 128, 0, 131071}, Long{8, 64, 0, 131072}, Long{1, 256, 0, 100001},
+                        Long{2, 128, 4096, 131071}, Long{1, 16, 0, 300000}}) {
+    Batch batch({.heads = c.heads,
+                 .kv_heads = 1,
+                 .head_dim = c.head_dim,
+                 .page_size = 64,
+                 .window = c.window},
+                {{1, c.position}, {1, 5000}}, 6);
+    DeviceBatch device(batch);
+    const std::vector<Bf16> expected = batch.Expected();
+    EXPECT_TRUE(SameBits<Bf16>(device.Decode(1), expected)) << c.head_dim;
+    EXPECT_TRUE(SameBits<Bf16>(device.Walk(), expected)) << c.head_dim;
+  }
+}
+
+// Keys and queries with infinities and NaN; whole splits whose scores are all NaN or -inf.
+TEST_F(AttentionDecodeTest, NonFiniteKeysAndQueries) {
+  Random random(7);
+  for (int i = 0; i < 120; ++i) {
+    Shape shape = RandomShape(random);
+    const std::vector<Rows> sequences = RandomRows(random, 2, 1500);
+    Batch batch(shape, sequences, random());
+    const auto spoil = [&](std::vector<Bf16>& values, int64_t one_in) {
+      for (Bf16& x : values) {
+        if (x == kPoison || Below(random, one_in) != 0) continue;
+        x = OneOf<Bf16>(random, {0x7f80, 0xff80, 0x7fff, 0x7f7f, 0xff7f});
+      }
+    };
+    if (i % 3 == 0) spoil(batch.q(), 50);
+    spoil(batch.k(), OneOf<int64_t>(random, {1, 20, 3000, 100000}));
+    DeviceBatch device(batch);
+    const std::vector<Bf16> expected = batch.Expected();
+    ASSERT_TRUE(SameBits<Bf16>(device.Decode(2), expected)) << i << ": " << shape.Describe();
+    ASSERT_TRUE(SameBits<Bf16>(device.Walk(), expected)) << i << ": " << shape.Describe();
+  }
+}
+
+// The control: moving the same keys to another place of the order changes bits, so the tests above
+// would see a wrong order of splits, of tiles, of k16 steps or of row-sum lanes.
+TEST_F(AttentionDecodeTest, OrderReachesTheBits) {
+  for (const int64_t distance : {512, 128, 16, 8, 1}) {
+    Batch batch({.heads = 4, .kv_heads = 1, .head_dim = 128, .page_size = 1}, {{1, 1535}}, 8);
+    const std::vector<Bf16> before = batch.Expected();
+    // Swaps neighbouring runs of keys through the page table.
+    std::vector<int32_t>& pages = batch.tables()[0];
+    for (int64_t i = 0; i + 2 * distance <= 1536; i += 2 * distance) {
+      const auto run = pages.begin() + i;
+      std::swap_ranges(run, run + distance, run + distance);
+    }
+    const std::vector<Bf16> expected = batch.Expected();
+    EXPECT_FALSE(SameBits<Bf16>(expected, before)) << distance;
+    DeviceBatch device(batch);
+    EXPECT_TRUE(SameBits<Bf16>(device.Decode(1), expected)) << distance;
+  }
+}
+
+TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
+  Random random(9);
+  Batch batch({.heads = 16, .kv_heads = 2, .head_dim = 128, .page_size = 32},
+              RandomRows(random, 2, 3000), 9);
+  const std::vector<Bf16> expected = batch.Expected();
+  DeviceBatch first(batch);
+  DeviceBatch second(batch);
+  const size_t bytes = AttentionWorkspaceBytes(first.Args());
+  DeviceBuffer<std::byte> first_workspace(static_cast<int64_t>(bytes));
+  DeviceBuffer<std::byte> second_workspace(static_cast<int64_t>(bytes));
+  cudaStream_t streams[2];
+  for (cudaStream_t& s : streams) {
+    ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  }
+  for (int round = 0; round < 40; ++round) {
+    first.out().Poison();
+    second.out().Poison();
+    for (int launch = 0; launch < 3;
+         ++launch) {  // back to back: one may start before the last ends
+      ASSERT_TRUE(
+          LaunchAttention(first.Args(), {first_workspace.data(), bytes}, {streams[0]}).ok());
+      ASSERT_TRUE(
+          LaunchAttention(second.Args(), {second_workspace.data(), bytes}, {streams[1]}).ok());
+    }
+    ASSERT_TRUE(SameBits<Bf16>(first.out().CopyOut(), expected)) << round;
+    ASSERT_TRUE(SameBits<Bf16>(second.out().CopyOut(), expected)) << round;
+  }
+  for (const cudaStream_t s : streams) ISOBIT_CHECK_CUDA(cudaStreamDestroy(s));
+}
+
+// One captured call serves steps of other lengths, other numbers of sequences and other pages, up
+// to its bounds.
+TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
+  Random random(10);
+  const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .page_size = 16};
+  const StepBounds bounds = {
+      .num_rows = 8, .num_sequences = 8, .max_rows = 1, .max_positions = 4096};
+  // The largest step first: its memory is what the graph holds.
+  Batch largest(shape, std::vector<Rows>(8, {1, 3000}), 1);
+  DeviceBatch device(largest, bounds);
+  ASSERT_TRUE(device.stage().Reserve(8, 8, 8 * 4096 / 16).ok());
+  device.Stage(bounds);
+  const size_t bytes = AttentionWorkspaceBytes(device.Args());
+  DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
+
+  cudaStream_t stream;
+  ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  ISOBIT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, {stream}).ok());
+  ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  const int64_t generation = device.stage().generation();
+  for (int i = 0; i < 30; ++i) {
+    std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
+    for (Rows& s : sequences) s = {Below(random, 5) == 0 ? 0 : 1, LogUniform(random, 3000) - 1};
+    Batch batch(shape, sequences, random());
+    device.k().CopyIn(batch.k());
+    device.v().CopyIn(batch.v());
+    device.q().CopyIn(batch.q());
+    device.out().Poison();
+    const std::vector<int32_t> ids(static_cast<size_t>(batch.rows()), 1);
+    ASSERT_TRUE(device.stage().Stage(ids, batch.host(), shape.page_size, bounds, stream).ok());
+    ISOBIT_CHECK_CUDA(cudaGraphLaunch(exec, stream));
+    std::vector<Bf16> actual = device.out().CopyOut();
+    actual.resize(static_cast<size_t>(batch.rows() * batch.ldo()));
+    ASSERT_TRUE(SameBits<Bf16>(actual, batch.Expected())) << i;
+  }
+  EXPECT_EQ(device.stage().generation(), generation);
+  ISOBIT_CHECK_CUDA(cudaGraphExecDestroy(exec));
+  ISOBIT_CHECK_CUDA(cudaGraphDestroy(graph));
+  ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST_F(AttentionFrontTest, RefusesWhatItCannotRun) {
+  Batch batch({.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 16}, {{1, 2000}}, 11);
+  DeviceBatch device(batch);
+  AttentionArgs args = device.Args();
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args.kv.head_dim = 63;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.heads = 3;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.sequences.device = nullptr;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.heads = 0;  // a rank without heads
+  EXPECT_TRUE(LaunchAttention(args, {}, {}).ok());
+}
+
+}  // namespace
+}  // namespace isobit::cuda
