@@ -63,7 +63,7 @@ struct PrefillShape {
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   static constexpr int kAccumulators = kHeadDim / 2;
   // How many of a thread's accumulators keep their folded result in shared memory.
-  static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : 0;
+  static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : kHeadDim == 128 ? 60 : 0;
 
   // Shared memory, from its start.
   static constexpr int kQueryBlockBytes = 64 * 128;

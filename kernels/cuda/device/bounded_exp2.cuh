@@ -7,33 +7,44 @@
 
 namespace isobit::cuda {
 
-// contract::Exp2(x) for every x <= 126, for -inf and for NaN.
+// x[i] = contract::Exp2(x[i]), for every x[i] <= 126, for -inf and for NaN. The n run in step, so
+// that one warp alone can hide the latency of their chains.
 //
 // The polynomial's coefficients are halved and the power doubled, both exact, so that the power's
 // exponent field is the low byte of `shifted` as it stands. Below -126 the product is subnormal,
 // which a flushing multiplication turns into the contract's +0; the clamp keeps the field from
 // wrapping round.
 // INVARIANT: attention_prefill_test, BoundedExp2Test.EveryArgument.
-__device__ __forceinline__ float BoundedExp2(float x) {
-  using contract::Add;
-  using contract::Fma;
-  using contract::Sub;
+template <int n>
+__device__ __forceinline__ void BoundedExp2(float (&x)[n]) {
   constexpr float kMagic = 0x1.8p23f + 128.0f;
-  float clamped;  // NaN stays NaN
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(clamped) : "f"(x), "f"(-127.0f));
-  const float shifted = Add(clamped, kMagic);
-  const float f = Sub(clamped, Sub(shifted, kMagic));
-  float p = 0x1.5bda40p-11f;
-  p = Fma(p, f, 0x1.3ce8acp-8f);
-  p = Fma(p, f, 0x1.c6b6d8p-6f);
-  p = Fma(p, f, 0x1.ebf9c2p-4f);
-  p = Fma(p, f, 0x1.62e42ap-2f);
-  p = Fma(p, f, 0.5f);
-  float result;
-  asm("mul.rn.ftz.f32 %0, %1, %2;"
-      : "=f"(result)
-      : "f"(p), "f"(contract::FromBits(contract::BitsOf(shifted) << 23)));
-  return result;
+  constexpr float kCoefficients[] = {0x1.3ce8acp-8f, 0x1.c6b6d8p-6f, 0x1.ebf9c2p-4f, 0x1.62e42ap-2f,
+                                     0.5f};
+  float shifted[n];
+  float p[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x[i]) : "f"(-127.0f));  // NaN stays NaN
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) shifted[i] = contract::Add(x[i], kMagic);
+#pragma unroll
+  for (int i = 0; i < n; ++i) p[i] = contract::Sub(shifted[i], kMagic);
+#pragma unroll
+  for (int i = 0; i < n; ++i) x[i] = contract::Sub(x[i], p[i]);
+#pragma unroll
+  for (int i = 0; i < n; ++i) p[i] = 0x1.5bda40p-11f;
+#pragma unroll
+  for (int c = 0; c < 5; ++c) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) p[i] = contract::Fma(p[i], x[i], kCoefficients[c]);
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    asm("mul.rn.ftz.f32 %0, %1, %2;"
+        : "=f"(x[i])
+        : "f"(p[i]), "f"(contract::FromBits(contract::BitsOf(shifted[i]) << 23)));
+  }
 }
 
 }  // namespace isobit::cuda

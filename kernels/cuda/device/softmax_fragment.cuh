@@ -117,16 +117,25 @@ struct SoftmaxFragment {
   __device__ __forceinline__ void Weigh(const float (&scores)[kTile / 2], float scale,
                                         const float (&shift)[2],
                                         uint32_t (&weights)[kTile / 16][4]) {
-    for (int j = 0; j < kTile / 8; ++j) {
-      for (int h = 0; h < 2; ++h) {
-        float p[2];
-        for (int e = 0; e < 2; ++e) {
-          const float x = contract::Fma(scores[4 * j + 2 * h + e], scale, -shift[h]);
-          p[e] = kBounded ? BoundedExp2(x) : contract::Exp2(x);
-          lanes[h][e] = contract::Add(lanes[h][e], p[e]);
-        }
-        weights[j / 2][j % 2 * 2 + h] = PackBf16(p[0], p[1]);
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      float p[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        p[i] = contract::Fma(scores[8 * k + i], scale, -shift[i / 2 % 2]);
       }
+      if (kBounded) {
+        BoundedExp2(p);
+      } else {
+        for (float& x : p) x = contract::Exp2(x);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& sum = lanes[i / 2 % 2][i % 2];
+        sum = contract::Add(sum, p[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[k][i] = PackBf16(p[2 * i], p[2 * i + 1]);
     }
   }
 };
