@@ -24,13 +24,14 @@ class LogProbStage {
   absl::Status Run(const LogProbArgs& args, const Stream& stream);
 
  private:
-  // Makes both blocks at least this large; `device_` is then zeroed.
-  absl::Status Reserve(size_t host_bytes, size_t device_bytes, const Stream& stream);
+  struct Block {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
 
-  std::byte* host_ = nullptr;  // pinned
-  std::byte* device_ = nullptr;
-  size_t host_bytes_ = 0;
-  size_t device_bytes_ = 0;
+  Block host_;       // pinned: what goes to the GPU, then what comes back
+  Block device_;     // the same there
+  Block workspace_;  // of the kernels
 };
 
 }  // namespace isobit::cuda

@@ -71,9 +71,9 @@ struct DeviceLogProbs {
   int32_t* ids = nullptr;                  // [num_rows], a second copy of the ids; may be null
   TokenLogProb* top = nullptr;             // row i's list is at top + i * top_stride
   int64_t top_stride = 0;
-  std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; left so that it can be used
-                                   // again by the next launch of the same stream
-  bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch
+  std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; left so that it can be
+                                   // used again by the next launch of the same stream
+  bool ranked_rows = true;  // false: no row has filters or a top list, which saves a launch
 };
 
 size_t LogProbWorkspaceBytes(int64_t num_rows);

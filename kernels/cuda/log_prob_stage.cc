@@ -1,0 +1,172 @@
+// One block of memory goes to the GPU and one part of it comes back: rows and their lists, then
+// results and top lists.
+#include "kernels/cuda/log_prob_stage.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/log_probs.h"
+
+namespace isobit::cuda {
+namespace {
+
+// Where each array of a call lies in the block.
+struct Layout {
+  size_t counts;
+  size_t biases;
+  size_t banned;
+  size_t results;
+  size_t top;
+  size_t bytes;
+  int32_t top_stride = 0;
+  bool ranked_rows = false;
+
+  explicit Layout(const LogProbArgs& args) {
+    size_t num_counts = 0;
+    size_t num_biases = 0;
+    size_t num_banned = 0;
+    for (int64_t i = 0; i < args.num_rows; ++i) {
+      const LogProbRow& row = args.rows[i];
+      const RowSampling& s = row.sampling;
+      num_counts += s.counts.size();
+      num_biases += s.biases.size();
+      num_banned += s.banned.size();
+      top_stride = std::max(top_stride, row.top_logprobs);
+      ranked_rows |= row.top_logprobs > 0 || s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f;
+    }
+    const auto rows = static_cast<size_t>(args.num_rows);
+    counts = Align(rows * sizeof(DeviceLogProbRow));
+    biases = Align(counts + num_counts * sizeof(TokenCount));
+    banned = Align(biases + num_biases * sizeof(TokenBias));
+    results = Align(banned + num_banned * sizeof(int32_t));
+    top = Align(results + rows * sizeof(DeviceLogProbResult));
+    bytes = top + rows * static_cast<size_t>(top_stride) * sizeof(TokenLogProb);
+  }
+
+ private:
+  static size_t Align(size_t bytes) { return (bytes + 15) / 16 * 16; }
+};
+
+// Appends a span to a flat array that holds `*size` elements.
+template <typename T>
+ListPart Append(absl::Span<const T> span, T* array, int32_t* size) {
+  std::copy(span.begin(), span.end(), array + *size);
+  const ListPart part{*size, static_cast<int32_t>(span.size())};
+  *size += part.size;
+  return part;
+}
+
+void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
+  auto* rows = reinterpret_cast<DeviceLogProbRow*>(to);
+  int32_t num_counts = 0;
+  int32_t num_biases = 0;
+  int32_t num_banned = 0;
+  for (int64_t i = 0; i < args.num_rows; ++i) {
+    const LogProbRow& row = args.rows[i];
+    const RowSampling& s = row.sampling;
+    rows[i] = {
+        .logits = row.logits,
+        .seed = s.seed,
+        .sample = s.sample,
+        .position = s.position,
+        .temperature = s.temperature,
+        .top_k = s.top_k,
+        .top_p = s.top_p,
+        .min_p = s.min_p,
+        .repetition_penalty = s.repetition_penalty,
+        .presence_penalty = s.presence_penalty,
+        .frequency_penalty = s.frequency_penalty,
+        .counts = Append(s.counts, reinterpret_cast<TokenCount*>(to + layout.counts), &num_counts),
+        .biases = Append(s.biases, reinterpret_cast<TokenBias*>(to + layout.biases), &num_biases),
+        .banned = Append(s.banned, reinterpret_cast<int32_t*>(to + layout.banned), &num_banned),
+        .target = row.target,
+        .top_logprobs = row.top_logprobs,
+        .raw = row.raw,
+        .want_entropy = row.want_entropy,
+    };
+  }
+}
+
+void ReadRows(const LogProbArgs& args, const Layout& layout, const std::byte* from) {
+  const auto* results = reinterpret_cast<const DeviceLogProbResult*>(from + layout.results);
+  const auto* top = reinterpret_cast<const TokenLogProb*>(from + layout.top);
+  for (int64_t i = 0; i < args.num_rows; ++i) {
+    LogProbRow& row = args.rows[i];
+    const DeviceLogProbResult& result = results[i];
+    row.finite = result.finite != 0;
+    if (!row.finite) continue;
+    row.token = {result.id, result.logprob};
+    if (row.want_entropy) row.entropy = result.entropy;
+    std::copy_n(top + i * layout.top_stride, row.top_logprobs, row.top);
+  }
+}
+
+}  // namespace
+
+LogProbStage::~LogProbStage() {
+  // Nothing can be done about an error here: the process or the device is going away.
+  static_cast<void>(cudaFreeHost(host_.data));
+  static_cast<void>(cudaFree(device_.data));
+  static_cast<void>(cudaFree(workspace_.data));
+}
+
+absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
+  if (args.num_rows == 0) return absl::OkStatus();
+  const Layout layout(args);
+  if (layout.top_stride > kMaxTopLogProbs) {
+    return absl::InvalidArgumentError(absl::StrCat("a list of ", layout.top_stride,
+                                                   " top logprobs; at most ", kMaxTopLogProbs,
+                                                   " are supported on a GPU"));
+  }
+  if (layout.bytes > host_.bytes) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFreeHost(host_.data));
+    host_ = {};
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaMallocHost(reinterpret_cast<void**>(&host_.data), layout.bytes));
+    host_.bytes = layout.bytes;
+  }
+  if (layout.bytes > device_.bytes) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(device_.data));
+    device_ = {};
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&device_.data), layout.bytes));
+    device_.bytes = layout.bytes;
+  }
+  if (const size_t bytes = LogProbWorkspaceBytes(args.num_rows); bytes > workspace_.bytes) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(workspace_.data));
+    workspace_ = {};
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&workspace_.data), bytes));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(workspace_.data, 0, bytes, stream.handle));
+    workspace_.bytes = bytes;
+  }
+
+  WriteRows(args, layout, host_.data);
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data, host_.data, layout.results,
+                                              cudaMemcpyHostToDevice, stream.handle));
+  const absl::Status launched = LaunchLogProbs(
+      {
+          .rows = reinterpret_cast<const DeviceLogProbRow*>(device_.data),
+          .num_rows = args.num_rows,
+          .vocab = args.vocab,
+          .counts = reinterpret_cast<const TokenCount*>(device_.data + layout.counts),
+          .biases = reinterpret_cast<const TokenBias*>(device_.data + layout.biases),
+          .banned = reinterpret_cast<const int32_t*>(device_.data + layout.banned),
+          .results = reinterpret_cast<DeviceLogProbResult*>(device_.data + layout.results),
+          .top = reinterpret_cast<TokenLogProb*>(device_.data + layout.top),
+          .top_stride = layout.top_stride,
+          .workspace = workspace_.data,
+          .ranked_rows = layout.ranked_rows,
+      },
+      stream);
+  if (!launched.ok()) return launched;
+  ISOBIT_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(host_.data + layout.results, device_.data + layout.results,
+                      layout.bytes - layout.results, cudaMemcpyDeviceToHost, stream.handle));
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
+  ReadRows(args, layout, host_.data);
+  return absl::OkStatus();
+}
+
+}  // namespace isobit::cuda
