@@ -1,8 +1,257 @@
-// The subcommand `attention` of isobit-bench.
+// The subcommand `attention` of isobit-bench: decode beside the copy rate, prefill beside the
+// figures that tests/bench/attention_peer.py read on the same machine.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "kernels/contract/attention.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/sequences.h"
 #include "tools/bench_gpu.h"
+#include "tools/bench_harness.h"
+#include "tools/bench_report.h"
+
+ABSL_FLAG(std::string, peer, "", "attention: what tests/bench/attention_peer.py wrote");
+ABSL_FLAG(int, page_size, 128, "attention: positions of a KV page");
 
 namespace isobit::bench {
+namespace {
 
-absl::Status BenchAttention() { return absl::UnimplementedError("attention: no kernel yet"); }
+struct Heads {
+  int32_t query;
+  int32_t kv;
+  int32_t dim;
+};
+
+// `batch` sequences of `rows` new rows after `past` positions: a decode step or a prefill.
+struct Case {
+  Heads heads;
+  int64_t batch;
+  int64_t rows;
+  int64_t past;
+  double target = 0;  // of the copy rate (decode) or of the peer's rate (prefill); 0: none
+};
+
+constexpr Heads kOf8b = {32, 8, 128};  // Qwen3-8B at TP 1
+constexpr double kTarget = 0.75;
+constexpr Case kDecode[] = {{kOf8b, 64, 1, 4095, kTarget},
+                            {kOf8b, 64, 1, 32767, kTarget},
+                            {kOf8b, 1, 1, 4095},
+                            {kOf8b, 1, 1, 32767},
+                            {kOf8b, 1, 1, 131071},
+                            {kOf8b, 8, 1, 8191},
+                            {kOf8b, 256, 1, 1023},
+                            {{8, 2, 128}, 64, 1, 4095, kTarget},   // 8B at TP 4
+                            {{4, 1, 128}, 64, 1, 32767, kTarget},  // 8B at TP 8
+                            {{64, 8, 128}, 64, 1, 4095, kTarget},  // 32B
+                            {{16, 8, 128}, 64, 1, 4095, kTarget},  // 0.6B
+                            {{32, 8, 64}, 64, 1, 4095, kTarget},   // Llama-3.2-1B
+                            {{32, 8, 96}, 64, 1, 4095, kTarget},
+                            {{16, 4, 256}, 64, 1, 4095, kTarget}};
+constexpr Case kPrefill[] = {{kOf8b, 1, 2048, 0},
+                             {kOf8b, 1, 8192, 0, kTarget},
+                             {kOf8b, 1, 32768, 0},
+                             {kOf8b, 8, 2048, 0},
+                             {kOf8b, 1, 2048, 6144},  // a chunk of a longer prompt
+                             {{8, 2, 128}, 1, 8192, 0, kTarget},
+                             {{64, 8, 128}, 1, 8192, 0, kTarget},
+                             {{16, 8, 128}, 1, 8192, 0, kTarget},
+                             {{32, 8, 64}, 1, 8192, 0, kTarget},
+                             {{32, 8, 96}, 1, 8192, 0, kTarget},
+                             {{16, 4, 256}, 1, 8192, 0, kTarget}};
+
+double KvBytes(const Case& c) {
+  return 4.0 * static_cast<double>(c.batch * (c.past + c.rows) * c.heads.kv * c.heads.dim);
+}
+// Of the two products, seen keys alone.
+double Operations(const Case& c) {
+  const double seen = static_cast<double>(c.rows) * static_cast<double>(c.past) +
+                      static_cast<double>(c.rows) * static_cast<double>(c.rows + 1) / 2;
+  return 4.0 * seen * static_cast<double>(c.batch * c.heads.query * c.heads.dim);
+}
+
+// One case's operands, in as many sets as it takes to find the L2 cold each time.
+class Problem {
+ public:
+  static absl::StatusOr<std::unique_ptr<Problem>> Create(const Harness& harness, const Case& c) {
+    std::unique_ptr<Problem> problem(new Problem);
+    const int32_t page_size = absl::GetFlag(FLAGS_page_size);
+    const int64_t length = c.past + c.rows;
+    const int64_t pages = (length + page_size - 1) / page_size;
+    const double sweep = 3.0 * static_cast<double>(harness.device().l2_bytes) / KvBytes(c);
+    const int64_t sets = std::clamp<int64_t>(static_cast<int64_t>(sweep) + 1, 1, 32);
+    const size_t page_bytes = sizeof(Bf16) * static_cast<size_t>(c.heads.kv * page_size) *
+                              static_cast<size_t>(c.heads.dim);
+    const size_t cache_bytes = page_bytes * static_cast<size_t>(sets * c.batch * pages);
+    const size_t row_bytes = sizeof(Bf16) * static_cast<size_t>(c.batch * c.rows) *
+                             static_cast<size_t>(c.heads.query * c.heads.dim);
+    ISOBIT_ASSIGN_OR_RETURN(problem->k_, RandomBf16(cache_bytes, 1, 1.0f));
+    ISOBIT_ASSIGN_OR_RETURN(problem->v_, RandomBf16(cache_bytes, 2, 1.0f));
+    ISOBIT_ASSIGN_OR_RETURN(problem->q_, RandomBf16(row_bytes, 3, 1.0f));
+    ISOBIT_ASSIGN_OR_RETURN(problem->out_, AllocateDevice(row_bytes));
+
+    std::vector<int32_t> table(static_cast<size_t>(sets * c.batch * pages));
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
+    for (int64_t set = 0; set < sets; ++set) {
+      std::vector<SequenceRows> sequences;
+      for (int64_t i = 0; i < c.batch; ++i) {
+        sequences.push_back({.first_row = i * c.rows,
+                             .num_rows = c.rows,
+                             .first_position = c.past,
+                             .pages = table.data() + (set * c.batch + i) * pages});
+      }
+      problem->stages_.push_back(std::make_unique<cuda::SequenceStage>());
+      ISOBIT_RETURN_IF_ERROR(
+          problem->stages_.back()->Stage({}, sequences, page_size, {}, harness.stream()));
+      problem->args_.push_back(
+          {.q = reinterpret_cast<const Bf16*>(problem->q_.get()),
+           .ldq = int64_t{c.heads.query} * c.heads.dim,
+           .heads = c.heads.query,
+           .sequences = {.host = {}, .device = &problem->stages_.back()->device()},
+           .kv = {.k = reinterpret_cast<Bf16*>(problem->k_.get()),
+                  .v = reinterpret_cast<Bf16*>(problem->v_.get()),
+                  .page_size = page_size,
+                  .kv_heads = c.heads.kv,
+                  .head_dim = c.heads.dim},
+           .scale = contract::AttentionScale(c.heads.dim),
+           .out = reinterpret_cast<Bf16*>(problem->out_.get()),
+           .ldo = int64_t{c.heads.query} * c.heads.dim});
+    }
+    problem->workspace_.bytes = cuda::AttentionWorkspaceBytes(problem->args_.front());
+    ISOBIT_ASSIGN_OR_RETURN(problem->scratch_, AllocateDevice(problem->workspace_.bytes));
+    problem->workspace_.data = problem->scratch_.get();
+    return problem;
+  }
+
+  int64_t sets() const { return static_cast<int64_t>(args_.size()); }
+  absl::Status Run(int64_t i, const cuda::Stream& stream) const {
+    return cuda::LaunchAttention(args_[static_cast<size_t>(i % sets())], workspace_, stream);
+  }
+
+ private:
+  Problem() = default;
+
+  DeviceMemory k_, v_, q_, out_, scratch_;
+  cuda::AttentionWorkspace workspace_;
+  std::vector<std::unique_ptr<cuda::SequenceStage>> stages_;
+  std::vector<AttentionArgs> args_;
+};
+
+struct Times {
+  double us = 0;        // with programmatic dependent launch
+  double plain_us = 0;  // without
+};
+
+absl::StatusOr<Times> Measure(Harness& harness, const Case& c) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::Create(harness, c));
+  const auto run = [&](int64_t i, const cuda::Stream& stream) { return problem->Run(i, stream); };
+  const Contender contenders[] = {{.dependent = true, .call = run},
+                                  {.dependent = false, .call = run}};
+  const double floor_us = harness.Roofline(KvBytes(c), Operations(c)) + 3.0;
+  const auto calls = std::max(problem->sets(), static_cast<int64_t>(200 / floor_us));
+  ISOBIT_ASSIGN_OR_RETURN(const RaceTimes times, harness.Race(contenders, calls, PlanOfFlags()));
+  return Times{Median(times[0]), Median(times[1])};
+}
+
+// What the peer measured for a case, if it did: microseconds and the backend's name.
+using Peer = std::pair<double, std::string>;
+Peer PeerOf(const nlohmann::json& report, const Case& c) {
+  for (const nlohmann::json& entry : report.value("cases", nlohmann::json::array())) {
+    const bool same =
+        entry.value("heads", 0) == c.heads.query && entry.value("kv_heads", 0) == c.heads.kv &&
+        entry.value("head_dim", 0) == c.heads.dim && entry.value("batch", 0) == c.batch &&
+        entry.value("rows", 0) == c.rows && entry.value("past", -1) == c.past;
+    if (same) return {entry.value("us", 0.0), entry.value("backend", "")};
+  }
+  return {};
+}
+
+absl::StatusOr<nlohmann::json> ReadPeer() {
+  const std::string path = absl::GetFlag(FLAGS_peer);
+  if (path.empty()) return nlohmann::json::object();
+  std::ifstream file(path);
+  nlohmann::json report = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!report.is_object() || !report.contains("cases") || !report["cases"].is_array()) {
+    return absl::InvalidArgumentError(absl::StrCat("--peer: \"", path, "\" is no peer's report"));
+  }
+  return report;
+}
+
+}  // namespace
+
+absl::Status BenchAttention() {
+  const int page_size = absl::GetFlag(FLAGS_page_size);
+  if (page_size < 1 || page_size > 65536) {
+    return absl::InvalidArgumentError("--page_size: expected 1 to 65536");
+  }
+  ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json peer, ReadPeer());
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Harness> harness, Harness::Create());
+  nlohmann::json report = MachineReport(*harness);
+  absl::PrintF(
+      "%sAttention over pages of %d positions in random order: graph replay, median of %d rounds, "
+      "KV "
+      "cold in L2.\npeer: %s\n",
+      harness->Describe(), page_size, PlanOfFlags().rounds,
+      peer.value("peer", std::string("none (--peer)")));
+  int below = 0;
+  const auto run = [&](absl::Span<const Case> cases, bool decode) -> absl::Status {
+    absl::PrintF(
+        "\n%s\n%5s %3s %4s %6s %6s %7s %10s %10s %8s %7s %10s %6s\n",
+        decode ? "decode: one row a sequence; GB/s of keys and values, beside the copy rate"
+               : "prefill: causal; TFLOP/s of the two products over seen keys, beside the peer",
+        "heads", "kv", "dim", "batch", "rows", "past", "ours us", "no PDL us",
+        decode ? "GB/s" : "TFLOP/s", decode ? "of copy" : "of roof", "peer us", "ratio");
+    for (const Case& c : cases) {
+      if (Quick() && c.target == 0) continue;
+      ISOBIT_ASSIGN_OR_RETURN(const Times times, Measure(*harness, c));
+      const double rate = (decode ? KvBytes(c) / 1e3 : Operations(c) / 1e6) / times.us;
+      const double share =
+          harness->Roofline(decode ? KvBytes(c) : 0, decode ? 0 : Operations(c)) / times.us;
+      const auto [peer_us, backend] = PeerOf(peer, c);
+      const double ratio = peer_us / times.us;
+      const double reached = decode ? share : ratio;
+      const bool missed = c.target > 0 && reached > 0 && reached < c.target;
+      below += missed ? 1 : 0;
+      absl::PrintF("%5d %3d %4d %6d %6d %7d %10.2f %10.2f %8.0f %6.0f%% %10.2f %6.3f%s %s\n",
+                   c.heads.query, c.heads.kv, c.heads.dim, c.batch, c.rows, c.past, times.us,
+                   times.plain_us, rate, 100 * share, peer_us, ratio, missed ? "!" : " ", backend);
+      std::fflush(stdout);
+      report["cases"].push_back({{"kind", decode ? "decode" : "prefill"},
+                                 {"heads", c.heads.query},
+                                 {"kv_heads", c.heads.kv},
+                                 {"head_dim", c.heads.dim},
+                                 {"batch", c.batch},
+                                 {"rows", c.rows},
+                                 {"past", c.past},
+                                 {"us", times.us},
+                                 {"without_pdl_us", times.plain_us},
+                                 {"rate", rate},
+                                 {"share_of_ceiling", share},
+                                 {"peer_us", peer_us},
+                                 {"peer_backend", backend},
+                                 {"target", c.target}});
+    }
+    return absl::OkStatus();
+  };
+  ISOBIT_RETURN_IF_ERROR(run(kDecode, true));
+  ISOBIT_RETURN_IF_ERROR(run(kPrefill, false));
+  absl::PrintF(
+      "\ntargets: decode %.0f%% of the copy rate at batch 64, prefill %.0f%% of the peer at 8192; "
+      "below: %d\n",
+      100 * kTarget, 100 * kTarget, below);
+  return WriteReport(report);
+}
 
 }  // namespace isobit::bench
