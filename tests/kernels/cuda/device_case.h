@@ -34,6 +34,13 @@ inline void CheckCuda(cudaError_t error, const char* what) {
     }                                                                          \
   } while (false)
 
+// `count` cases, or the share of them that the environment variable ISOBIT_TEST_SCALE (such as 0.02)
+// asks for, at least one: a sanitizer slows a kernel a hundredfold (tests/run_sanitizers.sh).
+inline int Scaled(int count) {
+  const char* const scale = std::getenv("ISOBIT_TEST_SCALE");
+  return scale == nullptr ? count : std::max(1, static_cast<int>(count * std::atof(scale)));
+}
+
 // n elements of GPU memory between two guard zones; everything is poison (all bits set: a NaN in
 // bf16 and in fp32, -1 as an index) until it is written. Bytes `offset` past a 256-byte boundary.
 template <typename T>
