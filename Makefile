@@ -15,6 +15,9 @@ ARGS ?=
 # OFFLINE=1 takes a random model instead of the one from the package index.
 OFFLINE ?=
 
+# Where the CUDA toolkit puts nvcc, on machines that have it but not on their PATH.
+export PATH := $(PATH):/usr/local/cuda/bin
+
 # Labels that a sanitizer run leaves out; see cmake/isobit_targets.cmake.
 UNFIT_asan := gpu|python|e2e|accuracy
 UNFIT_tsan := $(UNFIT_asan)|rpc
@@ -25,7 +28,8 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan lint format check-format clean
+.PHONY: help deps venv model build demo test test-asan test-tsan build-gpu test-gpu test-gpu-sanitizers lint format \
+  check-format clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
@@ -47,6 +51,15 @@ test: build $(VENV)/.installed $(MODEL_FILES)  ## Builds everything and runs all
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
 	cmake --build --preset $* --target isobit_tests
 	tests/run_tests.sh build/$* -LE '$(UNFIT_$*)'
+
+build-gpu: build/cuda/build.ninja  ## Builds the CUDA kernels, their tests and isobit-bench (nvcc 13)
+	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench
+
+test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels; without a GPU they skip
+	tests/run_tests.sh build/cuda -L gpu
+
+test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under compute-sanitizer (a GPU)
+	tests/run_sanitizers.sh build/cuda
 
 lint: build  ## Runs clang-tidy, if installed, over every source file
 	command -v run-clang-tidy >/dev/null || { echo 'lint: clang-tidy is not installed' >&2; exit 1; }
@@ -79,10 +92,18 @@ $(VENV)/.format: python/pyproject.toml | $(VENV)/.installed
 	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[format]'
 	touch $@
 
+# Without the disassembler (its packages are for x86-64 and Arm Linux), the tests that need it skip.
+$(VENV)/.disassembly: python/pyproject.toml | $(VENV)/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[disassembly]' || \
+	  echo 'test-gpu: no disassembler could be installed' >&2
+	touch $@
+
 $(MODEL)/config.json: | $(VENV)/.installed
 	$(RUN) isobit.smollm2 --output $(MODEL)
 
 # CMake itself notices every later change of its files.
 build/%/build.ninja: CMakePresets.json | build/.deps
+	[[ $* != cuda ]] || command -v nvcc >/dev/null || { echo 'make: the preset cuda needs nvcc 13 on PATH or in' \
+	  '/usr/local/cuda/bin: https://developer.nvidia.com/cuda-downloads' >&2; exit 1; }
 	cmake --preset $* -DISOBIT_PYTHON=$(CURDIR)/$(VENV)/bin/python
 	touch $@

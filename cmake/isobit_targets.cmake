@@ -34,6 +34,9 @@ function(isobit_test)
   if(NOT (ISOBIT_SANITIZE STREQUAL "thread" AND "rpc" IN_LIST ARG_LABELS))
     set_property(GLOBAL APPEND PROPERTY ISOBIT_TESTS ${ARG_NAME})
   endif()
+  if("gpu" IN_LIST ARG_LABELS)
+    set_property(GLOBAL APPEND PROPERTY ISOBIT_GPU_TESTS ${ARG_NAME})
+  endif()
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                        SKIP_REGULAR_EXPRESSION "NO TESTS RAN"

@@ -129,7 +129,7 @@ def machine_code(path: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 class ResourceUsageTest(unittest.TestCase):
-    build: Path
+    build = Path(os.environ.get("ISOBIT_BIN_DIR", ROOT / "build" / "cuda" / "bin")).parent
 
     @classmethod
     def setUpClass(cls):
@@ -254,7 +254,6 @@ processor time: 91.5 s
 
 
 if __name__ == "__main__":
-    ResourceUsageTest.build = Path(
-        sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build" / "cuda"
-    ).resolve()
+    if len(sys.argv) > 1:
+        ResourceUsageTest.build = Path(sys.argv.pop(1)).resolve()
     unittest.main()
