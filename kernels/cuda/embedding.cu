@@ -16,14 +16,14 @@ template <typename Word>
 __global__ void __launch_bounds__(kMaxTileThreads)
     EmbeddingKernel(const int32_t* ids, const Word* table, Word* out, int64_t words,
                     unsigned tiles) {
-  ReleaseSuccessor();
   WaitForPredecessor();
+  ReleaseSuccessor();
   const RowTile tile = TileOfBlock(tiles, kWordsOfThread);
   const Word* from = table + ids[tile.row] * words;
   Word* to = out + tile.row * words;
 #pragma unroll
   for (int i = 0; i < kWordsOfThread; ++i) {
-    const int64_t word = tile.first + i * tile.step;
+    const int word = tile.first + i * tile.step;
     if (word < words) to[word] = from[word];
   }
 }

@@ -1,5 +1,6 @@
 // Between the qkv projection and attention, in one pass: q and k heads are normalised and rotated,
 // q stays, k and v go into the paged cache.
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/contract/row_functions.h"
@@ -17,6 +18,8 @@ constexpr int kWarpsOfBlock = 4;
 constexpr int kMaxHeadDim = kWarp * kColumns;  // of the kernel that holds a head in one warp
 constexpr int64_t kFewHeads = 16384;           // rows x heads that leave a machine's lanes idle
 
+// The heads of all rows are cut into tasks of a few heads of one row: first all tasks of q heads,
+// then all of KV heads. A task is a group of lanes; a warp's groups are of one kind.
 struct QkvParams {
   Bf16* qkv;
   int64_t ld;
@@ -28,22 +31,27 @@ struct QkvParams {
   const float* sine;
   PagedKv kv;
   DeviceSequences sequences;
-  int32_t query_tasks;  // of a row: warps that take query heads
-  int32_t tasks;        // and all of its warps
+  int32_t query_tasks;  // of a row
+  int32_t kv_tasks;     // of a row
+  int32_t kv_per_task;  // KV heads
+  int32_t query_warps;  // of the grid: the warps before this one have q heads
 };
 
-// What one warp works on. `row` is -1 if there is nothing.
 struct Task {
+  bool queries;  // or KV heads; the same for the whole warp
+  bool inside;   // false: there is no such row
   int64_t row;
-  int32_t index;
+  int32_t index;  // among the row's tasks of its kind
 };
 
-__device__ __forceinline__ Task TaskOfWarp(const QkvParams& p) {
-  const unsigned warp = blockIdx.x * kWarpsOfBlock + threadIdx.y;
-  const unsigned tasks = static_cast<unsigned>(p.tasks);
-  const unsigned row = warp / tasks;
-  if (row >= static_cast<unsigned>(p.sequences.num_rows)) return {-1, 0};
-  return {row, static_cast<int32_t>(warp - row * tasks)};
+__device__ __forceinline__ Task TaskOfGroup(const QkvParams& p, int groups, int group) {
+  const auto warp = static_cast<int>(blockIdx.x * kWarpsOfBlock + threadIdx.y);
+  const bool queries = warp < p.query_warps;
+  const auto tasks = static_cast<unsigned>(queries ? p.query_tasks : p.kv_tasks);
+  const unsigned task = (queries ? warp : warp - p.query_warps) * groups + group;
+  const unsigned row = task / tasks;
+  const bool inside = row < static_cast<unsigned>(p.sequences.num_rows);
+  return {queries, inside, inside ? row : 0, static_cast<int32_t>(task - row * tasks)};
 }
 
 struct Place {
@@ -71,34 +79,60 @@ __device__ __forceinline__ int64_t CacheOffset(const PagedKv& kv, const Place& p
 
 // ---- Heads of whole, aligned vectors: lane l of a group of kGroup holds columns 8l .. 8l+7
 
-// This lane's angles, signed so that both halves of a pair are the same expression.
-struct Angles {
+// What a lane needs to know of its place in its group and of the row's position.
+struct Lane {
+  int group;
+  int partner;  // the lane of the warp that holds the other halves of this one's pairs
+  int column;   // of the head
+  bool inside;  // the head has this column, and the row is one
   float cosine[kColumns];
-  float sine[kColumns];  // negative in the first half
+  float sine[kColumns];  // negative in the first half: both halves of a pair are one expression
 };
 
-// contract::Normalise, if there is a weight, and contract::Rotate. Every lane of the warp takes
-// part; those beyond the head hold +0.
-template <int kGroup>
-__device__ __forceinline__ Columns NormaliseAndRotate(Columns x, bool normalise,
-                                                      const Columns& weight, float eps,
-                                                      int32_t head_dim, int partner,
-                                                      const Angles& angles) {
-  if (normalise) {
-    const float sum = TreeOfLanes<kGroup>(SumOfSquares(x));
-    x = NormaliseColumns(x, contract::InverseRms(sum, head_dim, eps), weight);
-  }
-  Columns out;
+// contract::InverseRms of every head. Its operations cost more than all else that a lane does for a
+// head, so each lane computes one head's and hands it round the group.
+template <int kGroup, int kHeads>
+__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int lane, int group,
+                                                  int32_t head_dim, float eps) {
+  if constexpr (kHeads == 1 || kGroup < kHeads) {
 #pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const uint32_t mine = x.pairs[i];
-    const uint32_t other = __shfl_sync(0xffffffffu, mine, partner);
-    out.pairs[i] = PackBf16(contract::Fma(LowOf(mine), angles.cosine[2 * i],
-                                          contract::Mul(LowOf(other), angles.sine[2 * i])),
-                            contract::Fma(HighOf(mine), angles.cosine[2 * i + 1],
-                                          contract::Mul(HighOf(other), angles.sine[2 * i + 1])));
+    for (float& sum : sums) sum = contract::InverseRms(sum, head_dim, eps);
+  } else {
+    float mine = sums[0];
+#pragma unroll
+    for (int i = 1; i < kHeads; ++i) mine = lane % kHeads == i ? sums[i] : mine;
+    mine = contract::InverseRms(mine, head_dim, eps);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) sums[i] = __shfl_sync(0xffffffffu, mine, group * kGroup + i);
   }
-  return out;
+}
+
+// contract::Normalise, if there is a weight, and contract::Rotate of each head. Every lane of the
+// warp takes part; those beyond a head hold +0.
+template <int kGroup, int kHeads>
+__device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool normalise,
+                                                   const Columns& weight, float eps,
+                                                   int32_t head_dim, const Lane& lane) {
+  if (normalise) {
+    float inverse[kHeads];
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) inverse[i] = TreeOfLanes<kGroup>(SumOfSquares(x[i]));
+    InverseRmsOfHeads<kGroup>(inverse, static_cast<int>(threadIdx.x), lane.group, head_dim, eps);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) x[i] = NormaliseColumns(x[i], inverse[i], weight);
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const uint32_t mine = x[h].pairs[i];
+      const uint32_t other = __shfl_sync(0xffffffffu, mine, lane.partner);
+      x[h].pairs[i] = PackBf16(contract::Fma(LowOf(mine), lane.cosine[2 * i],
+                                             contract::Mul(LowOf(other), lane.sine[2 * i])),
+                               contract::Fma(HighOf(mine), lane.cosine[2 * i + 1],
+                                             contract::Mul(HighOf(other), lane.sine[2 * i + 1])));
+    }
+  }
 }
 
 __device__ __forceinline__ bool AllFinite(const Columns& x) {
@@ -110,82 +144,86 @@ __device__ __forceinline__ bool AllFinite(const Columns& x) {
   return finite;
 }
 
-// A warp takes kQueries query heads of each group of lanes, or a group's k head with its v head.
+// Writes a head's k and v into the cache, or the marks of a head whose v is not finite.
+template <int kGroup>
+__device__ __forceinline__ void CacheHead(const PagedKv& kv, const Place& place, int head,
+                                          const Lane& lane, bool store, Columns k, Columns v) {
+  constexpr unsigned kGroupMask = kGroup == kWarp ? ~0u : (1u << kGroup % kWarp) - 1;
+  const unsigned unfit = __ballot_sync(0xffffffffu, store && !AllFinite(v));
+  if (!store) return;
+  if ((unfit >> (lane.group * kGroup) & kGroupMask) != 0) {
+    constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
+    k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
+    v = {};
+  }
+  const int64_t offset = CacheOffset(kv, place, head) + lane.column;
+  StoreColumns(kv.k + offset, k);
+  StoreColumns(kv.v + offset, v);
+}
+
+// A task is kQueries query heads, or up to half as many KV heads.
 template <int kGroup, int kQueries>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParams p) {
-  constexpr int kGroups = kWarp / kGroup;
-  constexpr int kVectors = kQueries > 2 ? kQueries : 2;
-  ReleaseSuccessor();
-  const Task task = TaskOfWarp(p);
-  const int lane = static_cast<int>(threadIdx.x) % kGroup;
-  const int group = static_cast<int>(threadIdx.x) / kGroup;
-  const int lanes = p.kv.head_dim / kColumns;
-  const bool inside = lane < lanes;
-  const bool first_half = lane < lanes / 2;
-  const int partner = group * kGroup + (first_half ? lane + lanes / 2
-                                        : inside   ? lane - lanes / 2
-                                                   : lane);
-  const int column = lane * kColumns;
-
-  const bool queries = task.index < p.query_tasks;
-  const Bf16* norm = queries ? p.q_norm : p.k_norm;
+  constexpr int kKeys = (kQueries + 1) / 2;
+  Lane lane = {};
+  lane.group = static_cast<int>(threadIdx.x) / kGroup;
+  const Task task = TaskOfGroup(p, kWarp / kGroup, lane.group);
+  const int32_t d = p.kv.head_dim;
+  const int lanes = d / kColumns;
+  const int index = static_cast<int>(threadIdx.x) % kGroup;
+  const bool first_half = index < lanes / 2;
+  const int other = first_half ? index + lanes / 2 : index - lanes / 2;
+  lane.partner = lane.group * kGroup + (index < lanes ? other : index);
+  lane.column = index * kColumns;
+  lane.inside = task.inside && index < lanes;
+  const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
   Columns weight = {};
-  if (norm != nullptr && inside) weight = LoadColumns(norm + column);
+  if (norm != nullptr && lane.inside) weight = LoadColumns(norm + lane.column);
   WaitForPredecessor();
-  if (task.row < 0) return;
+  ReleaseSuccessor();
 
-  // Heads of this group: of queries, every kGroups-th; of a KV head, k and v.
-  const int first_head =
-      (queries ? task.index * kQueries : task.index - p.query_tasks) * kGroups + group;
-  const int end_head = queries ? p.heads : p.kv.kv_heads;
-  Bf16* row = p.qkv + task.row * p.ld + column;
-  const int head_of_row = queries ? first_head : p.heads + first_head;
-  const int step = queries ? kGroups : p.kv.kv_heads;
-  const int count = queries ? kQueries : 2;
-  Columns x[kVectors] = {};
+  Bf16* row = p.qkv + task.row * p.ld + lane.column;
+  Place place = {};
+  const bool used = FindPlace(p.sequences, task.row, &place) && lane.inside;
+  const auto load_angles = [&] {
+    if (!used) return;
+    const int64_t entry = place.position * (d / 2) + (first_half ? index : other) * kColumns;
+    LoadFloats(p.cosine + entry, lane.cosine);
+    LoadFloats(p.sine + entry, lane.sine);
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int limit = queries ? first_head + i * step : first_head;
-    if (i < count && inside && limit < end_head) {
-      x[i] = LoadColumns(row + int64_t{head_of_row + i * step} * p.kv.head_dim);
-    }
-  }
-
-  Place place;
-  if (!FindPlace(p.sequences, task.row, &place)) return;
-  Angles angles = {};
-  if (inside) {
-    const int half = p.kv.head_dim / 2;
-    const int64_t entry = place.position * half + (first_half ? column : column - half);
-    LoadFloats(p.cosine + entry, angles.cosine);
-    LoadFloats(p.sine + entry, angles.sine);
-#pragma unroll
-    for (float& sine : angles.sine) sine = first_half ? -sine : sine;
-  }
-
-  if (queries) {
+    for (float& sine : lane.sine) sine = first_half ? -sine : sine;
+  };
+  if (task.queries) {
+    const int first = task.index * kQueries;
+    Columns q[kQueries] = {};
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
-      const Columns q = NormaliseAndRotate<kGroup>(x[i], norm != nullptr, weight, p.eps,
-                                                   p.kv.head_dim, partner, angles);
-      const int head = first_head + i * kGroups;
-      if (inside && head < end_head) StoreColumns(row + int64_t{head} * p.kv.head_dim, q);
+      if (lane.inside && first + i < p.heads) q[i] = LoadColumns(row + int64_t{first + i} * d);
+    }
+    load_angles();
+    NormaliseAndRotate<kGroup>(q, norm != nullptr, weight, p.eps, d, lane);
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) {
+      if (used && first + i < p.heads) StoreColumns(row + int64_t{first + i} * d, q[i]);
     }
     return;
   }
-  Columns k = NormaliseAndRotate<kGroup>(x[0], norm != nullptr, weight, p.eps, p.kv.head_dim,
-                                         partner, angles);
-  const unsigned unfit = __ballot_sync(0xffffffffu, !AllFinite(x[1]));
-  if (!inside || first_head >= end_head) return;
-  constexpr unsigned kGroupMask = kGroup == 32 ? ~0u : (1u << kGroup % 32) - 1;
-  if ((unfit >> (group * kGroup) & kGroupMask) != 0) {
-    constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
-    k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
-    x[1] = {};
+  const int first = task.index * p.kv_per_task;
+  const int end = min(first + p.kv_per_task, p.kv.kv_heads);
+  Columns k[kKeys] = {};
+  Columns v[kKeys] = {};
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    if (!lane.inside || first + i >= end) continue;
+    k[i] = LoadColumns(row + int64_t{p.heads + first + i} * d);
+    v[i] = LoadColumns(row + int64_t{p.heads + p.kv.kv_heads + first + i} * d);
   }
-  const int64_t offset = CacheOffset(p.kv, place, first_head) + column;
-  StoreColumns(p.kv.k + offset, k);
-  StoreColumns(p.kv.v + offset, x[1]);
+  load_angles();
+  NormaliseAndRotate<kGroup>(k, norm != nullptr, weight, p.eps, d, lane);
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    CacheHead<kGroup>(p.kv, place, first + i, lane, used && first + i < end, k[i], v[i]);
+  }
 }
 
 // ---- Any even head_dim and alignment: a warp takes one query head, or one k head and its v head
@@ -202,26 +240,26 @@ __device__ float SumOfSquaresOfWarp(const Bf16* x, int32_t n) {
 }
 
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const QkvParams p) {
-  ReleaseSuccessor();
   WaitForPredecessor();
-  const Task task = TaskOfWarp(p);
+  ReleaseSuccessor();
+  const Task task = TaskOfGroup(p, 1, 0);
   Place place;
-  if (task.row < 0 || !FindPlace(p.sequences, task.row, &place)) return;
+  if (!task.inside || !FindPlace(p.sequences, task.row, &place)) return;
   const int lane = static_cast<int>(threadIdx.x);
   const int32_t d = p.kv.head_dim;
   const int32_t half = d / 2;
-  const bool query = task.index < p.heads;
-  const Bf16* norm = query ? p.q_norm : p.k_norm;
-  Bf16* head = p.qkv + task.row * p.ld + int64_t{task.index} * d;
+  const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
+  Bf16* head =
+      p.qkv + task.row * p.ld + int64_t{task.queries ? 0 : p.heads} * d + int64_t{task.index} * d;
 
   Bf16* out = head;
   bool poisoned = false;
-  if (!query) {
+  if (!task.queries) {
     const Bf16* v = head + int64_t{p.kv.kv_heads} * d;
     bool finite = true;
     for (int i = lane; i < d; i += kWarp) finite = finite && contract::IsFinite(v[i]);
     poisoned = __any_sync(0xffffffffu, !finite);
-    const int64_t offset = CacheOffset(p.kv, place, task.index - p.heads);
+    const int64_t offset = CacheOffset(p.kv, place, task.index);
     out = p.kv.k + offset;
     for (int i = lane; i < d; i += kWarp) p.kv.v[offset + i] = poisoned ? Bf16{0} : v[i];
   }
@@ -242,32 +280,32 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
   }
 }
 
-absl::Status LaunchTasks(void (*kernel)(QkvParams), int64_t query_tasks, int64_t kv_tasks,
-                         QkvParams params, const Stream& stream) {
-  params.query_tasks = static_cast<int32_t>(query_tasks);
-  params.tasks = static_cast<int32_t>(query_tasks + kv_tasks);
-  const int64_t warps = int64_t{params.sequences.num_rows} * params.tasks;
-  const Grid grid = {
-      .blocks = dim3(static_cast<unsigned>((warps + kWarpsOfBlock - 1) / kWarpsOfBlock)),
-      .threads = dim3(kWarp, kWarpsOfBlock)};
+// Launches `kernel` on tasks of so many heads, groups of which make a warp.
+absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv_per_task,
+                         int groups, QkvParams params, const Stream& stream) {
+  const auto count = [](int64_t n, int64_t unit) {
+    return static_cast<int32_t>((n + unit - 1) / unit);
+  };
+  const int64_t rows = params.sequences.num_rows;
+  params.query_tasks = count(params.heads, queries_per_task);
+  params.kv_tasks = count(params.kv.kv_heads, kv_per_task);
+  params.kv_per_task = kv_per_task;
+  params.query_warps = count(rows * params.query_tasks, groups);
+  const int32_t warps = params.query_warps + count(rows * params.kv_tasks, groups);
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(count(warps, kWarpsOfBlock))),
+                     .threads = dim3(kWarp, kWarpsOfBlock)};
   return Launch(kernel, grid, stream, params);
 }
 
 template <int kGroup>
 absl::Status LaunchGroups(const QkvParams& params, const Stream& stream) {
-  constexpr int64_t kGroups = kWarp / kGroup;
-  constexpr int64_t kQueries = 4;
-  const auto tasks_of = [](int64_t heads, int64_t of_task) {
-    return (heads + of_task - 1) / of_task;
-  };
-  const int64_t kv_tasks = tasks_of(params.kv.kv_heads, kGroups);
-  if (params.heads < kQueries * kGroups ||
-      int64_t{params.sequences.num_rows} * params.heads <= kFewHeads) {
-    return LaunchTasks(QkvKernel<kGroup, 1>, tasks_of(params.heads, kGroups), kv_tasks, params,
-                       stream);
+  constexpr int kGroups = kWarp / kGroup;
+  const int64_t heads_in_all = int64_t{params.sequences.num_rows} * params.heads;
+  if (params.heads < 4 || heads_in_all <= kFewHeads) {
+    return LaunchTasks(QkvKernel<kGroup, 1>, 1, 1, kGroups, params, stream);
   }
-  return LaunchTasks(QkvKernel<kGroup, kQueries>, tasks_of(params.heads, kQueries * kGroups),
-                     kv_tasks, params, stream);
+  return LaunchTasks(QkvKernel<kGroup, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kGroups, params,
+                     stream);
 }
 
 }  // namespace
@@ -284,12 +322,14 @@ absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream) {
                             .kv = args.kv,
                             .sequences = *args.sequences.device,
                             .query_tasks = 0,
-                            .tasks = 0};
+                            .kv_tasks = 0,
+                            .kv_per_task = 0,
+                            .query_warps = 0};
   const int32_t d = args.kv.head_dim;
   const bool aligned = d % (2 * kColumns) == 0 && d <= kMaxHeadDim && args.ld % kColumns == 0 &&
                        Aligned16(args.qkv, args.kv.k, args.kv.v) &&
                        Aligned16(args.q_norm, args.k_norm) && Aligned16(args.cosine, args.sine);
-  if (!aligned) return LaunchTasks(RaggedQkvKernel, args.heads, args.kv.kv_heads, params, stream);
+  if (!aligned) return LaunchTasks(RaggedQkvKernel, 1, 1, 1, params, stream);
   if (d <= 2 * kColumns) return LaunchGroups<2>(params, stream);
   if (d <= 4 * kColumns) return LaunchGroups<4>(params, stream);
   if (d <= 8 * kColumns) return LaunchGroups<8>(params, stream);

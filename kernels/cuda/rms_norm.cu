@@ -15,8 +15,12 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kMaxWarps = 32;             // of a row
 constexpr int kChunk = kWarp * kColumns;  // columns that a warp loads at once
-constexpr int64_t kFewRows = 264;         // up to two rows an SM, latency is what counts
+constexpr int kMaxHidden = 16384;         // of the kernel that holds a row in registers
 constexpr int kRaggedThreads = 256;
+
+// Chunks of a warp: enough bytes in flight, of which a sum in fp32 brings twice the row's.
+constexpr int kVectorsOfRow = 4;
+constexpr int kVectorsOfSum = 2;
 
 // The tree over a row's warps, in ascending order, padded with +0. Every thread of the row gets it.
 __device__ __forceinline__ float TreeOfWarps(float sum, int warp, int num_warps, float* sums) {
@@ -43,12 +47,13 @@ __device__ __forceinline__ Columns AddResidualColumns(const Columns& residual,
   return out;
 }
 
-// blockDim: (32 lanes, warps of a row, rows). A warp holds kVectors chunks of 256 consecutive
-// columns, so that its sum is one aligned subtree of the row's.
-template <int kVectors, bool kHasSum>
-__global__ void __launch_bounds__(kVectors == 4 ? 512 : 1024) RmsNormKernel(const RmsNormArgs a) {
+// blockDim: (32 lanes, warps of a row, rows). A warp holds kVectors chunks of 256 columns that lie
+// side by side, so that its sum is one aligned subtree of the row's.
+template <bool kHasSum>
+__global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfSum : kVectorsOfRow))
+    RmsNormKernel(const RmsNormArgs a) {
+  constexpr int kVectors = kHasSum ? kVectorsOfSum : kVectorsOfRow;
   __shared__ float sums[kMaxWarps];
-  ReleaseSuccessor();
   const int hidden = static_cast<int>(a.hidden);
   const int first =
       static_cast<int>(threadIdx.y) * kVectors * kChunk + static_cast<int>(threadIdx.x) * kColumns;
@@ -59,31 +64,26 @@ __global__ void __launch_bounds__(kVectors == 4 ? 512 : 1024) RmsNormKernel(cons
     if (column < hidden) weight[v] = LoadColumns(a.weight + column);
   }
   WaitForPredecessor();
+  ReleaseSuccessor();
 
   const int64_t row = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
   const bool inside = row < a.rows;
   const int64_t offset = row * a.hidden + first;
   Columns x[kVectors] = {};
-  if constexpr (kHasSum) {
-    float sum[kVectors][kColumns];
+  float sum[kVectors][kColumns];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (!inside || first + v * kChunk >= hidden) continue;
-      x[v] = LoadColumns(a.residual + offset + v * kChunk);
-      LoadFloats(a.sum + offset + v * kChunk, sum[v]);
-    }
+  for (int v = 0; v < kVectors; ++v) {
+    if (!inside || first + v * kChunk >= hidden) continue;
+    x[v] = LoadColumns(a.residual + offset + v * kChunk);
+    if constexpr (kHasSum) LoadFloats(a.sum + offset + v * kChunk, sum[v]);
+  }
+  if constexpr (kHasSum) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kChunk;
       if (!inside || column >= hidden) continue;
       x[v] = AddResidualColumns(x[v], sum[v], a.bias == nullptr ? nullptr : a.bias + column);
       StoreColumns(a.residual + offset + v * kChunk, x[v]);
-    }
-  } else {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (!inside || first + v * kChunk >= hidden) continue;
-      x[v] = LoadColumns(a.residual + offset + v * kChunk);
     }
   }
 
@@ -95,13 +95,13 @@ __global__ void __launch_bounds__(kVectors == 4 ? 512 : 1024) RmsNormKernel(cons
 #pragma unroll
     for (int i = 0; i < width; ++i) squares[i] = contract::Add(squares[2 * i], squares[2 * i + 1]);
   }
-  float sum = squares[0];
+  float total = squares[0];
   if (blockDim.y > 1) {
     const int warp = static_cast<int>(threadIdx.y);
     const int warps = static_cast<int>(blockDim.y);
-    sum = TreeOfWarps(sum, warp, warps, sums + static_cast<int>(threadIdx.z) * warps);
+    total = TreeOfWarps(total, warp, warps, sums + static_cast<int>(threadIdx.z) * warps);
   }
-  const float inverse = contract::InverseRms(sum, a.hidden, a.eps);
+  const float inverse = contract::InverseRms(total, a.hidden, a.eps);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (!inside || first + v * kChunk >= hidden) continue;
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kVectors == 4 ? 512 : 1024) RmsNormKernel(cons
 __global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsNormArgs a) {
   constexpr int kWarps = kRaggedThreads / kWarp;
   __shared__ float sums[kWarps];
-  ReleaseSuccessor();
   WaitForPredecessor();
+  ReleaseSuccessor();
   const int thread = static_cast<int>(threadIdx.y) * kWarp + static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;
   Bf16* residual = a.residual + row * a.hidden;
@@ -141,32 +141,25 @@ __global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsN
   }
 }
 
-template <int kVectors>
-absl::Status LaunchVectors(const RmsNormArgs& args, const Stream& stream) {
-  constexpr int64_t kColumnsOfWarp = kVectors * kChunk;
-  constexpr unsigned kLeastWarps = 4;  // of a block
-  const auto warps = static_cast<unsigned>((args.hidden + kColumnsOfWarp - 1) / kColumnsOfWarp);
-  const unsigned rows = std::max(1u, kLeastWarps / warps);
-  const Grid grid = {.blocks = dim3(static_cast<unsigned>((args.rows + rows - 1) / rows)),
-                     .threads = dim3(kWarp, warps, rows)};
-  return args.sum == nullptr ? Launch(RmsNormKernel<kVectors, false>, grid, stream, args)
-                             : Launch(RmsNormKernel<kVectors, true>, grid, stream, args);
-}
-
 }  // namespace
 
 absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream) {
   const bool aligned = args.hidden % kColumns == 0 &&
                        Aligned16(args.residual, args.sum, args.bias, args.weight, args.out);
-  if (!aligned || args.hidden > 16 * 4 * kChunk) {
+  if (!aligned || args.hidden > kMaxHidden) {
     const Grid grid = {.blocks = dim3(static_cast<unsigned>(args.rows)),
                        .threads = dim3(kWarp, kRaggedThreads / kWarp)};
     return Launch(RaggedRmsNormKernel, grid, stream, args);
   }
-  if (args.rows <= kFewRows && args.hidden <= kMaxWarps * kChunk) {
-    return LaunchVectors<1>(args, stream);
-  }
-  return LaunchVectors<4>(args, stream);
+  constexpr unsigned kLeastWarps = 4;  // of a block
+  const bool has_sum = args.sum != nullptr;
+  const int64_t columns_of_warp = kChunk * (has_sum ? kVectorsOfSum : kVectorsOfRow);
+  const auto warps = static_cast<unsigned>((args.hidden + columns_of_warp - 1) / columns_of_warp);
+  const unsigned rows = std::max(1u, kLeastWarps / warps);
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>((args.rows + rows - 1) / rows)),
+                     .threads = dim3(kWarp, warps, rows)};
+  return has_sum ? Launch(RmsNormKernel<true>, grid, stream, args)
+                 : Launch(RmsNormKernel<false>, grid, stream, args);
 }
 
 }  // namespace isobit::cuda

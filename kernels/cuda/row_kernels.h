@@ -1,5 +1,5 @@
-// The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write, and
-// the sum of ranks' partials.
+// The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write,
+// and the sum of ranks' partials.
 //
 // Every launcher puts one kernel on the stream, takes the arguments of its op in kernels/ops.h (all
 // pointers are to GPU memory unless it says host) and gives the CPU backend's bits for every shape

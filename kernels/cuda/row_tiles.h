@@ -16,7 +16,7 @@ inline constexpr int kMaxTileThreads = 256;
 // Words of a row that this thread handles: first, first + step, ... while below the row's words.
 struct RowTile {
   int64_t row;
-  int64_t first;
+  int first;
   int step;
 };
 
@@ -34,7 +34,8 @@ inline Grid TileRows(int64_t rows, int64_t words, int per_thread, unsigned* tile
 __device__ __forceinline__ RowTile TileOfBlock(unsigned tiles, int per_thread) {
   const unsigned row = blockIdx.x / tiles;
   const unsigned tile = blockIdx.x - row * tiles;
-  return {row, int64_t{tile} * blockDim.x * per_thread + threadIdx.x, static_cast<int>(blockDim.x)};
+  const unsigned first = tile * blockDim.x * per_thread + threadIdx.x;
+  return {row, static_cast<int>(first), static_cast<int>(blockDim.x)};
 }
 #endif
 

@@ -16,8 +16,8 @@ constexpr int kWordsOfThread = 2;
 
 __global__ void __launch_bounds__(kMaxTileThreads)
     SwiGluKernel(const SwiGluArgs a, unsigned tiles) {
-  ReleaseSuccessor();
   WaitForPredecessor();
+  ReleaseSuccessor();
   const RowTile tile = TileOfBlock(tiles, kWordsOfThread);
   const Bf16* gates = a.gate_up + tile.row * 2 * a.columns;
   Bf16* out = a.out + tile.row * a.columns;
@@ -25,14 +25,14 @@ __global__ void __launch_bounds__(kMaxTileThreads)
   Columns up[kWordsOfThread];
 #pragma unroll
   for (int i = 0; i < kWordsOfThread; ++i) {
-    const int64_t column = (tile.first + i * tile.step) * kColumns;
+    const int column = (tile.first + i * tile.step) * kColumns;
     if (column >= a.columns) continue;
     gate[i] = LoadColumns(gates + column);
     up[i] = LoadColumns(gates + a.columns + column);
   }
 #pragma unroll
   for (int i = 0; i < kWordsOfThread; ++i) {
-    const int64_t column = (tile.first + i * tile.step) * kColumns;
+    const int column = (tile.first + i * tile.step) * kColumns;
     if (column >= a.columns) continue;
     StoreColumns(out + column, SwiGluColumns(gate[i], up[i]));
   }
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kMaxTileThreads)
 // Any width and alignment: a column a word.
 __global__ void __launch_bounds__(kMaxTileThreads)
     RaggedSwiGluKernel(const SwiGluArgs a, unsigned tiles) {
-  ReleaseSuccessor();
   WaitForPredecessor();
+  ReleaseSuccessor();
   const RowTile tile = TileOfBlock(tiles, 1);
   if (tile.first >= a.columns) return;
   const Bf16* gate = a.gate_up + tile.row * 2 * a.columns + tile.first;
