@@ -16,7 +16,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_layout.h"
-#include "kernels/cuda/log_probs.h"
+#include "kernels/cuda/log_prob_stage.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/cuda/sequences.h"
 
@@ -44,7 +44,7 @@ class CudaOps final : public Ops {
     ISOBIT_RETURN_IF_CUDA_ERROR(
         cudaStreamCreateWithFlags(&ops->stream_.handle, cudaStreamNonBlocking));
     if (options.mode == NumericsMode::kVanilla) {
-      ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device));
+      ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device, 0));
     }
     return ops;
   }
