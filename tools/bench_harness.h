@@ -34,10 +34,6 @@ absl::StatusOr<DeviceMemory> RandomBf16(size_t bytes, uint32_t seed, float scale
 // Likewise of fp32 values.
 absl::StatusOr<DeviceMemory> RandomFp32(size_t bytes, uint32_t seed, float scale);
 
-// Copies a multiple of 16 bytes, both ends on multiples of 16, with a kernel.
-absl::Status CopyByKernel(std::byte* to, const std::byte* from, size_t bytes,
-                          const cuda::Stream& stream);
-
 // One of the things that race. `call` number i puts its work on the stream and may choose its
 // buffers by i.
 struct Contender {
@@ -76,8 +72,7 @@ class Harness {
   cuda::CublasLinear& cublas() { return *cublas_; }
   cudaStream_t stream() const { return stream_; }
 
-  // Bytes a second that a device-to-device copy of 1 GiB moves, read and written ones counted:
-  // the faster of cudaMemcpyAsync and a kernel.
+  // Bytes a second that a device-to-device copy of 2 GiB moves, read and written ones counted.
   double copy_rate() const { return copy_rate_; }
   // bf16 operations a second of cuBLAS in an 8192 x 8192 x 8192 product of normal data.
   double tensor_rate() const { return tensor_rate_; }
@@ -89,6 +84,8 @@ class Harness {
  private:
   Harness() = default;
   absl::Status MeasureCeilings();
+  // From the last record of begin_ to the end of all work so far, which it waits for.
+  absl::StatusOr<double> MicrosecondsSinceBegin();
 
   cuda::DeviceInfo device_;
   cudaStream_t stream_ = nullptr;

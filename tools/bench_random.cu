@@ -1,4 +1,4 @@
-// Device memory: random data, and the copy that sets the ceiling. See bench_harness.h.
+// Random data made on the device. See bench_harness.h.
 #include <cuda_bf16.h>
 
 #include "common/base/status_macros.h"
@@ -34,22 +34,6 @@ __global__ void FillNormal(T* data, size_t count, uint32_t seed, float scale) {
   }
 }
 
-// Each thread has four 16-byte loads in flight.
-constexpr int kCopyThreads = 512;
-constexpr int kCopyUnroll = 4;
-__global__ void CopyKernel(uint4* to, const uint4* from, size_t words) {
-  const size_t first = size_t{blockIdx.x} * kCopyThreads * kCopyUnroll + threadIdx.x;
-  uint4 values[kCopyUnroll];
-#pragma unroll
-  for (int i = 0; i < kCopyUnroll; ++i) {
-    if (first + i * kCopyThreads < words) values[i] = __ldcs(from + first + i * kCopyThreads);
-  }
-#pragma unroll
-  for (int i = 0; i < kCopyUnroll; ++i) {
-    if (first + i * kCopyThreads < words) __stcs(to + first + i * kCopyThreads, values[i]);
-  }
-}
-
 template <typename T>
 absl::StatusOr<DeviceMemory> Random(size_t bytes, uint32_t seed, float scale) {
   ISOBIT_ASSIGN_OR_RETURN(DeviceMemory memory, AllocateDevice(bytes));
@@ -67,16 +51,6 @@ absl::StatusOr<DeviceMemory> RandomBf16(size_t bytes, uint32_t seed, float scale
 
 absl::StatusOr<DeviceMemory> RandomFp32(size_t bytes, uint32_t seed, float scale) {
   return Random<float>(bytes, seed, scale);
-}
-
-absl::Status CopyByKernel(std::byte* to, const std::byte* from, size_t bytes,
-                          const cuda::Stream& stream) {
-  const size_t words = bytes / sizeof(uint4);
-  const size_t per_block = size_t{kCopyThreads} * kCopyUnroll;
-  const cuda::Grid grid{.blocks = dim3(static_cast<unsigned>((words + per_block - 1) / per_block)),
-                        .threads = dim3(kCopyThreads)};
-  return cuda::Launch(CopyKernel, grid, {.handle = stream.handle, .dependent = false},
-                      reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), words);
 }
 
 }  // namespace isobit::bench
