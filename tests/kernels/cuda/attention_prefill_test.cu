@@ -24,6 +24,7 @@ using testing_support::Family;
 using testing_support::Random;
 using testing_support::RandomBf16;
 using testing_support::SameBits;
+using testing_support::Scaled;
 
 constexpr Bf16 kPoison = 0xffff;
 constexpr Bf16 kInf = 0x7f80;
@@ -281,9 +282,9 @@ TEST_F(AttentionPrefillTest, RandomShapes) {
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
-  constexpr int kCases = 500;
+  const int cases = Scaled(500);
   int64_t sequences = 0;
-  for (int i = 0; i < kCases; ++i) {
+  for (int i = 0; i < cases; ++i) {
     Shape s;
     s.head_dim = kHeadDims[below(4)];
     s.kv_heads = static_cast<int32_t>(1 + below(3));
@@ -303,14 +304,14 @@ TEST_F(AttentionPrefillTest, RandomShapes) {
     ExpectCpuBits(MakeCase(s, family, random), below(3) == 0);
     if (HasFailure()) return;
   }
-  std::printf("%d batches, %d sequences\n", kCases, static_cast<int>(sequences));
+  std::printf("%d batches, %d sequences\n", cases, static_cast<int>(sequences));
 }
 
 // More sequences than lanes of a warp, most of them tiny.
 TEST_F(AttentionPrefillTest, ManySequences) {
   Random random(8);
   Shape s{.head_dim = 64, .heads = 2, .kv_heads = 1, .page_size = 16};
-  for (int i = 0; i < 150; ++i) {
+  for (int i = 0; i < Scaled(150); ++i) {
     s.batch.push_back(
         {static_cast<int64_t>(random() % 300), static_cast<int64_t>(1 + random() % 90)});
   }
@@ -344,7 +345,7 @@ TEST_F(AttentionPrefillTest, NonFiniteOperands) {
                         Family::kNormal, random);
       const Bf16 kSpecials[] = {kInf, kInf | 0x8000, kNan, 0x7f00, 0xff00, 0x8000};
       const auto special = [&] { return kSpecials[random() % 6]; };
-      for (int i = 0; i < 30; ++i) {
+      for (int i = 0; i < Scaled(30); ++i) {
         c.q[random() % c.q.size()] = special();
         const size_t s = random() % 2;
         const auto position = static_cast<int64_t>(random() % (s == 0 ? 300 : 620));
@@ -417,7 +418,7 @@ TEST_F(AttentionPrefillTest, RepeatedRunsAndStreams) {
     DeviceCase second(c, true);
     cudaStream_t streams[2];
     for (cudaStream_t& s : streams) ISOBIT_CHECK_CUDA(cudaStreamCreate(&s));
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < Scaled(20); ++i) {
       ASSERT_TRUE(first.Launch(streams[0]).ok());
       ASSERT_TRUE(second.Launch(streams[1]).ok());
     }

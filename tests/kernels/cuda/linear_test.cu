@@ -27,6 +27,7 @@ using testing_support::PackedWeight;
 using testing_support::Random;
 using testing_support::RandomBf16;
 using testing_support::RandomFloats;
+using testing_support::Scaled;
 
 enum class Output { kBf16, kFp32, kSwiGlu };
 
@@ -302,7 +303,7 @@ class LinearTest : public testing::Test {
 
 TEST_F(LinearTest, RandomProblems) {
   Random random(1);
-  for (int i = 0; i < 1500 && !HasFatalFailure(); ++i) {
+  for (int i = 0; i < Scaled(1500) && !HasFatalFailure(); ++i) {
     ExpectCpuBits(RandomProblem(random), 5, random);
   }
 }
@@ -348,7 +349,7 @@ TEST_F(LinearTest, LargerThanAWave) {
 // beside each other, in weights. In bf16, where every NaN is one pattern.
 TEST_F(LinearTest, NonFiniteOperands) {
   Random random(4);
-  for (int i = 0; i < 200 && !HasFatalFailure(); ++i) {
+  for (int i = 0; i < Scaled(200) && !HasFatalFailure(); ++i) {
     Problem p = RandomProblem(random);
     if (p.output == Output::kFp32) {
       p.output = Output::kBf16;

@@ -24,6 +24,7 @@ namespace {
 
 using testing_support::DeviceBuffer;
 using testing_support::Random;
+using testing_support::Scaled;
 
 enum class Logits {
   kModel,  // as a language model's: a bulk, and some far above it
@@ -272,7 +273,7 @@ TEST_F(LogProbsTest, RandomRequestsSmallVocab) {
   Random random(1);
   for (const int64_t vocab : {1, 2, 3, 15, 16, 17, 63, 64, 100, 127, 128, 129, 130, 257, 1000}) {
     std::vector<Request> requests;
-    for (int i = 0; i < 200; ++i) requests.push_back(MakeRequest(vocab, random));
+    for (int i = 0; i < Scaled(200); ++i) requests.push_back(MakeRequest(vocab, random));
     ExpectCpuBits(requests, static_cast<int64_t>(random() % 5));
   }
 }
@@ -281,7 +282,7 @@ TEST_F(LogProbsTest, RandomRequestsMiddleVocab) {
   Random random(2);
   for (const int64_t vocab : {4096, 5003, 16383, 16400, 32000, 50257}) {
     std::vector<Request> requests;
-    for (int i = 0; i < 60; ++i) requests.push_back(MakeRequest(vocab, random));
+    for (int i = 0; i < Scaled(60); ++i) requests.push_back(MakeRequest(vocab, random));
     ExpectCpuBits(requests, vocab % 4 == 0 ? 0 : 3);
   }
 }
@@ -290,7 +291,7 @@ TEST_F(LogProbsTest, RandomRequestsLargeVocab) {
   Random random(3);
   for (const int64_t vocab : {128256, 151936, 151936, 200001, 262144}) {
     std::vector<Request> requests;
-    for (int i = 0; i < 40; ++i) requests.push_back(MakeRequest(vocab, random));
+    for (int i = 0; i < Scaled(40); ++i) requests.push_back(MakeRequest(vocab, random));
     ExpectCpuBits(requests);
   }
 }
@@ -563,7 +564,7 @@ TEST_F(DeviceLogProbsTest, RepeatedRunsOnSeveralStreams) {
     ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
   }
   ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
-  for (int round = 0; round < 50; ++round) {
+  for (int round = 0; round < Scaled(50); ++round) {
     for (int i = 0; i < kStreams; ++i) {
       ASSERT_TRUE(LaunchLogProbs(batches[static_cast<size_t>(i)]->Args(),
                                  Stream{streams[i], round % 2 == 0})
