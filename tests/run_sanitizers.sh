@@ -1,36 +1,45 @@
 #!/usr/bin/env bash
 # Runs the tests of the CUDA kernels under compute-sanitizer's four tools, a share of the cases each
-# (ISOBIT_TEST_SCALE), and ends with one line for each tool and test. Needs a GPU.
+# (ISOBIT_TEST_SCALE), and says one line for each tool and test. Needs a GPU.
 #
-#   tests/run_sanitizers.sh build/cuda [NAME_OF_TEST...]
+#   tests/run_sanitizers.sh build/cuda [TOOL...]
 set -euo pipefail
 
 build=$1
 shift
-export ISOBIT_TEST_SCALE=${ISOBIT_TEST_SCALE:-0.02}
+tools=("$@")
+((${#tools[@]} > 0)) || tools=(memcheck racecheck synccheck initcheck)
+export ISOBIT_TEST_SCALE=${ISOBIT_TEST_SCALE:-0.01}
 command -v compute-sanitizer >/dev/null || {
   echo 'run_sanitizers: compute-sanitizer is not on PATH; it comes with the CUDA toolkit' >&2
   exit 1
 }
-tests=("$@")
-if ((${#tests[@]} == 0)); then
-  mapfile -t tests < <(cd "$build/tests/kernels/cuda" && find . -maxdepth 1 -type f -executable | sort)
-fi
-
 logs=$build/sanitizers
+rm -rf "$logs"
 mkdir -p "$logs"
+
+# sanitize TOOL TEST: the tool's findings and the test's output go to a log that ends with the exit
+# code: 99 for findings, 1 for a test that failed.
+sanitize() {
+  local log=$logs/$1.$(basename "$2").log code=0
+  compute-sanitizer --tool "$1" --error-exitcode 99 "$2" --gtest_brief=1 >"$log" 2>&1 || code=$?
+  echo "exit $code after $SECONDS s" >>"$log"
+}
+
 status=0
-for tool in memcheck racecheck synccheck initcheck; do
-  for test in "${tests[@]}"; do
-    name=$(basename "$test")
-    log=$logs/$tool.$name.log
+for tool in "${tools[@]}"; do
+  SECONDS=0
+  for test in "$build"/tests/kernels/cuda/*_test; do
+    sanitize "$tool" "$test" &
+  done
+  wait
+  for log in "$logs/$tool".*.log; do
     outcome=clean
-    # A test that fails, a finding, or nothing run at all: each is an error.
-    compute-sanitizer --tool "$tool" --error-exitcode 99 "$build/tests/kernels/cuda/$name" \
-      --gtest_brief=1 >"$log" 2>&1 || outcome="FAILED (exit $?)"
-    grep -q 'PASSED  \] [1-9]' "$log" || outcome="${outcome/clean/FAILED: ran nothing}"
+    # A test whose cases all skipped has shown nothing.
+    grep -q 'PASSED  \] [1-9]' "$log" && grep -q '^exit 0 ' "$log" || outcome=FAILED
     [[ $outcome == clean ]] || status=1
-    printf '%-10s %-28s %s; %s\n' "$tool" "$name" "$outcome" "$(grep 'SUMMARY' "$log" | tail -n 1 || true)"
+    printf '%-48s %s, %s; %s\n' "${log#"$logs/"}" "$outcome" "$(tail -n 1 "$log")" \
+      "$(grep 'SUMMARY' "$log" | tail -n 1 || true)"
   done
 done
 echo "logs: $logs"
