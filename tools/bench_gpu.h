@@ -6,8 +6,11 @@
 
 namespace isobit::bench {
 
+// FAILED_PRECONDITION: built without CUDA, and so without the flags below.
+absl::Status CheckGpuSupport();
+
 // Each reads its flags, prints its tables and writes --json. INVALID_ARGUMENT: a flag.
-// FAILED_PRECONDITION: built without CUDA, or no device that the kernels run on.
+// FAILED_PRECONDITION: as CheckGpuSupport, or no device that the kernels run on.
 absl::Status BenchGemm();
 absl::Status BenchAttention();
 absl::Status BenchOps();

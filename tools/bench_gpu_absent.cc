@@ -2,18 +2,15 @@
 #include "tools/bench_gpu.h"
 
 namespace isobit::bench {
-namespace {
 
-absl::Status Absent() {
+absl::Status CheckGpuSupport() {
   return absl::FailedPreconditionError(
-      "this isobit-bench was built without CUDA; build the preset 'cuda' (cmake --preset cuda), "
-      "which needs nvcc 13");
+      "this isobit-bench was built without CUDA; 'make build-gpu' builds one with it, in "
+      "build/cuda");
 }
 
-}  // namespace
-
-absl::Status BenchGemm() { return Absent(); }
-absl::Status BenchAttention() { return Absent(); }
-absl::Status BenchOps() { return Absent(); }
+absl::Status BenchGemm() { return CheckGpuSupport(); }
+absl::Status BenchAttention() { return CheckGpuSupport(); }
+absl::Status BenchOps() { return CheckGpuSupport(); }
 
 }  // namespace isobit::bench

@@ -23,20 +23,27 @@ constexpr char kUsage[] =
 
 struct Subcommand {
   const char* name;
+  bool needs_gpu;
   absl::Status (*run)();
 };
-constexpr Subcommand kSubcommands[] = {
-    {"cpu", BenchCpu}, {"gemm", BenchGemm}, {"attention", BenchAttention}, {"ops", BenchOps}};
+constexpr Subcommand kSubcommands[] = {{"cpu", false, BenchCpu},
+                                       {"gemm", true, BenchGemm},
+                                       {"attention", true, BenchAttention},
+                                       {"ops", true, BenchOps}};
+
+int ExitCode(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "isobit-bench: %s\n", status.ToString().c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
 
 int Main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   for (const Subcommand& subcommand : kSubcommands) {
     if (name != subcommand.name) continue;
+    if (subcommand.needs_gpu && !CheckGpuSupport().ok()) return ExitCode(CheckGpuSupport());
     ParseFlagsOrExit(argc - 1, argv + 1, kUsage);
-    const absl::Status status = subcommand.run();
-    if (status.ok()) return 0;
-    std::fprintf(stderr, "isobit-bench: %s\n", status.ToString().c_str());
-    return absl::IsInvalidArgument(status) ? 2 : 1;
+    return ExitCode(subcommand.run());
   }
   ParseFlagsOrExit(argc, argv, kUsage);
   std::fprintf(stderr, "isobit-bench: expected a subcommand: cpu, gemm, attention or ops\n");
