@@ -34,8 +34,8 @@ inline void CheckCuda(cudaError_t error, const char* what) {
     }                                                                          \
   } while (false)
 
-// `count` cases, or the share of them that the environment variable ISOBIT_TEST_SCALE (such as 0.02)
-// asks for, at least one: a sanitizer slows a kernel a hundredfold (tests/run_sanitizers.sh).
+// `count` cases, or the share of them that the environment variable ISOBIT_TEST_SCALE (such as
+// 0.02) asks for, at least one: a sanitizer slows a kernel a hundredfold (tests/run_sanitizers.sh).
 inline int Scaled(int count) {
   const char* const scale = std::getenv("ISOBIT_TEST_SCALE");
   return scale == nullptr ? count : std::max(1, static_cast<int>(count * std::atof(scale)));
@@ -62,14 +62,17 @@ class DeviceBuffer {
   T* data() { return reinterpret_cast<T*>(memory_ + kGuard + offset_); }
   int64_t size() const { return static_cast<int64_t>(bytes_ / sizeof(T)); }
 
-  // Both wait for the device first.
+  // Both wait for the device before and after: a memset, and a copy from pageable memory, may
+  // return before it has ended, and no stream of a test waits for it.
   void Poison() {
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
     ISOBIT_CHECK_CUDA(cudaMemset(memory_, kPoison, TotalBytes()));
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
   }
   void CopyIn(std::span<const T> values) {
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
     ISOBIT_CHECK_CUDA(cudaMemcpy(data(), values.data(), values.size_bytes(), cudaMemcpyDefault));
+    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
   }
   // The contents, once the device has come to rest.
   std::vector<T> CopyOut() {
