@@ -35,6 +35,9 @@ class Case:
 CASES = [
     *(Case(32, 8, 128, batch, 1, past) for batch, past in ((64, 4095), (64, 32767), (1, 4095), (1, 32767))),
     *(Case(32, 8, 128, batch, 1, past) for batch, past in ((1, 131071), (8, 8191), (256, 1023))),
+    *(Case(*heads, 64, 1, 4095) for heads in ((8, 2, 128), (64, 8, 128), (16, 8, 128))),
+    *(Case(*heads, 64, 1, 4095) for heads in ((32, 8, 64), (32, 8, 96), (16, 4, 256))),
+    Case(4, 1, 128, 64, 1, 32767),
     *(Case(32, 8, 128, batch, rows, 0) for batch, rows in ((1, 2048), (1, 8192), (1, 32768), (8, 2048))),
     *(Case(*heads, 1, 8192, 0) for heads in ((8, 2, 128), (64, 8, 128), (16, 8, 128))),
     *(Case(*heads, 1, 8192, 0) for heads in ((32, 8, 64), (32, 8, 96), (16, 4, 256))),

@@ -1,8 +1,4 @@
 // The isobit-model binary, as a user runs it.
-#include <sys/wait.h>
-
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,32 +7,18 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/temp_dir.h"
+#include "tests/tools/run_tool.h"
 
 namespace isobit {
 namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
+using testing_support::Outcome;
 using testing_support::TempDir;
 
-struct Outcome {
-  int exit_code;
-  std::string output;  // stdout and stderr
-};
-
 Outcome RunTool(const std::string& arguments) {
-  const std::string line = std::string(ISOBIT_MODEL) + " " + arguments + " 2>&1";
-  std::FILE* pipe = popen(line.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
-  Outcome outcome = {-1, ""};
-  std::array<char, 4096> buffer;
-  size_t size = 0;
-  while ((size = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-    outcome.output.append(buffer.data(), size);
-  }
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) outcome.exit_code = WEXITSTATUS(status);
-  return outcome;
+  return testing_support::RunTool(ISOBIT_MODEL, arguments);
 }
 
 std::string Bytes(const std::string& path) {
