@@ -15,8 +15,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kWarpsOfBlock = 4;
-constexpr int kMaxHeadDim = kWarp * kColumns;  // of the kernel that holds a head in one warp
-constexpr int64_t kFewHeads = 16384;           // rows x heads that leave a machine's lanes idle
+constexpr int64_t kFewHeads = 16384;  // rows x heads that leave a machine's lanes idle
 
 // The heads of all rows are cut into tasks of a few heads of one row: first all tasks of q heads,
 // then all of KV heads. A task is a group of lanes; a warp's groups are of one kind.
@@ -54,70 +53,86 @@ __device__ __forceinline__ Task TaskOfGroup(const QkvParams& p, int groups, int 
   return {queries, inside, inside ? row : 0, static_cast<int32_t>(task - row * tasks)};
 }
 
+// A row's place in its sequence and in the cache.
 struct Place {
-  int64_t position;
-  const int32_t* pages;  // of the row's sequence
+  int32_t position;
+  int64_t first;  // offset in the cache of the row's element 0 of KV head 0
 };
 
-// False: the row is padding, of no sequence.
-__device__ __forceinline__ bool FindPlace(const DeviceSequences& s, int64_t row, Place* place) {
+// False: the row is padding, of no sequence. cached: find its place in the cache too.
+__device__ __forceinline__ bool FindPlace(const DeviceSequences& s, const PagedKv& kv, int64_t row,
+                                          bool cached, Place* place) {
   const int32_t sequence = s.sequence_of_row[row];
   if (sequence < 0) return false;
-  place->position = s.first_position[sequence] + (row - s.first_row[sequence]);
-  place->pages = s.pages + s.first_page[sequence];
+  place->position = s.first_position[sequence] + static_cast<int32_t>(row) - s.first_row[sequence];
+  if (!cached) return true;
+  const uint32_t page = static_cast<uint32_t>(place->position) / kv.page_size;
+  const int32_t slot = place->position - static_cast<int32_t>(page) * kv.page_size;
+  const int64_t line = int64_t{s.pages[s.first_page[sequence] + page]} * kv.kv_heads;
+  place->first = (line * kv.page_size + slot) * kv.head_dim;
   return true;
 }
 
-__device__ __forceinline__ int64_t CacheOffset(const PagedKv& kv, const Place& place,
-                                               int32_t kv_head) {
-  const auto position = static_cast<uint32_t>(place.position);
-  const auto page_size = static_cast<uint32_t>(kv.page_size);
-  const uint32_t page = position / page_size;
-  const int64_t line = int64_t{place.pages[page]} * kv.kv_heads + kv_head;
-  return (line * kv.page_size + (position - page * page_size)) * kv.head_dim;
+// ---- Heads of whole, aligned vectors: lane l of a group holds columns 8l .. 8l+7
+
+constexpr int LanesFor(int head_dim) {
+  int lanes = 2;
+  while (lanes * kColumns < head_dim) lanes *= 2;
+  return lanes;
 }
+// Lanes of a group: the least power of two that holds a head.
+template <int kHeadDim>
+constexpr int kLanesOfGroup = LanesFor(kHeadDim);
 
-// ---- Heads of whole, aligned vectors: lane l of a group of kGroup holds columns 8l .. 8l+7
-
-// What a lane needs to know of its place in its group and of the row's position.
+// What a lane needs to know of its place in the warp and of the row's position.
 struct Lane {
   int group;
-  int partner;  // the lane of the warp that holds the other halves of this one's pairs
-  int column;   // of the head
-  bool inside;  // the head has this column, and the row is one
+  int partner;  // the lane that holds the other halves of this one's pairs
   float cosine[kColumns];
   float sine[kColumns];  // negative in the first half: both halves of a pair are one expression
 };
 
-// contract::InverseRms of every head. Its operations cost more than all else that a lane does for a
-// head, so each lane computes one head's and hands it round the group.
-template <int kGroup, int kHeads>
-__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int lane, int group,
-                                                  int32_t head_dim, float eps) {
-  if constexpr (kHeads == 1 || kGroup < kHeads) {
+// index: the lane's, in its group.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position, int index,
+                                           Lane* lane) {
+  constexpr int kHalf = kHeadDim / kColumns / 2;
+  const int64_t entry = int64_t{position} * (kHeadDim / 2) + index % kHalf * kColumns;
+  LoadFloats(p.cosine + entry, lane->cosine);
+  LoadFloats(p.sine + entry, lane->sine);
 #pragma unroll
-    for (float& sum : sums) sum = contract::InverseRms(sum, head_dim, eps);
-  } else {
-    float mine = sums[0];
+  for (float& sine : lane->sine) sine = index < kHalf ? -sine : sine;
+}
+
+// contract::InverseRms of every head. Computed by every lane for all of its heads it would be a
+// third of the work, so each lane computes one head's and hands it round the group.
+template <int kHeadDim, int kHeads>
+__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int group, float eps) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  static_assert(kHeads <= kGroup);
+  float mine = sums[0];
 #pragma unroll
-    for (int i = 1; i < kHeads; ++i) mine = lane % kHeads == i ? sums[i] : mine;
-    mine = contract::InverseRms(mine, head_dim, eps);
+  for (int i = 1; i < kHeads; ++i) mine = threadIdx.x % kHeads == i ? sums[i] : mine;
+  mine = contract::InverseRms(mine, kHeadDim, eps);
 #pragma unroll
-    for (int i = 0; i < kHeads; ++i) sums[i] = __shfl_sync(0xffffffffu, mine, group * kGroup + i);
+  for (int i = 0; i < kHeads; ++i) {
+    sums[i] = kHeads == 1 ? mine : __shfl_sync(0xffffffffu, mine, group * kGroup + i);
   }
 }
 
 // contract::Normalise, if there is a weight, and contract::Rotate of each head. Every lane of the
 // warp takes part; those beyond a head hold +0.
-template <int kGroup, int kHeads>
+template <int kHeadDim, int kHeads>
 __device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool normalise,
                                                    const Columns& weight, float eps,
-                                                   int32_t head_dim, const Lane& lane) {
+                                                   const Lane& lane) {
   if (normalise) {
     float inverse[kHeads];
 #pragma unroll
-    for (int i = 0; i < kHeads; ++i) inverse[i] = TreeOfLanes<kGroup>(SumOfSquares(x[i]));
-    InverseRmsOfHeads<kGroup>(inverse, static_cast<int>(threadIdx.x), lane.group, head_dim, eps);
+    for (int i = 0; i < kHeads; ++i) {
+      inverse[i] = TreeOfLanes<kLanesOfGroup<kHeadDim>>(SumOfSquares(x[i]));
+    }
+    InverseRmsOfHeads<kHeadDim>(inverse, lane.group, eps);
 #pragma unroll
     for (int i = 0; i < kHeads; ++i) x[i] = NormaliseColumns(x[i], inverse[i], weight);
   }
@@ -144,85 +159,76 @@ __device__ __forceinline__ bool AllFinite(const Columns& x) {
   return finite;
 }
 
-// Writes a head's k and v into the cache, or the marks of a head whose v is not finite.
-template <int kGroup>
-__device__ __forceinline__ void CacheHead(const PagedKv& kv, const Place& place, int head,
-                                          const Lane& lane, bool store, Columns k, Columns v) {
+// Marks a head whose v is not finite: every lane of its group gets the poisoned key and +0.
+template <int kHeadDim>
+__device__ __forceinline__ void MarkUnfit(int group, Columns* k, Columns* v) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
   constexpr unsigned kGroupMask = kGroup == kWarp ? ~0u : (1u << kGroup % kWarp) - 1;
-  const unsigned unfit = __ballot_sync(0xffffffffu, store && !AllFinite(v));
-  if (!store) return;
-  if ((unfit >> (lane.group * kGroup) & kGroupMask) != 0) {
-    constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
-    k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
-    v = {};
-  }
-  const int64_t offset = CacheOffset(kv, place, head) + lane.column;
-  StoreColumns(kv.k + offset, k);
-  StoreColumns(kv.v + offset, v);
+  const unsigned unfit = __ballot_sync(0xffffffffu, !AllFinite(*v));
+  if ((unfit >> (group * kGroup) & kGroupMask) == 0) return;
+  constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
+  *k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
+  *v = {};
 }
 
 // A task is kQueries query heads, or up to half as many KV heads.
-template <int kGroup, int kQueries>
+template <int kHeadDim, int kQueries>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParams p) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  constexpr int kLanes = kHeadDim / kColumns;  // of a group that hold columns
   constexpr int kKeys = (kQueries + 1) / 2;
   Lane lane = {};
   lane.group = static_cast<int>(threadIdx.x) / kGroup;
   const Task task = TaskOfGroup(p, kWarp / kGroup, lane.group);
-  const int32_t d = p.kv.head_dim;
-  const int lanes = d / kColumns;
   const int index = static_cast<int>(threadIdx.x) % kGroup;
-  const bool first_half = index < lanes / 2;
-  const int other = first_half ? index + lanes / 2 : index - lanes / 2;
-  lane.partner = lane.group * kGroup + (index < lanes ? other : index);
-  lane.column = index * kColumns;
-  lane.inside = task.inside && index < lanes;
+  const bool inside = task.inside && index < kLanes;
+  lane.partner = lane.group * kGroup + (index + kLanes / 2) % kLanes;
+  const int column = index * kColumns;
   const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
   Columns weight = {};
-  if (norm != nullptr && lane.inside) weight = LoadColumns(norm + lane.column);
+  if (norm != nullptr && inside) weight = LoadColumns(norm + column);
   WaitForPredecessor();
   ReleaseSuccessor();
 
-  Bf16* row = p.qkv + task.row * p.ld + lane.column;
-  Place place = {};
-  const bool used = FindPlace(p.sequences, task.row, &place) && lane.inside;
-  const auto load_angles = [&] {
-    if (!used) return;
-    const int64_t entry = place.position * (d / 2) + (first_half ? index : other) * kColumns;
-    LoadFloats(p.cosine + entry, lane.cosine);
-    LoadFloats(p.sine + entry, lane.sine);
-#pragma unroll
-    for (float& sine : lane.sine) sine = first_half ? -sine : sine;
-  };
+  const int first = task.index * (task.queries ? kQueries : p.kv_per_task);
+  Bf16* heads = p.qkv + task.row * p.ld + first * kHeadDim + column;
   if (task.queries) {
-    const int first = task.index * kQueries;
     Columns q[kQueries] = {};
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
-      if (lane.inside && first + i < p.heads) q[i] = LoadColumns(row + int64_t{first + i} * d);
+      if (inside && first + i < p.heads) q[i] = LoadColumns(heads + i * kHeadDim);
     }
-    load_angles();
-    NormaliseAndRotate<kGroup>(q, norm != nullptr, weight, p.eps, d, lane);
+    Place place;
+    const bool used = FindPlace(p.sequences, p.kv, task.row, false, &place) && inside;
+    if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+    NormaliseAndRotate<kHeadDim>(q, norm != nullptr, weight, p.eps, lane);
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
-      if (used && first + i < p.heads) StoreColumns(row + int64_t{first + i} * d, q[i]);
+      if (used && first + i < p.heads) StoreColumns(heads + i * kHeadDim, q[i]);
     }
     return;
   }
-  const int first = task.index * p.kv_per_task;
   const int end = min(first + p.kv_per_task, p.kv.kv_heads);
+  heads += p.heads * kHeadDim;
   Columns k[kKeys] = {};
   Columns v[kKeys] = {};
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    if (!lane.inside || first + i >= end) continue;
-    k[i] = LoadColumns(row + int64_t{p.heads + first + i} * d);
-    v[i] = LoadColumns(row + int64_t{p.heads + p.kv.kv_heads + first + i} * d);
+    if (!inside || first + i >= end) continue;
+    k[i] = LoadColumns(heads + i * kHeadDim);
+    v[i] = LoadColumns(heads + (p.kv.kv_heads + i) * kHeadDim);
   }
-  load_angles();
-  NormaliseAndRotate<kGroup>(k, norm != nullptr, weight, p.eps, d, lane);
+  Place place;
+  const bool used = FindPlace(p.sequences, p.kv, task.row, true, &place) && inside;
+  if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+  NormaliseAndRotate<kHeadDim>(k, norm != nullptr, weight, p.eps, lane);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    CacheHead<kGroup>(p.kv, place, first + i, lane, used && first + i < end, k[i], v[i]);
+    MarkUnfit<kHeadDim>(lane.group, &k[i], &v[i]);
+    if (!used || first + i >= end) continue;
+    const int64_t offset = place.first + int64_t{first + i} * p.kv.page_size * kHeadDim + column;
+    StoreColumns(p.kv.k + offset, k[i]);
+    StoreColumns(p.kv.v + offset, v[i]);
   }
 }
 
@@ -244,7 +250,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
   ReleaseSuccessor();
   const Task task = TaskOfGroup(p, 1, 0);
   Place place;
-  if (!task.inside || !FindPlace(p.sequences, task.row, &place)) return;
+  if (!task.inside || !FindPlace(p.sequences, p.kv, task.row, !task.queries, &place)) return;
   const int lane = static_cast<int>(threadIdx.x);
   const int32_t d = p.kv.head_dim;
   const int32_t half = d / 2;
@@ -259,7 +265,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
     bool finite = true;
     for (int i = lane; i < d; i += kWarp) finite = finite && contract::IsFinite(v[i]);
     poisoned = __any_sync(0xffffffffu, !finite);
-    const int64_t offset = CacheOffset(p.kv, place, task.index);
+    const int64_t offset = place.first + int64_t{task.index} * p.kv.page_size * d;
     out = p.kv.k + offset;
     for (int i = lane; i < d; i += kWarp) p.kv.v[offset + i] = poisoned ? Bf16{0} : v[i];
   }
@@ -273,7 +279,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
       first = contract::Normalise(first, inverse, norm[i]);
       second = contract::Normalise(second, inverse, norm[i + half]);
     }
-    const int64_t entry = place.position * half + i;
+    const int64_t entry = int64_t{place.position} * half + i;
     const contract::Rotated pair = contract::Rotate(first, second, p.cosine[entry], p.sine[entry]);
     out[i] = poisoned ? contract::kPoisonedKey : pair.first;
     out[i + half] = poisoned ? contract::kPoisonedKey : pair.second;
@@ -297,15 +303,15 @@ absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv
   return Launch(kernel, grid, stream, params);
 }
 
-template <int kGroup>
-absl::Status LaunchGroups(const QkvParams& params, const Stream& stream) {
-  constexpr int kGroups = kWarp / kGroup;
+template <int kHeadDim>
+absl::Status LaunchHeads(const QkvParams& params, const Stream& stream) {
+  constexpr int kGroups = kWarp / kLanesOfGroup<kHeadDim>;
   const int64_t heads_in_all = int64_t{params.sequences.num_rows} * params.heads;
   if (params.heads < 4 || heads_in_all <= kFewHeads) {
-    return LaunchTasks(QkvKernel<kGroup, 1>, 1, 1, kGroups, params, stream);
+    return LaunchTasks(QkvKernel<kHeadDim, 1>, 1, 1, kGroups, params, stream);
   }
-  return LaunchTasks(QkvKernel<kGroup, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kGroups, params,
-                     stream);
+  return LaunchTasks(QkvKernel<kHeadDim, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kGroups,
+                     params, stream);
 }
 
 }  // namespace
@@ -325,16 +331,26 @@ absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream) {
                             .kv_tasks = 0,
                             .kv_per_task = 0,
                             .query_warps = 0};
-  const int32_t d = args.kv.head_dim;
-  const bool aligned = d % (2 * kColumns) == 0 && d <= kMaxHeadDim && args.ld % kColumns == 0 &&
-                       Aligned16(args.qkv, args.kv.k, args.kv.v) &&
+  const bool aligned = args.ld % kColumns == 0 && Aligned16(args.qkv, args.kv.k, args.kv.v) &&
                        Aligned16(args.q_norm, args.k_norm) && Aligned16(args.cosine, args.sine);
-  if (!aligned) return LaunchTasks(RaggedQkvKernel, 1, 1, 1, params, stream);
-  if (d <= 2 * kColumns) return LaunchGroups<2>(params, stream);
-  if (d <= 4 * kColumns) return LaunchGroups<4>(params, stream);
-  if (d <= 8 * kColumns) return LaunchGroups<8>(params, stream);
-  if (d <= 16 * kColumns) return LaunchGroups<16>(params, stream);
-  return LaunchGroups<32>(params, stream);
+  switch (aligned ? args.kv.head_dim : 0) {
+    case 32:
+      return LaunchHeads<32>(params, stream);
+    case 64:
+      return LaunchHeads<64>(params, stream);
+    case 80:
+      return LaunchHeads<80>(params, stream);
+    case 96:
+      return LaunchHeads<96>(params, stream);
+    case 128:
+      return LaunchHeads<128>(params, stream);
+    case 192:
+      return LaunchHeads<192>(params, stream);
+    case 256:
+      return LaunchHeads<256>(params, stream);
+    default:
+      return LaunchTasks(RaggedQkvKernel, 1, 1, 1, params, stream);
+  }
 }
 
 }  // namespace isobit::cuda

@@ -6,6 +6,7 @@
 #include "kernels/contract/vanilla.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/row_kernels.h"
 
 namespace isobit::cuda {
@@ -52,9 +53,10 @@ __global__ void __launch_bounds__(kThreads)
     const float4 v = *reinterpret_cast<const float4*>(partials.of_rank[r] + i);
     values[0][r] = v.x, values[1][r] = v.y, values[2][r] = v.z, values[3][r] = v.w;
   }
-  *reinterpret_cast<float4*>(out + i) =
-      make_float4(contract::TreeOf(values[0], kRanks), contract::TreeOf(values[1], kRanks),
-                  contract::TreeOf(values[2], kRanks), contract::TreeOf(values[3], kRanks));
+  StoreWord(out + i, contract::BitsOf(contract::TreeOf(values[0], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[1], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[2], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[3], kRanks)));
 }
 
 // contract::HopSum. ring: from where a ring all-reduce starts to add the element, else from rank 0.

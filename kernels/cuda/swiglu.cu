@@ -19,22 +19,23 @@ __global__ void __launch_bounds__(kMaxTileThreads)
   WaitForPredecessor();
   ReleaseSuccessor();
   const RowTile tile = TileOfBlock(tiles, kWordsOfThread);
+  if (tile.row >= a.rows) return;
   const Bf16* gates = a.gate_up + tile.row * 2 * a.columns;
   Bf16* out = a.out + tile.row * a.columns;
+  // A thread beyond the row repeats its last word: loads without a branch all start at once.
+  int columns[kWordsOfThread];
   Columns gate[kWordsOfThread];
   Columns up[kWordsOfThread];
 #pragma unroll
   for (int i = 0; i < kWordsOfThread; ++i) {
-    const int column = (tile.first + i * tile.step) * kColumns;
-    if (column >= a.columns) continue;
-    gate[i] = LoadColumns(gates + column);
-    up[i] = LoadColumns(gates + a.columns + column);
+    const auto last = static_cast<int>(a.columns) - kColumns;
+    columns[i] = min((tile.first + i * tile.step) * kColumns, last);
+    gate[i] = LoadColumns(gates + columns[i]);
+    up[i] = LoadColumns(gates + a.columns + columns[i]);
   }
 #pragma unroll
   for (int i = 0; i < kWordsOfThread; ++i) {
-    const int column = (tile.first + i * tile.step) * kColumns;
-    if (column >= a.columns) continue;
-    StoreColumns(out + column, SwiGluColumns(gate[i], up[i]));
+    StoreColumns(out + columns[i], SwiGluColumns(gate[i], up[i]));
   }
 }
 
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kMaxTileThreads)
   WaitForPredecessor();
   ReleaseSuccessor();
   const RowTile tile = TileOfBlock(tiles, 1);
-  if (tile.first >= a.columns) return;
+  if (tile.row >= a.rows || tile.first >= a.columns) return;
   const Bf16* gate = a.gate_up + tile.row * 2 * a.columns + tile.first;
   a.out[tile.row * a.columns + tile.first] = contract::SwiGlu(gate[0], gate[a.columns]);
 }

@@ -13,6 +13,15 @@ namespace isobit::cuda {
 
 inline constexpr int kColumns = 8;  // of a thread's vector: 16 bytes of bf16
 
+// Stores 16 bytes at once, to GPU memory at a multiple of 16. The compiler takes a plain store of a
+// vector apart, now and then, when its words come out of different branches.
+__device__ __forceinline__ void StoreWord(void* to, uint32_t a, uint32_t b, uint32_t c,
+                                          uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 // Two bf16 in a word: the lower column is the low half.
 __device__ __forceinline__ float LowOf(uint32_t pair) { return contract::FromBits(pair << 16); }
 __device__ __forceinline__ float HighOf(uint32_t pair) {
@@ -30,7 +39,7 @@ __device__ __forceinline__ Columns LoadColumns(const contract::Bf16* x) {
   return {{v.x, v.y, v.z, v.w}};
 }
 __device__ __forceinline__ void StoreColumns(contract::Bf16* x, const Columns& v) {
-  *reinterpret_cast<uint4*>(x) = make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
+  StoreWord(x, v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
 }
 
 // Eight consecutive floats; `x` is a multiple of 16 bytes.
