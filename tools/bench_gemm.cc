@@ -231,6 +231,24 @@ void PrintCase(const Harness& harness, const Case& c) {
   std::fflush(stdout);
 }
 
+// The ratios alone, a line for each layer and a column for each M.
+void PrintRatios(const std::vector<Case>& cases, const std::vector<int64_t>& rows) {
+  absl::PrintF("\nratios with PDL\n| model | TP | layer | N x K |");
+  for (const int64_t m : rows) absl::PrintF(" %d |", m);
+  absl::PrintF("\n|");
+  for (size_t i = 0; i < 4 + rows.size(); ++i) absl::PrintF(" --- |");
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Layer& layer = *cases[i].layer;
+    if (i % rows.size() == 0) {
+      absl::PrintF("\n| %s | %d | %s | %d x %d |", layer.model, layer.tp, layer.name, layer.shape.n,
+                   layer.shape.k);
+    }
+    absl::PrintF(" %.2f%s |", cases[i].ratio,
+                 cases[i].ratio < TargetOf(layer, cases[i].m) ? "!" : "");
+  }
+  absl::PrintF("\n");
+}
+
 void PrintSummary(const std::vector<Case>& cases) {
   absl::PrintF(
       "\nRatios, cuBLAS time / ours, by range of M and class of layers; target: of each case.\n"
@@ -341,6 +359,7 @@ absl::Status BenchGemm() {
       cases.push_back(c);
     }
   }
+  PrintRatios(cases, rows);
   PrintSummary(cases);
   nlohmann::json report = MachineReport(*harness);
   for (const Case& c : cases) report["cases"].push_back(ToJson(c));
