@@ -23,6 +23,11 @@ __device__ __forceinline__ void CopyBytes(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+// Brings a kernel parameter's tensor map to where its first use finds it fast.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // The box of a matrix whose first element is (row, column).
 __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int32_t row,
                                         int32_t column, uint32_t barrier, uint64_t policy) {
