@@ -4,6 +4,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/linear_general.h"
 #include "kernels/cuda/linear_stream.h"
+#include "kernels/cuda/linear_tile.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace isobit::cuda {
@@ -22,6 +23,8 @@ absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& ar
       return LaunchLinearGeneral(args, stream);
     case LinearSchedule::Kind::kStream:
       return LaunchLinearStream(schedule.stream, args, stream);
+    case LinearSchedule::Kind::kTile:
+      return LaunchTileLinear(args, schedule.tile, stream);
   }
   return absl::InternalError("no such schedule");
 }

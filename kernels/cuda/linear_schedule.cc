@@ -3,6 +3,7 @@
 #include "kernels/cuda/linear_schedule.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/constants.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kMaxSharedBytes = 227 * 1024;
 constexpr int kMaxStages = 16;
+constexpr int64_t kMaxStreamRows = 64;  // beyond, tiles are faster
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -58,6 +60,11 @@ bool WholeSteps(const LinearShape& shape) {
 LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable) {
   LinearSchedule schedule;
   if (!mappable || shape.k == 0 || !WholeSteps(shape)) return schedule;
+  if (m > kMaxStreamRows) {
+    schedule.kind = LinearSchedule::Kind::kTile;
+    schedule.tile = ChooseTile(shape, m);
+    return schedule;
+  }
   schedule.kind = LinearSchedule::Kind::kStream;
   schedule.stream = ChooseStream(shape, m);
   return schedule;
@@ -72,6 +79,11 @@ absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& sh
   if (!mappable) return refuse("x or its leading dimension is not a multiple of 16 bytes");
   if (shape.k == 0) return refuse("x has no columns");
   if (!WholeSteps(shape)) return refuse("a leaf ends inside a k16 step");
+  if (schedule.kind == LinearSchedule::Kind::kTile) {
+    const std::vector<TileSchedule> tiles = TileSchedules(shape);
+    const bool found = std::find(tiles.begin(), tiles.end(), schedule.tile) != tiles.end();
+    return found ? absl::OkStatus() : refuse("the shape has no such tile");
+  }
   const StreamSchedule& stream = schedule.stream;
   if (stream.columns != 8 && stream.columns != 16 && stream.columns != 32 && stream.columns != 64) {
     return refuse("columns");
@@ -86,6 +98,9 @@ absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& sh
 
 std::string Describe(const LinearSchedule& schedule) {
   if (schedule.kind == LinearSchedule::Kind::kGeneral) return "general";
+  if (schedule.kind == LinearSchedule::Kind::kTile) {
+    return absl::StrCat("tile 128x", schedule.tile.columns, " split ", schedule.tile.split);
+  }
   const StreamSchedule& stream = schedule.stream;
   return absl::StrCat("stream ", stream.columns, "x", stream.rows, " l", stream.leaves, " s",
                       stream.stages, " b", stream.blocks);

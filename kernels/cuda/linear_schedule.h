@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/linear_tile.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
@@ -22,9 +23,10 @@ struct StreamSchedule {
 };
 
 struct LinearSchedule {
-  enum class Kind { kGeneral, kStream };
+  enum class Kind { kGeneral, kStream, kTile };
   Kind kind = Kind::kGeneral;  // kGeneral: any shape and alignment (linear_general.h)
   StreamSchedule stream = {};
+  TileSchedule tile = {};  // for many rows
 };
 
 // The schedule of a layer; a pure function of the shape and the rows of x. `mappable`: x can have a

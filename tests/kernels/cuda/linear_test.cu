@@ -152,7 +152,10 @@ class OnDevice {
 
   // Waits. Fails the test if anything but y was written.
   Bits Read() {
-    ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+    if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) {
+      ADD_FAILURE() << cudaGetErrorString(error);
+      std::abort();  // the device is lost
+    }
     return fp32_ != nullptr ? ReadFrom(*fp32_) : ReadFrom(*bf16_);
   }
 
@@ -204,7 +207,17 @@ testing::AssertionResult SameBits(const Bits& actual, const Bits& expected, int6
              at / columns, at % columns, actual[first], expected[first]);
 }
 
-// Every schedule that computes a layer; thinned out to about `wanted` if that is not 0.
+std::vector<LinearSchedule> Tiles(const LinearShape& shape, bool mappable) {
+  std::vector<LinearSchedule> tiles;
+  for (const TileSchedule& tile : TileSchedules(shape)) {
+    const LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile, .tile = tile};
+    if (CheckSchedule(schedule, shape, mappable).ok()) tiles.push_back(schedule);
+  }
+  return tiles;
+}
+
+// Every schedule that computes a layer; thinned out to about `wanted`, and one of tiles, if that is
+// not 0.
 std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool mappable,
                                       size_t wanted, Random& random) {
   std::vector<LinearSchedule> all = {{.kind = LinearSchedule::Kind::kGeneral}};
@@ -227,10 +240,14 @@ std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool 
   std::erase_if(all, [&](const LinearSchedule& schedule) {
     return !CheckSchedule(schedule, shape, mappable).ok();
   });
+  std::vector<LinearSchedule> tiles = Tiles(shape, mappable);
   if (wanted != 0) {
     std::shuffle(all.begin(), all.end(), random);
     all.resize(std::min(all.size(), wanted));
+    std::shuffle(tiles.begin(), tiles.end(), random);
+    tiles.resize(std::min<size_t>(tiles.size(), 1));
   }
+  all.insert(all.end(), tiles.begin(), tiles.end());
   all.push_back(ChooseLinear(shape, m, mappable));
   return all;
 }
@@ -238,10 +255,10 @@ std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool 
 int64_t launches = 0;
 
 // Runs schedules of a problem; stops the program at the first failed launch.
-void ExpectCpuBits(const Problem& p, size_t wanted, Random& random) {
+void ExpectCpuBits(const Problem& p, const std::vector<LinearSchedule>& schedules) {
   const Bits expected = CpuBits(p);
   OnDevice device(p);
-  for (const LinearSchedule& schedule : Schedules(p.shape, p.m, p.mappable(), wanted, random)) {
+  for (const LinearSchedule& schedule : schedules) {
     SCOPED_TRACE(absl::StrCat(Describe(schedule), ": ", Describe(p)));
     device.Poison();
     const absl::Status status = LaunchLinearAs(schedule, device.Args(), {});
@@ -249,6 +266,10 @@ void ExpectCpuBits(const Problem& p, size_t wanted, Random& random) {
     ++launches;
     ASSERT_TRUE(SameBits(device.Read(), expected, p.columns()));
   }
+}
+
+void ExpectCpuBits(const Problem& p, size_t wanted, Random& random) {
+  ExpectCpuBits(p, Schedules(p.shape, p.m, p.mappable(), wanted, random));
 }
 
 int64_t Below(int64_t n, Random& random) {
@@ -272,7 +293,7 @@ contract::LeafPlan RandomPlan(Random& random) {
   }
 }
 
-Problem RandomProblem(Random& random) {
+Problem RandomProblem(Random& random, int64_t max_rows = 80) {
   Problem p;
   const bool row_parallel = Below(2, random) == 0;
   const int size = row_parallel ? 1 << Below(4, random) : 1;
@@ -283,7 +304,7 @@ Problem RandomProblem(Random& random) {
     p.shape.gated = true;
     p.shape.n = 2 * ((n + 1) / 2);
   }
-  p.m = Below(4, random) == 0 ? 1 + Below(8, random) : 1 + Below(80, random);
+  p.m = Below(4, random) == 0 ? 1 + Below(8, random) : 1 + Below(max_rows, random);
   p.output = static_cast<Output>(Below(p.shape.gated ? 3 : 2, random));
   const bool odd = Below(4, random) == 0;
   p.ldx = odd ? p.shape.k + Below(9, random) : (p.shape.k + 7) / 8 * 8 + 8 * Below(3, random);
@@ -305,6 +326,35 @@ TEST_F(LinearTest, RandomProblems) {
   Random random(1);
   for (int i = 0; i < Scaled(1500) && !HasFatalFailure(); ++i) {
     ExpectCpuBits(RandomProblem(random), 5, random);
+  }
+}
+
+// Every tile schedule, over rows that end anywhere in a tile.
+TEST_F(LinearTest, TilesOfManyRows) {
+  Random random(9);
+  for (int i = 0; i < Scaled(400) && !HasFatalFailure(); ++i) {
+    const Problem p = RandomProblem(random, 400);
+    ExpectCpuBits(p, Tiles(p.shape, p.mappable()));
+  }
+}
+
+// More tiles than a wave of blocks, leaves of several blocks of K, and a ring that runs around.
+TEST_F(LinearTest, TilesLargerThanAWave) {
+  Random random(10);
+  for (const auto& [n, k, m] :
+       std::vector<std::array<int64_t, 3>>{{2100, 1024, 1300}, {520, 4096, 600}, {1600, 576, 900}}) {
+    for (const LeafSum sum : {LeafSum::kChain, LeafSum::kTree}) {
+      for (const Output output : {Output::kBf16, Output::kFp32, Output::kSwiGlu}) {
+        Problem p{.shape = ShapeOf(n, contract::PlanColumns(k), 0, 1, sum), .m = m};
+        p.shape.gated = output == Output::kSwiGlu;
+        p.output = output;
+        p.ldx = k;
+        p.ldy = p.columns();
+        Fill(p, Family::kNormal, true, random);
+        ExpectCpuBits(p, Tiles(p.shape, true));
+        if (HasFatalFailure()) return;
+      }
+    }
   }
 }
 

@@ -1,0 +1,235 @@
+// Split 1: as many blocks as multiprocessors take tiles in turn, and a tile's leaves follow one
+// another in one block, pending sums in registers.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
+
+#include "kernels/cuda/linear_tile.cuh"
+
+namespace isobit::cuda::tile {
+
+enum class Sums {
+  kChain,  // any number of leaves, and a tree of one or two
+  kTree4,
+  kTree8,
+};
+
+template <int kColumns_, Sums kSums_, bool kRagged_>
+struct PersistentTraits {
+  static constexpr int kColumns = kColumns_;
+  static constexpr Sums kSums = kSums_;
+  static constexpr bool kRagged = kRagged_;
+  // The tree of 8 keeps its left half's sum here while it computes the right half.
+  static constexpr int kLeftBytes =
+      kSums == Sums::kTree8 ? kRows * kColumns * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kZeroBytes = kRagged ? 1024 : 0;
+  using RingT = Ring<kColumns, kLeftBytes + kZeroBytes>;
+};
+
+// Row tiles whose weights are fetched from memory once and then stay in L2.
+inline constexpr int kRowGroup = 16;
+
+struct TilePosition {
+  int row_tile;
+  int column_tile;
+};
+// The tile that is computed as number `tile`.
+__device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
+  const int per_group = kRowGroup * work.column_tiles;
+  const int group = tile / per_group;
+  const int within = tile - group * per_group;
+  const int rows = min(work.row_tiles - group * kRowGroup, kRowGroup);
+  return {group * kRowGroup + within % rows, within / rows};
+}
+
+// The producer's copies for one tile.
+template <class Traits>
+struct TileLoader {
+  using RingT = typename Traits::RingT;
+  static constexpr int kPiece = PieceRows(Traits::kColumns);
+
+  const Work& work;
+  const RingT& ring;
+  TilePosition tile;
+
+  __device__ __forceinline__ TileLoader(const Work& the_work, const RingT& the_ring, int number)
+      : work(the_work), ring(the_ring), tile(PositionOf(the_work, number)) {}
+
+  // Announces the stage's bytes and starts the weights' copies.
+  __device__ __forceinline__ void LoadWeights(int stage, int block) const {
+    const int first_row = tile.column_tile * Traits::kColumns;
+    const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::kColumns);
+    ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
+#pragma unroll 1
+    for (int row = 0; row < rows; row += kPiece) {
+      CopyBytes(ring.weight(stage) + row * kRowBytes, WeightRow(work, first_row + row, block),
+                kPiece * kRowBytes, ring.full(stage), work.weight_policy);
+    }
+  }
+  __device__ __forceinline__ void LoadX(int stage, int column) const {
+    CopyBox(ring.x(stage), work.x, tile.row_tile * kRows, column, ring.full(stage), kEvictNormal);
+  }
+};
+
+// Producer warp `warp` of kProducerWarps makes every kProducerWarps-th fill of the ring, starting
+// with fill number `warp`. `early`: so many fills' weights are already on their way.
+template <class Traits>
+__device__ __forceinline__ void ProduceTiles(const Work& work, const typename Traits::RingT& ring,
+                                             int warp, int early) {
+  Cursor<Traits::RingT::kStages> cursor;
+  cursor.parity = 1;
+  const int tiles = work.row_tiles * work.column_tiles;
+  int turn = warp;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const TileLoader<Traits> loader(work, ring, tile);
+    for (int leaf = 0; leaf < work.leaves.num_leaves; ++leaf) {
+      int column = work.leaves.column[leaf];
+      for (int block = work.leaves.block[leaf]; block < work.leaves.block[leaf + 1]; ++block) {
+        if (turn == 0) {
+          if (early <= 0) {
+            WaitBarrier(ring.empty(cursor.stage), cursor.parity);
+            loader.LoadWeights(cursor.stage, block);
+          }
+          loader.LoadX(cursor.stage, column);
+          turn = kProducerWarps;
+        }
+        --turn;
+        --early;
+        column += kBlockColumns;
+        cursor.Advance();
+      }
+    }
+  }
+}
+
+// The pending sums of one thread for a tree of 8: 16-byte words, no two threads on one word.
+template <int kValues>
+__device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues; i += 4) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * 512), "f"(sums[i]),
+                 "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
+                 : "memory");
+  }
+}
+template <int kValues>
+__device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
+#pragma unroll
+  for (int i = 0; i < kValues; i += 4) {
+    float saved[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(saved[0]), "=f"(saved[1]), "=f"(saved[2]), "=f"(saved[3])
+                 : "r"(at + i * 512)
+                 : "memory");
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[i + e] = contract::Add(sums[i + e], saved[e]);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Traits::RingT& ring) {
+  constexpr int kValues = Traits::kColumns / 2;
+  const int consumer = threadIdx.x / 128 - 1;
+  const int thread = threadIdx.x % 128;
+  const uint32_t zeros = ring.extra() + Traits::kLeftBytes;
+  const uint32_t left = ring.extra() + consumer * (Traits::kLeftBytes / 2) + thread * 16;
+  Multiplier<Traits::kColumns, Traits::kRagged, typename Traits::RingT> multiplier(
+      work.leaves, ring, consumer, zeros);
+  const int tiles = work.row_tiles * work.column_tiles;
+  // The second consumer starts each tile one block late: one then multiplies while the other adds
+  // or stores. Not if the first could get so far ahead that it starts two tiles at once.
+  const bool skewed = work.leaves.num_blocks() >= Traits::RingT::kStages;
+  uint32_t turn = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const TilePosition at = PositionOf(work, tile);
+    if (skewed && consumer == 1) {
+      WaitBarrier(ring.own(0), turn);
+      turn ^= 1;
+    }
+    const auto release_second = [&] {
+      if (skewed && threadIdx.x == 128) Arrive(ring.own(0));
+    };
+    const int row = at.row_tile * kRows + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const int group = at.column_tile * (Traits::kColumns / 8);
+    float x[kValues];
+    float y[kValues];
+    if constexpr (Traits::kSums == Sums::kChain) {
+      multiplier.Leaf(x, 0, release_second);
+#pragma unroll 1
+      for (int leaf = 1; leaf < work.leaves.num_leaves; ++leaf) {
+        multiplier.Leaf(y, leaf);
+        AddSums(x, y);
+      }
+    } else {
+      // Three sets of accumulators take the leaves in turn, so that no sum is ever copied.
+      float z[kValues];
+      multiplier.Leaf(x, 0, release_second);
+      multiplier.Leaf(y, 1);
+      multiplier.Leaf(z, 2, [&] { AddSums(x, y); });
+      multiplier.Leaf(y, 3);
+      AddSums(z, y);
+      if constexpr (Traits::kSums == Sums::kTree4) {
+        AddSums(x, z);
+      } else {
+        multiplier.Leaf(y, 4, [&] {
+          AddSums(x, z);
+          SaveSums(left, x);
+        });
+        multiplier.Leaf(x, 5);
+        multiplier.Leaf(z, 6, [&] { AddSums(x, y); });
+        multiplier.Leaf(y, 7);
+        AddSums(z, y);
+        AddSums(x, z);
+        AddSaved(x, left);
+      }
+    }
+    StoreSums<Traits::kColumns / 8>(work.out, x, row, group);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_constant__ Work work) {
+  extern __shared__ std::byte shared[];
+  const typename Traits::RingT ring(shared);
+  if (threadIdx.x == 0) {
+    ring.InitBarriers();
+    InitBarrier(ring.own(0), 1);
+    FenceBarrierInit();
+  }
+  if constexpr (Traits::kRagged) {
+    if (threadIdx.x < 256) {
+      const uint32_t at = ring.extra() + Traits::kLeftBytes + threadIdx.x * 4;
+      asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
+    }
+    FenceSharedForAsync();
+  }
+  __syncthreads();
+  ReleaseSuccessor();
+  if (threadIdx.x < 128) {
+    ShrinkRegisters<kProducerRegisters>();
+    if (ElectLane()) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      const int early = min(Traits::RingT::kStages, work.leaves.num_blocks());
+      const TileLoader<Traits> loader(work, ring, static_cast<int>(blockIdx.x));
+      for (int i = warp; i < early; i += kProducerWarps) loader.LoadWeights(i, i);
+      WaitForPredecessor();
+      ProduceTiles<Traits>(work, ring, warp, early);
+    }
+  } else {
+    GrowRegisters<kConsumerRegisters>();
+    WaitForPredecessor();
+    ConsumeTiles<Traits>(work, ring);
+  }
+}
+
+// Launches the kernel on up to num_sms blocks.
+template <class Traits>
+absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
+  const int tiles = work.row_tiles * work.column_tiles;
+  const Grid grid = {dim3(static_cast<unsigned>(std::min(tiles, num_sms))), dim3(kThreads),
+                     static_cast<size_t>(Traits::RingT::kSharedBytes)};
+  return Launch(MultiplyTiles<Traits>, grid, stream, work);
+}
+
+}  // namespace isobit::cuda::tile
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_

@@ -1,0 +1,25 @@
+// The persistent tile kernels of layers whose leaves add in a tree of 4 or 8.
+#include "kernels/cuda/linear_tile_kernels.h"
+#include "kernels/cuda/linear_tile_persistent.cuh"
+
+namespace isobit::cuda::tile {
+namespace {
+
+template <Sums kSums>
+LaunchFn Find(int columns, bool ragged) {
+  if (columns == 128) {
+    return ragged ? LaunchPersistent<PersistentTraits<128, kSums, true>>
+                  : LaunchPersistent<PersistentTraits<128, kSums, false>>;
+  }
+  if (columns == 64 && !ragged) return LaunchPersistent<PersistentTraits<64, kSums, false>>;
+  return nullptr;
+}
+
+}  // namespace
+
+LaunchFn FindPersistentTree(int num_leaves, int columns, bool ragged) {
+  if (num_leaves == 4) return Find<Sums::kTree4>(columns, ragged);
+  return num_leaves == 8 ? Find<Sums::kTree8>(columns, ragged) : nullptr;
+}
+
+}  // namespace isobit::cuda::tile
