@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "kernels/contract/attention.h"
@@ -38,6 +39,8 @@ struct PrefillParams {
   DeviceSequences sequences;
   int32_t min_rows;
   int32_t group;  // query heads of one KV head
+  uint32_t
+      inverse_group;  // 2^32 / group, rounded up: x / group is its product's high word, x < 2^16
   int32_t kv_heads;
   int32_t page_size;
   int32_t box_rows;  // rows of the cache that one box copies; 0: no boxes, but a gather
@@ -59,11 +62,17 @@ struct PrefillShape {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kHeadDim == 256 ? 1 : 2;
   // Registers of a thread, as setmaxnreg deals them out.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   static constexpr int kAccumulators = kHeadDim / 2;
-  // How many of a thread's accumulators keep their folded result in shared memory.
-  static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : kHeadDim == 128 ? 60 : 0;
+  // Whether the scores of the next tile are weighed while the product with this tile's values is
+  // under way, which takes registers for both.
+  static constexpr bool kOverlap = kHeadDim == 96 || kHeadDim == 128;
+  // How many of a thread's accumulators keep their folded result in shared memory, the others in
+  // registers. All of them, where there is room: what registers are left over lets the compiler
+  // interleave the exponentials.
+  static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : kAccumulators;
+  static constexpr int kRegisterTotals = kAccumulators - kSharedTotals;
 
   // Shared memory, from its start.
   static constexpr int kQueryBlockBytes = 64 * 128;
@@ -78,6 +87,9 @@ struct PrefillShape {
   static constexpr int kSharedBytes = kBarriers + (4 * kStages + 1) * 8;
   static_assert(kSharedBytes <= 227 * 1024);
 };
+
+// A value that a warp's lanes share, so that the compiler knows it.
+__device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
 // What a block works on.
 struct PrefillBlock {
@@ -180,14 +192,16 @@ struct RingPlace {
   }
 };
 
-// Fills the ring by boxes; run by one warp. A lane copies the boxes of one run of positions.
-template <class Shape>
+// Fills the ring's keys, or its values, by boxes; run by one warp. A lane copies the boxes of one
+// run of positions.
+template <class Shape, bool kOfValues>
 __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillBlock& work,
                                           const PrefillRing<Shape>& ring) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t* pages = p.sequences.pages + p.sequences.first_page[work.sequence];
+  const CUtensorMap& map = kOfValues ? p.v_map : p.k_map;
   RingPlace<Shape> place;
-  for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+  for (int tile = work.first_tile; tile < work.end_tile; ++tile, place.Advance()) {
     const int position = tile * Shape::kTile + lane * p.box_rows;
     const bool mine = lane * p.box_rows < Shape::kTile && position < work.end_position;
     int row = 0;  // of the cache
@@ -196,43 +210,37 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
             position % p.page_size;
     }
     const int boxes = __popc(__ballot_sync(kAllLanes, mine));
-    const uint32_t bytes = boxes * p.box_rows * 128 * Shape::kColumnBlocks;
     const int valid = work.end_position - tile * Shape::kTile;  // rows before the sequence's end
-    const auto copy = [&](uint32_t to, const CUtensorMap& map, uint32_t barrier) {
-      if (lane == 0) ExpectBytes(barrier, bytes);
-      __syncwarp();
-      if (!mine) return;
-      for (int c = 0; c < Shape::kColumnBlocks; ++c) {
-        CopyBox(to + c * Shape::kTileBlockBytes + lane * p.box_rows * 128, map, row, c * 64,
-                barrier, kEvictNormal);
-      }
-    };
+    const bool clear = kOfValues && valid < Shape::kTile;
+    const uint32_t to = kOfValues ? ring.Values(place.stage) : ring.Keys(place.stage);
+    const uint32_t full = kOfValues ? ring.ValuesFull(place.stage) : ring.KeysFull(place.stage);
+    const uint32_t landed = clear ? ring.ValuesLanded() : full;
 
-    WaitBarrier(ring.KeysEmpty(place.stage), place.parity ^ 1);
-    copy(ring.Keys(place.stage), p.k_map, ring.KeysFull(place.stage));
+    WaitBarrier(kOfValues ? ring.ValuesEmpty(place.stage) : ring.KeysEmpty(place.stage),
+                place.parity ^ 1);
+    if (lane == 0) ExpectBytes(landed, boxes * p.box_rows * 128 * Shape::kColumnBlocks);
     __syncwarp();
-    WaitBarrier(ring.ValuesEmpty(place.stage), place.parity ^ 1);
-    const uint32_t values = ring.Values(place.stage);
-    if (valid >= Shape::kTile) {
-      copy(values, p.v_map, ring.ValuesFull(place.stage));
-    } else {
-      copy(values, p.v_map, ring.ValuesLanded());
-      __syncwarp();
-      WaitBarrier(ring.ValuesLanded(), 0);
+    if (mine) {
       for (int c = 0; c < Shape::kColumnBlocks; ++c) {
-        for (int i = valid * 8 + lane; i < Shape::kTile * 8; i += 32) {
-          asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                           values + c * Shape::kTileBlockBytes + i * 16),
-                       "r"(0)
-                       : "memory");
-        }
+        CopyBox(to + c * Shape::kTileBlockBytes + lane * p.box_rows * 128, map, row, c * 64, landed,
+                kEvictNormal);
       }
-      FenceSharedForAsync();
-      __syncwarp();
-      if (lane == 0) Arrive(ring.ValuesFull(place.stage));
     }
     __syncwarp();
-    place.Advance();
+    if (!clear) continue;
+    // What lies after the sequence's end may be NaN, which a weight of +0 does not cancel.
+    WaitBarrier(landed, 0);
+    for (int c = 0; c < Shape::kColumnBlocks; ++c) {
+      for (int i = valid * 8 + lane; i < Shape::kTile * 8; i += 32) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         to + c * Shape::kTileBlockBytes + i * 16),
+                     "r"(0)
+                     : "memory");
+      }
+    }
+    FenceSharedForAsync();
+    __syncwarp();
+    if (lane == 0) Arrive(full);
   }
 }
 
@@ -281,20 +289,30 @@ __device__ __forceinline__ uint64_t ValueOperand(uint32_t address, uint32_t bloc
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
-// Calls use(pair of the sequence, row of q and out, column of its head, swizzled offset, chunk) for
-// each 16 bytes of a consumer's 64 rows.
+// An operand that begins `bytes` further on. Only the low word changes, in 32-bit arithmetic.
+__device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
+  return (operand & 0xffffffff00000000ull) |
+         (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
+}
+
+// Calls use(whether there is such a row, its row of q and out, column of its head, swizzled offset)
+// for each 16 bytes of a consumer's 64 rows.
 template <class Shape, int kHeadDim, typename Use>
 __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const PrefillBlock& work,
                                              int consumer, Use use) {
   constexpr int kChunks = kHeadDim / 8;
+  const int first_pair = work.first_pair + consumer * 64;
+  const int first_token = first_pair / p.group;
+  const int first_head = first_pair - first_token * p.group;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x % 128); i < 64 * kChunks; i += 128) {
     const int r = i / kChunks;
     const int chunk = i % kChunks;
-    const int pair = work.first_pair + consumer * 64 + r;
-    const int token = pair / p.group;
-    const int head = work.kv_head * p.group + pair - token * p.group;
-    use(pair < work.end_pair, int64_t{work.first_row} + token, head * kHeadDim + chunk * 8,
+    const int tokens =
+        p.group == 1 ? r : static_cast<int>(__umulhi(first_head + r, p.inverse_group));
+    const int head = work.kv_head * p.group + first_head + r - tokens * p.group;
+    use(first_pair + r < work.end_pair, int64_t{work.first_row} + first_token + tokens,
+        head * kHeadDim + chunk * 8,
         chunk / 8 * Shape::kQueryBlockBytes + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
   }
 }
@@ -324,9 +342,9 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
                                   }
                                   *reinterpret_cast<uint4*>(q_bytes + offset) = data;
                                 });
-  float* const shared_total =
-      reinterpret_cast<float*>(shared + Shape::kTotals + consumer * Shape::kTotalBytes) + thread;
-  for (int i = 0; i < kSharedTotals; ++i) shared_total[i * 128] = 0.0f;
+  float4* const shared_total =
+      reinterpret_cast<float4*>(shared + Shape::kTotals + consumer * Shape::kTotalBytes) + thread;
+  for (int i = 0; i < kSharedTotals / 4; ++i) shared_total[i * 128] = {0.0f, 0.0f, 0.0f, 0.0f};
   FenceSharedForAsync();
   SyncThreads(1 + consumer, 128);
 
@@ -340,111 +358,189 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
         work.PositionOf(min(last_pair, first_pair + thread / 32 * 16 + lane / 4 + 8 * h), p.group);
   }
 
-  SoftmaxFragment softmax;
-  softmax.Reset();
-  contract::SplitSum sum[2] = {{contract::kMinusInfinity, 0.0f}, {contract::kMinusInfinity, 0.0f}};
-  float acc[kAccumulators];
-  float total[kAccumulators - kSharedTotals] = {};
-  bool started = false;  // a tile of the split has been added
-
-  const uint64_t q_operand = KMajorOperand(ring.base + consumer * Shape::kQueryBytes);
+  // The tiles of which these rows see any key; those of the block's others are passed over.
+  const int first_tile = Uniform(p.window == 0 ? 0 : max(0, first_position - p.window + 1) / kTile);
+  const int end_tile = Uniform(last_position / kTile + 1);
+  // Of these, the tiles [full_tile, full_end_tile) are seen whole by every row.
+  const int full_tile =
+      Uniform(p.window == 0 ? 0 : max(0, last_position - p.window + kTile) / kTile);
+  const int full_end_tile = Uniform((first_position + 1) / kTile);
   RingPlace<Shape> place;
-  for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-    const int first_key = tile * kTile;
-    const bool all_seen = first_key + kTile - 1 <= first_position &&
-                          (p.window == 0 || first_key > last_position - p.window);
-    const bool any_seen = first_key <= last_position &&
-                          (p.window == 0 || first_key + kTile - 1 > first_position - p.window);
-
-    WaitBarrier(ring.KeysFull(place.stage), place.parity);
-    if (any_seen) {
-      float scores[kTile / 2];
-      const uint64_t k_operand = KMajorOperand(ring.Keys(place.stage));
-      FenceMma();
-#pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k) {
-        Wgmma<kTile>::Mma(scores, q_operand + k / 4 * (Shape::kQueryBlockBytes >> 4) + k % 4 * 2,
-                          k_operand + k / 4 * (Shape::kTileBlockBytes >> 4) + k % 4 * 2, k != 0);
-      }
-      CommitMma();
-      WaitMma<0>();
-      if (lane == 0) Arrive(ring.KeysEmpty(place.stage));
-
-      uint32_t weights[kTile / 16][4];
-      float alpha[2];
-      if (all_seen) {
-        softmax.Update<kTile>(scores, p.scale, weights, alpha);
-      } else {
-        SeenKeys seen;
-        for (int h = 0; h < 2; ++h) {
-          seen.upto[h] = position[h] - first_key;
-          seen.after[h] = p.window == 0 ? -1 : seen.upto[h] - p.window;
-        }
-        softmax.UpdateSeen<kTile>(scores, seen, p.scale, weights, alpha);
-      }
-      // The first tile starts from +0, as 0 * alpha would.
-      if (started) {
-#pragma unroll
-        for (int i = 0; i < kAccumulators; ++i) acc[i] = contract::Mul(acc[i], alpha[i / 2 % 2]);
-      }
-
-      WaitBarrier(ring.ValuesFull(place.stage), place.parity);
-      const uint64_t v_operand = ValueOperand(ring.Values(place.stage), Shape::kTileBlockBytes);
-      FenceMma();
-#pragma unroll
-      for (int k = 0; k < kTile / 16; ++k) {
-        Wgmma<kHeadDim>::template RegisterMma<true>(
-            acc, weights[k], v_operand + k * (16 * 128 >> 4), started || k != 0);
-      }
-      CommitMma();
-      WaitMma<0>();
-      if (lane == 0) Arrive(ring.ValuesEmpty(place.stage));
-      started = true;
-    } else {
+  const auto pass_over = [&](int tiles) {
+    for (int i = 0; i < tiles; ++i, place.Advance()) {
+      WaitBarrier(ring.KeysFull(place.stage), place.parity);
       if (lane == 0) Arrive(ring.KeysEmpty(place.stage));
       WaitBarrier(ring.ValuesFull(place.stage), place.parity);
       if (lane == 0) Arrive(ring.ValuesEmpty(place.stage));
     }
-    place.Advance();
+  };
+  pass_over(first_tile - Uniform(work.first_tile));
 
-    const bool split_ends = (tile + 1) % Shape::kTilesOfSplit == 0 || tile + 1 == work.end_tile;
-    if (!split_ends || !started) continue;
-    contract::FoldFactors factors[2];
-    bool skipped[2];  // the row sees no key of this split
+  SoftmaxFragment softmax;
+  softmax.Reset();
+  contract::SplitSum sum[2] = {{contract::kMinusInfinity, 0.0f}, {contract::kMinusInfinity, 0.0f}};
+  float scores[kTile / 2];
+  uint32_t weights[kTile / 16][4];
+  float alpha[2];
+  float acc[kAccumulators];
+  float total[Shape::kRegisterTotals + 1] = {};
+
+  const uint64_t q_operand = KMajorOperand(ring.base + consumer * Shape::kQueryBytes);
+  const auto multiply_keys = [&](int stage) {
+    const uint64_t k_operand = KMajorOperand(ring.Keys(stage));
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const int step = k % 4 * 32;  // bytes of 16 columns
+      Wgmma<kTile>::Mma(scores, Further(q_operand, k / 4 * Shape::kQueryBlockBytes + step),
+                        Further(k_operand, k / 4 * Shape::kTileBlockBytes + step), k != 0);
+    }
+    CommitMma();
+  };
+  const auto multiply_values = [&](int stage, int tile) {
+    const uint64_t v_operand = ValueOperand(ring.Values(stage), Shape::kTileBlockBytes);
+    // A split's first tile starts from +0, as 0 * alpha would.
+    const bool accumulate = tile != first_tile && tile % Shape::kTilesOfSplit != 0;
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      Wgmma<kHeadDim>::template RegisterMma<true>(acc, weights[k], Further(v_operand, k * 16 * 128),
+                                                  accumulate || k != 0);
+    }
+    CommitMma();
+  };
+  const auto weigh = [&](int tile) {
+    const int first_key = tile * kTile;
+    float shift_of_none[2] = {contract::kMinusInfinity, contract::kMinusInfinity};
+    if (__builtin_expect(tile < full_tile || tile >= full_end_tile, 0)) {
+      SeenKeys seen;
+      for (int h = 0; h < 2; ++h) {
+        seen.upto[h] = position[h] - first_key;
+        seen.after[h] = p.window == 0 ? -1 : seen.upto[h] - p.window;
+        if (!seen.Any(h, kTile)) shift_of_none[h] = 0.0f;
+      }
+      SoftmaxFragment::Mask<kTile>(scores, seen);
+    }
+    softmax.Update<kTile>(scores, p.scale, shift_of_none, alpha);
+  };
+  contract::FoldFactors factors[2];
+  bool skipped[2];  // the row sees no key of the split
+  const auto finish_split = [&] {
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
       const contract::SplitSum split = softmax.Finish(h, p.scale);
       skipped[h] = split.max == contract::kMinusInfinity;
       if (!skipped[h]) factors[h] = contract::Fold(sum[h], split);
     }
+    softmax.Reset();
+  };
+  const auto fold_into = [&](auto fold_one) {
 #pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) {
-      const int h = i / 2 % 2;
-      if (i < kSharedTotals) {
-        float& x = shared_total[i * 128];
-        x = skipped[h] ? x : contract::FoldAccumulator(x, acc[i], factors[h]);
-      } else {
-        float& x = total[i - kSharedTotals];
-        x = skipped[h] ? x : contract::FoldAccumulator(x, acc[i], factors[h]);
+    for (int i = 0; i < kSharedTotals; i += 16) {
+      float4 x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = shared_total[(i / 4 + j) * 128];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int e = i + 4 * j;
+        x[j] = {fold_one(x[j].x, e), fold_one(x[j].y, e + 1), fold_one(x[j].z, e + 2),
+                fold_one(x[j].w, e + 3)};
+        shared_total[(i / 4 + j) * 128] = x[j];
       }
     }
-    softmax.Reset();
-    started = false;
+#pragma unroll
+    for (int i = kSharedTotals; i < kAccumulators; ++i) {
+      total[i - kSharedTotals] = fold_one(total[i - kSharedTotals], i);
+    }
+  };
+  const auto fold = [&] {
+    if (__builtin_expect(__any_sync(kAllLanes, skipped[0] || skipped[1]), 0)) {
+      fold_into([&](float x, int i) {
+        const int h = i / 2 % 2;
+        return skipped[h] ? x : contract::FoldAccumulator(x, acc[i], factors[h]);
+      });
+    } else {
+      fold_into(
+          [&](float x, int i) { return contract::FoldAccumulator(x, acc[i], factors[i / 2 % 2]); });
+    }
+  };
+  const auto scale_accumulators = [&] {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) acc[i] = contract::Mul(acc[i], alpha[i / 2 % 2]);
+  };
+  const auto release = [&](uint32_t barrier) {
+    if (lane == 0) Arrive(barrier);
+  };
+
+  WaitBarrier(ring.KeysFull(place.stage), place.parity);
+  FenceMma();
+  multiply_keys(place.stage);
+  WaitMma<0>();
+  release(ring.KeysEmpty(place.stage));
+  weigh(first_tile);
+  SoftmaxFragment::Pack<kTile>(scores, weights);
+  for (int tile = first_tile; tile + 1 < end_tile; ++tile) {
+    const RingPlace<Shape> now = place;
+    place.Advance();
+    const bool split_ends = (tile + 1) % Shape::kTilesOfSplit == 0;
+    if constexpr (Shape::kOverlap) {
+      WaitBarrier(ring.KeysFull(place.stage), place.parity);
+      FenceMma();
+      multiply_keys(place.stage);
+      WaitBarrier(ring.ValuesFull(now.stage), now.parity);
+      FenceMma();
+      multiply_values(now.stage, tile);
+      if (split_ends) finish_split();
+      WaitMma<1>();
+      release(ring.KeysEmpty(place.stage));
+      weigh(tile + 1);
+      WaitMma<0>();
+      release(ring.ValuesEmpty(now.stage));
+      if (split_ends) fold();
+    } else {
+      WaitBarrier(ring.ValuesFull(now.stage), now.parity);
+      FenceMma();
+      multiply_values(now.stage, tile);
+      if (split_ends) finish_split();
+      WaitMma<0>();
+      release(ring.ValuesEmpty(now.stage));
+      if (split_ends) fold();
+      WaitBarrier(ring.KeysFull(place.stage), place.parity);
+      FenceMma();
+      multiply_keys(place.stage);
+      WaitMma<0>();
+      release(ring.KeysEmpty(place.stage));
+      weigh(tile + 1);
+    }
+    if (!split_ends) scale_accumulators();
+    SoftmaxFragment::Pack<kTile>(scores, weights);
   }
+  WaitBarrier(ring.ValuesFull(place.stage), place.parity);
+  FenceMma();
+  multiply_values(place.stage, end_tile - 1);
+  finish_split();
+  WaitMma<0>();
+  release(ring.ValuesEmpty(place.stage));
+  place.Advance();
+  fold();
+  pass_over(work.end_tile - end_tile);
 
   // The output goes through the place of q, which has been read.
   const float inverse[2] = {contract::Div(1.0f, sum[0].sum), contract::Div(1.0f, sum[1].sum)};
 #pragma unroll
-  for (int i = 0; i < kAccumulators; i += 2) {
-    const int h = i / 2 % 2;
-    const int r = thread / 32 * 16 + lane / 4 + 8 * h;
-    const int chunk = i / 4;
-    const auto value = [&](int j) {
-      const float x = j < kSharedTotals ? shared_total[j * 128] : total[j - kSharedTotals];
-      return contract::Mul(x, inverse[h]);
-    };
-    *reinterpret_cast<uint32_t*>(q_bytes + chunk / 8 * Shape::kQueryBlockBytes + r * 128 +
-                                 ((chunk % 8) ^ (r % 8)) * 16 + lane % 4 * 4) =
-        PackBf16(value(i), value(i + 1));
+  for (int i = 0; i < kAccumulators; i += 4) {
+    float4 x;
+    if (i < kSharedTotals) {
+      x = shared_total[i / 4 * 128];
+    } else {
+      const float* y = total + i - kSharedTotals;
+      x = {y[0], y[1], y[2], y[3]};
+    }
+    const int r = thread / 32 * 16 + lane / 4;
+    uint8_t* const to = q_bytes + i / 32 * Shape::kQueryBlockBytes + r * 128 +
+                        ((i / 4 % 8) ^ (r % 8)) * 16 + lane % 4 * 4;
+    using contract::Mul;
+    *reinterpret_cast<uint32_t*>(to) = PackBf16(Mul(x.x, inverse[0]), Mul(x.y, inverse[0]));
+    *reinterpret_cast<uint32_t*>(to + 8 * 128) =
+        PackBf16(Mul(x.z, inverse[1]), Mul(x.w, inverse[1]));
   }
   SyncThreads(1 + consumer, 128);
   ForEachChunk<Shape, kHeadDim>(
@@ -465,7 +561,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
   using Shape = PrefillShape<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const PrefillRing<Shape> ring = {SharedAddress(shared)};
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = Uniform(static_cast<int>(threadIdx.x) / 128);
 
   WaitForPredecessor();
   ReleaseSuccessor();
@@ -489,7 +585,9 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     if (kGather) {
       GatherTiles<Shape>(p, work, ring, kHeadDim);
     } else if (threadIdx.x < 32) {
-      CopyTiles<Shape>(p, work, ring);
+      CopyTiles<Shape, false>(p, work, ring);
+    } else if (threadIdx.x < 64) {
+      CopyTiles<Shape, true>(p, work, ring);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shape::kConsumerRegisters));

@@ -40,37 +40,77 @@ struct SoftmaxFragment {
     }
   }
 
-  // One update over a tile all of whose keys are seen by both rows. On return weights[k] is the A
-  // operand of the k16 step over keys 16k .. 16k + 15, and alpha[h] what row h's accumulators are
-  // multiplied by.
+  // Makes the scores of unseen keys -inf.
   template <int kTile>
-  __device__ __forceinline__ void Update(float (&scores)[kTile / 2], float scale,
-                                         uint32_t (&weights)[kTile / 16][4], float (&alpha)[2]) {
-    const float no_keys_shift[2] = {contract::kMinusInfinity, contract::kMinusInfinity};
-    UpdateShifted<kTile>(scores, scale, no_keys_shift, weights, alpha);
+  static __device__ __forceinline__ void Mask(float (&scores)[kTile / 2], const SeenKeys& seen) {
+    const int q = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < kTile / 2; ++i) {
+      const int key = i / 4 * 8 + 2 * q + i % 2;
+      const int h = i / 2 % 2;
+      scores[i] = key <= seen.upto[h] && key > seen.after[h] ? scores[i] : contract::kMinusInfinity;
+    }
   }
 
-  // The same over a tile of which each row sees some keys, or none: then the row's state stays as
-  // it is and its weights are +0.
+  // One update (contract::UpdateSoftmax): scores become weights, and alpha[h] what row h's
+  // accumulators are multiplied by. shift_of_none: the shift of a row whose maximum is -inf. That
+  // is -inf by the contract, if the row sees any key of the tile. With a shift of 0, a row that
+  // sees none weighs every key +0, and its alpha of 0 meets a state of zeros or NaN: it stays as it
+  // is.
   template <int kTile>
-  __device__ __forceinline__ void UpdateSeen(float (&scores)[kTile / 2], const SeenKeys& seen,
-                                             float scale, uint32_t (&weights)[kTile / 16][4],
-                                             float (&alpha)[2]) {
-    const int q = static_cast<int>(threadIdx.x % 4);
-    for (int j = 0; j < kTile / 8; ++j) {
-      for (int i = 0; i < 4; ++i) {
-        const int key = 8 * j + 2 * q + i % 2;
-        const bool sees = key <= seen.upto[i / 2] && key > seen.after[i / 2];
-        scores[4 * j + i] = sees ? scores[4 * j + i] : contract::kMinusInfinity;
+  __device__ __forceinline__ void Update(float (&scores)[kTile / 2], float scale,
+                                         const float (&shift_of_none)[2], float (&alpha)[2]) {
+    // Four chains for each row, so that their latency is hidden.
+    float top[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int first = i / 2 * 4 + i % 2 * 2;
+      top[i] = fmaxf(scores[first], scores[first + 1]);
+    }
+#pragma unroll
+    for (int i = 16; i < kTile / 2; i += 2) {
+      float& t = top[i % 16 / 2];
+      t = fmaxf(t, fmaxf(scores[i], scores[i + 1]));
+    }
+    float tops[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      tops[h] = fmaxf(max[h], fmaxf(fmaxf(top[h], top[2 + h]), fmaxf(top[4 + h], top[6 + h])));
+    }
+#pragma unroll
+    for (int step = 1; step <= 2; ++step) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        tops[h] = fmaxf(tops[h], __shfl_xor_sync(kAllLanes, tops[h], step));
       }
     }
-    // A row that has seen no key keeps the maximum -inf; a finite shift then weighs every key +0,
-    // and its alpha of 0 meets a state that is all zeros.
-    float no_keys_shift[2];
+    float shift[2];
+    bool bounded = true;
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
-      no_keys_shift[h] = seen.Any(h, kTile) ? contract::kMinusInfinity : 0.0f;
+      shift[h] =
+          tops[h] == contract::kMinusInfinity ? shift_of_none[h] : contract::Mul(tops[h], scale);
+      alpha[h] = contract::Sub(contract::Mul(max[h], scale), shift[h]);  // at most 0
+      max[h] = tops[h];
+      // A score is at most the maximum, so its exponent exceeds 0 by the rounding of the shift
+      // only.
+      bounded = bounded && fabsf(shift[h]) < 0x1p29f;
     }
-    UpdateShifted<kTile>(scores, scale, no_keys_shift, weights, alpha);
+    if (__builtin_expect(__all_sync(kAllLanes, bounded), 1)) {
+      Weigh<kTile, true>(scores, scale, shift, alpha);
+    } else {
+      Weigh<kTile, false>(scores, scale, shift, alpha);
+    }
+  }
+
+  // The weights as the A operands of the k16 steps over keys 16k .. 16k + 15.
+  template <int kTile>
+  static __device__ __forceinline__ void Pack(const float (&scores)[kTile / 2],
+                                              uint32_t (&weights)[kTile / 16][4]) {
+#pragma unroll
+    for (int i = 0; i < kTile / 4; ++i) {
+      weights[i / 4][i % 4] = PackBf16(scores[2 * i], scores[2 * i + 1]);
+    }
   }
 
   // The row's sum of the split, in the contract's order (contract::FinishSplit).
@@ -82,47 +122,19 @@ struct SoftmaxFragment {
   }
 
  private:
-  // no_keys_shift: the shift of a row whose maximum is -inf.
-  template <int kTile>
-  __device__ __forceinline__ void UpdateShifted(float (&scores)[kTile / 2], float scale,
-                                                const float (&no_keys_shift)[2],
-                                                uint32_t (&weights)[kTile / 16][4],
-                                                float (&alpha)[2]) {
-    float shift[2];
-    bool bounded = true;
-    for (int h = 0; h < 2; ++h) {
-      float top = max[h];
-      for (int j = 0; j < kTile / 8; ++j) {
-        top = fmaxf(top, fmaxf(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]));
-      }
-      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-      shift[h] = top == contract::kMinusInfinity ? no_keys_shift[h] : contract::Mul(top, scale);
-      alpha[h] = contract::Exp2(contract::Sub(contract::Mul(max[h], scale), shift[h]));
-      max[h] = top;
-      lanes[h][0] = contract::Mul(lanes[h][0], alpha[h]);
-      lanes[h][1] = contract::Mul(lanes[h][1], alpha[h]);
-      // A score is at most the maximum, so its exponent exceeds 0 by the rounding of the shift
-      // only.
-      bounded = bounded && fabsf(shift[h]) < 0x1p29f;
-    }
-    if (__all_sync(kAllLanes, bounded)) {
-      Weigh<kTile, true>(scores, scale, shift, weights);
-    } else {
-      Weigh<kTile, false>(scores, scale, shift, weights);
-    }
-  }
-
   template <int kTile, bool kBounded>
-  __device__ __forceinline__ void Weigh(const float (&scores)[kTile / 2], float scale,
-                                        const float (&shift)[2],
-                                        uint32_t (&weights)[kTile / 16][4]) {
+  __device__ __forceinline__ void Weigh(float (&scores)[kTile / 2], float scale,
+                                        const float (&shift)[2], float (&alpha)[2]) {
+    BoundedExp2(alpha);
 #pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
-      float p[8];
+    for (int i = 0; i < 4; ++i)
+      lanes[i / 2][i % 2] = contract::Mul(lanes[i / 2][i % 2], alpha[i / 2]);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        p[i] = contract::Fma(scores[8 * k + i], scale, -shift[i / 2 % 2]);
+    for (int k = 0; k < kTile / 2; k += kBatch) {
+      float p[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        p[i] = contract::Fma(scores[k + i], scale, -shift[i / 2 % 2]);
       }
       if (kBounded) {
         BoundedExp2(p);
@@ -130,14 +142,14 @@ struct SoftmaxFragment {
         for (float& x : p) x = contract::Exp2(x);
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kBatch; ++i) {
         float& sum = lanes[i / 2 % 2][i % 2];
         sum = contract::Add(sum, p[i]);
+        scores[k + i] = p[i];
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[k][i] = PackBf16(p[2 * i], p[2 * i + 1]);
     }
   }
+  static constexpr int kBatch = 8;
 };
 
 }  // namespace isobit::cuda
