@@ -7,6 +7,7 @@
 #include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/mma_sync.cuh"
+#include "kernels/cuda/device/swiglu.cuh"
 #include "kernels/cuda/linear_layout.h"
 #include "kernels/ops.h"
 
@@ -75,6 +76,14 @@ __device__ __forceinline__ void StorePair(const LinearTarget& target, int32_t ro
   if (column + 1 < end) y[1] = static_cast<Bf16>(pair >> 16);
 }
 
+// contract::SwiGlu of the low halves.
+__device__ __forceinline__ uint32_t SwiGluOf(uint32_t gate, uint32_t up) {
+  const float g = contract::Bf16ToFloat(static_cast<Bf16>(gate));
+  const float sigmoid = g >= kLeastModerateGate ? SigmoidOfModerate(g) : contract::Sigmoid(g);
+  return contract::FloatToBf16(
+      contract::Mul(contract::Mul(g, sigmoid), contract::Bf16ToFloat(static_cast<Bf16>(up))));
+}
+
 // Finishes 16 packed weight rows x 8 rows of x, held by a warp as a product with the weights as its
 // first operand: lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4,
 // q = l % 4. first_row: packed, a multiple of 16; first_x_row: a multiple of 8.
@@ -120,9 +129,8 @@ __device__ __forceinline__ void FinishUnit(const LinearTarget& target, int32_t f
   } else {
     const uint32_t gates = PackBf16(sum.x, sum.y);
     const uint32_t ups = PackBf16(sum.z, sum.w);
-    const uint32_t even = contract::SwiGlu(static_cast<Bf16>(gates), static_cast<Bf16>(ups));
-    const uint32_t odd =
-        contract::SwiGlu(static_cast<Bf16>(gates >> 16), static_cast<Bf16>(ups >> 16));
+    const uint32_t even = SwiGluOf(gates, ups);
+    const uint32_t odd = SwiGluOf(gates >> 16, ups >> 16);
     StorePair(target, first_x_row + g, low + 2 * q, low_end, Transpose8x8(even | odd << 16));
   }
 }

@@ -1,9 +1,10 @@
 // The linear layer for few rows of x. Weights are the 64-row operand of wgmma and pass through
 // shared memory once; x, padded to kColumns rows, is the narrow operand.
 //
-// A block is four warps that multiply and one that copies. It takes passes of up to 64 packed
-// weight rows, and for each of them its leaves in order, stage by stage. Without kSplit it holds
-// all leaves and works on its share of the rows. With kSplit the leaves of a pass are spread over a
+// A block is four warps that multiply and four that copy: a copy takes about 150 cycles to issue,
+// so the copying warps take the stages in turn. A block takes passes of up to 64 packed weight
+// rows, and for each of them its leaves in order, stage by stage. Without kSplit it holds all
+// leaves and works on its share of the rows. With kSplit the leaves of a pass are spread over a
 // cluster: each block pushes what the order of addition lets it add up alone (of a tree its
 // subtree; of a chain the prefix if it is the first, else its single leaves) to the blocks that
 // finish the outputs, each a part of them.
@@ -31,10 +32,12 @@ namespace isobit::cuda {
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
 inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
 inline constexpr int kMultiplyThreads = 128;
-inline constexpr int kStreamThreads = kMultiplyThreads + 32;
+inline constexpr int kCopyWarps = 4;
+inline constexpr int kStreamThreads = kMultiplyThreads + 32 * kCopyWarps;
 inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
 inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
-inline constexpr int kZeroBytes = 1024;
+inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
+inline constexpr int kStageSteps = kStageBlocks * kBlockSteps;
 
 // How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
 // 0, 1, ... finish units_each consecutive ones each.
@@ -52,7 +55,6 @@ struct StreamPlan {
   int weight_bytes;  // of a stage
   int x_bytes;       // of a stage
   int x;             // offset of the ring of x; the ring of weights is at 0
-  int zeros;         // offset of kZeroBytes of zeros
   int received;      // offset of the sums of other blocks
   int barriers;      // offset: full and empty of each stage, then one for the received sums
   int total;
@@ -60,8 +62,7 @@ struct StreamPlan {
       : weight_bytes(kStageBlocks * schedule.rows * kRowBytes),
         x_bytes(kStageBlocks * columns * kRowBytes),
         x(schedule.stages * weight_bytes),
-        zeros(x + schedule.stages * x_bytes),
-        received(zeros + kZeroBytes),
+        received(x + schedule.stages * x_bytes),
         barriers(received + received_bytes),
         total(barriers + schedule.stages * 16 + 8) {
     // The last stage's operand is read as 64 rows, whatever the pass has.
@@ -94,6 +95,9 @@ struct LinearStream {
   const CUtensorMap& x_map;
   const StreamPlan plan;
   const uint32_t shared;
+  // No more than stages, so that no warp gets two turns ahead of a stage, which a parity cannot
+  // tell from none.
+  const int copy_warps;
   int first_leaf;
   int end_leaf;
   int first_row;
@@ -111,7 +115,8 @@ struct LinearStream {
         x_map(map),
         plan(a.schedule, kColumns,
              kSplit ? Exchange(kColumns, kSum, a.cluster, a.schedule.leaves).bytes() : 0),
-        shared(shared_address) {
+        shared(shared_address),
+        copy_warps(min(kCopyWarps, a.schedule.stages)) {
     const int block = static_cast<int>(blockIdx.x);
     if constexpr (kSplit) {
       first_leaf = block % args.cluster * args.schedule.leaves;
@@ -144,6 +149,10 @@ struct LinearStream {
     }
     c.block = args.leaves.block[c.leaf];
   }
+  __device__ __forceinline__ void Skip(StageCursor& c, int stages) const {
+#pragma unroll 1
+    for (int i = 0; i < stages && !Ended(c); ++i) Next(c);
+  }
   __device__ __forceinline__ int BlocksOf(const StageCursor& c) const {
     return min(kStageBlocks, args.leaves.block[c.leaf + 1] - c.block);
   }
@@ -163,6 +172,7 @@ struct LinearStream {
       return;
     }
     const int here = min(rows, kTileRows - row_in_tile);  // the rest is in the next tile
+#pragma unroll 1
     for (int b = 0; b < blocks; ++b) {
       CopyBytes(to, from, here * kRowBytes, full(stage), kEvictFirst);
       if (here < rows) {
@@ -176,8 +186,11 @@ struct LinearStream {
 
   __device__ __forceinline__ void CopyX(const StageCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
-    const int column =
-        args.leaves.column[c.leaf] + (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
+    // An empty leaf after a ragged one starts inside a step; its columns do not matter, but a box
+    // must start at a multiple of 16 bytes.
+    const int column = args.leaves.column[c.leaf] / contract::kMmaK * contract::kMmaK +
+                       (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
+#pragma unroll 1
     for (int b = 0; b < blocks; ++b) {
       CopyBox(shared + plan.x + stage * plan.x_bytes + b * kColumns * kRowBytes, x_map,
               static_cast<int>(blockIdx.y) * kColumns, column + b * kBlockColumns, full(stage),
@@ -185,44 +198,97 @@ struct LinearStream {
     }
   }
 
-  // One thread: everything that is copied. `prefetched` stages have their weights.
-  __device__ __forceinline__ void Copy(StageCursor c, int prefetched) const {
+  // One thread of copying warp number `warp`: arms the barriers of its first stages and starts
+  // their weights. Returns what comes next.
+  __device__ __forceinline__ StageCursor Prefetch(int warp) const {
+    StageCursor c = Begin();
+    Skip(c, warp);
+#pragma unroll 1
+    for (int stage = warp; stage < args.schedule.stages; stage += copy_warps) {
+      InitBarrier(full(stage), 1);
+      InitBarrier(empty(stage), kMultiplyThreads / 32);
+      FenceBarrierInit();
+      if (Ended(c)) continue;
+      CopyWeights(c, stage);
+      Skip(c, copy_warps);
+    }
+    return c;
+  }
+
+  // The same thread: x of those stages, then all of the others.
+  __device__ __forceinline__ void Copy(StageCursor c, int warp) const {
     WaitForPredecessor();
     StageCursor x = Begin();
-    for (int i = 0; i < prefetched; ++i, Next(x)) CopyX(x, i);
-    uint32_t parity = 0;
-    for (int stage = 0; !Ended(c); Next(c)) {
-      WaitBarrier(empty(stage), parity);
+    Skip(x, warp);
+    int stage = warp;
+#pragma unroll 1
+    for (; stage < args.schedule.stages && !Ended(x); stage += copy_warps) {
+      CopyX(x, stage);
+      Skip(x, copy_warps);
+    }
+    int turn = 0;  // around the ring
+#pragma unroll 1
+    for (; !Ended(c); stage += copy_warps) {
+      while (stage >= args.schedule.stages) {
+        stage -= args.schedule.stages;
+        ++turn;
+      }
+      WaitBarrier(empty(stage), (turn + 1) % 2);
       CopyWeights(c, stage);
       CopyX(c, stage);
-      if (++stage == args.schedule.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      Skip(c, copy_warps);
     }
   }
 
-  // The products of one stage. Always kStageBlocks blocks: a branch would keep the products from
-  // overlapping. Steps that the leaf does not have multiply zeros, which changes no bit.
-  __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], const StageCursor& c,
-                                                int stage) const {
-    const uint64_t w = KMajorOperand(shared + stage * plan.weight_bytes);
-    const uint64_t x = KMajorOperand(shared + plan.x + stage * plan.x_bytes);
-    const uint64_t zeros = ZeroOperand(shared + plan.zeros);
-    const int left = args.leaves.column[c.leaf + 1] - args.leaves.column[c.leaf] -
-                     (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
-    const int steps = (left + contract::kMmaK - 1) / contract::kMmaK;  // or more than a stage has
+  // The products of one stage, of which the leaf has `steps` (or more than a stage has). There is
+  // one run of products, whose descriptors differ by constants: a choice between two would make
+  // each product wait for the one before it.
+  __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage, int steps) const {
+    const uint32_t weights = shared + stage * plan.weight_bytes;
+    const uint32_t x = shared + plan.x + stage * plan.x_bytes;
+    if (steps < kStageSteps) ClearFrom(steps, weights, x);
+    // A reduction's result is in a uniform register, where descriptors are wanted.
+    const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, x));
+    uint64_t w_operand[kStageBlocks];
+#pragma unroll
+    for (int b = 0; b < kStageBlocks; ++b) {
+      w_operand[b] = KMajorOperand(
+          __reduce_or_sync(0xffffffffu, weights + b * args.schedule.rows * kRowBytes));
+    }
     FenceMma();
 #pragma unroll
-    for (int i = 0; i < 4 * kStageBlocks; ++i) {
-      const int b = i / 4;
-      const int k = i % 4;
-      const bool live = i < steps;
-      Wgmma<kColumns>::Mma(sums,
-                           live ? w + (b * args.schedule.rows * kRowBytes / 16 + 2 * k) : zeros,
-                           live ? x + (b * kColumns * kRowBytes / 16 + 2 * k) : zeros, true);
+    for (int i = 0; i < kStageSteps; ++i) {
+      const int block = i / kBlockSteps;
+      const int step = 2 * (i % kBlockSteps);
+      Wgmma<kColumns>::Mma(sums, w_operand[block] + step,
+                           x_operand + block * kColumns * kRowBytes / 16 + step, true);
     }
     CommitMma();
+  }
+
+  // Makes the steps that a stage does not have multiply zeros, which changes no bit: clears x from
+  // step `steps` on (packed weights are zeros there), and the weights of blocks that are missing.
+  __device__ __forceinline__ void ClearFrom(int steps, uint32_t weights, uint32_t x) const {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int i = thread; i < kStageBlocks * kColumns * 8; i += kMultiplyThreads) {
+      const int row = i / 8;
+      const int chunk = i % 8;  // of 8 columns
+      if (row / kColumns * kBlockSteps + chunk / 2 >= steps) {
+        ClearShared(x + row * kRowBytes + (chunk ^ (row % 8)) * 16);
+      }
+    }
+    const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+#pragma unroll 1
+    for (int i = blocks * args.schedule.rows * 8 + thread;
+         i < kStageBlocks * args.schedule.rows * 8; i += kMultiplyThreads) {
+      ClearShared(weights + i * 16);
+    }
+    FenceSharedForAsync();
+    SyncThreads(1, kMultiplyThreads);
+  }
+  static __device__ __forceinline__ void ClearShared(uint32_t address) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
   }
 
   // Adds leaf number `leaf` of the block (from 0) to what is pending of a tree; sums then holds the
@@ -273,12 +339,16 @@ struct LinearStream {
       for (int leaf = first_leaf; leaf < end_leaf; ++leaf) {
         const int first_block = args.leaves.block[leaf];
         const int end_block = args.leaves.block[leaf + 1];
+        int steps =
+            (args.leaves.column[leaf + 1] - args.leaves.column[leaf] + contract::kMmaK - 1) /
+            contract::kMmaK;  // left
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
 #pragma unroll 1
         for (int block = first_block; block < end_block; block += kStageBlocks) {
           WaitBarrier(full(stage), parity);
-          MultiplyStage(sums, {row, leaf, block}, stage);
+          MultiplyStage(sums, stage, steps);
+          steps -= kStageSteps;
           if (block > first_block) {
             WaitMma<1>();
             Release(stage == 0 ? stages - 1 : stage - 1);
@@ -391,36 +461,25 @@ __global__ void __launch_bounds__(kStreamThreads,
                        const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(1024) std::byte memory[];
   const LinearStream<kColumns, kSum, kOutput, kSplit> stream(args, x_map, SharedAddress(memory));
-  const bool copies = threadIdx.x == kMultiplyThreads;
+  // The same in every lane, and known to be.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const int copy_warp = warp - kMultiplyThreads / 32;
+  const bool copies = copy_warp >= 0 && copy_warp < stream.copy_warps && threadIdx.x % 32 == 0;
   StageCursor cursor = stream.Begin();
-  int prefetched = 0;
-  if (copies) {
-    for (int i = 0; i < args.schedule.stages; ++i) {
-      InitBarrier(stream.full(i), 1);
-      InitBarrier(stream.empty(i), kMultiplyThreads / 32);
-    }
-    if constexpr (kSplit) InitBarrier(stream.received(), 1);
+  if (kSplit && threadIdx.x == 0) {
+    InitBarrier(stream.received(), 1);
     FenceBarrierInit();
-    if constexpr (kSplit) {
-      ExpectBytes(stream.received(),
-                  Exchange(kColumns, kSum, args.cluster, args.schedule.leaves).bytes());
-    }
-    for (; prefetched < args.schedule.stages && !stream.Ended(cursor); ++prefetched) {
-      stream.CopyWeights(cursor, prefetched);
-      stream.Next(cursor);
-    }
+    ExpectBytes(stream.received(),
+                Exchange(kColumns, kSum, args.cluster, args.schedule.leaves).bytes());
   }
+  if (copies) cursor = stream.Prefetch(copy_warp);
   ReleaseSuccessor();
-  if (threadIdx.x < kZeroBytes / 16) {
-    *reinterpret_cast<uint4*>(memory + stream.plan.zeros + threadIdx.x * 16) = uint4{};
-    FenceSharedForAsync();
-  }
   __syncthreads();
   if constexpr (kSplit) ArriveCluster();
-  if (threadIdx.x < kMultiplyThreads) {
+  if (copy_warp < 0) {
     stream.Multiply();
   } else {
-    if (copies) stream.Copy(cursor, prefetched);
+    if (copies) stream.Copy(cursor, copy_warp);
     __syncwarp();
     if constexpr (kSplit) WaitCluster();
   }
