@@ -16,8 +16,8 @@ template <typename Word>
 __global__ void __launch_bounds__(kMaxTileThreads)
     EmbeddingKernel(const int32_t* ids, int64_t rows, const Word* table, Word* out, int64_t words,
                     unsigned tiles) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const RowTile tile = TileOfBlock(tiles, kWordsOfThread);
   if (tile.row >= rows) return;
   const Word* from = table + ids[tile.row] * words;

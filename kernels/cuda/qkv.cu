@@ -177,6 +177,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
   constexpr int kGroup = kLanesOfGroup<kHeadDim>;
   constexpr int kLanes = kHeadDim / kColumns;  // of a group that hold columns
   constexpr int kKeys = (kQueries + 1) / 2;
+  ReleaseSuccessor();
   Lane lane = {};
   lane.group = static_cast<int>(threadIdx.x) / kGroup;
   const Task task = TaskOfGroup(p, kWarp / kGroup, lane.group);
@@ -188,7 +189,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
   Columns weight = {};
   if (norm != nullptr && inside) weight = LoadColumns(norm + column);
   WaitForPredecessor();
-  ReleaseSuccessor();
 
   const int first = task.index * (task.queries ? kQueries : p.kv_per_task);
   Bf16* heads = p.qkv + task.row * p.ld + first * kHeadDim + column;
@@ -246,8 +246,8 @@ __device__ float SumOfSquaresOfWarp(const Bf16* x, int32_t n) {
 }
 
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const QkvParams p) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const Task task = TaskOfGroup(p, 1, 0);
   Place place;
   if (!task.inside || !FindPlace(p.sequences, p.kv, task.row, !task.queries, &place)) return;

@@ -30,8 +30,8 @@ __device__ __forceinline__ float TreeOfElement(const Partials& partials, int64_t
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     TreeKernel(const Partials partials, int64_t begin, int64_t end, float* out) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < end) out[i] = TreeOfElement<kRanks>(partials, i);
 }
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     TreeOfFoursKernel(const Partials partials, int64_t begin, int64_t end, float* out) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const int64_t i = begin + (int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
   if (i + 4 > end) {
     for (int64_t rest = i; rest < end; ++rest) out[rest] = TreeOfElement<kRanks>(partials, rest);
@@ -64,8 +64,8 @@ template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     HopKernel(const __grid_constant__ Partials partials, int64_t begin, int64_t end, int64_t count,
               bool ring, float* out) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= end) return;
   const int first = ring ? contract::RingStart(i, count, kRanks) : 0;

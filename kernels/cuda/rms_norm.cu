@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfS
     RmsNormKernel(const RmsNormArgs a) {
   constexpr int kVectors = kHasSum ? kVectorsOfSum : kVectorsOfRow;
   __shared__ float sums[kMaxWarps];
+  ReleaseSuccessor();
   const int hidden = static_cast<int>(a.hidden);
   const int first =
       static_cast<int>(threadIdx.y) * kVectors * kChunk + static_cast<int>(threadIdx.x) * kColumns;
@@ -64,7 +65,6 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfS
     if (column < hidden) weight[v] = LoadColumns(a.weight + column);
   }
   WaitForPredecessor();
-  ReleaseSuccessor();
 
   const int64_t row = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
   const bool inside = row < a.rows;
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfS
 __global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsNormArgs a) {
   constexpr int kWarps = kRaggedThreads / kWarp;
   __shared__ float sums[kWarps];
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const int thread = static_cast<int>(threadIdx.y) * kWarp + static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;
   Bf16* residual = a.residual + row * a.hidden;

@@ -5,6 +5,11 @@
 // pointers are to GPU memory unless it says host) and gives the CPU backend's bits for every shape
 // and alignment; pointers that are multiples of 16 bytes and rows of whole 16-byte words are fast.
 // INTERNAL: CUDA refused the launch.
+//
+// The kernels release their successor before they wait for their predecessor. What follows them in
+// a decode step is a linear layer, and it fetches its weights meanwhile: at tensor-parallel size 4
+// and one row, a layer takes 44.6 us this way and 48.3 us with the release after the wait (H200,
+// 2026-11-21). A chain of nothing but small row-wise kernels would rather have it the other way.
 #ifndef ISOBIT_KERNELS_CUDA_ROW_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_ROW_KERNELS_H_
 

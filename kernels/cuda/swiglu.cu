@@ -16,8 +16,8 @@ constexpr int kWordsOfThread = 2;
 
 __global__ void __launch_bounds__(kMaxTileThreads)
     SwiGluKernel(const SwiGluArgs a, unsigned tiles) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const RowTile tile = TileOfBlock(tiles, kWordsOfThread);
   if (tile.row >= a.rows) return;
   const Bf16* gates = a.gate_up + tile.row * 2 * a.columns;
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kMaxTileThreads)
 // Any width and alignment: a column a word.
 __global__ void __launch_bounds__(kMaxTileThreads)
     RaggedSwiGluKernel(const SwiGluArgs a, unsigned tiles) {
-  WaitForPredecessor();
   ReleaseSuccessor();
+  WaitForPredecessor();
   const RowTile tile = TileOfBlock(tiles, 1);
   if (tile.row >= a.rows || tile.first >= a.columns) return;
   const Bf16* gate = a.gate_up + tile.row * 2 * a.columns + tile.first;
