@@ -1,0 +1,58 @@
+// The CUDA backend as a whole: what it says where it cannot run, its memory, and that it takes
+// every op through the interface. The ops' bits have tests of their own.
+#include "kernels/cuda/cuda_ops.h"
+
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/device_info.h"
+#include "tests/kernels/cuda/device_case.h"
+
+namespace isobit {
+namespace {
+
+// Runs everywhere: with a GPU, a device that is not there; without, the first.
+TEST(CudaOpsTest, SaysThatADeviceCannotBeUsed) {
+  const int device = cuda::GetDeviceInfo(0).ok() ? 99 : 0;
+  const absl::Status status = MakeCudaOps({.device = device}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status.ToString();
+  EXPECT_FALSE(status.message().empty());
+}
+
+TEST(CudaOpsTest, CopiesInOrderAndSharesACopy) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  const std::vector<int32_t> sent = {3, 1, 4, 1, 5, 9};
+  const size_t bytes = sent.size() * sizeof(int32_t);
+  const Memory a = ops->Allocate(bytes).value();
+  const Memory b = ops->Allocate(bytes).value();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(a.get()) % 256, 0u);
+  std::vector<int32_t> received(sent.size());
+  ASSERT_TRUE(ops->Copy(a.get(), sent.data(), bytes).ok());
+  ASSERT_TRUE(ops->Copy(b.get(), a.get(), bytes).ok());
+  ASSERT_TRUE(ops->Copy(received.data(), b.get(), bytes).ok());
+  ASSERT_TRUE(ops->Synchronize().ok());
+  EXPECT_EQ(received, sent);
+
+  auto host = std::make_shared<std::vector<int32_t>>(sent);
+  const auto shared =
+      ops->Share({host, reinterpret_cast<const std::byte*>(host->data())}, bytes).value();
+  std::fill(host->begin(), host->end(), 0);
+  ASSERT_TRUE(ops->Copy(received.data(), shared.get(), bytes).ok());
+  ASSERT_TRUE(ops->Synchronize().ok());
+  EXPECT_EQ(received, sent);
+}
+
+TEST(CudaOpsTest, SaysThatMemoryIsExhausted) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  EXPECT_EQ(ops->Allocate(size_t{1} << 50).status().code(), absl::StatusCode::kResourceExhausted);
+  // The refusal leaves the backend usable.
+  EXPECT_TRUE(ops->Allocate(1024).ok());
+  EXPECT_TRUE(ops->Synchronize().ok());
+}
+
+}  // namespace
+}  // namespace isobit
