@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs a compile command of nvcc and keeps what the assembler says of it beside the object file.
 
-CMake calls it as the launcher of the CUDA compiler: `nvcc_report.py [ccache] nvcc ... -o NAME.o`. NAME.o.report
-then holds, for each kernel, registers, stack, spills and serialised wgmma (`ptxas -v`), and last the processor
-time of the compilation. tests/kernels/cuda/resource_usage_test.py reads these files. Everything else that nvcc
-says goes on to stderr.
+CMake calls it as the launcher of the CUDA compiler: `nvcc_report.py [ccache] nvcc ... -o NAME.o`. The file
+NAME.o.report then holds, for each kernel, registers, stack, spills and serialised wgmma (`ptxas -v`), and
+last the processor time of the compilation; tests/kernels/cuda/resource_usage_test.py reads it. Everything
+else that nvcc says goes on to stderr.
 """
 
 import resource
