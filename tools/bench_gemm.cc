@@ -231,6 +231,26 @@ void PrintCase(const Harness& harness, const Case& c) {
   std::fflush(stdout);
 }
 
+// Measures every layer at every M, and prints each case as it comes.
+absl::Status MeasureAll(Harness& harness, const Buffers& buffers, const std::vector<Layer>& layers,
+                        const std::vector<int64_t>& rows, std::vector<Case>& cases) {
+  const Layer* previous = nullptr;
+  for (const Layer& layer : layers) {
+    if (previous == nullptr || previous->model != layer.model || previous->tp != layer.tp) {
+      absl::PrintF("\n%s, TP %d\n%-8s %6s %5s %s %6s %9s %9s %7s %9s %6s %6s %6s %5s %5s\n",
+                   layer.model, layer.tp, "layer", "N", "K", "L", "M", "cuBLAS us", "ours us",
+                   "ratio ", "no PDL us", "ratio", "same", "GB/s", "TF/s", "roof");
+    }
+    previous = &layer;
+    for (const int64_t m : rows) {
+      ISOBIT_ASSIGN_OR_RETURN(const Case c, Measure(harness, buffers, layer, m));
+      PrintCase(harness, c);
+      cases.push_back(c);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The ratios alone, a line for each layer and a column for each M.
 void PrintRatios(const std::vector<Case>& cases, const std::vector<int64_t>& rows) {
   absl::PrintF("\nratios with PDL\n| model | TP | layer | N x K |");
@@ -344,26 +364,15 @@ absl::Status BenchGemm() {
       "ratio to cuBLAS with the type of output that ours has. GB/s and "
       "TFLOP/s of ours with PDL; roof: the ceilings' time / ours.\n",
       harness->Describe(), PlanOfFlags().rounds, absl::GetFlag(FLAGS_l2));
+  // What was measured before an error is worth its report.
   std::vector<Case> cases;
-  const Layer* previous = nullptr;
-  for (const Layer& layer : layers) {
-    if (previous == nullptr || previous->model != layer.model || previous->tp != layer.tp) {
-      absl::PrintF("\n%s, TP %d\n%-8s %6s %5s %s %6s %9s %9s %7s %9s %6s %6s %6s %5s %5s\n",
-                   layer.model, layer.tp, "layer", "N", "K", "L", "M", "cuBLAS us", "ours us",
-                   "ratio ", "no PDL us", "ratio", "same", "GB/s", "TF/s", "roof");
-    }
-    previous = &layer;
-    for (const int64_t m : rows) {
-      ISOBIT_ASSIGN_OR_RETURN(const Case c, Measure(*harness, buffers, layer, m));
-      PrintCase(*harness, c);
-      cases.push_back(c);
-    }
-  }
+  const absl::Status measured = MeasureAll(*harness, buffers, layers, rows, cases);
   PrintRatios(cases, rows);
   PrintSummary(cases);
   nlohmann::json report = MachineReport(*harness);
   for (const Case& c : cases) report["cases"].push_back(ToJson(c));
-  return WriteReport(report);
+  ISOBIT_RETURN_IF_ERROR(WriteReport(report));
+  return measured;
 }
 
 }  // namespace isobit::bench

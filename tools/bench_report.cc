@@ -19,7 +19,7 @@ bool Quick() { return absl::GetFlag(FLAGS_quick); }
 
 RacePlan PlanOfFlags() {
   if (Quick()) return {.rounds = 3, .slot_us = 800};
-  return {.rounds = std::max(1, absl::GetFlag(FLAGS_rounds)), .slot_us = 2000};
+  return {.rounds = std::max(1, absl::GetFlag(FLAGS_rounds)), .slot_us = 1500};
 }
 
 absl::StatusOr<std::vector<int64_t>> Numbers(const char* flag,
