@@ -10,14 +10,20 @@
 namespace isobit::cuda {
 namespace {
 
-constexpr int32_t kDecodeRows = 16;                   // query rows of a KV head that one pass takes
-constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // beyond it, single tokens only
+// Query rows of a KV head up to which a sequence is decoded: one pass over its keys takes 16, and
+// four passes are still faster than the prefill schedule's one, which cannot split a long context.
+constexpr int32_t kDecodeRows = 16;
+constexpr int32_t kDecodeRowsOfLong = 64;
+constexpr int32_t kLongContext = 4096;
+constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for single tokens
 
 // Rows up to which a sequence is decoded.
 int32_t DecodeTokens(const AttentionArgs& args, const DeviceSequences& sequences) {
   const int32_t group = args.heads / args.kv.kv_heads;
-  const int32_t tokens = std::clamp(kDecodeRows / group, 1, std::max(sequences.max_rows, 1));
-  return DecodeWorkspaceBytes(args, sequences, tokens) <= kWorkspaceGoal ? tokens : 1;
+  const int32_t rows = sequences.max_positions > kLongContext ? kDecodeRowsOfLong : kDecodeRows;
+  int32_t tokens = std::clamp(rows / group, 1, sequences.max_rows);
+  while (tokens > 1 && DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) tokens /= 2;
+  return tokens;
 }
 
 bool IsEmpty(const AttentionArgs& args, const DeviceSequences& sequences) {

@@ -4,49 +4,55 @@
 
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/attention_decode.h"
+#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 
 namespace isobit::cuda {
 namespace {
 
 constexpr int kMaxFoldThreads = 256;
-constexpr int kFoldAhead = 16;  // splits whose accumulators are under way at a time
+constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
-// Folds the splits of one row and head, left to right. Thread t holds column t.
+// Folds the splits of one row and head, left to right, `chunk` at a time (at most a thread each).
+// Thread t holds column t.
 __global__ void __launch_bounds__(kMaxFoldThreads)
-    FoldKernel(const __grid_constant__ DecodeParams p) {
-  struct Factors {
+    FoldKernel(const __grid_constant__ DecodeParams p, int32_t chunk) {
+  struct Step {
     contract::FoldFactors factors;
     float sum;
     bool skipped;
   };
-  __shared__ Factors steps[kMaxFoldThreads];
+  extern __shared__ float4 staged_units[];  // accumulators [chunk][acc_stride]
+  __shared__ Step steps[kMaxFoldThreads];
   __shared__ float warp_max[kMaxFoldThreads / 32];
   ReleaseSuccessor();
-  WaitForPredecessor();
-
   const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
   const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   const int32_t sequence = p.first_sequence + listed;
   const int32_t first_row = p.sequences.first_row[sequence];
   const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
-  if (token >= tokens || tokens > p.max_tokens) return;
   const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
+  WaitForPredecessor();
+  if (token >= tokens || tokens > p.max_tokens) return;
   const int32_t splits = range.end - range.first;
   if (splits == 1) return;  // its only warp has written the row
 
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
+  const float* const staged = reinterpret_cast<const float*>(staged_units);
   const int column = min(thread, p.kv.head_dim - 1);
   const int64_t first = SplitIndex(p, sequence, token, head, 0);
-  const float* acc = p.split_acc + first * p.kv.head_dim + column;
   float before = contract::kMinusInfinity;  // the maximum of the splits folded so far
   float sum = 0.0f;
   float total = 0.0f;
-  for (int32_t begin = 0; begin < splits; begin += threads) {
-    const int32_t count = min(splits - begin, threads);
-    // A maximum has no order, so the factors of all steps can be had at once.
+  for (int32_t begin = 0; begin < splits; begin += chunk) {
+    const int32_t count = min(splits - begin, chunk);
+    const float* const acc = p.split_acc + (first + begin) * p.acc_stride;
+    for (int i = 4 * thread; i < count * p.acc_stride; i += 4 * threads) {
+      CopyUnit(SharedAddress(staged + i), acc + i);
+    }
+    // A maximum has no order, so the factors of many steps can be had at once.
     contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
     if (thread < count) mine = p.split_sums[first + begin + thread];
     float running = mine.max;
@@ -57,7 +63,6 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
     }
     float left = __shfl_up_sync(0xffffffffu, running, 1);
     if (thread % 32 == 0) left = contract::kMinusInfinity;
-    __syncthreads();
     if (thread % 32 == 31) warp_max[thread / 32] = running;
     __syncthreads();
     left = contract::Max(left, before);
@@ -67,23 +72,19 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
     }
     contract::SplitSum so_far = {left, 0.0f};
     steps[thread] = {contract::Fold(so_far, mine), mine.sum, mine.max == contract::kMinusInfinity};
+    WaitForUnits();
     __syncthreads();
 
-    const float* from = acc + int64_t{begin} * p.kv.head_dim;
-    for (int32_t group = 0; group < count; group += kFoldAhead) {
-      float values[kFoldAhead];
-#pragma unroll
-      for (int i = 0; i < kFoldAhead; ++i) {
-        values[i] = group + i < count ? from[int64_t{group + i} * p.kv.head_dim] : 0.0f;
-      }
-#pragma unroll
-      for (int i = 0; i < kFoldAhead; ++i) {
-        if (group + i >= count || steps[group + i].skipped) continue;
-        const Factors& step = steps[group + i];
-        sum = contract::FoldAccumulator(sum, step.sum, step.factors);
-        total = contract::FoldAccumulator(total, values[i], step.factors);
-      }
+#pragma unroll 8
+    for (int32_t i = 0; i < count; ++i) {
+      const Step& step = steps[i];
+      const float value = staged[i * p.acc_stride + column];
+      const float next_sum = contract::FoldAccumulator(sum, step.sum, step.factors);
+      const float next_total = contract::FoldAccumulator(total, value, step.factors);
+      sum = step.skipped ? sum : next_sum;
+      total = step.skipped ? total : next_total;
     }
+    __syncthreads();  // before the next chunk's copies and steps
   }
   if (thread < p.kv.head_dim) {
     p.out[(first_row + token) * p.ldo + int64_t{head} * p.kv.head_dim + thread] =
@@ -92,6 +93,9 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
 }
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Floats from one accumulator to the next: whole units of 16 bytes.
+int32_t AccStride(int32_t head_dim) { return (head_dim + 3) / 4 * 4; }
 
 // Splits that the keys of a sequence of at most max_tokens rows can touch.
 int64_t MaxSplits(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
@@ -160,10 +164,12 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
   p.scale = args.scale;
   constexpr int64_t kNoWindow = (int64_t{1} << 31) - 1;
   p.window = static_cast<int32_t>(args.window == 0 ? kNoWindow : std::min(args.window, kNoWindow));
+  p.acc_stride = AccStride(args.kv.head_dim);
   p.out = args.out;
   p.ldo = args.ldo;
-  const int32_t run = std::gcd(args.kv.page_size, kChunk);
-  if (run >= 8 && Mappable(args.kv.k, args.kv.head_dim) && Mappable(args.kv.v, args.kv.head_dim)) {
+  p.whole_units = Mappable(args.kv.k, args.kv.head_dim) && Mappable(args.kv.v, args.kv.head_dim);
+  const int32_t run = std::gcd(args.kv.page_size, KeysOfChunk(args.kv.head_dim));
+  if (run >= 8 && p.whole_units) {
     constexpr int64_t kAnySlot = (int64_t{1} << 31) - 1;  // the cache's end is not known here
     const absl::StatusOr<CUtensorMap> keys =
         MapMatrix(args.kv.k, kAnySlot, args.kv.head_dim, args.kv.head_dim, run, kHalfColumns);
@@ -183,7 +189,8 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
 size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& sequences,
                             int32_t max_tokens) {
   const int64_t results = MaxSplitResults(args, sequences, max_tokens);
-  return SumBytes(results) + static_cast<size_t>(results * args.kv.head_dim) * sizeof(float);
+  return SumBytes(results) +
+         static_cast<size_t>(results * AccStride(args.kv.head_dim)) * sizeof(float);
 }
 
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
@@ -205,12 +212,16 @@ absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequen
       return status;
     }
     if (max_splits == 1) continue;
+    const int64_t threads = std::max<int64_t>(128, CeilDivide(args.kv.head_dim, 32) * 32);
+    const int64_t acc_bytes = params->acc_stride * int64_t{sizeof(float)};
+    const int64_t chunk = std::min({threads, max_splits, kFoldBytes / acc_bytes});
     const absl::Status status =
         Launch(FoldKernel,
                {.blocks = dim3(static_cast<unsigned>(params->num_listed * max_tokens),
                                static_cast<unsigned>(args.heads)),
-                .threads = dim3(static_cast<unsigned>(CeilDivide(args.kv.head_dim, 32) * 32))},
-               stream, *params);
+                .threads = dim3(static_cast<unsigned>(threads)),
+                .shared_bytes = static_cast<size_t>(chunk * acc_bytes)},
+               stream, *params, chunk);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -7,343 +7,19 @@
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
+#include "kernels/cuda/attention_decode_load.cuh"
+#include "kernels/cuda/attention_decode_work.cuh"
 #include "kernels/cuda/device/barrier.cuh"
-#include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/bounded_exp2.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/matrix_fragments.cuh"
 #include "kernels/cuda/device/mma_sync.cuh"
-#include "kernels/cuda/sequences.h"
-#include "kernels/ops.h"
 
 namespace isobit::cuda {
-
-inline constexpr int kPairs = 4;  // producer and consumer warps of a block
-inline constexpr int kDecodeThreads = 2 * kPairs * 32;
-inline constexpr int kChunk = 32;        // keys of one stage of a ring
-inline constexpr int kMaxListed = 1024;  // sequences of one launch
-inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
-inline constexpr uint32_t kHalfBytes = kChunk * 128;
-
-struct DecodeParams {
-  CUtensorMap keys;  // [every slot of the cache, head_dim] in boxes of `run` x 64
-  CUtensorMap values;
-  DeviceSequences sequences;
-  int32_t first_sequence;  // of the num_listed that this launch handles
-  int32_t num_listed;
-  int32_t min_tokens;
-  int32_t max_tokens;
-  const Bf16* q;
-  int64_t ldq;
-  bool aligned_q;  // pairs of elements can be read as words
-  int32_t heads;
-  int32_t group;  // query heads of one KV head
-  PagedKv kv;
-  int32_t run;  // consecutive positions, aligned, that never leave a page; 0: no bulk copies
-  float scale;
-  int32_t window;  // 2^31 - 1: none
-  Bf16* out;
-  int64_t ldo;
-  // [sequence][token < max_tokens][head][split < max_splits]: what each split hands on.
-  contract::SplitSum* split_sums;
-  float* split_acc;  // likewise, [head_dim] each
-  int32_t max_splits;
-};
-
-// First key that a query at this position sees.
-__device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
-  return max(0, position - p.window + 1);
-}
-
-// The splits of which some row of a sequence sees a key: [first, end).
-struct SplitRange {
-  int32_t first;
-  int32_t end;
-};
-__device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t first_position,
-                                               int32_t tokens) {
-  return {FirstSeen(p, first_position) / contract::kSplit,
-          (first_position + tokens - 1) / contract::kSplit + 1};
-}
-
-// Index of a split of one row and head among the split results.
-__device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
-                                              int32_t token, int32_t head, int32_t split) {
-  return ((int64_t{sequence} * p.max_tokens + token) * p.heads + head) * p.max_splits + split;
-}
-
-template <int kDim_, int kColumnBlocks_, bool kWalk_>
-struct DecodeShape {
-  static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
-  static constexpr int kColumnBlocks = kColumnBlocks_;  // of 8 query rows
-  static constexpr bool kWalk = kWalk_;
-  static constexpr int kRows = 8 * kColumnBlocks;
-  static constexpr int kTile = contract::KvTile(kDim);
-  static constexpr int kChunks = kTile / kChunk;
-  static constexpr int kKeyBlocks = kTile / 16;
-  static constexpr int kSteps = kDim / 16;
-  static constexpr int kHalves = kDim / kHalfColumns;
-  static constexpr uint32_t kStageBytes = kHalves * kHalfBytes;
-  static constexpr int kStages = (kWalk ? 40 : 48) * 1024 / static_cast<int>(kStageBytes);
-  // A walking pair's folded accumulators, fp32 [kSteps * kColumnBlocks * 4][32 lanes].
-  static constexpr uint32_t kTotalBytes =
-      kWalk ? uint32_t{kSteps} * kColumnBlocks * 4 * 32 * sizeof(float) : 0;
-
-  // Shared memory, from a multiple of 1024 bytes: rings, totals, barriers, the work list.
-  static constexpr uint32_t kTotals = kPairs * kStages * kStageBytes;
-  static constexpr uint32_t kBarriers = kTotals + kPairs * kTotalBytes;
-  static constexpr uint32_t kList = kBarriers + kPairs * kStages * 2 * sizeof(uint64_t);
-  static constexpr uint32_t kSharedBytes = kList + (kMaxListed + 1) * sizeof(int32_t) + 1024;
-};
-
-// The work list: items of sequence i are [list[i], list[i + 1]). Called by the whole block.
-template <typename Shape>
-__device__ void MakeList(const DecodeParams& p, int32_t* list) {
-  constexpr int kPerThread = kMaxListed / kDecodeThreads;
-  __shared__ int32_t warp_sums[kDecodeThreads / 32];
-  const int thread = static_cast<int>(threadIdx.x);
-  int32_t counts[kPerThread];
-  int32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int32_t listed = thread * kPerThread + i;
-    int32_t count = 0;
-    if (listed < p.num_listed) {
-      const int32_t s = p.first_sequence + listed;
-      const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
-      if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
-        const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
-        count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
-                (Shape::kWalk ? 1 : splits.end - splits.first);
-      }
-    }
-    counts[i] = count;
-    sum += count;
-  }
-  int32_t before = sum;  // and before this thread, once the inclusive sum is complete
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (thread % 32 >= offset) before += other;
-  }
-  if (thread % 32 == 31) warp_sums[thread / 32] = before;
-  __syncthreads();
-  before -= sum;
-  for (int w = 0; w < thread / 32; ++w) before += warp_sums[w];
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    list[thread * kPerThread + i] = before;
-    before += counts[i];
-  }
-  if (thread == kDecodeThreads - 1) list[kMaxListed] = before;
-  __syncthreads();
-}
-
-// One block of query rows against one split, or in a walk against all it sees.
-struct DecodeItem {
-  int32_t sequence;
-  int32_t kv_head;
-  int32_t first_row;       // of the batch: the sequence's
-  int32_t first_position;  // likewise
-  int32_t first_block_row;
-  int32_t rows;       // of the block: row r is token r / group, head r % group of the group
-  int32_t first_key;  // keys that any row of the block sees
-  int32_t end_key;
-  int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
-  int32_t first_end;
-  int32_t first_split;  // of the item
-  int32_t end_split;
-  SplitRange sequence_splits;
-
-  template <typename Shape>
-  static __device__ DecodeItem Find(const DecodeParams& p, const int32_t* list, int32_t index) {
-    int32_t low = 0;  // the last sequence with list[low] <= index
-#pragma unroll 1
-    for (int32_t step = kMaxListed / 2; step > 0; step /= 2) {
-      if (list[low + step] <= index) low += step;
-    }
-    DecodeItem item;
-    item.sequence = p.first_sequence + low;
-    item.first_row = p.sequences.first_row[item.sequence];
-    item.first_position = p.sequences.first_position[item.sequence];
-    const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
-    item.sequence_splits = SplitsOf(p, item.first_position, tokens);
-    const int32_t splits = Shape::kWalk ? 1 : item.sequence_splits.end - item.sequence_splits.first;
-    const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
-    int32_t rest = index - list[low];
-    const int32_t split = rest % splits;
-    rest /= splits;
-    const int32_t block = rest % blocks;
-    item.kv_head = rest / blocks;
-    item.first_block_row = block * Shape::kRows;
-    item.rows = min(Shape::kRows, tokens * p.group - item.first_block_row);
-    const int32_t first_position = item.first_position + item.TokenOf(p, 0);
-    const int32_t last_position = item.first_position + item.TokenOf(p, item.rows - 1);
-    item.first_key = FirstSeen(p, first_position);
-    item.end_key = last_position + 1;
-    item.last_begin = FirstSeen(p, last_position);
-    item.first_end = first_position + 1;
-    if (Shape::kWalk) {
-      item.first_split = item.first_key / contract::kSplit;
-      item.end_split = (item.end_key - 1) / contract::kSplit + 1;
-    } else {
-      item.first_split = item.sequence_splits.first + split;
-      item.end_split = item.first_split + 1;
-    }
-    return item;
-  }
-
-  __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
-    return (first_block_row + row) / p.group;
-  }
-  __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
-    return kv_head * p.group + (first_block_row + row) % p.group;
-  }
-};
-
-// The chunks [first, end) of the tile at `tile` that hold a key of [first_key, end_key).
-struct ChunkRange {
-  int32_t first;
-  int32_t end;
-};
-template <typename Shape>
-__device__ __forceinline__ ChunkRange ChunksOf(const DecodeItem& item, int32_t tile) {
-  return {max(0, item.first_key - tile) / kChunk,
-          (min(item.end_key - tile, Shape::kTile) + kChunk - 1) / kChunk};
-}
-template <typename Shape>
-__device__ __forceinline__ int32_t FirstTile(const DecodeItem& item, int32_t split) {
-  return max(split * contract::kSplit, item.first_key / Shape::kTile * Shape::kTile);
-}
-__device__ __forceinline__ int32_t EndOfSplit(const DecodeItem& item, int32_t split) {
-  return min((split + 1) * contract::kSplit, item.end_key);
-}
-
-// A position in a pair's ring. Producer and consumer step through the same stages.
-template <typename Shape>
-struct RingCursor {
-  uint32_t buffers;  // shared-memory addresses
-  uint32_t barriers;
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ uint32_t buffer() const { return buffers + stage * Shape::kStageBytes; }
-  __device__ uint32_t full() const { return barriers + stage * 16; }
-  __device__ uint32_t empty() const { return full() + 8; }
-  __device__ void Next() {
-    if (++stage == Shape::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// Where the 16 bytes at column 8 * `unit` of a half's row lie under the 128-byte swizzle.
-__device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
-  return static_cast<uint32_t>(key * 128 + ((unit ^ (key & 7)) << 4));
-}
-
-// The producer warp of a pair.
-template <typename Shape>
-class DecodeProducer {
- public:
-  __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
-      : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
-
-  __device__ void Run(const DecodeItem& item) {
-    for (int32_t split = item.first_split; split < item.end_split; ++split) {
-      const int32_t end = EndOfSplit(item, split);
-      const int32_t begin = FirstTile<Shape>(item, split);
-      if (begin >= end) continue;
-      if (p_.run > 0) LoadPages(item, begin, end);
-#pragma unroll 1
-      for (int32_t tile = begin; tile < end; tile += Shape::kTile) {
-        const ChunkRange chunks = ChunksOf<Shape>(item, tile);
-        for (int matrix = 0; matrix < 2; ++matrix) {
-#pragma unroll 1
-          for (int32_t c = chunks.first; c < chunks.end; ++c) {
-            WaitBarrier(ring_.empty(), ring_.parity ^ 1);
-            const int32_t chunk = tile + c * kChunk;
-            if (p_.run > 0) {
-              CopyRuns(item, chunk, matrix == 0 ? p_.keys : p_.values);
-            } else {
-              Gather(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
-            }
-            ring_.Next();
-          }
-        }
-      }
-    }
-  }
-
- private:
-  // The pages of positions [begin, end), at most 64 as they hold 8 positions or more: lane l gets
-  // pages l and l + 32 of them.
-  __device__ void LoadPages(const DecodeItem& item, int32_t begin, int32_t end) {
-    first_page_ = begin / p_.kv.page_size;
-    const int32_t count = (end - 1) / p_.kv.page_size - first_page_ + 1;
-    const int32_t* pages =
-        p_.sequences.pages + p_.sequences.first_page[item.sequence] + first_page_;
-    if (lane_ < count) pages_[0] = pages[lane_];
-    if (lane_ + 32 < count) pages_[1] = pages[lane_ + 32];
-  }
-
-  // Keys from end_key to the end of their run come along unseen: they are masked later.
-  __device__ void CopyRuns(const DecodeItem& item, int32_t chunk, const CUtensorMap& map) {
-    const int32_t runs = (min(item.end_key - chunk, kChunk) + p_.run - 1) / p_.run;
-    const int32_t run = lane_ / Shape::kHalves;
-    const int32_t half = lane_ % Shape::kHalves;
-    const int32_t position = chunk + run * p_.run;
-    const int32_t index = position / p_.kv.page_size;
-    const int32_t near = index - first_page_;
-    const int32_t low = __shfl_sync(0xffffffffu, pages_[0], near & 31);
-    const int32_t high = __shfl_sync(0xffffffffu, pages_[1], near & 31);
-    const int32_t page = near < 32 ? low : high;
-    if (lane_ == 0) {
-      ExpectBytes(ring_.full(), static_cast<uint32_t>(runs * p_.run * Shape::kHalves) * 128);
-    }
-    __syncwarp();
-    if (run >= runs) return;
-    const int32_t slot = (page * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size + position -
-                         index * p_.kv.page_size;
-    CopyBox(ring_.buffer() + half * kHalfBytes + static_cast<uint32_t>(run * p_.run) * 128, map,
-            slot, half * kHalfColumns, ring_.full(), kEvictFirst);
-  }
-
-  // Any page size and head_dim: two elements a lane and step.
-  __device__ void Gather(const DecodeItem& item, int32_t chunk, const Bf16* cache) {
-    const int32_t keys = min(item.end_key - chunk, kChunk);
-    const int32_t* pages = p_.sequences.pages + p_.sequences.first_page[item.sequence];
-    for (int32_t key = 0; key < keys; ++key) {
-      const int32_t position = chunk + key;
-      const int64_t page = pages[position / p_.kv.page_size];
-      const Bf16* row = cache + ((page * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size +
-                                 position % p_.kv.page_size) *
-                                    p_.kv.head_dim;
-#pragma unroll
-      for (int column = 0; column < Shape::kDim; column += 64) {
-        const int c = column + 2 * lane_;
-        const uint32_t pair = c < p_.kv.head_dim ? row[c] | uint32_t{row[c + 1]} << 16 : 0;
-        const uint32_t to = ring_.buffer() + static_cast<uint32_t>(column / 64) * kHalfBytes +
-                            Swizzled(key, lane_ / 4) + static_cast<uint32_t>(lane_ % 4) * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
-      }
-    }
-    __syncwarp();
-    if (lane_ == 0) Arrive(ring_.full());
-  }
-
-  const DecodeParams& p_;
-  RingCursor<Shape> ring_;
-  int lane_;
-  int32_t first_page_ = 0;
-  int32_t pages_[2] = {};
-};
 
 // The consumer warp of a pair. Lane l, g = l / 4, q = l % 4, holds of each block of 8 query rows
 // the rows 2q and 2q + 1.
@@ -387,6 +63,7 @@ class DecodeConsumer {
 
  private:
   static constexpr int kColumnBlocks = Shape::kColumnBlocks;
+  static constexpr int kChunkBlocks = Shape::kChunkBlocks;
 
   __device__ void LoadQueries(const DecodeItem& item) {
 #pragma unroll
@@ -405,13 +82,6 @@ class DecodeConsumer {
                               : head[column] | uint32_t{head[column + 1]} << 16;
         }
         queries_[i / 2][b][i % 2] = pair;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {  // a row of padding sees what the last row does
-        const int32_t position =
-            item.first_position + item.TokenOf(p_, min(8 * b + 2 * q_ + i, item.rows - 1));
-        last_seen_[b][i] = position;
-        first_seen_[b][i] = FirstSeen(p_, position);
       }
     }
   }
@@ -434,7 +104,7 @@ class DecodeConsumer {
 
   __device__ void Release() {
     __syncwarp();
-    if (lane_ == 0) Arrive(ring_.empty());
+    if (lane_ == 0 || ArrivalsOf(p_) > 1) Arrive(ring_.empty());
     ring_.Next();
   }
 
@@ -444,26 +114,29 @@ class DecodeConsumer {
 #pragma unroll
     for (int c = 0; c < Shape::kChunks; ++c) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kChunkBlocks; ++i) {
 #pragma unroll
         for (int b = 0; b < kColumnBlocks; ++b) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) scores[2 * c + i][b][e] = 0.0f;
+          for (int e = 0; e < 4; ++e) scores[kChunkBlocks * c + i][b][e] = 0.0f;
         }
       }
       if (c < chunks.first || c >= chunks.end) continue;
       WaitBarrier(ring_.full(), ring_.parity);
       const uint32_t base = ring_.buffer();
 #pragma unroll
-      for (int step = 0; step < Shape::kSteps; ++step) {
+      for (int first = 0; first < kChunkBlocks; first += Shape::kAbreast) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          uint32_t keys[4];
-          LoadMatrices(keys, base + static_cast<uint32_t>(step / 4) * kHalfBytes +
-                                 Swizzled(16 * i + lane_ % 16, 2 * (step % 4) + lane_ / 16));
+        for (int step = 0; step < Shape::kSteps; ++step) {
 #pragma unroll
-          for (int b = 0; b < kColumnBlocks; ++b) {
-            MmaSync(scores[2 * c + i][b], keys, queries_[step][b]);
+          for (int i = first; i < first + Shape::kAbreast; ++i) {
+            uint32_t keys[4];
+            LoadMatrices(keys, base + static_cast<uint32_t>(step / 4) * Shape::kHalfBytes +
+                                   Swizzled(16 * i + lane_ % 16, 2 * (step % 4) + lane_ / 16));
+#pragma unroll
+            for (int b = 0; b < kColumnBlocks; ++b) {
+              MmaSync(scores[kChunkBlocks * c + i][b], keys, queries_[step][b]);
+            }
           }
         }
       }
@@ -472,12 +145,15 @@ class DecodeConsumer {
 
     // Every row sees the whole tile, as nearly always: nothing to mask.
     const bool all_seen = tile + Shape::kTile <= item.first_end && tile >= item.last_begin;
-    uint32_t weights[Shape::kKeyBlocks][kColumnBlocks][2];
+    if (!all_seen) Mask(item, tile, scores);
     float alpha[kColumnBlocks][2];
-    if (all_seen) {
-      Weigh<false>(tile, scores, weights, alpha);
+    float shift[kColumnBlocks][2];
+    const bool bounded = Shift(scores, alpha, shift);
+    uint32_t weights[Shape::kKeyBlocks][kColumnBlocks][2];
+    if (all_seen && bounded) {
+      Weigh<true>(item, tile, scores, shift, alpha, weights);
     } else {
-      Weigh<true>(tile, scores, weights, alpha);
+      Weigh<false>(item, tile, scores, shift, alpha, weights);
     }
 #pragma unroll
     for (int m = 0; m < Shape::kSteps; ++m) {
@@ -493,19 +169,19 @@ class DecodeConsumer {
       if (c < chunks.first || c >= chunks.end) continue;
       WaitBarrier(ring_.full(), ring_.parity);
       const uint32_t base = ring_.buffer();
-      const int32_t keys = item.end_key - (tile + c * kChunk);
-      if (keys < kChunk) ClearFrom(base, keys);
+      const int32_t keys = item.end_key - (tile + c * Shape::kChunk);
+      if (keys < Shape::kChunk) ClearFrom(base, keys);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kChunkBlocks; ++i) {
 #pragma unroll
         for (int m = 0; m < Shape::kSteps; ++m) {
           uint32_t values[4];
-          LoadTransposed(values, base + static_cast<uint32_t>(m / 4) * kHalfBytes +
+          LoadTransposed(values, base + static_cast<uint32_t>(m / 4) * Shape::kHalfBytes +
                                      Swizzled(16 * i + lane_ / 16 * 8 + lane_ % 8,
                                               2 * (m % 4) + lane_ / 8 % 2));
 #pragma unroll
           for (int b = 0; b < kColumnBlocks; ++b) {
-            MmaSync(acc_[m][b], values, weights[2 * c + i][b]);
+            MmaSync(acc_[m][b], values, weights[kChunkBlocks * c + i][b]);
           }
         }
       }
@@ -513,58 +189,100 @@ class DecodeConsumer {
     }
   }
 
-  // The contract's online-softmax update (UpdateSoftmax) of two rows a block.
-  template <bool kMasked>
-  __device__ void Weigh(int32_t tile, float (&scores)[Shape::kKeyBlocks][kColumnBlocks][4],
-                        uint32_t (&weights)[Shape::kKeyBlocks][kColumnBlocks][2],
-                        float (&alpha)[kColumnBlocks][2]) {
+  // The position of this thread's row i of a block; a row of padding stands where the last row
+  // does.
+  __device__ int32_t PositionOf(const DecodeItem& item, int b, int i) {
+    return item.first_position + item.TokenOf(p_, min(8 * b + 2 * q_ + i, item.rows - 1));
+  }
+
+  __device__ void Mask(const DecodeItem& item, int32_t tile,
+                       float (&scores)[Shape::kKeyBlocks][kColumnBlocks][4]) {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
-      bool sees[2] = {true, true};
-      float shift[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float max = max_[b][i];
+        const int32_t last = PositionOf(item, b, i);
+        const int32_t first = FirstSeen(p_, last);
 #pragma unroll
         for (int k = 0; k < Shape::kKeyBlocks; ++k) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float& score = scores[k][b][2 * half + i];
-            if (kMasked) {
-              const int32_t key = tile + 16 * k + 8 * half + g_;
-              if (key > last_seen_[b][i] || key < first_seen_[b][i]) {
-                score = contract::kMinusInfinity;
-              }
-            }
-            max = contract::Max(max, score);
+            const int32_t key = tile + 16 * k + 8 * half + g_;
+            if (key > last || key < first) scores[k][b][2 * half + i] = contract::kMinusInfinity;
           }
+        }
+      }
+    }
+  }
+
+  // The first half of the contract's UpdateSoftmax: the new maxima. Whether all exponents of two
+  // are small enough for BoundedExp2: a score's is what rounding its row's shift left over.
+  __device__ bool Shift(const float (&scores)[Shape::kKeyBlocks][kColumnBlocks][4],
+                        float (&alpha)[kColumnBlocks][2], float (&shift)[kColumnBlocks][2]) {
+    bool bounded = true;
+#pragma unroll
+    for (int b = 0; b < kColumnBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float max = max_[b][i];  // fmaxf is the contract's Max but for the sign of a zero
+#pragma unroll
+        for (int k = 0; k < Shape::kKeyBlocks; ++k) {
+          max = fmaxf(fmaxf(max, scores[k][b][i]), scores[k][b][2 + i]);
         }
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) {
-          max = contract::Max(max, __shfl_xor_sync(0xffffffffu, max, lanes));
+          max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lanes));
         }
-        shift[i] = contract::Mul(max, p_.scale);
-        alpha[b][i] = contract::Exp2(contract::Sub(contract::Mul(max_[b][i], p_.scale), shift[i]));
-        if (kMasked) {  // a tile that the row does not see leaves it as it is
-          sees[i] = last_seen_[b][i] >= tile && first_seen_[b][i] < tile + Shape::kTile;
+        shift[b][i] = contract::Mul(max, p_.scale);
+        alpha[b][i] = contract::Sub(contract::Mul(max_[b][i], p_.scale), shift[b][i]);
+        max_[b][i] = max;
+        bounded = bounded && fabsf(shift[b][i]) < 0x1p31f;
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kColumnBlocks; ++b) BoundedExp2(alpha[b]);
+    return __all_sync(0xffffffffu, bounded);
+  }
+
+  // The second half: the weights, as operands, and the row sums. kPlain: every row sees every key,
+  // and the exponents are bounded.
+  template <bool kPlain>
+  __device__ void Weigh(const DecodeItem& item, int32_t tile,
+                        const float (&scores)[Shape::kKeyBlocks][kColumnBlocks][4],
+                        const float (&shift)[kColumnBlocks][2], float (&alpha)[kColumnBlocks][2],
+                        uint32_t (&weights)[Shape::kKeyBlocks][kColumnBlocks][2]) {
+#pragma unroll
+    for (int b = 0; b < kColumnBlocks; ++b) {
+      bool sees[2] = {true, true};  // a tile of which a row sees no key leaves the row as it is
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (!kPlain) {
+          const int32_t position = PositionOf(item, b, i);
+          sees[i] = position >= tile && FirstSeen(p_, position) < tile + Shape::kTile;
           if (!sees[i]) alpha[b][i] = 1.0f;
         }
-        max_[b][i] = max;
         lane_sum_[b][i] = contract::Mul(lane_sum_[b][i], alpha[b][i]);
       }
 #pragma unroll
-      for (int k = 0; k < Shape::kKeyBlocks; ++k) {
+      for (int k = 0; k < Shape::kKeyBlocks; k += 2) {
+        float x[8];  // of two key blocks
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float weight[2];
+        for (int e = 0; e < 8; ++e) {
+          x[e] = contract::Fma(scores[k + e / 4][b][e % 4], p_.scale, -shift[b][e % 2]);
+        }
+        if (kPlain) {
+          BoundedExp2(x);
+        } else {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            weight[i] =
-                contract::Exp2(contract::Fma(scores[k][b][2 * half + i], p_.scale, -shift[i]));
-            if (kMasked && !sees[i]) weight[i] = 0.0f;
-            lane_sum_[b][i] = contract::Add(lane_sum_[b][i], weight[i]);
-          }
-          weights[k][b][half] = Transpose(PackBf16(weight[0], weight[1]));
+          for (int e = 0; e < 8; ++e) x[e] = sees[e % 2] ? contract::Exp2(x[e]) : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          lane_sum_[b][e % 2] = contract::Add(lane_sum_[b][e % 2], x[e]);
+        }
+#pragma unroll
+        for (int half = 0; half < 4; ++half) {
+          weights[k + half / 2][b][half % 2] = Transpose(PackBf16(x[2 * half], x[2 * half + 1]));
         }
       }
     }
@@ -572,10 +290,11 @@ class DecodeConsumer {
 
   // +0 into the rows of a stage that hold no written key: their weight is +0, but 0 * NaN is not.
   __device__ void ClearFrom(uint32_t base, int32_t keys) {
-    for (int32_t key = keys; key < kChunk; ++key) {
+    for (int32_t key = keys; key < Shape::kChunk; ++key) {
 #pragma unroll
       for (int half = 0; half < Shape::kHalves; ++half) {
-        const uint32_t to = base + half * kHalfBytes + static_cast<uint32_t>(key * 128 + lane_ * 4);
+        const uint32_t to =
+            base + half * Shape::kHalfBytes + static_cast<uint32_t>(key * 128 + lane_ * 4);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
       }
     }
@@ -609,13 +328,13 @@ class DecodeConsumer {
         const int64_t index =
             SplitIndex(p_, item.sequence, item.TokenOf(p_, row), item.HeadOf(p_, row), split);
         if (g_ == 0) p_.split_sums[index] = sums[b][i];
-        float* to = p_.split_acc + index * p_.kv.head_dim;
+        float* to = p_.split_acc + index * p_.acc_stride;
 #pragma unroll
         for (int m = 0; m < Shape::kSteps; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int32_t column = 16 * m + 8 * half + g_;
-            if (column < p_.kv.head_dim) to[column] = acc_[m][b][2 * half + i];
+            if (column < p_.acc_stride) to[column] = acc_[m][b][2 * half + i];
           }
         }
       }
@@ -686,8 +405,6 @@ class DecodeConsumer {
   int g_;
   int q_;
   uint32_t queries_[Shape::kSteps][kColumnBlocks][2];
-  int32_t first_seen_[kColumnBlocks][2];  // keys that each row sees
-  int32_t last_seen_[kColumnBlocks][2];
   float max_[kColumnBlocks][2];
   float lane_sum_[kColumnBlocks][2];            // the contract's lane g
   float acc_[Shape::kSteps][kColumnBlocks][4];  // columns 16m + g and 8 more of both rows
@@ -699,34 +416,41 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   extern __shared__ unsigned char unaligned[];
   unsigned char* const shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;
   ReleaseSuccessor();
+  const uint32_t base = SharedAddress(shared);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int pair = warp % kPairs;
-  RingCursor<Shape> ring;
-  ring.buffers = SharedAddress(shared) + pair * Shape::kStages * Shape::kStageBytes;
-  ring.barriers = SharedAddress(shared) + Shape::kBarriers + pair * Shape::kStages * 16;
-  if (warp < kPairs && threadIdx.x % 32 < Shape::kStages) {
-    InitBarrier(ring.barriers + threadIdx.x % 32 * 16, 1);
-    InitBarrier(ring.barriers + threadIdx.x % 32 * 16 + 8, 1);
+  if (threadIdx.x < 2 * kPairs * Shape::kStages) {
+    InitBarrier(base + Shape::kBarriers + threadIdx.x * 8, ArrivalsOf(p));
     FenceBarrierInit();
   }
-  WaitForPredecessor();
+  // The tables came with a copy before the step's first kernel, not from the predecessor.
   auto* const list = reinterpret_cast<int32_t*>(shared + Shape::kList);
   MakeList<Shape>(p, list);
 
-  // Neighbouring items go to different multiprocessors, so that a short list uses all of them.
-  const int32_t stride = static_cast<int32_t>(gridDim.x) * kPairs;
-  const int32_t first = pair * static_cast<int32_t>(gridDim.x) + static_cast<int32_t>(blockIdx.x);
+  // Neighbouring items go to different multiprocessors, so that a short list uses all of them. A
+  // list too short for all pairs leaves the rings of the idle ones to the others.
   const int32_t items = list[kMaxListed];
+  const int32_t blocks = static_cast<int32_t>(gridDim.x);
+  const int pairs = items <= blocks ? 1 : items <= 2 * blocks ? 2 : kPairs;
+  const int pair = warp % kPairs;
+  RingCursor<Shape> ring;
+  ring.stages = Shape::kStages * kPairs / pairs;
+  ring.buffers = base + pair * ring.stages * Shape::kStageBytes;
+  ring.barriers = base + Shape::kBarriers + pair * ring.stages * 16;
+
+  const int32_t first = pair < pairs ? pair * blocks + static_cast<int32_t>(blockIdx.x) : items;
   if (warp >= kPairs) {
     DecodeProducer<Shape> producer(p, ring);
-    for (int32_t i = first; i < items; i += stride) {
+    if (first < items) producer.Warm(DecodeItem::Find<Shape>(p, list, first));
+    WaitForPredecessor();
+    for (int32_t i = first; i < items; i += pairs * blocks) {
       producer.Run(DecodeItem::Find<Shape>(p, list, i));
     }
   } else {
     auto* const totals =
         reinterpret_cast<float*>(shared + Shape::kTotals + pair * Shape::kTotalBytes);
     DecodeConsumer<Shape> consumer(p, ring, totals);
-    for (int32_t i = first; i < items; i += stride) {
+    WaitForPredecessor();
+    for (int32_t i = first; i < items; i += pairs * blocks) {
       consumer.Run(DecodeItem::Find<Shape>(p, list, i));
     }
   }

@@ -72,6 +72,21 @@ Ops& Reference() {
   return *ops;
 }
 
+// n random values: a run out of a pool, because drawing hundreds of millions takes long.
+const Bf16* SomeOf(Family family, int64_t n, Random& random) {
+  constexpr int64_t kPool = 1 << 20;
+  static const auto* const pools = [] {
+    auto* const all = new std::vector<std::vector<Bf16>>;
+    Random pool_random(1000);
+    for (const Family f : testing_support::kFamilies) {
+      all->push_back(RandomBf16(f, kPool, pool_random));
+    }
+    return all;
+  }();
+  const auto& pool = (*pools)[static_cast<size_t>(family)];
+  return pool.data() + Below(random, kPool - n);
+}
+
 // A batch in host memory: pages dealt out at random, everything unwritten a NaN.
 class Batch {
  public:
@@ -95,7 +110,10 @@ class Batch {
       rows_ += s.rows;
       if (s.rows > 0) Fill(tables_.back(), s.first_position + s.rows, random);
     }
-    q_ = RandomBf16(shape.family, rows_ * ldq(), random);
+    q_.resize(static_cast<size_t>(rows_ * ldq()));
+    for (int64_t r = 0; r < rows_; ++r) {
+      std::copy_n(SomeOf(shape.family, ldq(), random), ldq(), q_.data() + r * ldq());
+    }
   }
 
   const Shape& shape() const { return shape_; }
@@ -135,17 +153,12 @@ class Batch {
   }
   void Fill(const std::vector<int32_t>& pages, int64_t positions, Random& random) {
     const int64_t d = shape_.head_dim;
-    const int64_t count = positions * shape_.kv_heads * d;
-    const std::vector<Bf16> k = RandomBf16(shape_.family, count, random);
-    const std::vector<Bf16> v = RandomBf16(shape_.family, count, random);
-    const Bf16* from_k = k.data();
-    const Bf16* from_v = v.data();
     for (int64_t p = 0; p < positions; ++p) {
-      for (int64_t h = 0; h < shape_.kv_heads; ++h, from_k += d, from_v += d) {
+      for (int64_t h = 0; h < shape_.kv_heads; ++h) {
         const int64_t page = pages[static_cast<size_t>(p / shape_.page_size)];
         const int64_t slot = (page * shape_.kv_heads + h) * shape_.page_size + p % shape_.page_size;
-        std::copy_n(from_k, d, k_.data() + slot * d);
-        std::copy_n(from_v, d, v_.data() + slot * d);
+        std::copy_n(SomeOf(shape_.family, d, random), d, k_.data() + slot * d);
+        std::copy_n(SomeOf(shape_.family, d, random), d, v_.data() + slot * d);
       }
     }
   }
@@ -263,8 +276,8 @@ using AttentionFrontTest = AttentionDecodeTest;
 
 TEST_F(AttentionDecodeTest, RandomBatches) {
   Random random(1);
-  constexpr int kCases = 1500;
-  for (int i = 0; i < kCases; ++i) {
+  const int cases = testing_support::Scaled(1500);
+  for (int i = 0; i < cases; ++i) {
     const Shape shape = RandomShape(random);
     const int64_t tokens = 1 + Below(random, 3) * Below(random, 3);
     Batch batch(shape, RandomRows(random, tokens, i % 10 == 0 ? 3000 : 700), random());
@@ -272,27 +285,27 @@ TEST_F(AttentionDecodeTest, RandomBatches) {
     ASSERT_TRUE(SameBits<Bf16>(device.Decode(static_cast<int32_t>(tokens)), batch.Expected()))
         << "case " << i << ": " << shape.Describe();
   }
-  std::printf("%d decode batches\n", kCases);
+  std::printf("%d decode batches\n", cases);
 }
 
 TEST_F(AttentionDecodeTest, WalksOfRandomBatches) {
   Random random(2);
-  constexpr int kCases = 500;
-  for (int i = 0; i < kCases; ++i) {
+  const int cases = testing_support::Scaled(500);
+  for (int i = 0; i < cases; ++i) {
     const Shape shape = RandomShape(random);
     Batch batch(shape, RandomRows(random, 40, 1200), random());
     DeviceBatch device(batch);
     ASSERT_TRUE(SameBits<Bf16>(device.Walk(), batch.Expected()))
         << "case " << i << ": " << shape.Describe();
   }
-  std::printf("%d walked batches\n", kCases);
+  std::printf("%d walked batches\n", cases);
 }
 
 // Decode, prefill and padding in one call.
 TEST_F(AttentionFrontTest, RandomMixedBatches) {
   Random random(3);
-  constexpr int kCases = 600;
-  for (int i = 0; i < kCases; ++i) {
+  const int cases = testing_support::Scaled(600);
+  for (int i = 0; i < cases; ++i) {
     Shape shape = RandomShape(random);
     if (i % 2 == 0) shape.head_dim = OneOf(random, {64, 96, 128, 256});
     std::vector<Rows> sequences = RandomRows(random, 3, 900);
@@ -305,7 +318,21 @@ TEST_F(AttentionFrontTest, RandomMixedBatches) {
     ASSERT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected()))
         << "case " << i << ": " << shape.Describe();
   }
-  std::printf("%d mixed batches\n", kCases);
+  std::printf("%d mixed batches\n", cases);
+}
+
+// Some rows over a long context are decoded in several blocks, more rows prefilled.
+TEST_F(AttentionFrontTest, FewRowsOverLongContexts) {
+  Random random(12);
+  const int cases = testing_support::Scaled(30);
+  for (int i = 0; i < cases; ++i) {
+    Shape shape = RandomShape(random);
+    shape.page_size = std::max(shape.page_size, 7);
+    Batch batch(shape, {{1 + Below(random, 24), 4200 + Below(random, 1500)}, {1, 700}, {0, 9}},
+                random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected())) << i << ": " << shape.Describe();
+  }
 }
 
 // More items than a wave of the GPU, so that every pair of warps takes several.
@@ -360,7 +387,8 @@ TEST_F(AttentionDecodeTest, LongContexts) {
 // Keys and queries with infinities and NaN; whole splits whose scores are all NaN or -inf.
 TEST_F(AttentionDecodeTest, NonFiniteKeysAndQueries) {
   Random random(7);
-  for (int i = 0; i < 120; ++i) {
+  const int cases = testing_support::Scaled(120);
+  for (int i = 0; i < cases; ++i) {
     Shape shape = RandomShape(random);
     const std::vector<Rows> sequences = RandomRows(random, 2, 1500);
     Batch batch(shape, sequences, random());
@@ -382,14 +410,18 @@ TEST_F(AttentionDecodeTest, NonFiniteKeysAndQueries) {
 // The control: moving the same keys to another place of the order changes bits, so the tests above
 // would see a wrong order of splits, of tiles, of k16 steps or of row-sum lanes.
 TEST_F(AttentionDecodeTest, OrderReachesTheBits) {
+  // Many outputs, because rounding to bf16 hides most of a difference.
+  const std::vector<Rows> sequences(64, {1, 1535});
   for (const int64_t distance : {512, 128, 16, 8, 1}) {
-    Batch batch({.heads = 4, .kv_heads = 1, .head_dim = 128, .page_size = 1}, {{1, 1535}}, 8);
+    Batch batch({.heads = 16, .kv_heads = 1, .head_dim = 128, .page_size = 1}, sequences, 8);
     const std::vector<Bf16> before = batch.Expected();
-    // Swaps neighbouring runs of keys through the page table.
-    std::vector<int32_t>& pages = batch.tables()[0];
-    for (int64_t i = 0; i + 2 * distance <= 1536; i += 2 * distance) {
-      const auto run = pages.begin() + i;
-      std::swap_ranges(run, run + distance, run + distance);
+    // Swaps neighbouring runs of keys through the page table: the second with the third, and so on,
+    // because the first addition of a chain commutes.
+    for (std::vector<int32_t>& pages : batch.tables()) {
+      for (int64_t i = distance; i + 2 * distance <= 1536; i += 2 * distance) {
+        const auto run = pages.begin() + i;
+        std::swap_ranges(run, run + distance, run + distance);
+      }
     }
     const std::vector<Bf16> expected = batch.Expected();
     EXPECT_FALSE(SameBits<Bf16>(expected, before)) << distance;

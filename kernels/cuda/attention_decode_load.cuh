@@ -1,0 +1,175 @@
+// How keys and values reach shared memory in the decode schedule (attention_decode.h): the ring
+// between the two warps of a pair, and the warp that fills it.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/attention_decode_work.cuh"
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
+
+namespace isobit::cuda {
+
+// Arrivals that complete a phase of a ring's barriers: every lane's where lanes write and read the
+// same stage, one for the warp where the copy engine writes.
+__device__ __forceinline__ uint32_t ArrivalsOf(const DecodeParams& p) { return p.run > 0 ? 1 : 32; }
+
+// A position in a pair's ring. Producer and consumer step through the same stages.
+template <typename Shape>
+struct RingCursor {
+  uint32_t buffers;  // shared-memory addresses
+  uint32_t barriers;
+  int stages;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ uint32_t buffer() const { return buffers + stage * Shape::kStageBytes; }
+  __device__ uint32_t full() const { return barriers + stage * 16; }
+  __device__ uint32_t empty() const { return full() + 8; }
+  __device__ void Next() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Where the 16 bytes at column 8 * `unit` of a half's row lie under the 128-byte swizzle.
+__device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
+  return static_cast<uint32_t>(key * 128 + ((unit ^ (key & 7)) << 4));
+}
+
+// The producer warp of a pair.
+template <typename Shape>
+class DecodeProducer {
+ public:
+  __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
+      : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
+
+  // Brings near what the first copies of an item look up.
+  __device__ void Warm(const DecodeItem& item) {
+    if (p_.run == 0) return;
+    PrefetchMap(p_.keys);
+    PrefetchMap(p_.values);
+    const int32_t begin = FirstTile<Shape>(item, item.first_split);
+    const int32_t end = EndOfSplit(item, item.first_split);
+    if (begin < end) LoadPages(item, begin, end);
+  }
+
+  __device__ void Run(const DecodeItem& item) {
+    for (int32_t split = item.first_split; split < item.end_split; ++split) {
+      const int32_t end = EndOfSplit(item, split);
+      const int32_t begin = FirstTile<Shape>(item, split);
+      if (begin >= end) continue;
+      if (p_.run > 0) LoadPages(item, begin, end);
+#pragma unroll 1
+      for (int32_t tile = begin; tile < end; tile += Shape::kTile) {
+        const ChunkRange chunks = ChunksOf<Shape>(item, tile);
+        for (int matrix = 0; matrix < 2; ++matrix) {
+#pragma unroll 1
+          for (int32_t c = chunks.first; c < chunks.end; ++c) {
+            WaitBarrier(ring_.empty(), ring_.parity ^ 1);
+            const int32_t chunk = tile + c * Shape::kChunk;
+            if (p_.run > 0) {
+              CopyRuns(item, chunk, matrix == 0 ? p_.keys : p_.values);
+            } else if (p_.whole_units) {
+              Gather<uint4>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
+            } else {
+              Gather<uint32_t>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
+            }
+            ring_.Next();
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // The pages of positions [begin, end), at most 64 as they hold 8 positions or more: lane l gets
+  // pages l and l + 32 of them.
+  __device__ void LoadPages(const DecodeItem& item, int32_t begin, int32_t end) {
+    first_page_ = begin / p_.kv.page_size;
+    const int32_t count = (end - 1) / p_.kv.page_size - first_page_ + 1;
+    const int32_t* pages =
+        p_.sequences.pages + p_.sequences.first_page[item.sequence] + first_page_;
+    if (lane_ < count) pages_[0] = pages[lane_];
+    if (lane_ + 32 < count) pages_[1] = pages[lane_ + 32];
+  }
+
+  // Keys from end_key to the end of their run come along unseen: they are masked later.
+  __device__ void CopyRuns(const DecodeItem& item, int32_t chunk, const CUtensorMap& map) {
+    const int32_t runs = (min(item.end_key - chunk, Shape::kChunk) + p_.run - 1) / p_.run;
+    const int32_t run = lane_ / Shape::kHalves;
+    const int32_t half = lane_ % Shape::kHalves;
+    const int32_t position = chunk + run * p_.run;
+    const int32_t index = position / p_.kv.page_size;
+    const int32_t near = index - first_page_;
+    const int32_t low = __shfl_sync(0xffffffffu, pages_[0], near & 31);
+    const int32_t high = __shfl_sync(0xffffffffu, pages_[1], near & 31);
+    const int32_t page = near < 32 ? low : high;
+    if (lane_ == 0) {
+      ExpectBytes(ring_.full(), static_cast<uint32_t>(runs * p_.run * Shape::kHalves) * 128);
+    }
+    __syncwarp();
+    if (run >= runs) return;
+    const int32_t slot = (page * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size + position -
+                         index * p_.kv.page_size;
+    CopyBox(ring_.buffer() + half * Shape::kHalfBytes + static_cast<uint32_t>(run * p_.run) * 128,
+            map, slot, half * kHalfColumns, ring_.full(), kEvictFirst);
+  }
+
+  // Any page size and head_dim, by ordinary loads of whole words.
+  template <typename Word>
+  __device__ void Gather(const DecodeItem& item, int32_t chunk, const Bf16* cache) {
+    constexpr int kElements = sizeof(Word) / sizeof(Bf16);
+    constexpr int kWords = Shape::kDim / kElements;  // of a key
+    constexpr int kAhead = 8;                        // words of a lane under way
+    const int32_t keys = min(item.end_key - chunk, Shape::kChunk);
+    const int32_t* pages = p_.sequences.pages + p_.sequences.first_page[item.sequence];
+    int64_t rows[Shape::kChunk / 32];  // of keys lane, lane + 32
+#pragma unroll
+    for (int i = 0; i < Shape::kChunk / 32; ++i) {
+      const int32_t position = chunk + min(i * 32 + lane_, keys - 1);
+      const int32_t index = position / p_.kv.page_size;
+      rows[i] = (int64_t{pages[index]} * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size +
+                position - index * p_.kv.page_size;
+    }
+#pragma unroll
+    for (int i = 0; i < Shape::kChunk / 32; ++i) {
+#pragma unroll 1
+      for (int first = 0; first < kWords; first += kAhead) {
+        Word words[kAhead] = {};
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          const int at = (first + step) * 32 + lane_;
+          const int column = at % kWords * kElements;
+          const int64_t row = __shfl_sync(0xffffffffu, rows[i], at / kWords);
+          if (i * 32 + at / kWords < keys && column < p_.kv.head_dim) {
+            words[step] = *reinterpret_cast<const Word*>(cache + row * p_.kv.head_dim + column);
+          }
+        }
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          const int at = (first + step) * 32 + lane_;
+          const int column = at % kWords * kElements;
+          const uint32_t to = ring_.buffer() + column / kHalfColumns * Shape::kHalfBytes +
+                              Swizzled(i * 32 + at / kWords, column % kHalfColumns / 8) +
+                              column % 8 * sizeof(Bf16);
+          *static_cast<Word*>(__cvta_shared_to_generic(to)) = words[step];
+        }
+      }
+    }
+    Arrive(ring_.full());
+  }
+
+  const DecodeParams& p_;
+  RingCursor<Shape> ring_;
+  int lane_;
+  int32_t first_page_ = 0;
+  int32_t pages_[2] = {};
+};
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_

@@ -1,0 +1,228 @@
+// The work of the decode schedule (attention_decode.h): its parameters, the shapes it is built for,
+// and the list of items that the kernel makes from the tables.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/contract/attention.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/sequences.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kPairs = 4;  // producer and consumer warps of a block
+inline constexpr int kDecodeThreads = 2 * kPairs * 32;
+inline constexpr int kMaxListed = 1024;  // sequences of one launch
+inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
+
+// Keys of one stage of a ring. Large stages give the tensor cores more independent work.
+constexpr int KeysOfChunk(int32_t head_dim) { return head_dim <= 128 ? 64 : 32; }
+
+struct DecodeParams {
+  CUtensorMap keys;  // [every slot of the cache, head_dim] in boxes of `run` x 64
+  CUtensorMap values;
+  DeviceSequences sequences;
+  int32_t first_sequence;  // of the num_listed that this launch handles
+  int32_t num_listed;
+  int32_t min_tokens;
+  int32_t max_tokens;
+  const Bf16* q;
+  int64_t ldq;
+  bool aligned_q;  // pairs of elements can be read as words
+  int32_t heads;
+  int32_t group;  // query heads of one KV head
+  PagedKv kv;
+  int32_t run;       // consecutive positions, aligned, that never leave a page; 0: no bulk copies
+  bool whole_units;  // every key and value is a whole number of aligned 16-byte units
+  float scale;
+  int32_t window;  // 2^31 - 1: none
+  Bf16* out;
+  int64_t ldo;
+  // [sequence][token < max_tokens][head][split < max_splits]: what each split hands on.
+  contract::SplitSum* split_sums;
+  float* split_acc;  // likewise, acc_stride each
+  int32_t acc_stride;
+  int32_t max_splits;
+};
+
+// First key that a query at this position sees.
+__device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
+  return max(0, position - p.window + 1);
+}
+
+// The splits of which some row of a sequence sees a key: [first, end).
+struct SplitRange {
+  int32_t first;
+  int32_t end;
+};
+__device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t first_position,
+                                               int32_t tokens) {
+  return {FirstSeen(p, first_position) / contract::kSplit,
+          (first_position + tokens - 1) / contract::kSplit + 1};
+}
+
+// Index of a split of one row and head among the split results.
+__device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
+                                              int32_t token, int32_t head, int32_t split) {
+  return ((int64_t{sequence} * p.max_tokens + token) * p.heads + head) * p.max_splits + split;
+}
+
+template <int kDim_, int kColumnBlocks_, bool kWalk_>
+struct DecodeShape {
+  static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
+  static constexpr int kColumnBlocks = kColumnBlocks_;  // of 8 query rows
+  static constexpr bool kWalk = kWalk_;
+  static constexpr int kRows = 8 * kColumnBlocks;
+  static constexpr int kTile = contract::KvTile(kDim);
+  static constexpr int kChunk = KeysOfChunk(kDim);
+  static constexpr int kChunks = kTile / kChunk;
+  static constexpr int kChunkBlocks = kChunk / 16;
+  // Key blocks whose scores are computed side by side.
+  static constexpr int kAbreast = kColumnBlocks == 1 ? kChunkBlocks : kWalk ? 1 : 2;
+  static constexpr int kKeyBlocks = kTile / 16;
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kHalves = kDim / kHalfColumns;
+  static constexpr uint32_t kHalfBytes = kChunk * 128;
+  static constexpr uint32_t kStageBytes = kHalves * kHalfBytes;
+  static constexpr int kStages = (kWalk ? 40 : 48) * 1024 / static_cast<int>(kStageBytes);
+  // A walking pair's folded accumulators, fp32 [kSteps * kColumnBlocks * 4][32 lanes].
+  static constexpr uint32_t kTotalBytes =
+      kWalk ? uint32_t{kSteps} * kColumnBlocks * 4 * 32 * sizeof(float) : 0;
+
+  // Shared memory, from a multiple of 1024 bytes: rings, totals, barriers, the work list.
+  static constexpr uint32_t kTotals = kPairs * kStages * kStageBytes;
+  static constexpr uint32_t kBarriers = kTotals + kPairs * kTotalBytes;
+  static constexpr uint32_t kList = kBarriers + kPairs * kStages * 2 * sizeof(uint64_t);
+  static constexpr uint32_t kSharedBytes = kList + (kMaxListed + 1) * sizeof(int32_t) + 1024;
+};
+
+// The work list: items of sequence i are [list[i], list[i + 1]). Called by the whole block.
+template <typename Shape>
+__device__ void MakeList(const DecodeParams& p, int32_t* list) {
+  constexpr int kPerThread = kMaxListed / kDecodeThreads;
+  __shared__ int32_t warp_sums[kDecodeThreads / 32];
+  const int thread = static_cast<int>(threadIdx.x);
+  int32_t counts[kPerThread];
+  int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int32_t listed = thread * kPerThread + i;
+    int32_t count = 0;
+    if (listed < p.num_listed) {
+      const int32_t s = p.first_sequence + listed;
+      const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
+      const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
+      if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
+        count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
+                (Shape::kWalk ? 1 : splits.end - splits.first);
+      }
+    }
+    counts[i] = count;
+    sum += count;
+  }
+  int32_t before = sum;  // and before this thread, once the inclusive sum is complete
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (thread % 32 >= offset) before += other;
+  }
+  if (thread % 32 == 31) warp_sums[thread / 32] = before;
+  __syncthreads();
+  before -= sum;
+  for (int w = 0; w < thread / 32; ++w) before += warp_sums[w];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    list[thread * kPerThread + i] = before;
+    before += counts[i];
+  }
+  if (thread == kDecodeThreads - 1) list[kMaxListed] = before;
+  __syncthreads();
+}
+
+// One block of query rows against one split, or in a walk against all it sees.
+struct DecodeItem {
+  int32_t sequence;
+  int32_t kv_head;
+  int32_t first_row;       // of the batch: the sequence's
+  int32_t first_position;  // likewise
+  int32_t first_block_row;
+  int32_t rows;       // of the block: row r is token r / group, head r % group of the group
+  int32_t first_key;  // keys that any row of the block sees
+  int32_t end_key;
+  int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
+  int32_t first_end;
+  int32_t first_split;  // of the item
+  int32_t end_split;
+  SplitRange sequence_splits;
+
+  template <typename Shape>
+  static __device__ DecodeItem Find(const DecodeParams& p, const int32_t* list, int32_t index) {
+    int32_t low = 0;  // the last sequence with list[low] <= index
+#pragma unroll 1
+    for (int32_t step = kMaxListed / 2; step > 0; step /= 2) {
+      if (list[low + step] <= index) low += step;
+    }
+    DecodeItem item;
+    item.sequence = p.first_sequence + low;
+    item.first_row = p.sequences.first_row[item.sequence];
+    item.first_position = p.sequences.first_position[item.sequence];
+    const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
+    item.sequence_splits = SplitsOf(p, item.first_position, tokens);
+    const int32_t splits = Shape::kWalk ? 1 : item.sequence_splits.end - item.sequence_splits.first;
+    const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
+    int32_t rest = index - list[low];
+    const int32_t split = rest % splits;
+    rest /= splits;
+    const int32_t block = rest % blocks;
+    item.kv_head = rest / blocks;
+    item.first_block_row = block * Shape::kRows;
+    item.rows = min(Shape::kRows, tokens * p.group - item.first_block_row);
+    const int32_t first_position = item.first_position + item.TokenOf(p, 0);
+    const int32_t last_position = item.first_position + item.TokenOf(p, item.rows - 1);
+    item.first_key = FirstSeen(p, first_position);
+    item.end_key = last_position + 1;
+    item.last_begin = FirstSeen(p, last_position);
+    item.first_end = first_position + 1;
+    if (Shape::kWalk) {
+      item.first_split = item.first_key / contract::kSplit;
+      item.end_split = (item.end_key - 1) / contract::kSplit + 1;
+    } else {
+      item.first_split = item.sequence_splits.first + split;
+      item.end_split = item.first_split + 1;
+    }
+    return item;
+  }
+
+  __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
+    return (first_block_row + row) / p.group;
+  }
+  __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
+    return kv_head * p.group + (first_block_row + row) % p.group;
+  }
+};
+
+// The chunks [first, end) of the tile at `tile` that hold a key of [first_key, end_key).
+struct ChunkRange {
+  int32_t first;
+  int32_t end;
+};
+template <typename Shape>
+__device__ __forceinline__ ChunkRange ChunksOf(const DecodeItem& item, int32_t tile) {
+  return {max(0, item.first_key - tile) / Shape::kChunk,
+          (min(item.end_key - tile, Shape::kTile) + Shape::kChunk - 1) / Shape::kChunk};
+}
+template <typename Shape>
+__device__ __forceinline__ int32_t FirstTile(const DecodeItem& item, int32_t split) {
+  return max(split * contract::kSplit, item.first_key / Shape::kTile * Shape::kTile);
+}
+__device__ __forceinline__ int32_t EndOfSplit(const DecodeItem& item, int32_t split) {
+  return min((split + 1) * contract::kSplit, item.end_key);
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
