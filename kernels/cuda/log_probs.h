@@ -73,7 +73,7 @@ struct DeviceLogProbs {
   int64_t top_stride = 0;
   std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; left so that it can be
                                    // used again by the next launch of the same stream
-  bool ranked_rows = true;  // false: no row has filters or a top list, which saves a launch
+  bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch
 };
 
 size_t LogProbWorkspaceBytes(int64_t num_rows);

@@ -96,38 +96,47 @@ __device__ __forceinline__ void AddToBin(OrderScratch& scratch, uint32_t bin, ui
   }
 }
 
-// Fills row_counts and row_mass.
+__device__ __forceinline__ void ClearBins(OrderScratch& scratch) {
+  if (threadIdx.x < kBins) {
+    scratch.counts[threadIdx.x] = 0;
+    scratch.mass_low[threadIdx.x] = 0;
+    scratch.mass_high[threadIdx.x] = 0;
+  }
+  SyncRange();
+}
+
+// Joins all blocks' bins in row_counts and row_mass. Another Sync must come before ClearBins.
 template <bool kWeighted>
-__device__ __forceinline__ void CountBins(RowCluster& row, const VocabRange& range,
-                                          const Binning& binning, OrderScratch& scratch) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kBins) {
-    scratch.counts[thread] = 0;
-    scratch.mass_low[thread] = 0;
-    scratch.mass_high[thread] = 0;
-  }
-  __syncthreads();
-  for (int i = thread; i < range.size; i += kRangeThreads) {
-    const float z = range.z[i];
-    const uint32_t bin = binning.BinOf(z, range.first + i);
-    if (bin < kBins) AddToBin<kWeighted>(scratch, bin, MassOf<kWeighted>(z, binning.row_max));
-  }
+__device__ __forceinline__ void JoinBins(RowCluster& row, OrderScratch& scratch) {
   row.Sync();
-  if (thread < kBins) {
+  if (threadIdx.x < kBins) {
     uint32_t count = 0;
     uint64_t mass = 0;
 #pragma unroll
     for (int r = 0; r < contract::kLeaves; ++r) {
       const OrderScratch* other = row.Of(r, &scratch);
-      count += other->counts[thread];
+      count += other->counts[threadIdx.x];
       if (kWeighted) {
-        mass += uint64_t{other->mass_high[thread]} << 32 | other->mass_low[thread];
+        mass += uint64_t{other->mass_high[threadIdx.x]} << 32 | other->mass_low[threadIdx.x];
       }
     }
-    scratch.row_counts[thread] = count;
-    scratch.row_mass[thread] = kWeighted ? mass : count;
+    scratch.row_counts[threadIdx.x] = count;
+    scratch.row_mass[threadIdx.x] = kWeighted ? mass : count;
   }
-  __syncthreads();
+  SyncRange();
+}
+
+// Counts the range's tokens and joins the row's.
+template <bool kWeighted>
+__device__ __forceinline__ void CountBins(RowCluster& row, const VocabRange& range,
+                                          const Binning& binning, OrderScratch& scratch) {
+  ClearBins(scratch);
+  for (int i = static_cast<int>(threadIdx.x); i < range.size; i += kRangeThreads) {
+    const float z = range.z[i];
+    const uint32_t bin = binning.BinOf(z, range.first + i);
+    if (bin < kBins) AddToBin<kWeighted>(scratch, bin, MassOf<kWeighted>(z, binning.row_max));
+  }
+  JoinBins<kWeighted>(row, scratch);
 }
 
 __device__ __forceinline__ uint64_t TotalMass(const OrderScratch& scratch) {
@@ -161,22 +170,26 @@ __device__ __forceinline__ void FindBin(uint64_t need, OrderScratch& scratch) {
       before += mass;
     }
   }
-  __syncthreads();
+  SyncRange();
 }
 
-// Collects the keys of the tokens that `wanted(z, id)` names, at most kMaxTopLogProbs in the row,
-// into scratch.gathered of every block, unordered. Returns their number.
+// Collects the keys of the tokens that `wanted(z, id)` names into scratch.gathered of every block,
+// unordered. Returns their number; if that is beyond kMaxTopLogProbs, nothing is gathered.
 template <typename Wanted>
 __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, Wanted wanted,
                                       OrderScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) scratch.list_size = 0;
-  __syncthreads();
-  for (int i = thread; i < range.size; i += kRangeThreads) {
-    const float z = range.z[i];
-    if (!wanted(z, range.first + i)) continue;
-    scratch.list[atomicAdd(&scratch.list_size, 1u)] = TokenKey(z, range.first + i);
-  }
+  SyncRange();
+  ForEachFour(range, [&](int i, const Four& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t id = range.first + i + j;
+      if (!wanted(four.z[j], id) || i + j >= range.size) continue;
+      const uint32_t at = atomicAdd(&scratch.list_size, 1u);
+      if (at < kMaxTopLogProbs) scratch.list[at] = TokenKey(four.z[j], id);
+    }
+  });
   row.Sync();
   int ends[contract::kLeaves];
   int size = 0;
@@ -185,7 +198,7 @@ __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, 
     size += static_cast<int>(*row.Of(r, &scratch.list_size));
     ends[r] = size;
   }
-  for (int i = thread; i < size; i += kRangeThreads) {
+  for (int i = thread; size <= kMaxTopLogProbs && i < size; i += kRangeThreads) {
     int rank = 0;
     int begin = 0;
 #pragma unroll
@@ -200,6 +213,30 @@ __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, 
   return size;
 }
 
+// Sorts gathered keys, the first of the order first.
+__device__ __forceinline__ void SortGathered(int size, OrderScratch& scratch) {
+  const int thread = static_cast<int>(threadIdx.x);
+  uint64_t* keys = scratch.gathered;
+  int padded = 1;
+  while (padded < size) padded *= 2;
+  for (int i = size + thread; i < padded; i += kRangeThreads) keys[i] = 0;
+  for (int run = 2; run <= padded; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      SyncRange();
+      if (thread >= padded / 2) continue;
+      const int low = thread / step * 2 * step + thread % step;
+      const uint64_t a = keys[low];
+      const uint64_t b = keys[low + step];
+      const bool descending = (low & run) == 0;
+      if ((a < b) == descending) {
+        keys[low] = b;
+        keys[low + step] = a;
+      }
+    }
+  }
+  SyncRange();
+}
+
 // Among `size` gathered keys, the one with which the mass reaches `need`.
 template <bool kWeighted>
 __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, float row_max,
@@ -208,14 +245,14 @@ __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, flo
   for (int i = thread; i < size; i += kRangeThreads) {
     scratch.masses[i] = MassOf<kWeighted>(LogitOf(scratch.gathered[i]), row_max);
   }
-  __syncthreads();
+  SyncRange();
   for (int i = thread; i < size; i += kRangeThreads) {
     const uint64_t key = scratch.gathered[i];
     uint64_t before = 0;
     for (int j = 0; j < size; ++j) before += scratch.gathered[j] > key ? scratch.masses[j] : 0;
     if (before < need && before + scratch.masses[i] >= need) scratch.last = key;
   }
-  __syncthreads();
+  SyncRange();
   return scratch.last;
 }
 
@@ -238,12 +275,12 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
       const uint64_t other = __shfl_xor_sync(~0u, mine, step);
       mine = other > mine ? other : mine;
     }
-    __syncthreads();
+    SyncRange();
     if (threadIdx.x % 32 == 0) {
       atomicMax(reinterpret_cast<unsigned long long*>(&scratch.last),
                 static_cast<unsigned long long>(mine));
     }
-    __syncthreads();
+    SyncRange();
     row.Exchange(scratch.last, scratch);
     uint64_t all = 0;
     for (int r = 0; r < contract::kLeaves; ++r) {

@@ -18,8 +18,9 @@ using contract::kMinusInfinity;
 
 inline constexpr int kRangeThreads = 512;
 inline constexpr int kRangeWarps = kRangeThreads / 32;
-// Logits that arrive together: one 16-byte load of every thread.
-inline constexpr int kChunk = 4 * kRangeThreads;
+// Logits that arrive together: two 16-byte loads of every thread.
+inline constexpr int kStride = 4 * kRangeThreads;
+inline constexpr int kChunk = 2 * kStride;
 inline constexpr int kMaxChunks =
     (static_cast<int>(kMaxDeviceVocab) / 8 + 16 + kChunk - 1) / kChunk;
 
@@ -41,15 +42,46 @@ struct RangeResult {
   bool alive = false;  // a processed logit is above -inf
 };
 
+// The noise of a row. Philox's keys are the same for all tokens: each round's are kept in shared
+// memory, where every thread finds them.
+struct NoiseKey {
+  uint64_t seed;
+  uint32_t sample;
+  uint32_t position;
+};
+struct alignas(16) RoundKeys {
+  uint32_t words[2 * contract::kPhiloxRounds];
+
+  // By the first threads of the block.
+  __device__ void Set(uint64_t seed) {
+    const uint32_t t = threadIdx.x;
+    if (t >= 2 * contract::kPhiloxRounds) return;
+    words[t] = t % 2 == 0 ? static_cast<uint32_t>(seed) + t / 2 * 0x9e3779b9u
+                          : static_cast<uint32_t>(seed >> 32) + t / 2 * 0xbb67ae85u;
+  }
+};
+
+// What one warp's part of a range comes to: the sums of weights and of weighted distances (in
+// absolute value), and the drawn token.
+struct WarpTotals {
+  uint64_t weights = 0;
+  uint64_t distances = 0;
+  uint64_t best = 0;  // TokenKey of its value; 0: none
+  float best_logit = 0.0f;
+};
+
 // What the threads of a block share while they work on a range.
 struct RangeScratch {
-  uint64_t barriers[kMaxChunks];  // one a chunk
+  RoundKeys keys;             // this and the next two are made ready by BlockMax
+  unsigned long long best;    // TokenKey of the largest value so far
+  float prune;                // PruneFactor of it
+  uint64_t full[kMaxChunks];  // barriers: the chunk has arrived
   uint32_t words[kRangeWarps];
-  uint64_t weights[kRangeWarps];
-  uint64_t distances[kRangeWarps];
-  unsigned long long best;
-  float prune;
+  uint32_t flags[kRangeWarps];
 };
+
+// Of the threads that work on a range: a block may have others.
+__device__ __forceinline__ void SyncRange() { SyncThreads(1, kRangeThreads); }
 
 // Keys order tokens as contract::Before does: a larger key comes first. -0 ties with +0.
 __device__ __forceinline__ uint32_t AscendingBits(float x) {
@@ -69,56 +101,62 @@ __device__ __forceinline__ int32_t IdOf(uint64_t key) {
   return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
 
-// ---- Reductions over the block, for every thread
+// A maximum, and whether something was not fit to be in a distribution.
+struct RangeMax {
+  float max;
+  bool unfit;
+  float own = kMinusInfinity;  // the maximum of what this thread has seen
+};
 
-__device__ __forceinline__ uint32_t BlockMax(uint32_t value, RangeScratch& scratch) {
-  value = __reduce_max_sync(~0u, value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch.words[threadIdx.x / 32] = value;
-  __syncthreads();
-  return __reduce_max_sync(~0u, scratch.words[threadIdx.x % kRangeWarps]);
-}
-__device__ __forceinline__ float BlockMax(float value, RangeScratch& scratch) {
-  return FromAscendingBits(BlockMax(AscendingBits(value), scratch));
+// Over the threads' own, for every thread. Makes the scratch ready for a draw with this seed.
+__device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed,
+                                             RangeScratch& scratch) {
+  const uint32_t word = __reduce_max_sync(~0u, AscendingBits(mine.max));
+  const bool flag = __any_sync(~0u, mine.unfit) != 0;
+  SyncRange();
+  scratch.keys.Set(seed);
+  if (threadIdx.x == 0) {
+    scratch.best = 0;
+    scratch.prune = contract::kInfinity;
+  }
+  if (threadIdx.x % 32 == 0) {
+    scratch.words[threadIdx.x / 32] = word;
+    scratch.flags[threadIdx.x / 32] = flag ? 1 : 0;
+  }
+  SyncRange();
+  const uint32_t max = __reduce_max_sync(~0u, scratch.words[threadIdx.x % kRangeWarps]);
+  return {FromAscendingBits(max),
+          __any_sync(~0u, scratch.flags[threadIdx.x % kRangeWarps] != 0) != 0, mine.max};
 }
 
 // ---- Loading
 
-// Begins to copy a range into shared memory; all threads call it. Chunk c has arrived when barrier
-// c has completed its first phase.
-__device__ __forceinline__ void StartLoading(const VocabRange& range, const float* logits,
-                                             RangeScratch& scratch) {
-  const float* from = logits + range.first;
-  const int chunks = (range.size + kChunk - 1) / kChunk;
-  const auto in_bulk = [&](int chunk) {
-    const int size = min(kChunk, range.size - chunk * kChunk);
-    return reinterpret_cast<uintptr_t>(from) % 16 == 0 && size % 4 == 0;
-  };
-  if (threadIdx.x < chunks) {
-    InitBarrier(SharedAddress(&scratch.barriers[threadIdx.x]),
-                in_bulk(static_cast<int>(threadIdx.x)) ? 1 : kRangeThreads);
-    FenceBarrierInit();
-  }
-  __syncthreads();
-  for (int c = 0; c < chunks; ++c) {
-    const int begin = c * kChunk;
-    const int size = min(kChunk, range.size - begin);
-    const uint32_t barrier = SharedAddress(&scratch.barriers[c]);
-    if (in_bulk(c)) {
-      if (threadIdx.x != 0) continue;
-      ExpectBytes(barrier, static_cast<uint32_t>(size) * sizeof(float));
-      CopyBytes(SharedAddress(range.z + begin), from + begin,
-                static_cast<uint32_t>(size) * sizeof(float), barrier, kEvictFirst);
-      continue;
+// Begins to copy chunk `c` of a range into shared memory, by `kThreads` threads, of which this is
+// number `thread`; each makes one arrival at the chunk's barrier. A chunk beyond the range is
+// empty.
+template <int kThreads>
+__device__ __forceinline__ void StartChunk(const VocabRange& range, const float* logits, int c,
+                                           int thread, RangeScratch& scratch) {
+  const float* from = logits + range.first + c * kChunk;
+  float* to = range.z + c * kChunk;
+  const int size = max(0, min(kChunk, range.size - c * kChunk));
+  const uint32_t barrier = SharedAddress(&scratch.full[c]);
+  if (reinterpret_cast<uintptr_t>(from) % 16 == 0 && size % 4 == 0) {
+    if (thread == 0 && size > 0) {
+      const uint32_t bytes = static_cast<uint32_t>(size) * sizeof(float);
+      ExpectBytes(barrier, bytes);
+      CopyBytes(SharedAddress(to), from, bytes, barrier, kEvictFirst);
+    } else {
+      Arrive(barrier);
     }
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kRangeThreads) {
-      asm volatile(
-          "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(range.z + begin + i)),
-          "l"(from + begin + i)
-          : "memory");
-    }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+    return;
   }
+  for (int i = thread; i < size; i += kThreads) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(to + i)),
+                 "l"(from + i)
+                 : "memory");
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Four logits from a multiple of 4; -inf beyond the range.
@@ -136,43 +174,65 @@ __device__ __forceinline__ Four LoadFour(const VocabRange& range, int i) {
   return four;
 }
 
-// Calls visit(i) for the multiples of 4 that are this thread's, so that a thread always meets the
-// same tokens. A warp whose first token is beyond the range has none.
-template <typename Visit>
-__device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit) {
-  for (int base = static_cast<int>(threadIdx.x / 32 * 128); base < range.size; base += kChunk) {
-    visit(base + static_cast<int>(threadIdx.x % 32 * 4));
+__device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const Four& four) {
+  if (i + 4 <= range.size) {
+    *reinterpret_cast<float4*>(range.z + i) = {four.z[0], four.z[1], four.z[2], four.z[3]};
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (i + j < range.size) range.z[i + j] = four.z[j];
   }
 }
 
-struct RangeMax {
-  float max;
-  bool unfit;  // NaN or +inf is among the logits, or -inf if it must not be
-};
+// Calls visit(i, four, whole) for this thread's part of the range, four logits from i on, -inf
+// beyond the range unless `whole`; and awaited(c) and loaded(c) before and after a chunk's are
+// read. Whole warps call visit together.
+template <typename Awaited, typename Loaded, typename Visit>
+__device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Awaited awaited,
+                                            Loaded loaded, Visit visit) {
+  const int mine = static_cast<int>(threadIdx.x) * 4;
+  int c = 0;
+  for (; (c + 1) * kChunk <= range.size; ++c) {
+    awaited(c);
+    const int i = c * kChunk + mine;
+    const float4 a = *reinterpret_cast<const float4*>(range.z + i);
+    const float4 b = *reinterpret_cast<const float4*>(range.z + i + kStride);
+    loaded(c);
+    visit(i, Four{{a.x, a.y, a.z, a.w}}, true);
+    visit(i + kStride, Four{{b.x, b.y, b.z, b.w}}, true);
+  }
+  const int end = c;
+  for (int rest = c; rest < chunks; ++rest) awaited(rest);
+  for (int i = end * kChunk + mine; i - mine % 128 < range.size; i += kStride) {
+    visit(i, LoadFour(range, i), false);
+  }
+  for (; c < chunks; ++c) loaded(c);
+}
+template <typename Visit>
+__device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit) {
+  ForEachFour(
+      range, 0, [](int) {}, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
+}
 
-// Waits for the logits; the maximum of all, none of which may be infinite.
-__device__ __forceinline__ RangeMax AwaitRaw(const VocabRange& range, RangeScratch& scratch) {
+// Waits for the logits, which are phase `parity` of their chunks; their maximum. Unfit: one of them
+// is not finite.
+__device__ __forceinline__ RangeMax AwaitLogits(const VocabRange& range, int chunks,
+                                                uint32_t parity, uint64_t seed,
+                                                RangeScratch& scratch) {
   float max = kMinusInfinity;
   float zero = 0.0f;  // NaN as soon as a logit is not finite
-  for (int base = 0, c = 0; base < range.size; base += kChunk, ++c) {
-    WaitBarrier(SharedAddress(&scratch.barriers[c]), 0);
-    const int i = base + static_cast<int>(threadIdx.x) * 4;
-    if (i + 4 <= range.size) {
-      const Four four = LoadFour(range, i);
+  ForEachFour(
+      range, chunks, [&](int c) { WaitBarrier(SharedAddress(&scratch.full[c]), parity); },
+      [](int) {},
+      [&](int i, const Four& four, bool whole) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        max = fmaxf(max, four.z[j]);
-        zero = contract::Fma(four.z[j], 0.0f, zero);
-      }
-    } else {
-      for (int k = i; k < range.size; ++k) {
-        max = fmaxf(max, range.z[k]);
-        zero = contract::Fma(range.z[k], 0.0f, zero);
-      }
-    }
-  }
-  const bool unfit = __syncthreads_or(static_cast<int>(zero != zero)) != 0;
-  return {BlockMax(max, scratch), unfit};
+        for (int j = 0; j < 4; ++j) {
+          max = fmaxf(max, four.z[j]);
+          if (whole || i + j < range.size) zero = contract::Fma(four.z[j], 0.0f, zero);
+        }
+      });
+  return BlockMax({max, zero != zero}, seed, scratch);
 }
 
 // ---- From logits to processed ones
@@ -181,7 +241,7 @@ __device__ __forceinline__ RangeMax AwaitRaw(const VocabRange& range, RangeScrat
 __device__ __forceinline__ RangeMax Process(const VocabRange& range, const DeviceLogProbRow& row,
                                             const DeviceLogProbs& args, float inverse_temperature,
                                             RangeScratch& scratch) {
-  __syncthreads();
+  SyncRange();
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < row.counts.size; i += kRangeThreads) {
     const TokenCount c = args.counts[row.counts.first + i];
@@ -190,48 +250,77 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
     z = contract::Penalise(z, c.in_prompt, c.in_output, row.repetition_penalty,
                            row.presence_penalty, row.frequency_penalty);
   }
-  __syncthreads();
+  SyncRange();
   for (int i = thread; i < row.biases.size; i += kRangeThreads) {
     const TokenBias b = args.biases[row.biases.first + i];
     if (!range.Holds(b.id)) continue;
     float& z = range.z[b.id - range.first];
     z = contract::Add(z, b.bias);
   }
-  __syncthreads();
+  SyncRange();
   for (int i = thread; i < row.banned.size; i += kRangeThreads) {
     const int32_t id = args.banned[row.banned.first + i];
     if (range.Holds(id)) range.z[id - range.first] = kMinusInfinity;
   }
-  __syncthreads();
+  SyncRange();
   float max = kMinusInfinity;
   bool unfit = false;
-  for (int i = thread; i < range.size; i += kRangeThreads) {
-    const float z = contract::Mul(range.z[i], inverse_temperature);
-    range.z[i] = z;
-    unfit |= !(z < -kMinusInfinity);
-    max = fmaxf(max, z);
-  }
-  unfit = __syncthreads_or(static_cast<int>(unfit)) != 0;
-  return {BlockMax(max, scratch), unfit};
+  ForEachFour(range, [&](int i, Four four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      four.z[j] = contract::Mul(four.z[j], inverse_temperature);
+      unfit |= i + j < range.size && !(four.z[j] < -kMinusInfinity);
+      max = fmaxf(max, four.z[j]);
+    }
+    StoreFour(range, i, four);
+  });
+  return BlockMax({max, unfit}, row.seed, scratch);
 }
 
 // ---- Weights and the draw
+
+// contract::ExpDistance(z, max) for z - max in [-45, 0]: the polynomial of contract::Exp2 without
+// its limits. Further down weights and weighted distances truncate to nothing, as they do at -45:
+// the caller need not tell. INVARIANT: WeightsEqualTheContract.
+inline constexpr float kLeastDistance = -45.0f;
+__device__ __forceinline__ float WeightAt(float distance) {
+  constexpr float kMagic = 0x1.8p23f;
+  const float x = contract::Mul(distance, contract::kLog2E);
+  const float shifted = contract::Add(x, kMagic);
+  const float f = contract::Sub(x, contract::Sub(shifted, kMagic));
+  float p = 0x1.5bda40p-10f;
+  p = contract::Fma(p, f, 0x1.3ce8acp-7f);
+  p = contract::Fma(p, f, 0x1.c6b6d8p-5f);
+  p = contract::Fma(p, f, 0x1.ebf9c2p-3f);
+  p = contract::Fma(p, f, 0x1.62e42ap-1f);
+  p = contract::Fma(p, f, 1.0f);
+  // The shift leaves round(x) where the exponent is: nothing here is too small for it.
+  return contract::FromBits(contract::BitsOf(p) + (contract::BitsOf(shifted) << 23));
+}
 
 // A sum of numbers in [0, 1], each truncated to 40 fraction bits: two rounding-towards-zero
 // additions leave 20 bits each in the low bits of a float, which saves the conversions.
 class FractionSum {
  public:
-  __device__ void Add(float x) {
-    const float high = __fadd_rz(x, kHigh);
-    const float rest = contract::Sub(x, contract::Sub(high, kHigh));
-    const float low = __fadd_rz(rest, kLow);
-    high_ += contract::BitsOf(high) - contract::BitsOf(kHigh);
-    low_ += contract::BitsOf(low) - contract::BitsOf(kLow);
+  __device__ void AddFour(const float (&x)[4]) {
+    float high[4];
+    float low[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      high[j] = __fadd_rz(x[j], kHigh);
+      low[j] = __fadd_rz(contract::Sub(x[j], contract::Sub(high[j], kHigh)), kLow);
+    }
+    high_ += contract::BitsOf(high[0]) + contract::BitsOf(high[1]);
+    high_ += contract::BitsOf(high[2]) + contract::BitsOf(high[3]);
+    low_ += contract::BitsOf(low[0]) + contract::BitsOf(low[1]);
+    low_ += contract::BitsOf(low[2]) + contract::BitsOf(low[3]);
   }
-  // Of a warp's sums, for its first lane. Neither half can overflow: a warp holds fewer than 2^12
-  // numbers of a range.
-  __device__ uint64_t OfWarp() const {
-    return (uint64_t{__reduce_add_sync(~0u, high_)} << 20) + __reduce_add_sync(~0u, low_);
+  // Of a warp's sums, each after `calls` calls, for its first lane. Neither half can overflow: a
+  // warp holds fewer than 2^12 numbers of a range.
+  __device__ uint64_t OfWarp(uint32_t calls) const {
+    const uint32_t high = high_ - 4 * calls * contract::BitsOf(kHigh);
+    const uint32_t low = low_ - 4 * calls * contract::BitsOf(kLow);
+    return (uint64_t{__reduce_add_sync(~0u, high)} << 20) + __reduce_add_sync(~0u, low);
   }
 
  private:
@@ -240,16 +329,38 @@ class FractionSum {
   uint32_t high_ = 0;
   uint32_t low_ = 0;
 };
-static_assert(kMaxChunks * 4 * 32 < 4096);
+static_assert(kMaxChunks * 2 * 4 * 32 < 4096);
 
 enum class DrawRule { kNone, kGreedy, kGumbel };
 
-// The noise of a row.
-struct NoiseKey {
-  uint64_t seed;
-  uint32_t sample;
-  uint32_t position;
-};
+__device__ __forceinline__ uint64_t WideProduct(uint32_t a, uint32_t b) {
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// contract::TokenNoise. INVARIANT: NoiseEqualsTheContract.
+__device__ __forceinline__ contract::PhiloxBlock GroupNoise(const RoundKeys& keys,
+                                                            const NoiseKey& key, uint32_t group) {
+  uint32_t c[4] = {group, key.position, key.sample, 0};
+  static_assert(contract::kPhiloxRounds % 2 == 0);
+#pragma unroll
+  for (int pair = 0; pair < contract::kPhiloxRounds / 2; ++pair) {
+    const uint4 k = *reinterpret_cast<const uint4*>(&keys.words[4 * pair]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint64_t p0 = WideProduct(0xd2511f53u, c[0]);
+      const uint64_t p1 = WideProduct(0xcd9e8d57u, c[2]);
+      const uint32_t first = static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ (i == 0 ? k.x : k.z);
+      const uint32_t third = static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ (i == 0 ? k.y : k.w);
+      c[0] = first;
+      c[1] = static_cast<uint32_t>(p1);
+      c[2] = third;
+      c[3] = static_cast<uint32_t>(p0);
+    }
+  }
+  return {{c[0], c[1], c[2], c[3]}};
+}
 
 // A token can reach the value `best` only if its noise is at least best - z, hence if
 // u <= exp(z - best) = w * exp(max - best), w being its weight against `max`. This is that factor,
@@ -260,110 +371,137 @@ __device__ __forceinline__ float PruneFactor(float max, float best) {
       contract::Mul(contract::Add(contract::Sub(max, best), slack), contract::kLog2E));
 }
 
-// No value of the noise is smaller.
-__device__ __forceinline__ float LeastGumbel() { return contract::Gumbel(0xffffffffu); }
-
-// Raises scratch.best to the largest of the values of this warp's candidates among four tokens
-// each.
-__device__ __forceinline__ void DrawAmong(const Four& z, const contract::PhiloxBlock& noise,
-                                          const bool (&candidate)[4], int32_t id, float max,
-                                          RangeScratch& scratch) {
-  uint64_t best = 0;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (!candidate[j]) continue;
-    const float value = contract::Add(z.z[j], contract::Gumbel(noise.words[j]));
-    const uint64_t key = TokenKey(value, id + j);
-    best = key > best ? key : best;
-  }
-  const uint32_t value = static_cast<uint32_t>(best >> 32);
-  if (value != __reduce_max_sync(__activemask(), value)) return;
-  if (best <= *const_cast<volatile unsigned long long*>(&scratch.best)) return;
-  atomicMax(&scratch.best, static_cast<unsigned long long>(best));
-  atomicMin(reinterpret_cast<int*>(&scratch.prune),
-            static_cast<int>(contract::BitsOf(PruneFactor(max, LogitOf(best)))));
+// Whether a token's value may reach the best one. 1 + u, cut to 23 fraction bits, is compared with
+// 1 + the bound: neither rounding can turn a winner away. INVARIANT: NoWinnerIsTurnedAway.
+__device__ __forceinline__ bool IsCandidate(float weight, uint32_t word, float prune) {
+  const float u = contract::FromBits((word >> 9) + 0x3f800000u);
+  return !(u > contract::Fma(weight, prune, 1.0f));
 }
 
-// The sums of weights and of weighted distances (in absolute value) against `max`, which is not
-// -inf, of the logits times inverse_temperature, and the key of the drawn token's value. The result
-// is thread 0's.
-struct RangeTotals {
-  uint64_t weights;
-  uint64_t distances;
-  uint64_t best;
-};
-template <DrawRule kRule, bool kDistances>
-__device__ __forceinline__ RangeTotals SumAndDraw(const VocabRange& range,
-                                                  float inverse_temperature, float max,
-                                                  const NoiseKey& noise_key,
-                                                  RangeScratch& scratch) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    scratch.best = 0;
-    scratch.prune = PruneFactor(max, contract::Add(max, LeastGumbel()));
+// No value of the noise is smaller: -log(-log(2^-24)) = -2.812. INVARIANT: LeastGumbelIsABound.
+inline constexpr float kLeastGumbel = -2.82f;
+
+// A thread's best value so far.
+struct BestToken {
+  uint64_t key = 0;  // TokenKey of the value
+  float logit = 0.0f;
+
+  __device__ void Offer(uint64_t other, float other_logit) {
+    if (other <= key) return;
+    key = other;
+    logit = other_logit;
   }
-  __syncthreads();
+};
+
+__device__ __forceinline__ void LowerPrune(float max, float best, RangeScratch* scratch) {
+  atomicMin(reinterpret_cast<int*>(&scratch->prune),
+            static_cast<int>(contract::BitsOf(PruneFactor(max, best))));
+}
+
+// Tries those of four tokens of each of some lanes that `candidates` has a bit for. Lowers the
+// bound of what is still worth trying in the whole range. Rare, so it shall not cost the loop
+// registers.
+static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32_t candidates,
+                                                   int32_t id, float max, BestToken best,
+                                                   RangeScratch* scratch) {
+#pragma unroll 1
+  for (int j = 0; j < 4; ++j) {
+    if ((candidates & 1) != 0) {
+      best.Offer(TokenKey(contract::Add(z.x, contract::Gumbel(words.x)), id + j), z.x);
+    }
+    candidates >>= 1;
+    z = {z.y, z.z, z.w, 0.0f};
+    words = {words.y, words.z, words.w, 0};
+  }
+  const uint32_t value = static_cast<uint32_t>(best.key >> 32);
+  if (value != __reduce_max_sync(__activemask(), value)) return best;
+  if (best.key <= *const_cast<volatile unsigned long long*>(&scratch->best)) return best;
+  atomicMax(&scratch->best, static_cast<unsigned long long>(best.key));
+  LowerPrune(max, LogitOf(best.key), scratch);
+  return best;
+}
+
+// Sums the weights against `max`, which is not -inf, of the logits times inverse_temperature, and
+// draws. The result is that of the warp, for its first lane. `loaded(c)` is called by every thread
+// once it needs no more of chunk c.
+template <DrawRule kRule, bool kDistances, typename Loaded>
+__device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int chunks,
+                                                 float inverse_temperature, float max,
+                                                 const NoiseKey& noise_key, RangeScratch& scratch,
+                                                 Loaded loaded) {
+  if constexpr (kRule == DrawRule::kGumbel) {
+    if (threadIdx.x % 32 == 0) LowerPrune(max, contract::Add(max, kLeastGumbel), &scratch);
+    __syncwarp();
+  }
   FractionSum weights;
   FractionSum distances;
-  uint64_t greedy = 0;
-  ForEachFour(range, [&](int i) {
-    Four four = LoadFour(range, i);
+  BestToken best;
+  uint32_t calls = 0;
+  const auto visit = [&](int i, Four four, bool) {
+    ++calls;
     float weight[4];
+    float product[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       four.z[j] = contract::Mul(four.z[j], inverse_temperature);
-      weight[j] = contract::ExpDistance(four.z[j], max);
-      weights.Add(weight[j]);
-      if constexpr (kDistances) {
-        const float distance = contract::Sub(max, four.z[j]);
-        distances.Add(weight[j] > 0.0f ? contract::Mul(weight[j], distance) : 0.0f);
-      }
+      const float distance = fmaxf(contract::Sub(four.z[j], max), kLeastDistance);
+      weight[j] = WeightAt(distance);
+      product[j] = contract::Mul(weight[j], -distance);
     }
+    weights.AddFour(weight);
+    if constexpr (kDistances) distances.AddFour(product);
     const int32_t id = range.first + i;
     if constexpr (kRule == DrawRule::kGreedy) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (four.z[j] != max) continue;
-        const uint64_t key = TokenKey(four.z[j], id + j);
-        greedy = key > greedy ? key : greedy;
+        if (four.z[j] == max) best.Offer(TokenKey(four.z[j], id + j), four.z[j]);
       }
     }
     if constexpr (kRule == DrawRule::kGumbel) {
-      const contract::PhiloxBlock noise = contract::TokenNoise(
-          noise_key.seed, noise_key.sample, noise_key.position, static_cast<uint32_t>(id) / 4);
+      const contract::PhiloxBlock noise =
+          GroupNoise(scratch.keys, noise_key, static_cast<uint32_t>(id) / 4);
       const float prune = *const_cast<volatile float*>(&scratch.prune);
-      bool candidate[4];
-      bool any = false;
+      uint32_t candidates = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        // 1 + u, cut to 23 fraction bits, against 1 + the bound: neither rounding can turn a
-        // candidate away.
-        const float u = contract::FromBits(0x3f800000u | noise.words[j] >> 9);
-        candidate[j] = !(u > contract::Fma(weight[j], prune, 1.0f)) && four.z[j] > kMinusInfinity;
-        any |= candidate[j];
+        if (IsCandidate(weight[j], noise.words[j], prune)) candidates |= 1u << j;
       }
-      if (any) DrawAmong(four, noise, candidate, id, max, scratch);
+      if (candidates != 0) {
+        best = DrawAmong({four.z[0], four.z[1], four.z[2], four.z[3]},
+                         {noise.words[0], noise.words[1], noise.words[2], noise.words[3]},
+                         candidates, id, max, best, &scratch);
+      }
     }
-  });
-  const uint64_t weight_sum = weights.OfWarp();
-  const uint64_t distance_sum = kDistances ? distances.OfWarp() : 0;
-  if (kRule == DrawRule::kGreedy && greedy != 0) {
-    atomicMax(&scratch.best, static_cast<unsigned long long>(greedy));
-  }
-  if (threadIdx.x % 32 == 0) {
-    scratch.weights[threadIdx.x / 32] = weight_sum;
-    scratch.distances[threadIdx.x / 32] = distance_sum;
-  }
-  __syncthreads();
-  RangeTotals totals{0, 0, scratch.best};
-  if (threadIdx.x == 0) {
-#pragma unroll
-    for (int w = 0; w < kRangeWarps; ++w) {
-      totals.weights += scratch.weights[w];
-      totals.distances += scratch.distances[w];
-    }
+  };
+  ForEachFour(
+      range, chunks, [](int) {}, loaded, visit);
+  WarpTotals totals{weights.OfWarp(calls), kDistances ? distances.OfWarp(calls) : 0};
+  if constexpr (kRule != DrawRule::kNone) {
+    const auto high = static_cast<uint32_t>(best.key >> 32);
+    const uint32_t top = __reduce_max_sync(~0u, high);
+    const uint32_t low = high == top ? static_cast<uint32_t>(best.key) : 0;
+    const uint32_t last = __reduce_max_sync(~0u, low);
+    totals.best = uint64_t{top} << 32 | last;
+    const int owner = __ffs(static_cast<int>(__ballot_sync(~0u, best.key == totals.best))) - 1;
+    totals.best_logit = __shfl_sync(~0u, best.logit, owner);
   }
   return totals;
+}
+
+// All warps' totals as the range's, by one warp, for each of its lanes.
+__device__ __forceinline__ WarpTotals JoinWarps(const WarpTotals (&warps)[kRangeWarps]) {
+  WarpTotals all = warps[threadIdx.x % kRangeWarps];
+  for (int step = kRangeWarps / 2; step > 0; step /= 2) {
+    all.weights += __shfl_xor_sync(~0u, all.weights, step);
+    all.distances += __shfl_xor_sync(~0u, all.distances, step);
+    const uint64_t best = __shfl_xor_sync(~0u, all.best, step);
+    const float logit = __shfl_xor_sync(~0u, all.best_logit, step);
+    if (best > all.best) {
+      all.best = best;
+      all.best_logit = logit;
+    }
+  }
+  return all;
 }
 
 }  // namespace isobit::cuda
