@@ -16,7 +16,8 @@ namespace isobit {
 // Passed by value; the arrays are in GPU memory. Sequence s holds rows [first_row[s],
 // first_row[s+1]) at positions from first_position[s]; position p lies in page pages[first_page[s]
 // + p / page_size]. A sequence of no rows is padding. A replayed graph reads what the arrays hold
-// then, so the bounds may be looser than what they bound.
+// then, so the bounds may be looser than what they bound. Nothing but a copy between two steps may
+// write the arrays: kernels read them before WaitForPredecessor.
 struct DeviceSequences {
   const int32_t* first_row = nullptr;       // [num_sequences + 1]
   const int32_t* first_position = nullptr;  // [num_sequences]
