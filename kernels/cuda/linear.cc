@@ -8,16 +8,9 @@
 #include "kernels/cuda/tensor_map.h"
 
 namespace isobit::cuda {
+namespace {
 
-absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream) {
-  return LaunchLinearAs(ChooseLinear(args.weight.shape, args.m, Mappable(args.x, args.ldx)), args,
-                        stream);
-}
-
-absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,
-                            const Stream& stream) {
-  if (args.m == 0 || args.weight.shape.n == 0) return absl::OkStatus();
-  ISOBIT_RETURN_IF_ERROR(CheckSchedule(schedule, args.weight.shape, Mappable(args.x, args.ldx)));
+absl::Status Launch(const LinearSchedule& schedule, const LinearArgs& args, const Stream& stream) {
   switch (schedule.kind) {
     case LinearSchedule::Kind::kGeneral:
       return LaunchLinearGeneral(args, stream);
@@ -27,6 +20,24 @@ absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& ar
       return LaunchTileLinear(args, schedule.tile, stream);
   }
   return absl::InternalError("no such schedule");
+}
+
+bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n == 0; }
+
+}  // namespace
+
+absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream) {
+  if (IsEmpty(args)) return absl::OkStatus();
+  const bool mappable = Mappable(args.x, args.ldx);
+  return Launch(ChooseLinear(args.weight.shape, args.m, mappable), args, stream);
+}
+
+absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,
+                            const Stream& stream) {
+  if (IsEmpty(args)) return absl::OkStatus();
+  const bool mappable = Mappable(args.x, args.ldx);
+  ISOBIT_RETURN_IF_ERROR(CheckSchedule(schedule, args.weight.shape, mappable));
+  return Launch(schedule, args, stream);
 }
 
 }  // namespace isobit::cuda

@@ -14,37 +14,94 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kMaxSharedBytes = 227 * 1024;
-constexpr int kMaxStages = 16;
-constexpr int64_t kMaxStreamRows = 64;  // beyond, tiles are faster
+constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, and of a multiprocessor's blocks
+constexpr int64_t kReservedBytes = 1024;      // by the system, for each block
+constexpr int64_t kMaxStreamRows = 64;        // beyond, tiles are faster
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// As many stages as a block's share of a multiprocessor holds.
-void FillStages(StreamSchedule& schedule, const LinearShape& shape, int64_t blocks_each) {
-  schedule.stages = 2;
-  while (schedule.stages < kMaxStages) {
-    ++schedule.stages;
-    if (StreamSharedBytes(schedule, shape) > kMaxSharedBytes / blocks_each - 1024) {
-      --schedule.stages;
-      return;
-    }
+// Stages of 128 columns that a block's leaves have.
+int64_t StagesOf(const LinearShape& shape, int leaves) {
+  int64_t stages = 0;
+  for (int l = 0; l < leaves; ++l) {
+    stages += std::max<int64_t>(1, CeilDiv(shape.bounds[l + 1] - shape.bounds[l], 128));
   }
+  return stages;
+}
+
+// As many stages as `bytes` of shared memory hold, but no more than are used.
+int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes, int64_t used) {
+  int stages = 2;
+  for (; stages < used; ++stages) {
+    schedule.stages = stages + 1;
+    if (StreamSharedBytes(schedule, shape) > bytes) break;
+  }
+  return stages;
+}
+
+// Shared memory of a block that has its multiprocessor to itself. A short one should leave room for
+// a block of the next kernel; a long one, and one that reads much of x, needs all bytes in flight.
+int64_t BytesOfOne(int columns, int64_t used) {
+  const int64_t longest = columns <= 16 ? 1000 : columns == 32 ? 64 : 8;  // stages
+  return used <= longest ? kSharedBytes / 2 : kSharedBytes;
+}
+
+// Every block has all leaves and an equal share of the rows: no sums are exchanged.
+StreamSchedule Whole(const LinearShape& shape, int columns) {
+  StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
+  const int64_t groups = CeilDiv(PackedRows(shape), 16);
+  const int64_t rows_each = groups * 16 / kMultiprocessors;
+  // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
+  // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
+  int64_t each = 1;
+  if (columns <= 32) each = rows_each >= 136 ? 3 : rows_each >= 66 && rows_each < 90 ? 2 : 1;
+  const bool wide_pays = columns == 64 || rows_each >= 200;
+  const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
+  if (wide) each = 1;
+  schedule.blocks = static_cast<int>(kMultiprocessors * each);
+  // Passes of equal length.
+  const int64_t share = CeilDiv(groups, kMultiprocessors * each);
+  const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
+  schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
+  const int64_t used = passes * StagesOf(shape, shape.num_leaves);
+  const int64_t bytes = each == 1 && passes == 1 ? BytesOfOne(columns, used) : kSharedBytes / each;
+  schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
+  return schedule;
+}
+
+// Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
+StreamSchedule Split(const LinearShape& shape, int columns, int leaves) {
+  StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
+  const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
+  const int64_t used = StagesOf(shape, leaves);
+  if (blocks > kMultiprocessors) {
+    schedule.stages = static_cast<int>(std::clamp<int64_t>(used, 2, 4));
+    return schedule;
+  }
+  const int64_t bytes = used <= 16 && columns <= 16 ? kSharedBytes / 2 : kSharedBytes;
+  schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
+  return schedule;
 }
 
 StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
-  StreamSchedule schedule;
-  schedule.columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
-  const int64_t rows = PackedRows(shape);
-  schedule.rows = kTileRows;
-  schedule.leaves = shape.num_leaves;
-  schedule.blocks = static_cast<int>(kMultiprocessors);
-  while (schedule.leaves > 1 &&
-         CeilDiv(rows, kTileRows) * shape.num_leaves / schedule.leaves < 96) {
-    schedule.leaves /= 2;
-  }
-  FillStages(schedule, shape, 1);
-  return schedule;
+  const int columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
+  const int64_t rows_each = PackedRows(shape) / kMultiprocessors;
+  const int64_t tiles = NumTiles(shape);
+  const bool tree = shape.sum == contract::LeafSum::kTree;
+  // All leaves in a block if there are rows enough for every multiprocessor, or so few columns that
+  // exchanging sums would take longer than the products.
+  const bool enough_rows = rows_each >= 35 && !(tree && columns == 32 && shape.k <= 2048);
+  const bool few_columns = shape.k <= 1024 && tiles >= 48 && !(tree && columns >= 32);
+  if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(shape, columns);
+  // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
+  // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
+  const bool short_leaves = shape.bounds[1] <= 128;
+  const int64_t wanted = columns == 8 && shape.k <= 8192 ? 160
+                         : columns <= 32 || short_leaves ? 128
+                                                         : 64;
+  int leaves = shape.num_leaves / 2;
+  while (leaves > 1 && tiles * (shape.num_leaves / leaves) < wanted) leaves /= 2;
+  return Split(shape, columns, leaves);
 }
 
 }  // namespace
@@ -88,11 +145,13 @@ absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& sh
   if (stream.columns != 8 && stream.columns != 16 && stream.columns != 32 && stream.columns != 64) {
     return refuse("columns");
   }
-  if (stream.rows < 16 || stream.rows > kTileRows || stream.rows % 16 != 0) return refuse("rows");
+  const bool wide = stream.leaves == shape.num_leaves && HasWideStream(stream.columns, shape.sum);
+  const int max_rows = wide ? 2 * kTileRows : kTileRows;
+  if (stream.rows < 16 || stream.rows > max_rows || stream.rows % 16 != 0) return refuse("rows");
   if (stream.leaves < 1 || shape.num_leaves % stream.leaves != 0) return refuse("leaves");
   if (stream.leaves == shape.num_leaves && stream.blocks < 1) return refuse("blocks");
   if (stream.stages < 2) return refuse("stages");
-  if (StreamSharedBytes(stream, shape) > kMaxSharedBytes) return refuse("shared memory");
+  if (StreamSharedBytes(stream, shape) > kSharedBytes) return refuse("shared memory");
   return absl::OkStatus();
 }
 

@@ -16,11 +16,17 @@ namespace isobit::cuda {
 // x is the narrow one (linear_stream.cuh).
 struct StreamSchedule {
   int columns = 0;  // rows of x in one product: 8, 16, 32 or 64; more rows of x are more grids
-  int rows = 64;    // packed weight rows of one pass, at most 64: a multiple of 16
-  int leaves = 0;   // of a block; num_leaves / leaves of them (1, 2, 4, 8) make a cluster
-  int stages = 0;   // of the pipeline, 128 columns of K each
-  int blocks = 0;   // if a block holds all leaves: at most so many share the weight's rows
+  int rows = 64;   // packed weight rows of one pass: a multiple of 16 up to 64 (HasWideStream: 128)
+  int leaves = 0;  // of a block; num_leaves / leaves of them (1, 2, 4, 8) make a cluster
+  int stages = 0;  // of the pipeline, 128 columns of K each
+  int blocks = 0;  // if a block holds all leaves: at most so many share the weight's rows
 };
+
+// Whether a block that has all leaves may take passes of up to 128 rows, which two warpgroups
+// share: where x is wide enough for that to pay, and the pending sums leave registers for it.
+constexpr bool HasWideStream(int columns, contract::LeafSum sum) {
+  return columns >= 32 && sum == contract::LeafSum::kChain;
+}
 
 struct LinearSchedule {
   enum class Kind { kGeneral, kStream, kTile };

@@ -34,7 +34,7 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
                              : std::min<int64_t>(schedule.blocks, kernel_args.groups);
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),
                                     static_cast<unsigned>(ceil_div(args.m, schedule.columns))),
-                     .threads = dim3(kStreamThreads),
+                     .threads = dim3(StreamThreads(schedule.rows > kTileRows ? 2 : 1)),
                      .shared_bytes = static_cast<size_t>(StreamSharedBytes(schedule, shape)),
                      .cluster = kernel_args.cluster};
   switch (schedule.columns) {

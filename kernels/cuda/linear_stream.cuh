@@ -1,13 +1,13 @@
 // The linear layer for few rows of x. Weights are the 64-row operand of wgmma and pass through
 // shared memory once; x, padded to kColumns rows, is the narrow operand.
 //
-// A block is four warps that multiply and four that copy: a copy takes about 150 cycles to issue,
-// so the copying warps take the stages in turn. A block takes passes of up to 64 packed weight
-// rows, and for each of them its leaves in order, stage by stage. Without kSplit it holds all
-// leaves and works on its share of the rows. With kSplit the leaves of a pass are spread over a
-// cluster: each block pushes what the order of addition lets it add up alone (of a tree its
-// subtree; of a chain the prefix if it is the first, else its single leaves) to the blocks that
-// finish the outputs, each a part of them.
+// A block is four warps that multiply, or with kWarpgroups 2 eight, and four that copy: a copy
+// takes about 150 cycles to issue, so the copying warps take the stages in turn. A block takes
+// passes of up to 64 kWarpgroups packed weight rows, and for each of them its leaves in order,
+// stage by stage. Without kSplit it holds all leaves and works on its share of the rows. With
+// kSplit the leaves of a pass are spread over a cluster: each block pushes what the order of
+// addition lets it add up alone (of a tree its subtree; of a chain the prefix if it is the first,
+// else its single leaves) to the blocks that finish the outputs, each a part of them.
 //
 // Weights are fetched before the kernel waits for its predecessor.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
@@ -31,9 +31,8 @@ namespace isobit::cuda {
 
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
 inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
-inline constexpr int kMultiplyThreads = 128;
 inline constexpr int kCopyWarps = 4;
-inline constexpr int kStreamThreads = kMultiplyThreads + 32 * kCopyWarps;
+constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
 inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
 inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
 inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
@@ -65,8 +64,9 @@ struct StreamPlan {
         received(x + schedule.stages * x_bytes),
         barriers(received + received_bytes),
         total(barriers + schedule.stages * 16 + 8) {
-    // The last stage's operand is read as 64 rows, whatever the pass has.
-    const int read = x + (kTileRows - schedule.rows) * kRowBytes;
+    // An operand is read as 64 rows, whatever the pass has; the last one beyond the ring.
+    const int missing = (kTileRows - schedule.rows % kTileRows) % kTileRows;
+    const int read = x + missing * kRowBytes;
     if (total < read) total = read;
   }
 };
@@ -87,9 +87,10 @@ struct StageCursor {
   int block;  // of the weight
 };
 
-template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit>
+template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit, int kWarpgroups>
 struct LinearStream {
   static constexpr int kSums = kColumns / 2;  // of a thread
+  static constexpr int kMultiplyThreads = 128 * kWarpgroups;
 
   const StreamArgs& args;
   const CUtensorMap& x_map;
@@ -171,13 +172,17 @@ struct LinearStream {
       CopyBytes(to, from, blocks * kBlockBytes, full(stage), kEvictFirst);
       return;
     }
-    const int here = min(rows, kTileRows - row_in_tile);  // the rest is in the next tile
 #pragma unroll 1
     for (int b = 0; b < blocks; ++b) {
-      CopyBytes(to, from, here * kRowBytes, full(stage), kEvictFirst);
-      if (here < rows) {
-        CopyBytes(to + here * kRowBytes, from + tile_bytes - row_in_tile * kRowBytes,
-                  (rows - here) * kRowBytes, full(stage), kEvictFirst);
+      // Tile by tile: of the first one the rows from row_in_tile on.
+      const std::byte* piece = from;
+      int in_tile = row_in_tile;
+      for (int done = 0; done < rows;) {
+        const int count = min(rows - done, kTileRows - in_tile);
+        CopyBytes(to + done * kRowBytes, piece, count * kRowBytes, full(stage), kEvictFirst);
+        done += count;
+        piece += tile_bytes - in_tile * kRowBytes;
+        in_tile = 0;
       }
       to += args.schedule.rows * kRowBytes;
       from += kBlockBytes;
@@ -253,7 +258,8 @@ struct LinearStream {
 #pragma unroll
     for (int b = 0; b < kStageBlocks; ++b) {
       w_operand[b] = KMajorOperand(
-          __reduce_or_sync(0xffffffffu, weights + b * args.schedule.rows * kRowBytes));
+          __reduce_or_sync(0xffffffffu, weights + b * args.schedule.rows * kRowBytes +
+                                            static_cast<int>(threadIdx.x) / 128 * kBlockBytes));
     }
     FenceMma();
 #pragma unroll
@@ -454,16 +460,18 @@ struct LinearStream {
   }
 };
 
-template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit>
-__global__ void __launch_bounds__(kStreamThreads,
-                                  kColumns == 64 && kSum == contract::LeafSum::kTree ? 1 : 2)
+template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit, int kWarpgroups>
+__global__ void __launch_bounds__(
+    StreamThreads(kWarpgroups),
+    kWarpgroups == 2 || (kColumns == 64 && kSum == contract::LeafSum::kTree) ? 1 : 2)
     LinearStreamKernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(1024) std::byte memory[];
-  const LinearStream<kColumns, kSum, kOutput, kSplit> stream(args, x_map, SharedAddress(memory));
+  const LinearStream<kColumns, kSum, kOutput, kSplit, kWarpgroups> stream(args, x_map,
+                                                                          SharedAddress(memory));
   // The same in every lane, and known to be.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  const int copy_warp = warp - kMultiplyThreads / 32;
+  const int copy_warp = warp - 4 * kWarpgroups;
   const bool copies = copy_warp >= 0 && copy_warp < stream.copy_warps && threadIdx.x % 32 == 0;
   StageCursor cursor = stream.Begin();
   if (kSplit && threadIdx.x == 0) {
@@ -491,10 +499,14 @@ absl::Status LaunchStreamOf(const CUtensorMap& x_map, const StreamArgs& args, Li
                             contract::LeafSum sum, const Grid& grid, const Stream& stream) {
   using contract::LeafSum;
   const auto launch = [&]<LeafSum kSum, LinearOutput kOutput>() {
-    return args.cluster > 1 ? Launch(&LinearStreamKernel<kColumns, kSum, kOutput, true>, grid,
-                                     stream, x_map, args)
-                            : Launch(&LinearStreamKernel<kColumns, kSum, kOutput, false>, grid,
-                                     stream, x_map, args);
+    const auto of = [&](auto* kernel) { return Launch(kernel, grid, stream, x_map, args); };
+    if constexpr (HasWideStream(kColumns, kSum)) {
+      if (args.schedule.rows > kTileRows) {
+        return of(&LinearStreamKernel<kColumns, kSum, kOutput, false, 2>);
+      }
+    }
+    return args.cluster > 1 ? of(&LinearStreamKernel<kColumns, kSum, kOutput, true, 1>)
+                            : of(&LinearStreamKernel<kColumns, kSum, kOutput, false, 1>);
   };
   const auto of_sum = [&]<LeafSum kSum>() {
     switch (output) {

@@ -222,7 +222,7 @@ std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool 
                                       size_t wanted, Random& random) {
   std::vector<LinearSchedule> all = {{.kind = LinearSchedule::Kind::kGeneral}};
   for (const int columns : {8, 16, 32, 64}) {
-    for (const int rows : {16, 32, 48, 64}) {
+    for (const int rows : {16, 32, 48, 64, 80, 128}) {
       for (int leaves = 1; leaves <= shape.num_leaves; leaves *= 2) {
         for (const int stages : {2, 3, 5}) {
           for (const int blocks : {1, 3, 132}) {
@@ -341,8 +341,8 @@ TEST_F(LinearTest, TilesOfManyRows) {
 // More tiles than a wave of blocks, leaves of several blocks of K, and a ring that runs around.
 TEST_F(LinearTest, TilesLargerThanAWave) {
   Random random(10);
-  for (const auto& [n, k, m] :
-       std::vector<std::array<int64_t, 3>>{{2100, 1024, 1300}, {520, 4096, 600}, {1600, 576, 900}}) {
+  for (const auto& [n, k, m] : std::vector<std::array<int64_t, 3>>{
+           {2100, 1024, 1300}, {520, 4096, 600}, {1600, 576, 900}}) {
     for (const LeafSum sum : {LeafSum::kChain, LeafSum::kTree}) {
       for (const Output output : {Output::kBf16, Output::kFp32, Output::kSwiGlu}) {
         Problem p{.shape = ShapeOf(n, contract::PlanColumns(k), 0, 1, sum), .m = m};
