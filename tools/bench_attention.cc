@@ -224,9 +224,11 @@ absl::Status BenchAttention() {
       const double reached = decode ? share : ratio;
       const bool missed = c.target > 0 && reached > 0 && reached < c.target;
       below += missed ? 1 : 0;
-      absl::PrintF("%5d %3d %4d %6d %6d %7d %10.2f %10.2f %8.0f %6.0f%% %10.2f %6.3f%s %s\n",
-                   c.heads.query, c.heads.kv, c.heads.dim, c.batch, c.rows, c.past, times.us,
-                   times.plain_us, rate, 100 * share, peer_us, ratio, missed ? "!" : " ", backend);
+      absl::PrintF("%5d %3d %4d %6d %6d %7d %10.2f %10.2f %8.0f %6.0f%%", c.heads.query, c.heads.kv,
+                   c.heads.dim, c.batch, c.rows, c.past, times.us, times.plain_us, rate,
+                   100 * share);
+      if (peer_us > 0) absl::PrintF(" %10.2f %6.3f %s", peer_us, ratio, backend);
+      absl::PrintF("%s\n", missed ? " !" : "");
       std::fflush(stdout);
       report["cases"].push_back({{"kind", decode ? "decode" : "prefill"},
                                  {"heads", c.heads.query},
