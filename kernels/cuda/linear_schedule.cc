@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/constants.h"
 #include "kernels/cuda/linear_layout.h"
-#include "kernels/cuda/linear_stream.h"
+#include "kernels/cuda/linear_stream_plan.h"
 
 namespace isobit::cuda {
 namespace {

@@ -8,13 +8,6 @@
 
 namespace isobit::cuda {
 
-int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape) {
-  const int cluster = shape.num_leaves / schedule.leaves;
-  const int received =
-      cluster > 1 ? Exchange(schedule.columns, shape.sum, cluster, schedule.leaves).bytes() : 0;
-  return StreamPlan(schedule, schedule.columns, received).total;
-}
-
 absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
                                 const Stream& stream) {
   const LinearShape& shape = args.weight.shape;

@@ -13,8 +13,8 @@
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/device/barrier.cuh"
@@ -26,50 +26,9 @@
 #include "kernels/cuda/linear_layout.h"
 #include "kernels/cuda/linear_output.cuh"
 #include "kernels/cuda/linear_schedule.h"
+#include "kernels/cuda/linear_stream_plan.h"
 
 namespace isobit::cuda {
-
-inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
-inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
-inline constexpr int kCopyWarps = 4;
-constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
-inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
-inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
-inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
-inline constexpr int kStageSteps = kStageBlocks * kBlockSteps;
-
-// How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
-// 0, 1, ... finish units_each consecutive ones each.
-struct Exchange {
-  int slots;       // sums that make an output
-  int units_each;  // of a finishing block
-  ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
-      : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
-        units_each(columns / 2 > cluster ? columns / 2 / cluster : 1) {}
-  ISOBIT_HD int bytes() const { return slots * units_each * kUnitBytes; }
-};
-
-// Where things lie in a block's shared memory.
-struct StreamPlan {
-  int weight_bytes;  // of a stage
-  int x_bytes;       // of a stage
-  int x;             // offset of the ring of x; the ring of weights is at 0
-  int received;      // offset of the sums of other blocks
-  int barriers;      // offset: full and empty of each stage, then one for the received sums
-  int total;
-  ISOBIT_HD StreamPlan(const StreamSchedule& schedule, int columns, int received_bytes)
-      : weight_bytes(kStageBlocks * schedule.rows * kRowBytes),
-        x_bytes(kStageBlocks * columns * kRowBytes),
-        x(schedule.stages * weight_bytes),
-        received(x + schedule.stages * x_bytes),
-        barriers(received + received_bytes),
-        total(barriers + schedule.stages * 16 + 8) {
-    // An operand is read as 64 rows, whatever the pass has; the last one beyond the ring.
-    const int missing = (kTileRows - schedule.rows % kTileRows) % kTileRows;
-    const int read = x + missing * kRowBytes;
-    if (total < read) total = read;
-  }
-};
 
 struct StreamArgs {
   const std::byte* packed;
@@ -168,7 +127,7 @@ struct LinearStream {
     const std::byte* from = args.packed + c.row / kTileRows * tile_bytes +
                             int64_t{c.block} * kBlockBytes + row_in_tile * kRowBytes;
     ExpectBytes(full(stage), blocks * (rows + kColumns) * kRowBytes);
-    if (rows == kTileRows && row_in_tile == 0) {
+    if (rows == kTileRows && args.schedule.rows == kTileRows && row_in_tile == 0) {
       CopyBytes(to, from, blocks * kBlockBytes, full(stage), kEvictFirst);
       return;
     }
@@ -330,7 +289,7 @@ struct LinearStream {
     for (int i = 0; i < kSums; ++i) sums[i] = contract::Add(left[i], sums[i]);
   }
 
-  // Four warps: everything that is computed.
+  // The multiplying warps: everything that is computed.
   __device__ __forceinline__ void Multiply() const {
     using Pending = std::conditional_t<kSum == contract::LeafSum::kTree, Tree, Chain>;
     const int stages = args.schedule.stages;
@@ -480,6 +439,7 @@ __global__ void __launch_bounds__(
     ExpectBytes(stream.received(),
                 Exchange(kColumns, kSum, args.cluster, args.schedule.leaves).bytes());
   }
+  if (threadIdx.x == 0) PrefetchMap(x_map);
   if (copies) cursor = stream.Prefetch(copy_warp);
   ReleaseSuccessor();
   __syncthreads();

@@ -13,9 +13,6 @@ namespace isobit::cuda {
 absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
                                 const Stream& stream);
 
-// Bytes of shared memory of a block.
-int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape);
-
 }  // namespace isobit::cuda
 
 #endif  // ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
