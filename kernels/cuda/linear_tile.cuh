@@ -27,7 +27,6 @@ namespace isobit::cuda::tile {
 
 inline constexpr int kRows = 128;  // of x in a tile
 inline constexpr int kThreads = 384;
-inline constexpr int kProducerWarps = 4;
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kSharedLimit = 232448;  // bytes a block may have
 inline constexpr int kBarrierBytes = 256;
@@ -60,7 +59,7 @@ struct Work {
   TileOutput out;
 };
 
-// Shared memory: kStages of x and weights, `kExtraBytes` for the kernel's own use, the barriers.
+// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers.
 template <int kColumns, int kExtraBytes>
 struct Ring {
   static constexpr int kXBytes = kRows * kRowBytes;
@@ -71,6 +70,9 @@ struct Ring {
   static constexpr int kSharedBytes =
       kAlignment + kStages * (kXBytes + kWeightBytes) + kExtraBytes + kBarrierBytes;
   static_assert(kStages >= 3 && 16 * kStages + 64 <= kBarrierBytes);
+  // Warps of the first warpgroup that fill the ring in turns. Not more than there are stages: one
+  // would wait for a stage two rounds ahead, whose barrier says nothing yet.
+  static constexpr int kProducers = std::min(4, kStages);
 
   uint32_t base;
   __device__ __forceinline__ explicit Ring(const void* shared)
@@ -207,16 +209,13 @@ __device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kV
   }
 }
 
-template <int kRegisters>
-__device__ __forceinline__ void ShrinkRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+// The registers of a warpgroup's threads: what the producers leave is the consumers'.
+__device__ __forceinline__ void BecomeProducer() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 }
-template <int kRegisters>
-__device__ __forceinline__ void GrowRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+__device__ __forceinline__ void BecomeConsumer() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 }
-inline constexpr int kProducerRegisters = 40;
-inline constexpr int kConsumerRegisters = 232;
 
 }  // namespace isobit::cuda::tile
 

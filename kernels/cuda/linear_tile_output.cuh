@@ -27,13 +27,10 @@ __device__ __forceinline__ GroupColumns ColumnsOf(const LinearTarget& target, in
   return {column + group % 2 * target.ups, target.n - column};
 }
 
-// What y can take at once: 16 bytes of bf16, 8 of fp32.
+// Whether y's rows take 16 bytes at once, from every eighth column on.
 inline bool TakesVectors(const LinearArgs& args, const LinearTarget& target) {
-  const bool fp32 = OutputOf(args) == LinearOutput::kFp32;
-  const int elements = fp32 ? 2 : 8;
-  const int columns_of_ups = OutputOf(args) == LinearOutput::kSwiGlu ? 0 : target.ups;
-  return reinterpret_cast<uintptr_t>(target.y) % (fp32 ? 8 : 16) == 0 &&
-         target.ldy % elements == 0 && columns_of_ups % elements == 0;
+  const int elements = OutputOf(args) == LinearOutput::kFp32 ? 4 : 8;
+  return reinterpret_cast<uintptr_t>(target.y) % 16 == 0 && target.ldy % elements == 0;
 }
 
 struct TileOutput {
@@ -58,110 +55,161 @@ __device__ __forceinline__ void TransposePairs(uint32_t (&pairs)[4]) {
   }
 }
 
-__device__ __forceinline__ void StoreBf16Group(const TileOutput& out, int row, GroupColumns at,
-                                               const uint32_t (&pairs)[4]) {
-  if (row >= out.target.m) return;
-  Bf16* y = static_cast<Bf16*>(out.target.y) + row * out.target.ldy + at.column;
-  if (out.vectors && at.count >= 8) {
-    *reinterpret_cast<uint4*>(y) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    return;
-  }
+// The two rows of y that a thread stores to, from its fragment's first column on.
+template <typename T>
+struct OutputRows {
+  T* upper;
+  T* lower;  // 8 rows below
+  bool has_upper;
+  bool has_lower;
+
+  __device__ __forceinline__ OutputRows(const TileOutput& out, int row, int column)
+      : upper(static_cast<T*>(out.target.y) + row * out.target.ldy + column),
+        lower(upper + 8 * out.target.ldy),
+        has_upper(row < out.target.m),
+        has_lower(row + 8 < out.target.m) {}
+
+  // `kWhole`: both rows are stored as vectors; else only the first `count` elements are in y, and
+  // one by one.
+  template <bool kWhole, class Vector>
+  __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
+    if constexpr (kWhole) {
+      if (has_upper) *reinterpret_cast<Vector*>(upper + at) = high;
+      if (has_lower) *reinterpret_cast<Vector*>(lower + at) = low;
+    } else {
+      constexpr int kElements = sizeof(Vector) / sizeof(T);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (i < at.count) y[i] = static_cast<Bf16>(pairs[i / 2] >> (16 * (i % 2)));
+      for (int i = 0; i < kElements; ++i) {
+        if (has_upper && i < count) upper[at + i] = Element<kElements>(high, i);
+        if (has_lower && i < count) lower[at + i] = Element<kElements>(low, i);
+      }
+    }
   }
-}
 
-__device__ __forceinline__ void StoreFloatPair(const TileOutput& out, int row, int column,
-                                               int count, float first, float second) {
-  if (row >= out.target.m) return;
-  float* y = static_cast<float*>(out.target.y) + row * out.target.ldy + column;
-  if (out.vectors && count >= 2) {
-    *reinterpret_cast<float2*>(y) = make_float2(first, second);
-    return;
+ private:
+  template <int kElements, class Vector>
+  static __device__ __forceinline__ T Element(const Vector& vector, int i) {
+    if constexpr (kElements == 4) {
+      return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
+    } else {
+      const uint32_t pair = i < 2 ? vector.x : i < 4 ? vector.y : i < 6 ? vector.z : vector.w;
+      return static_cast<T>(i % 2 == 0 ? pair : pair >> 16);
+    }
   }
-  if (count >= 1) y[0] = first;
-  if (count >= 2) y[1] = second;
-}
+};
 
-// Adds the bias of a group's two columns of this thread to its four sums.
-__device__ __forceinline__ void AddBias(const TileOutput& out, int group, float (&sums)[4]) {
-  const GroupColumns at = ColumnsOf(out.target, group);
+template <int kGroups, int kValues>
+__device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kValues], int group) {
   const int pair = 2 * (threadIdx.x % 4);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (pair + i >= at.count) continue;
-    const float bias = out.target.bias[at.column + pair + i];
-    sums[i] = contract::Add(sums[i], bias);
-    sums[2 + i] = contract::Add(sums[2 + i], bias);
+  for (int i = 0; i < kGroups; ++i) {
+    const GroupColumns at = ColumnsOf(out.target, group + i);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (pair + e >= at.count) continue;
+      const float bias = out.target.bias[at.column + pair + e];
+      sums[4 * i + e] = contract::Add(sums[4 * i + e], bias);
+      sums[4 * i + 2 + e] = contract::Add(sums[4 * i + 2 + e], bias);
+    }
   }
 }
 
-template <int kValues>
-__device__ __forceinline__ void GroupSums(const TileOutput& out, const float (&sums)[kValues],
-                                          int i, int group, float (&values)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) values[e] = sums[4 * i + e];
-  if (out.target.bias != nullptr) AddBias(out, group + i, values);
-}
-
-// Stores the first 4 G of `sums`. This thread's rows are `row` and row + 8; the fragment's first
-// group is `group` (even where the weight is gated).
-template <int kGroups, int kValues>
-__device__ __forceinline__ void StoreSums(const TileOutput& out, const float (&sums)[kValues],
+// Of two groups the even lanes take the first, the odd ones the second: four neighbouring columns
+// each, so that four lanes store 64 bytes of a row.
+template <int kGroups, bool kWhole, int kValues>
+__device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
                                           int row, int group) {
   const int lane = threadIdx.x % 4;
-  if (out.kind == LinearOutput::kFp32) {
+  const bool odd = lane % 2 == 1;
+  const int column = lane / 2 * 4;
+  OutputRows<float> rows(out, row, kWhole ? 8 * (group + lane % 2) + column : 0);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      float values[4];
-      GroupSums(out, sums, i, group, values);
-      const GroupColumns at = ColumnsOf(out.target, group + i);
-      StoreFloatPair(out, row, at.column + 2 * lane, at.count - 2 * lane, values[0], values[1]);
-      StoreFloatPair(out, row + 8, at.column + 2 * lane, at.count - 2 * lane, values[2], values[3]);
+  for (int i = 0; i < kGroups; i += 2) {
+    constexpr bool kPaired = kGroups % 2 == 0;
+    const float* const first = &sums[4 * i];
+    const float* const second = &sums[kPaired ? 4 * i + 4 : 4 * i];
+    float got[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      got[e] = __shfl_xor_sync(0xffffffffu, odd ? first[e] : second[e], 1);
+    }
+    const float4 high = odd ? make_float4(got[0], got[1], second[0], second[1])
+                            : make_float4(first[0], first[1], got[0], got[1]);
+    const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
+                           : make_float4(first[2], first[3], got[2], got[3]);
+    if constexpr (kWhole) {
+      rows.template Store<true>(8 * i, 4, high, low);
+    } else {
+      const GroupColumns at = ColumnsOf(out.target, group + i + (kPaired ? lane % 2 : 0));
+      rows.template Store<false>(at.column + column, at.count - column, high, low);
+    }
+  }
+}
+
+// kStep groups of sums make one group of y: 1, or gates and their ups.
+template <int kGroups, int kStep, bool kWhole, int kValues>
+__device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&sums)[kValues],
+                                          int row, int group) {
+  constexpr int kOutputs = kGroups / kStep;
+  const int lane = threadIdx.x % 4;
+  OutputRows<Bf16> rows(out, row, kWhole ? 8 * (group / kStep + lane) : 0);
+#pragma unroll
+  for (int i = 0; i < kOutputs; i += 4) {
+    Columns high[kStep] = {}, low[kStep] = {};
+#pragma unroll
+    for (int t = 0; t < 4 && i + t < kOutputs; ++t) {
+#pragma unroll
+      for (int part = 0; part < kStep; ++part) {
+        const float* const values = &sums[4 * ((i + t) * kStep + part)];
+        high[part].pairs[t] = PackBf16(values[0], values[1]);
+        low[part].pairs[t] = PackBf16(values[2], values[3]);
+      }
+    }
+    Columns upper = kStep == 1 ? high[0] : SwiGluColumns(high[0], high[kStep - 1]);
+    Columns lower = kStep == 1 ? low[0] : SwiGluColumns(low[0], low[kStep - 1]);
+    TransposePairs(upper.pairs);
+    TransposePairs(lower.pairs);
+    const uint4 upper_group =
+        make_uint4(upper.pairs[0], upper.pairs[1], upper.pairs[2], upper.pairs[3]);
+    const uint4 lower_group =
+        make_uint4(lower.pairs[0], lower.pairs[1], lower.pairs[2], lower.pairs[3]);
+    if (i + lane < kOutputs) {
+      if constexpr (kWhole) {
+        rows.template Store<true>(8 * i, 8, upper_group, lower_group);
+      } else {
+        const GroupColumns at = ColumnsOf(out.target, group + kStep * (i + lane));
+        rows.template Store<false>(at.column, at.count, upper_group, lower_group);
+      }
+    }
+  }
+}
+
+// Stores the first 4 G of `sums`, and may change them. This thread's rows are `row` and row + 8;
+// the fragment's first group is `group` (even where the weight is gated).
+template <int kGroups, int kValues>
+__device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
+                                          int group) {
+  if (out.target.bias != nullptr) AddBias<kGroups>(out, sums, group);
+  const bool swiglu = out.kind == LinearOutput::kSwiGlu;
+  const int end = 8 * (group + kGroups) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
+  const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
+  if (out.kind == LinearOutput::kFp32) {
+    if (whole && kGroups % 2 == 0) {
+      StoreFp32<kGroups, kGroups % 2 == 0>(out, sums, row, group);
+    } else {
+      StoreFp32<kGroups, false>(out, sums, row, group);
     }
   } else if (out.kind == LinearOutput::kBf16) {
-#pragma unroll
-    for (int i = 0; i < kGroups; i += 4) {
-      uint32_t upper[4] = {}, lower[4] = {};
-#pragma unroll
-      for (int t = 0; t < 4 && i + t < kGroups; ++t) {
-        float values[4];
-        GroupSums(out, sums, i + t, group, values);
-        upper[t] = PackBf16(values[0], values[1]);
-        lower[t] = PackBf16(values[2], values[3]);
-      }
-      TransposePairs(upper);
-      TransposePairs(lower);
-      if (i + lane < kGroups) {
-        const GroupColumns at = ColumnsOf(out.target, group + i + lane);
-        StoreBf16Group(out, row, at, upper);
-        StoreBf16Group(out, row + 8, at, lower);
-      }
+    if (whole) {
+      StoreBf16<kGroups, 1, true>(out, sums, row, group);
+    } else {
+      StoreBf16<kGroups, 1, false>(out, sums, row, group);
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kGroups / 2; i += 4) {
-      Columns upper_gates = {}, upper_ups = {}, lower_gates = {}, lower_ups = {};
-#pragma unroll
-      for (int t = 0; t < 4 && i + t < kGroups / 2; ++t) {
-        float gates[4], ups[4];
-        GroupSums(out, sums, 2 * (i + t), group, gates);
-        GroupSums(out, sums, 2 * (i + t) + 1, group, ups);
-        upper_gates.pairs[t] = PackBf16(gates[0], gates[1]);
-        lower_gates.pairs[t] = PackBf16(gates[2], gates[3]);
-        upper_ups.pairs[t] = PackBf16(ups[0], ups[1]);
-        lower_ups.pairs[t] = PackBf16(ups[2], ups[3]);
-      }
-      Columns upper = SwiGluColumns(upper_gates, upper_ups);
-      Columns lower = SwiGluColumns(lower_gates, lower_ups);
-      TransposePairs(upper.pairs);
-      TransposePairs(lower.pairs);
-      if (i + lane < kGroups / 2) {
-        const GroupColumns at = ColumnsOf(out.target, group + 2 * (i + lane));
-        StoreBf16Group(out, row, at, upper.pairs);
-        StoreBf16Group(out, row + 8, at, lower.pairs);
-      }
+  } else if constexpr (kGroups % 2 == 0) {
+    if (whole) {
+      StoreBf16<kGroups, 2, true>(out, sums, row, group);
+    } else {
+      StoreBf16<kGroups, 2, false>(out, sums, row, group);
     }
   }
 }

@@ -26,7 +26,7 @@ struct PersistentTraits {
 };
 
 // Row tiles whose weights are fetched from memory once and then stay in L2.
-inline constexpr int kRowGroup = 16;
+inline constexpr int kRowGroup = 8;
 
 struct TilePosition {
   int row_tile;
@@ -70,7 +70,7 @@ struct TileLoader {
   }
 };
 
-// Producer warp `warp` of kProducerWarps makes every kProducerWarps-th fill of the ring, starting
+// Producer warp `warp` of kProducers makes every kProducers-th fill of the ring, starting
 // with fill number `warp`. `early`: so many fills' weights are already on their way.
 template <class Traits>
 __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Traits::RingT& ring,
@@ -82,7 +82,10 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const TileLoader<Traits> loader(work, ring, tile);
     for (int leaf = 0; leaf < work.leaves.num_leaves; ++leaf) {
-      int column = work.leaves.column[leaf];
+      // An empty leaf's block multiplies zeros, whatever is copied: not from where k may end, which
+      // need not be a multiple of 16 bytes.
+      const bool empty = work.leaves.column[leaf] == work.leaves.column[leaf + 1];
+      int column = empty ? 0 : work.leaves.column[leaf];
       for (int block = work.leaves.block[leaf]; block < work.leaves.block[leaf + 1]; ++block) {
         if (turn == 0) {
           if (early <= 0) {
@@ -90,7 +93,7 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
             loader.LoadWeights(cursor.stage, block);
           }
           loader.LoadX(cursor.stage, column);
-          turn = kProducerWarps;
+          turn = Traits::RingT::kProducers;
         }
         --turn;
         --early;
@@ -205,17 +208,17 @@ __global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_consta
   __syncthreads();
   ReleaseSuccessor();
   if (threadIdx.x < 128) {
-    ShrinkRegisters<kProducerRegisters>();
-    if (ElectLane()) {
-      const int warp = static_cast<int>(threadIdx.x) / 32;
+    BecomeProducer();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp < Traits::RingT::kProducers && ElectLane()) {
       const int early = min(Traits::RingT::kStages, work.leaves.num_blocks());
       const TileLoader<Traits> loader(work, ring, static_cast<int>(blockIdx.x));
-      for (int i = warp; i < early; i += kProducerWarps) loader.LoadWeights(i, i);
+      for (int i = warp; i < early; i += Traits::RingT::kProducers) loader.LoadWeights(i, i);
       WaitForPredecessor();
       ProduceTiles<Traits>(work, ring, warp, early);
     }
   } else {
-    GrowRegisters<kConsumerRegisters>();
+    BecomeConsumer();
     WaitForPredecessor();
     ConsumeTiles<Traits>(work, ring);
   }

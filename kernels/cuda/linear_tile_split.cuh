@@ -254,15 +254,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   ArriveCluster();
   ReleaseSuccessor();
   if (threadIdx.x < 128) {
-    ShrinkRegisters<kProducerRegisters>();
+    BecomeProducer();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (ElectLane()) {
-      for (int i = warp; i < early; i += kProducerWarps) loader.LoadWeights(i, block_of(i));
+    if (warp < RingT::kProducers && ElectLane()) {
+      for (int i = warp; i < early; i += RingT::kProducers) loader.LoadWeights(i, block_of(i));
       WaitForPredecessor();
       Cursor<RingT::kStages> cursor;
       cursor.parity = 1;
       for (int i = 0; i < blocks; ++i, cursor.Advance()) {
-        if (i % kProducerWarps != warp) continue;
+        if (i % RingT::kProducers != warp) continue;
         const int block = block_of(i);
         if (i >= early) {
           WaitBarrier(ring.empty(cursor.stage), cursor.parity);
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
     WaitCluster();
   } else {
-    GrowRegisters<kConsumerRegisters>();
+    BecomeConsumer();
     WaitForPredecessor();
     WaitCluster();
     ConsumeSplit<Traits>(work, ring, rank);
