@@ -33,28 +33,28 @@ LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds that a schedule takes, roughly, from a fit to measurements on an H200: a block of
-// each wave multiplies its blocks of K, and pays for the tile and, if split, for the exchange.
+// Microseconds to multiply a block of K, 64 columns, in a tile.
+double BlockTime(int columns) { return columns == 96 ? 0.227 : 0.016 + 0.00233 * columns; }
+
+// Clusters that fit on an H200 at once: they do not straddle its groups of up to 18
+// multiprocessors.
+int ClustersAtOnce(int split) { return split == 1 ? 132 : split == 2 ? 64 : split == 4 ? 31 : 15; }
+
+// Microseconds that a schedule takes, roughly: a fit to measurements of 47 layers and batches on an
+// H200 (2026-11-21), whose fastest schedules it finds. In each wave a block multiplies its part
+// of K, finishes its tile and, if the tile is split, exchanges sums.
 double ExpectedTime(const LinearShape& shape, const LeafBlocks& leaves, int64_t m,
                     const TileSchedule& schedule) {
-  constexpr double kLaunch = 1.5;
-  constexpr double kTile = 0.7;
-  constexpr double kTreeExchange = 2.0;
-  constexpr double kChainExchange = 3.5;
-  constexpr double kBytesPerMicrosecond = 4.0e6;
-  const double block = 0.085 + 0.0021 * schedule.columns;
-  // Clusters that fit on 132 multiprocessors at once; their groups of 16 or 18 hold whole clusters.
-  const int at_once = schedule.split == 1   ? 132
-                      : schedule.split == 2 ? 64
-                      : schedule.split == 4 ? 31
-                                            : 15;
+  constexpr double kLaunch = 1.4;
+  constexpr double kWeightBytes = 4.0e6;  // in a microsecond
+  const bool tree = shape.sum == contract::LeafSum::kTree;
   const int64_t tiles = CeilDiv(m, tile::kRows) * CeilDiv(PackedRows(shape), schedule.columns);
-  const double exchange = schedule.split == 1                     ? 0.0
-                          : shape.sum == contract::LeafSum::kTree ? kTreeExchange
-                                                                  : kChainExchange;
-  const double per_tile = leaves.num_blocks() * block / schedule.split + kTile + exchange;
-  const double multiply = kLaunch + static_cast<double>(CeilDiv(tiles, at_once)) * per_tile;
-  const double load = static_cast<double>(PackedLinearBytes(shape)) / kBytesPerMicrosecond;
+  const auto waves = static_cast<double>(CeilDiv(tiles, ClustersAtOnce(schedule.split)));
+  const double exchange = schedule.split == 1 ? 0.0 : (tree ? 1.1 : 3.0) + 0.003 * schedule.columns;
+  const double multiply =
+      kLaunch + waves * (leaves.num_blocks() * BlockTime(schedule.columns) / schedule.split + 1.2 +
+                         0.0022 * schedule.columns + exchange);
+  const double load = static_cast<double>(PackedLinearBytes(shape)) / kWeightBytes;
   return std::max(multiply, load) + 0.1 * multiply;
 }
 
