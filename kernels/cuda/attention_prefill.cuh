@@ -3,8 +3,8 @@
 // A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head; a row is
 // a (token, query head of the KV head's group) pair, tokens outermost. One more warpgroup copies
 // tiles of keys and values into a ring. A consumer holds its scores, the accumulators of the split
-// under way and the folded result of earlier splits (all or part of it in registers). While one
-// consumer weighs its scores, another has the tensor cores.
+// under way in registers, and the folded result of earlier splits in shared memory. While one
+// consumer weighs its scores, others have the tensor cores.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 
@@ -38,9 +38,8 @@ struct PrefillParams {
   int64_t ldo;
   DeviceSequences sequences;
   int32_t min_rows;
-  int32_t group;  // query heads of one KV head
-  uint32_t
-      inverse_group;  // 2^32 / group, rounded up: x / group is its product's high word, x < 2^16
+  int32_t group;           // query heads of one KV head
+  uint32_t inverse_group;  // 2^32 / group, rounded up (0 for 1): divides x < 2^16 by multiplying
   int32_t kv_heads;
   int32_t page_size;
   int32_t box_rows;  // rows of the cache that one box copies; 0: no boxes, but a gather
@@ -55,19 +54,17 @@ template <int kHeadDim>
 struct PrefillShape {
   static constexpr int kTile = contract::KvTile(kHeadDim);
   static constexpr int kTilesOfSplit = contract::kSplit / kTile;
-  static constexpr int kColumnBlocks =
-      (kHeadDim + 63) / 64;  // of 64: one swizzled row is 128 bytes
-  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr int kColumnBlocks = (kHeadDim + 63) / 64;  // of 64 columns: 128 bytes a row
+  // A warp's own instructions depend closely on one another: three consumers, each waiting for its
+  // products, keep the GPU busier than two whose products overlap with their softmax.
+  static constexpr int kConsumers = kHeadDim == 256 ? 2 : 3;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kStages = kHeadDim == 256 ? 1 : 2;
+  static constexpr int kStages = kHeadDim == 64 ? 2 : 1;
   // Registers of a thread, as setmaxnreg deals them out.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   static constexpr int kAccumulators = kHeadDim / 2;
-  // Whether the scores of the next tile are weighed while the product with this tile's values is
-  // under way, which takes registers for both.
-  static constexpr bool kOverlap = kHeadDim == 96 || kHeadDim == 128;
   // How many of a thread's accumulators keep their folded result in shared memory, the others in
   // registers. All of them, where there is room: what registers are left over lets the compiler
   // interleave the exponentials.
@@ -90,6 +87,15 @@ struct PrefillShape {
 
 // A value that a warp's lanes share, so that the compiler knows it.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+// The same value. `hidden`: from the compiler, which else keeps what follows from it in registers
+// through a loop that needs them all.
+template <bool hidden>
+__device__ __forceinline__ uint32_t Afresh(uint32_t x) {
+  if constexpr (!hidden) return x;
+  asm volatile("" : "+r"(x));
+  return static_cast<uint32_t>(Uniform(static_cast<int>(x)));
+}
 
 // What a block works on.
 struct PrefillBlock {
@@ -244,41 +250,48 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
   }
 }
 
-// Fills the ring 16 bytes at a time, for page sizes without boxes; run by a warpgroup.
-template <class Shape>
+// Fills the ring 16 bytes at a time, for page sizes without boxes; run by a warpgroup. What lies
+// after the sequence's end becomes +0.
+template <class Shape, int kHeadDim>
 __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const PrefillBlock& work,
-                                            const PrefillRing<Shape>& ring, int head_dim) {
-  const int thread = static_cast<int>(threadIdx.x % 128);
-  const int chunks = head_dim / 8;
+                                            const PrefillRing<Shape>& ring) {
+  constexpr int kWarpSlots = Shape::kTile / 4;  // of a tile's keys, one warp's
+  constexpr int kChunks = kHeadDim / 8;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int first_slot = static_cast<int>(threadIdx.x) / 32 * kWarpSlots;
   const int32_t* pages = p.sequences.pages + p.sequences.first_page[work.sequence];
   RingPlace<Shape> place;
-  for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-    const auto gather = [&](uint32_t to, const Bf16* from, uint32_t full) {
-      for (int i = thread; i < Shape::kTile * chunks; i += 128) {
-        const int slot = i / chunks;
-        const int chunk = i % chunks;
-        const int position = tile * Shape::kTile + slot;
-        const bool valid = position < work.end_position;
-        int64_t row = 0;
-        if (valid) {
-          row = (int64_t{pages[position / p.page_size]} * p.kv_heads + work.kv_head) * p.page_size +
-                position % p.page_size;
-        }
+  for (int tile = work.first_tile; tile < work.end_tile; ++tile, place.Advance()) {
+    const int position = tile * Shape::kTile + first_slot + lane;
+    int my_row = -1;  // of the cache, for the slot of this lane
+    if (lane < kWarpSlots && position < work.end_position) {
+      my_row = (pages[position / p.page_size] * p.kv_heads + work.kv_head) * p.page_size +
+               position % p.page_size;
+    }
+    const auto gather = [&](uint32_t to, const Bf16* from) {
+#pragma unroll 2
+      for (int i = lane; i < kWarpSlots * kChunks; i += 32) {
+        const int slot = first_slot + i / kChunks;
+        const int chunk = i % kChunks;
+        const int row = __shfl_sync(kAllLanes, my_row, i / kChunks);
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                          to + chunk / 8 * Shape::kTileBlockBytes + slot * 128 +
                          ((chunk % 8) ^ (slot % 8)) * 16),
-                     "l"(from + row * head_dim + chunk * 8), "r"(valid ? 16 : 0)
+                     "l"(from + int64_t{max(row, 0)} * kHeadDim + chunk * 8), "r"(row < 0 ? 0 : 16)
                      : "memory");
       }
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      FenceSharedForAsync();
-      Arrive(full);
+      asm volatile("cp.async.commit_group;" ::: "memory");
     };
     WaitBarrier(ring.KeysEmpty(place.stage), place.parity ^ 1);
-    gather(ring.Keys(place.stage), p.k, ring.KeysFull(place.stage));
+    gather(ring.Keys(place.stage), p.k);
     WaitBarrier(ring.ValuesEmpty(place.stage), place.parity ^ 1);
-    gather(ring.Values(place.stage), p.v, ring.ValuesFull(place.stage));
-    place.Advance();
+    gather(ring.Values(place.stage), p.v);
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    FenceSharedForAsync();
+    Arrive(ring.KeysFull(place.stage));
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    FenceSharedForAsync();
+    Arrive(ring.ValuesFull(place.stage));
   }
 }
 
@@ -325,10 +338,23 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   constexpr int kTile = Shape::kTile;
   constexpr int kAccumulators = Shape::kAccumulators;
   constexpr int kSharedTotals = Shape::kSharedTotals;
+  constexpr bool kHidden = Shape::kRegisterTotals > 0;
   const int thread = static_cast<int>(threadIdx.x % 128);
   const int lane = thread % 32;
   uint8_t* const q_bytes = shared + consumer * Shape::kQueryBytes;
-
+  const auto release = [&](uint32_t barrier) {
+    if (lane == 0) Arrive(barrier);
+  };
+  RingPlace<Shape> place;
+  const auto pass_over = [&](int tiles) {
+    for (int i = 0; i < tiles; ++i, place.Advance()) {
+      WaitBarrier(ring.KeysFull(place.stage), place.parity);
+      release(ring.KeysEmpty(place.stage));
+      WaitBarrier(ring.ValuesFull(place.stage), place.parity);
+      release(ring.ValuesEmpty(place.stage));
+    }
+  };
+  const int first_pair = work.first_pair + consumer * 64;
   ForEachChunk<Shape, kHeadDim>(p, work, consumer,
                                 [&](bool valid, int64_t row, int column, int offset) {
                                   const Bf16* from = p.q + row * p.ldq + column;
@@ -348,7 +374,6 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   FenceSharedForAsync();
   SyncThreads(1 + consumer, 128);
 
-  const int first_pair = work.first_pair + consumer * 64;
   const int last_pair = min(work.end_pair, first_pair + 64) - 1;
   const int first_position = work.PositionOf(first_pair, p.group);
   const int last_position = work.PositionOf(last_pair, p.group);
@@ -365,15 +390,6 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   const int full_tile =
       Uniform(p.window == 0 ? 0 : max(0, last_position - p.window + kTile) / kTile);
   const int full_end_tile = Uniform((first_position + 1) / kTile);
-  RingPlace<Shape> place;
-  const auto pass_over = [&](int tiles) {
-    for (int i = 0; i < tiles; ++i, place.Advance()) {
-      WaitBarrier(ring.KeysFull(place.stage), place.parity);
-      if (lane == 0) Arrive(ring.KeysEmpty(place.stage));
-      WaitBarrier(ring.ValuesFull(place.stage), place.parity);
-      if (lane == 0) Arrive(ring.ValuesEmpty(place.stage));
-    }
-  };
   pass_over(first_tile - Uniform(work.first_tile));
 
   SoftmaxFragment softmax;
@@ -385,9 +401,10 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   float acc[kAccumulators];
   float total[Shape::kRegisterTotals + 1] = {};
 
-  const uint64_t q_operand = KMajorOperand(ring.base + consumer * Shape::kQueryBytes);
   const auto multiply_keys = [&](int stage) {
-    const uint64_t k_operand = KMajorOperand(ring.Keys(stage));
+    const uint64_t q_operand =
+        KMajorOperand(Afresh<kHidden>(ring.base + consumer * Shape::kQueryBytes));
+    const uint64_t k_operand = KMajorOperand(Afresh<kHidden>(ring.Keys(stage)));
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       const int step = k % 4 * 32;  // bytes of 16 columns
@@ -397,7 +414,8 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     CommitMma();
   };
   const auto multiply_values = [&](int stage, int tile) {
-    const uint64_t v_operand = ValueOperand(ring.Values(stage), Shape::kTileBlockBytes);
+    const uint64_t v_operand =
+        ValueOperand(Afresh<kHidden>(ring.Values(stage)), Shape::kTileBlockBytes);
     // A split's first tile starts from +0, as 0 * alpha would.
     const bool accumulate = tile != first_tile && tile % Shape::kTilesOfSplit != 0;
 #pragma unroll
@@ -462,13 +480,6 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
           [&](float x, int i) { return contract::FoldAccumulator(x, acc[i], factors[i / 2 % 2]); });
     }
   };
-  const auto scale_accumulators = [&] {
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) acc[i] = contract::Mul(acc[i], alpha[i / 2 % 2]);
-  };
-  const auto release = [&](uint32_t barrier) {
-    if (lane == 0) Arrive(barrier);
-  };
 
   WaitBarrier(ring.KeysFull(place.stage), place.parity);
   FenceMma();
@@ -481,36 +492,23 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     const RingPlace<Shape> now = place;
     place.Advance();
     const bool split_ends = (tile + 1) % Shape::kTilesOfSplit == 0;
-    if constexpr (Shape::kOverlap) {
-      WaitBarrier(ring.KeysFull(place.stage), place.parity);
-      FenceMma();
-      multiply_keys(place.stage);
-      WaitBarrier(ring.ValuesFull(now.stage), now.parity);
-      FenceMma();
-      multiply_values(now.stage, tile);
-      if (split_ends) finish_split();
-      WaitMma<1>();
-      release(ring.KeysEmpty(place.stage));
-      weigh(tile + 1);
-      WaitMma<0>();
-      release(ring.ValuesEmpty(now.stage));
-      if (split_ends) fold();
-    } else {
-      WaitBarrier(ring.ValuesFull(now.stage), now.parity);
-      FenceMma();
-      multiply_values(now.stage, tile);
-      if (split_ends) finish_split();
-      WaitMma<0>();
-      release(ring.ValuesEmpty(now.stage));
-      if (split_ends) fold();
-      WaitBarrier(ring.KeysFull(place.stage), place.parity);
-      FenceMma();
-      multiply_keys(place.stage);
-      WaitMma<0>();
-      release(ring.KeysEmpty(place.stage));
-      weigh(tile + 1);
+    WaitBarrier(ring.ValuesFull(now.stage), now.parity);
+    FenceMma();
+    multiply_values(now.stage, tile);
+    if (split_ends) finish_split();
+    WaitMma<0>();
+    release(ring.ValuesEmpty(now.stage));
+    if (split_ends) fold();
+    WaitBarrier(ring.KeysFull(place.stage), place.parity);
+    FenceMma();
+    multiply_keys(place.stage);
+    WaitMma<0>();
+    release(ring.KeysEmpty(place.stage));
+    weigh(tile + 1);
+    if (!split_ends) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) acc[i] = contract::Mul(acc[i], alpha[i / 2 % 2]);
     }
-    if (!split_ends) scale_accumulators();
     SoftmaxFragment::Pack<kTile>(scores, weights);
   }
   WaitBarrier(ring.ValuesFull(place.stage), place.parity);
@@ -583,7 +581,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shape::kProducerRegisters));
     if (kGather) {
-      GatherTiles<Shape>(p, work, ring, kHeadDim);
+      GatherTiles<Shape, kHeadDim>(p, work, ring);
     } else if (threadIdx.x < 32) {
       CopyTiles<Shape, false>(p, work, ring);
     } else if (threadIdx.x < 64) {
@@ -599,7 +597,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
 template <int kHeadDim>
 absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
   using Shape = PrefillShape<kHeadDim>;
-  // Blocks that can be filled, and one more for each sequence's last.
+  // At most: blocks that are full, and one more for each sequence's last.
   const int64_t pairs = int64_t{params.sequences.num_rows} * params.group;
   const int64_t blocks = (pairs / Shape::kRows + params.sequences.num_sequences) * params.kv_heads;
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),

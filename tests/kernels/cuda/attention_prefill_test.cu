@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/attention.h"
+#include "kernels/cuda/attention_decode.h"
 #include "kernels/cuda/attention_prefill.h"
 #include "kernels/cuda/device/bounded_exp2.cuh"
 #include "tests/kernels/cpu/op_cases.h"
@@ -184,6 +185,17 @@ class DeviceCase {
   absl::Status Launch(cudaStream_t stream, int32_t min_rows = 1) {
     return LaunchPrefillAttention(ArgsOf(case_, q_.data(), k_.data(), v_.data(), out_.data()),
                                   stage_.device(), min_rows, {.handle = stream});
+  }
+  // The decode schedule over the same rows.
+  std::vector<Bf16> RunDecode() {
+    const AttentionArgs args = ArgsOf(case_, q_.data(), k_.data(), v_.data(), out_.data());
+    const auto rows = static_cast<int32_t>(case_.rows);
+    const size_t bytes = DecodeWorkspaceBytes(args, stage_.device(), rows);
+    DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
+    out_.Poison();
+    EXPECT_TRUE(
+        LaunchDecodeAttention(args, stage_.device(), rows, {workspace.data(), bytes}, {}).ok());
+    return out_.CopyOut();
   }
   std::vector<Bf16> Run(int32_t min_rows = 1) {
     out_.Poison();
@@ -380,6 +392,21 @@ TEST_F(AttentionPrefillTest, LeavesShorterSequencesAlone) {
   poison(15, 16);
   DeviceCase device(c, false);
   EXPECT_TRUE(SameBits<Bf16>(device.Run(8), expected));
+}
+
+TEST_F(AttentionPrefillTest, EqualsTheDecodeSchedule) {
+  for (const int32_t d : kHeadDims) {
+    Random random(18);
+    const Case c = MakeCase({.head_dim = d,
+                             .heads = 8,
+                             .kv_heads = 2,
+                             .page_size = 16,
+                             .batch = {{700, 1}, {20000, 5}, {0, 30}, {1535, 2}}},
+                            Family::kNormal, random);
+    DeviceCase device(c, false);
+    const std::vector<Bf16> prefill = device.Run();
+    EXPECT_TRUE(SameBits<Bf16>(prefill, device.RunDecode())) << d;
+  }
 }
 
 // The control: the same keys, further on by less than a tile, give other bits. So do the bits show
