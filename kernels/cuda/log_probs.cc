@@ -18,7 +18,7 @@ absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream) {
                                                    " are supported on a GPU"));
   }
   const contract::LeafPlan plan = contract::PlanColumns(args.vocab);
-  LogProbJob job{.args = args, .bounds = {}, .longest = 0};
+  LogProbJob job{.args = args, .bounds = {}, .longest = 0, .slots = 0};
   for (size_t l = 0; l <= contract::kLeaves; ++l) {
     job.bounds[l] = static_cast<int32_t>(plan.bounds[l]);
     if (l > 0) job.longest = std::max(job.longest, job.bounds[l] - job.bounds[l - 1]);

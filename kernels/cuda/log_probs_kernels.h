@@ -17,6 +17,7 @@ struct LogProbJob {
   DeviceLogProbs args;
   int32_t bounds[contract::kLeaves + 1];
   int32_t longest;  // range
+  int32_t slots;    // for chunks of logits in a block's shared memory
 };
 
 // Rows without filters and top lists.

@@ -13,6 +13,8 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
+constexpr size_t kBlockBytes = (228 / kBlocksPerSm - 1) * 1024;  // shared memory that each can have
+constexpr size_t kChunkBytes = kChunk * sizeof(float);
 constexpr int kFetchThreads = 32;
 constexpr int kThreads = kRangeThreads + kFetchThreads + 32;
 
@@ -35,24 +37,26 @@ struct Task {
   WarpTotals draw[kRangeWarps];  // the sums' too, unless RowPlan::separate
 };
 
-// In front of the logits. The n-th task that a block works on lies in place n % 2, and is phase n
-// of the barriers of the chunks, whether or not its range has that many.
+// Tasks that a block has in hand: one is fetched and one worked on while others are handed on.
+constexpr int kPlaces = 4;
+
+// In front of the ring of chunks. The n-th task that a block works on lies in place n % kPlaces,
+// and its chunks follow those of the one before.
 struct alignas(16) Shared {
   RangeScratch scratch;
-  uint64_t empty[kMaxChunks];  // barriers: the chunk's place may be overwritten
-  uint64_t done[2];            // the workers are done with the task
-  uint64_t free[2];            // its place may be overwritten
-  Task tasks[2];
+  uint64_t empty[kMaxChunks];  // barriers, one a slot: it may be overwritten
+  uint64_t done[kPlaces];      // the workers are done with the task
+  uint64_t free[kPlaces];      // its place may be overwritten
+  Task tasks[kPlaces];
 };
 extern __shared__ __align__(16) std::byte shared_memory[];
 
-__device__ float* Logits() { return reinterpret_cast<float*>(shared_memory + sizeof(Shared)); }
+__device__ float* Ring() { return reinterpret_cast<float*>(shared_memory + sizeof(Shared)); }
 
-// Waits until place n % 2 has served task n - 2.
+// Waits until task n's place has served the task before it there.
 __device__ void AwaitFree(Shared& shared, int n) {
-  if (n >= 2) {
-    WaitBarrier(SharedAddress(&shared.free[n % 2]), static_cast<uint32_t>(n / 2 - 1) % 2);
-  }
+  if (n < kPlaces) return;
+  WaitBarrier(SharedAddress(&shared.free[n % kPlaces]), static_cast<uint32_t>(n / kPlaces - 1) % 2);
 }
 
 // The fetching warp. A task's parameters come with its chunk 0.
@@ -60,6 +64,7 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int chunks = NumChunks(job);
   const int64_t num_tasks = job.args.num_rows * kRanges;
+  RingPlace place;
   int n = 0;
   for (int64_t t = blockIdx.x;; t += gridDim.x) {
     const bool end = t >= num_tasks;
@@ -67,12 +72,8 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
     const float* logits = end ? nullptr : row->logits;
     const RowPlan plan(*row, job.args.vocab);
     if (!end && (logits == nullptr || IsRanked(plan, *row))) continue;
-    const auto release = [&](int c) {
-      if (n > 0) WaitBarrier(SharedAddress(&shared.empty[c]), static_cast<uint32_t>(n - 1) % 2);
-    };
-    release(0);
     AwaitFree(shared, n);
-    Task& task = shared.tasks[n % 2];
+    Task& task = shared.tasks[n % kPlaces];
     static_assert(sizeof(DeviceLogProbRow) % 4 == 0 && sizeof(DeviceLogProbRow) <= 4 * 32);
     if (lane < static_cast<int>(sizeof(DeviceLogProbRow) / 4)) {
       reinterpret_cast<uint32_t*>(&task.row)[lane] = reinterpret_cast<const uint32_t*>(row)[lane];
@@ -83,33 +84,34 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
       task.range = end ? -1 : static_cast<int32_t>(t % kRanges);
     }
     if (end) {
-      Arrive(SharedAddress(&shared.scratch.full[0]));
+      Arrive(SharedAddress(&shared.scratch.full[place.slot]));
       return;
     }
-    const VocabRange range = RangeOf(job, static_cast<int>(t % kRanges), Logits());
+    const VocabRange range = RangeOf(job, static_cast<int>(t % kRanges), Ring(), place);
     for (int c = 0; c < chunks; ++c) {
-      if (c > 0) release(c);
+      WaitBarrier(SharedAddress(&shared.empty[range.SlotOf(c)]), range.PhaseOf(c) ^ 1);
       __syncwarp();
       StartChunk<kFetchThreads>(range, logits, c, lane, shared.scratch);
     }
+    place.Advance(chunks, job.slots);
     ++n;
   }
 }
 
-// The workers' part of a task whose chunks are in phase `parity`.
-__device__ void Work(const LogProbJob& job, Task& task, uint32_t parity, Shared& shared) {
+// The workers' part of a task whose chunks begin at `place`.
+__device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, Shared& shared) {
   const DeviceLogProbRow& row = task.row;
   const RowPlan& plan = task.plan;
   const int chunks = NumChunks(job);
-  const VocabRange range = RangeOf(job, task.range, Logits());
+  const VocabRange range = RangeOf(job, task.range, Ring(), place);
   RangeScratch& scratch = shared.scratch;
   const bool first_lane = threadIdx.x % 32 == 0;
   const auto keep = [](int) {};
   const auto release = [&](int c) {
     __syncwarp();
-    if (first_lane) Arrive(SharedAddress(&shared.empty[c]));
+    if (first_lane) Arrive(SharedAddress(&shared.empty[range.SlotOf(c)]));
   };
-  const RangeMax raw = AwaitLogits(range, chunks, parity, row.seed, scratch);
+  const RangeMax raw = AwaitLogits(range, chunks, row.seed, scratch);
   if (plan.separate) {
     const WarpTotals sums =
         Summarise(range, chunks, 1.0f, raw.max, row, true, false, scratch, keep);
@@ -126,7 +128,7 @@ __device__ void Work(const LogProbJob& job, Task& task, uint32_t parity, Shared&
     task.raw = raw;
     task.processed = processed;
     if (range.Holds(row.target)) {
-      task.target_logit = contract::Mul(range.z[row.target - range.first], inverse);
+      task.target_logit = contract::Mul(range.At(row.target - range.first), inverse);
     }
   }
   const bool needed = plan.draws || !plan.separate;
@@ -138,8 +140,8 @@ __device__ void Work(const LogProbJob& job, Task& task, uint32_t parity, Shared&
 // The warp that hands results on.
 __device__ void HandOn(const LogProbJob& job, Shared& shared) {
   for (int n = 0;; ++n) {
-    const Task& task = shared.tasks[n % 2];
-    WaitBarrier(SharedAddress(&shared.done[n % 2]), static_cast<uint32_t>(n / 2) % 2);
+    const Task& task = shared.tasks[n % kPlaces];
+    WaitBarrier(SharedAddress(&shared.done[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
     if (task.range < 0) return;
     const RowPlan& plan = task.plan;
     const WarpTotals draw = JoinWarps(task.draw);
@@ -158,11 +160,11 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
       record.ranges[task.range] = result;
       __threadfence();
       last = atomicInc(&record.arrivals, kRanges - 1) == kRanges - 1;
-      __threadfence();
+      if (last) __threadfence();
     }
     if (__any_sync(~0u, last) != 0) FinishRow(job, task.index, task.row, plan, record.ranges);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.free[n % 2]));
+    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.free[n % kPlaces]));
   }
 }
 
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     InitBarrier(SharedAddress(&shared.scratch.full[threadIdx.x]), kFetchThreads);
     InitBarrier(SharedAddress(&shared.empty[threadIdx.x]), kRangeWarps);
   }
-  if (threadIdx.x < 2) {
+  if (threadIdx.x < kPlaces) {
     InitBarrier(SharedAddress(&shared.done[threadIdx.x]), kRangeWarps);
     InitBarrier(SharedAddress(&shared.free[threadIdx.x]), 1);
   }
@@ -183,14 +185,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   WaitForPredecessor();
   if (threadIdx.x >= kRangeThreads + kFetchThreads) return HandOn(job, shared);
   if (threadIdx.x >= kRangeThreads) return Fetch(job, shared);
-  for (uint32_t n = 0;; ++n) {
-    WaitBarrier(SharedAddress(&shared.scratch.full[0]), n % 2);
-    Task& task = shared.tasks[n % 2];
+  RingPlace place;
+  for (int n = 0;; ++n) {
+    WaitBarrier(SharedAddress(&shared.scratch.full[place.slot]), place.phase);
+    Task& task = shared.tasks[n % kPlaces];
     const bool end = task.range < 0;
-    if (!end) Work(job, task, n % 2, shared);
+    if (!end) Work(job, task, place, shared);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.done[n % 2]));
+    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.done[n % kPlaces]));
     if (end) return;
+    place.Advance(NumChunks(job), job.slots);
   }
 }
 
@@ -209,8 +213,11 @@ absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream) {
   Grid grid;
   grid.blocks = dim3(static_cast<unsigned>(std::min<int64_t>(tasks, kBlocksPerSm * info->num_sms)));
   grid.threads = dim3(kThreads);
-  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(job.longest) * sizeof(float);
-  return Launch(PlainLogProbs, grid, stream, job);
+  LogProbJob sized = job;
+  sized.slots = std::clamp(static_cast<int>((kBlockBytes - sizeof(Shared)) / kChunkBytes),
+                           NumChunks(job), kMaxChunks);
+  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(sized.slots) * kChunkBytes;
+  return Launch(PlainLogProbs, grid, stream, sized);
 }
 
 }  // namespace isobit::cuda

@@ -29,23 +29,25 @@ __device__ uint64_t Pack(const RangeMax& max) {
 
 // The same of the whole row; `own` stays.
 __device__ RangeMax OfRow(RowCluster& cluster, const RangeMax& mine, OrderScratch& order) {
-  cluster.Exchange(Pack(mine), order);
+  const uint64_t* words = cluster.Exchange(Pack(mine), order);
   RangeMax all{kMinusInfinity, false, mine.own};
   for (int r = 0; r < kRanges; ++r) {
-    const uint64_t word = order.inbox[r];
-    all.max = fmaxf(all.max, FromAscendingBits(static_cast<uint32_t>(word >> 1)));
-    all.unfit |= (word & 1) != 0;
+    all.max = fmaxf(all.max, FromAscendingBits(static_cast<uint32_t>(words[r] >> 1)));
+    all.unfit |= (words[r] & 1) != 0;
   }
-  cluster.Sync();
   return all;
 }
 
 // Filters out, in place, every token for which `kept(z, id)` is false.
 template <typename Kept>
 __device__ void Keep(const VocabRange& range, Kept kept) {
-  for (int i = static_cast<int>(threadIdx.x); i < range.size; i += kRangeThreads) {
-    if (!kept(range.z[i], range.first + i)) range.z[i] = kMinusInfinity;
-  }
+  ForEachFour(range, [&](int i, Four four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (!kept(four.z[j], range.first + i + j)) four.z[j] = kMinusInfinity;
+    }
+    StoreFour(range, i, four);
+  });
   SyncRange();
 }
 
@@ -77,10 +79,12 @@ __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range
     // What comes before the first token that fails, which need not be where a monotone function
     // would fail: so the largest failing logit is looked for, not a threshold.
     float cut = kMinusInfinity;
-    for (int i = static_cast<int>(threadIdx.x); i < range.size; i += kRangeThreads) {
-      const float z = range.z[i];
-      if (!contract::PassesMinP(z, row_max, row.min_p)) cut = fmaxf(cut, z);
-    }
+    ForEachFour(range, [&](int, const Four& four) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (!contract::PassesMinP(four.z[j], row_max, row.min_p)) cut = fmaxf(cut, four.z[j]);
+      }
+    });
     cut = OfRow(cluster, BlockMax({cut, false}, row.seed, scratch), order).max;
     Keep(range, [&](float z, int32_t) { return z > cut; });
   }
@@ -126,6 +130,10 @@ __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRan
   }
   if (plan.min_p && !(plan.top_k && plan.top_p)) {
     threshold = fmaxf(threshold, ThresholdOfMinP(max.max, row.min_p));
+  }
+  if (threshold == kMinusInfinity) {
+    cluster.Sync();
+    return kMaxTopLogProbs + 1;
   }
   return Gather(
       cluster, range, [&](float z, int32_t) { return z >= threshold && z > kMinusInfinity; },
@@ -297,14 +305,15 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
   RowCluster cluster;
   const int r = cluster.rank();
   const VocabRange range =
-      RangeOf(job, r, reinterpret_cast<float*>(shared_memory + sizeof(Shared)));
+      RangeOf(job, r, reinterpret_cast<float*>(shared_memory + sizeof(Shared)), {});
   const int chunks = NumChunks(job);
   const auto keep = [](int) {};
   for (int c = 0; c < chunks; ++c) {
     StartChunk<kRangeThreads>(range, row.logits, c, static_cast<int>(threadIdx.x), scratch);
   }
-  cluster.Sync();  // every block runs: its shared memory can be reached
-  const RangeMax raw = AwaitLogits(range, chunks, 0, row.seed, scratch);
+  cluster.Arrive();
+  const RangeMax raw = AwaitLogits(range, chunks, row.seed, scratch);
+  cluster.AwaitAll();
   RangeResult result;
   int num_top = 0;
   if (plan.separate) {
@@ -350,7 +359,7 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
   if (threadIdx.x == 0) {
     result.unfit = processed.unfit;
     result.alive = processed.max > kMinusInfinity;
-    if (range.Holds(row.target)) result.target_logit = range.z[row.target - range.first];
+    if (range.Holds(row.target)) result.target_logit = range.At(row.target - range.first);
     *cluster.Of(0, &shared.ranges[r]) = result;
   }
   cluster.Sync();
@@ -379,7 +388,9 @@ absl::Status LaunchRankedLogProbs(const LogProbJob& job, const Stream& stream) {
   grid.threads = dim3(kRangeThreads);
   grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(job.longest) * sizeof(float);
   grid.cluster = kRanges;
-  return Launch(RankedLogProbs, grid, stream, job);
+  LogProbJob sized = job;
+  sized.slots = NumChunks(job);
+  return Launch(RankedLogProbs, grid, stream, sized);
 }
 
 }  // namespace isobit::cuda

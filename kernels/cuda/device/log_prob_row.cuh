@@ -118,11 +118,32 @@ __device__ inline contract::VocabSum FinishRow(const LogProbJob& job, int64_t in
   return sum;
 }
 
-__device__ inline int NumChunks(const LogProbJob& job) {
+// Chunks of the longest range. A shorter one is taken to have as many.
+__host__ __device__ inline int NumChunks(const LogProbJob& job) {
   return (job.longest + kChunk - 1) / kChunk;
 }
-__device__ inline VocabRange RangeOf(const LogProbJob& job, int range, float* shared) {
-  return {shared, job.bounds[range + 1] - job.bounds[range], job.bounds[range]};
+
+// Where the next range's chunks begin in a ring of slots.
+struct RingPlace {
+  int32_t slot = 0;
+  uint32_t phase = 0;
+
+  __device__ void Advance(int chunks, int slots) {
+    slot += chunks;
+    if (slot < slots) return;
+    slot -= slots;
+    phase ^= 1;
+  }
+};
+
+__device__ inline VocabRange RangeOf(const LogProbJob& job, int range, float* ring,
+                                     const RingPlace& place) {
+  return {.ring = ring,
+          .slots = job.slots,
+          .first_slot = place.slot,
+          .first_phase = place.phase,
+          .size = job.bounds[range + 1] - job.bounds[range],
+          .first = job.bounds[range]};
 }
 
 }  // namespace isobit::cuda

@@ -12,10 +12,12 @@
 
 namespace isobit::cuda {
 
-inline constexpr int kBins = 256;
+inline constexpr int kBins = kRangeThreads;
 inline constexpr int kShortList = 512;  // keys of an interval that are compared each with each
 
-// One block's part of what the cluster's blocks share. Every function below leaves it free for use.
+// One block's part of what the cluster's blocks share. While another block may read counts and
+// masses (from JoinBins on) or the list (from Gather on), up to the next Sync, they must not be
+// overwritten.
 struct OrderScratch {
   uint32_t counts[kBins];  // of this range
   uint32_t mass_low[kBins];
@@ -25,7 +27,7 @@ struct OrderScratch {
   uint64_t list[kMaxTopLogProbs];  // keys of this range, then, in `gathered`, of all
   uint64_t gathered[kMaxTopLogProbs];
   uint64_t masses[kShortList];
-  uint64_t inbox[contract::kLeaves];  // one word from every block
+  uint64_t inboxes[2][contract::kLeaves];  // one word from every block, in turn
   uint32_t list_size;
   uint32_t bin;
   uint64_t before;  // mass of the bins before it
@@ -44,22 +46,31 @@ class RowCluster {
   __device__ T* Of(int rank, T* shared) {
     return cluster_.map_shared_rank(shared, static_cast<unsigned>(rank));
   }
-  // Every block's word, in scratch.inbox. The inbox may be used again after the next Sync.
-  __device__ void Exchange(uint64_t word, OrderScratch& scratch) {
+  // Says that this block runs; to be followed by AwaitAll, before which no other's memory may be
+  // touched.
+  __device__ void Arrive() { cluster_.barrier_arrive(); }
+  __device__ void AwaitAll() { cluster_.barrier_wait(); }
+  // Every block's word, to be read before the next Exchange but one.
+  __device__ const uint64_t* Exchange(uint64_t word, OrderScratch& scratch) {
+    turn_ = 1 - turn_;
     if (threadIdx.x < contract::kLeaves) {
-      Of(static_cast<int>(threadIdx.x), scratch.inbox)[rank()] = word;
+      Of(static_cast<int>(threadIdx.x), scratch.inboxes[turn_])[rank()] = word;
     }
     Sync();
+    return scratch.inboxes[turn_];
   }
 
  private:
   cooperative_groups::cluster_group cluster_;
+  int turn_ = 0;
 };
 
-// How much a token counts: 1, or its weight against the row's maximum.
+// How much a token counts: 1, or its contract::TokenWeight against the row's maximum.
 template <bool kWeighted>
 __device__ __forceinline__ uint64_t MassOf(float z, float row_max) {
-  return kWeighted ? static_cast<uint64_t>(contract::TokenWeight(z, row_max)) : 1;
+  if (!kWeighted) return 1;
+  const float weight = WeightAt(fmaxf(contract::Sub(z, row_max), kLeastDistance));
+  return static_cast<uint64_t>(contract::Mul(weight, 0x1p40f));
 }
 
 // Some of a row's tokens as bins in the row's order, either by distance from the maximum or, once
@@ -105,7 +116,7 @@ __device__ __forceinline__ void ClearBins(OrderScratch& scratch) {
   SyncRange();
 }
 
-// Joins all blocks' bins in row_counts and row_mass. Another Sync must come before ClearBins.
+// Joins all blocks' bins in row_counts and row_mass.
 template <bool kWeighted>
 __device__ __forceinline__ void JoinBins(RowCluster& row, OrderScratch& scratch) {
   row.Sync();
@@ -131,11 +142,15 @@ template <bool kWeighted>
 __device__ __forceinline__ void CountBins(RowCluster& row, const VocabRange& range,
                                           const Binning& binning, OrderScratch& scratch) {
   ClearBins(scratch);
-  for (int i = static_cast<int>(threadIdx.x); i < range.size; i += kRangeThreads) {
-    const float z = range.z[i];
-    const uint32_t bin = binning.BinOf(z, range.first + i);
-    if (bin < kBins) AddToBin<kWeighted>(scratch, bin, MassOf<kWeighted>(z, binning.row_max));
-  }
+  ForEachFour(range, [&](int i, const Four& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t bin = binning.BinOf(four.z[j], range.first + i + j);
+      if (bin < kBins) {
+        AddToBin<kWeighted>(scratch, bin, MassOf<kWeighted>(four.z[j], binning.row_max));
+      }
+    }
+  });
   JoinBins<kWeighted>(row, scratch);
 }
 
@@ -209,7 +224,7 @@ __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, 
     }
     scratch.gathered[i] = row.Of(rank, scratch.list)[i - begin];
   }
-  row.Sync();
+  SyncRange();
   return size;
 }
 
@@ -223,14 +238,15 @@ __device__ __forceinline__ void SortGathered(int size, OrderScratch& scratch) {
   for (int run = 2; run <= padded; run *= 2) {
     for (int step = run / 2; step > 0; step /= 2) {
       SyncRange();
-      if (thread >= padded / 2) continue;
-      const int low = thread / step * 2 * step + thread % step;
-      const uint64_t a = keys[low];
-      const uint64_t b = keys[low + step];
-      const bool descending = (low & run) == 0;
-      if ((a < b) == descending) {
-        keys[low] = b;
-        keys[low + step] = a;
+      for (int pair = thread; pair < padded / 2; pair += kRangeThreads) {
+        const int low = pair / step * 2 * step + pair % step;
+        const uint64_t a = keys[low];
+        const uint64_t b = keys[low + step];
+        const bool descending = (low & run) == 0;
+        if ((a < b) == descending) {
+          keys[low] = b;
+          keys[low + step] = a;
+        }
       }
     }
   }
@@ -262,13 +278,16 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
                                           OrderScratch& scratch, uint64_t* low, uint64_t* high) {
   uint64_t least = ~uint64_t{0};
   uint64_t largest = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < range.size; i += kRangeThreads) {
-    const float z = range.z[i];
-    if (binning.BinOf(z, range.first + i) != bin) continue;
-    const uint64_t key = TokenKey(z, range.first + i);
-    least = key < least ? key : least;
-    largest = key > largest ? key : largest;
-  }
+  ForEachFour(range, [&](int i, const Four& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t id = range.first + i + j;
+      if (binning.BinOf(four.z[j], id) != bin) continue;
+      const uint64_t key = TokenKey(four.z[j], id);
+      least = key < least ? key : least;
+      largest = key > largest ? key : largest;
+    }
+  });
   const auto extreme = [&](uint64_t mine) {  // the largest of all blocks' threads
     if (threadIdx.x == 0) scratch.last = 0;
     for (int step = 16; step > 0; step /= 2) {
@@ -281,12 +300,11 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
                 static_cast<unsigned long long>(mine));
     }
     SyncRange();
-    row.Exchange(scratch.last, scratch);
+    const uint64_t* words = row.Exchange(scratch.last, scratch);
     uint64_t all = 0;
     for (int r = 0; r < contract::kLeaves; ++r) {
-      all = scratch.inbox[r] > all ? scratch.inbox[r] : all;
+      all = words[r] > all ? words[r] : all;
     }
-    row.Sync();
     return all;
   };
   *low = ~extreme(~least);
@@ -318,6 +336,7 @@ __device__ __noinline__ uint64_t LastOfPrefix(RowCluster& row, const VocabRange&
     if (scratch.row_counts[bin] <= kShortList) {
       const int size = Gather(
           row, range, [&](float z, int32_t id) { return binning.BinOf(z, id) == bin; }, scratch);
+      row.Sync();
       return LastOfShortList<kWeighted>(size, need, row_max, scratch);
     }
     if (binning.by_key) {

@@ -26,7 +26,6 @@ __device__ __forceinline__ float ThresholdOfCount(RowCluster& row, float own_max
   JoinBins<false>(row, scratch);
   FindBin(static_cast<uint64_t>(count), scratch);
   const uint32_t bin = scratch.bin;
-  row.Sync();
   return bin == kBins ? kMinusInfinity : Below(row_max, static_cast<float>(bin + 1) / kBinsPerNat);
 }
 
@@ -38,6 +37,7 @@ __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const Vocab
   // Only what lies in the zone down to the threshold goes into bins.
   const float zone = fminf(contract::Sub(row_max, *threshold), -kLeastDistance);
   const float bins_per_nat = contract::Div(static_cast<float>(kBins), zone);
+  row.Sync();
   ClearBins(scratch);
   FractionSum sum;
   uint32_t calls = 0;
@@ -61,10 +61,10 @@ __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const Vocab
   uint64_t mass = 0;
 #pragma unroll
   for (int w = 0; w < kRangeWarps; ++w) mass += scratch.masses[w];
-  row.Exchange(mass, scratch);
+  const uint64_t* words = row.Exchange(mass, scratch);
   mass = 0;
 #pragma unroll
-  for (int r = 0; r < contract::kLeaves; ++r) mass += scratch.inbox[r];
+  for (int r = 0; r < contract::kLeaves; ++r) mass += words[r];
   JoinBins<true>(row, scratch);
   FindBin(static_cast<uint64_t>(contract::NucleusBound(static_cast<int64_t>(mass), top_p)),
           scratch);
@@ -72,7 +72,6 @@ __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const Vocab
   *threshold = bin == kBins
                    ? kMinusInfinity
                    : Below(row_max, contract::Div(static_cast<float>(bin + 1), bins_per_nat));
-  row.Sync();
   return mass;
 }
 

@@ -16,7 +16,7 @@ namespace isobit::cuda {
 
 using contract::kMinusInfinity;
 
-inline constexpr int kRangeThreads = 512;
+inline constexpr int kRangeThreads = 256;
 inline constexpr int kRangeWarps = kRangeThreads / 32;
 // Logits that arrive together: two 16-byte loads of every thread.
 inline constexpr int kStride = 4 * kRangeThreads;
@@ -24,12 +24,22 @@ inline constexpr int kChunk = 2 * kStride;
 inline constexpr int kMaxChunks =
     (static_cast<int>(kMaxDeviceVocab) / 8 + 16 + kChunk - 1) / kChunk;
 
+// The chunks of a range lie in a ring of slots of shared memory.
 struct VocabRange {
-  float* z = nullptr;  // [size], shared memory, 16-byte aligned
+  float* ring = nullptr;  // [slots, kChunk], 16-byte aligned
+  int32_t slots = 0;      // at least the range's chunks
+  int32_t first_slot = 0;
+  uint32_t first_phase = 0;  // parity of that slot's barriers; the next one's from slot 0 on
   int32_t size = 0;
-  int32_t first = 0;  // id of z[0], a multiple of 16
+  int32_t first = 0;  // the first id, a multiple of 16
 
   __device__ bool Holds(int32_t id) const { return id >= first && id < first + size; }
+  __device__ bool Wraps(int chunk) const { return first_slot + chunk >= slots; }
+  __device__ int SlotOf(int chunk) const { return first_slot + chunk - (Wraps(chunk) ? slots : 0); }
+  __device__ uint32_t PhaseOf(int chunk) const { return first_phase ^ (Wraps(chunk) ? 1u : 0u); }
+  __device__ float* Chunk(int chunk) const { return ring + SlotOf(chunk) * kChunk; }
+  // The i-th logit; those up to the next multiple of kChunk follow it.
+  __device__ float& At(int i) const { return Chunk(i / kChunk)[i % kChunk]; }
 };
 
 // What a range tells its row.
@@ -75,7 +85,7 @@ struct RangeScratch {
   RoundKeys keys;             // this and the next two are made ready by BlockMax
   unsigned long long best;    // TokenKey of the largest value so far
   float prune;                // PruneFactor of it
-  uint64_t full[kMaxChunks];  // barriers: the chunk has arrived
+  uint64_t full[kMaxChunks];  // barriers, one a slot: the chunk has arrived
   uint32_t words[kRangeWarps];
   uint32_t flags[kRangeWarps];
 };
@@ -138,9 +148,9 @@ template <int kThreads>
 __device__ __forceinline__ void StartChunk(const VocabRange& range, const float* logits, int c,
                                            int thread, RangeScratch& scratch) {
   const float* from = logits + range.first + c * kChunk;
-  float* to = range.z + c * kChunk;
+  float* to = range.Chunk(c);
   const int size = max(0, min(kChunk, range.size - c * kChunk));
-  const uint32_t barrier = SharedAddress(&scratch.full[c]);
+  const uint32_t barrier = SharedAddress(&scratch.full[range.SlotOf(c)]);
   if (reinterpret_cast<uintptr_t>(from) % 16 == 0 && size % 4 == 0) {
     if (thread == 0 && size > 0) {
       const uint32_t bytes = static_cast<uint32_t>(size) * sizeof(float);
@@ -165,23 +175,23 @@ struct Four {
 };
 __device__ __forceinline__ Four LoadFour(const VocabRange& range, int i) {
   if (i + 4 <= range.size) {
-    const float4 v = *reinterpret_cast<const float4*>(range.z + i);
+    const float4 v = *reinterpret_cast<const float4*>(&range.At(i));
     return {{v.x, v.y, v.z, v.w}};
   }
   Four four;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) four.z[j] = i + j < range.size ? range.z[i + j] : kMinusInfinity;
+  for (int j = 0; j < 4; ++j) four.z[j] = i + j < range.size ? range.At(i + j) : kMinusInfinity;
   return four;
 }
 
 __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const Four& four) {
   if (i + 4 <= range.size) {
-    *reinterpret_cast<float4*>(range.z + i) = {four.z[0], four.z[1], four.z[2], four.z[3]};
+    *reinterpret_cast<float4*>(&range.At(i)) = {four.z[0], four.z[1], four.z[2], four.z[3]};
     return;
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (i + j < range.size) range.z[i + j] = four.z[j];
+    if (i + j < range.size) range.At(i + j) = four.z[j];
   }
 }
 
@@ -195,16 +205,15 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks,
   int c = 0;
   for (; (c + 1) * kChunk <= range.size; ++c) {
     awaited(c);
-    const int i = c * kChunk + mine;
-    const float4 a = *reinterpret_cast<const float4*>(range.z + i);
-    const float4 b = *reinterpret_cast<const float4*>(range.z + i + kStride);
+    const float* chunk = range.Chunk(c) + mine;
+    const float4 a = *reinterpret_cast<const float4*>(chunk);
+    const float4 b = *reinterpret_cast<const float4*>(chunk + kStride);
     loaded(c);
-    visit(i, Four{{a.x, a.y, a.z, a.w}}, true);
-    visit(i + kStride, Four{{b.x, b.y, b.z, b.w}}, true);
+    visit(c * kChunk + mine, Four{{a.x, a.y, a.z, a.w}}, true);
+    visit(c * kChunk + kStride + mine, Four{{b.x, b.y, b.z, b.w}}, true);
   }
-  const int end = c;
   for (int rest = c; rest < chunks; ++rest) awaited(rest);
-  for (int i = end * kChunk + mine; i - mine % 128 < range.size; i += kStride) {
+  for (int i = c * kChunk + mine; i - mine % 128 < range.size; i += kStride) {
     visit(i, LoadFour(range, i), false);
   }
   for (; c < chunks; ++c) loaded(c);
@@ -215,15 +224,14 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit
       range, 0, [](int) {}, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
 }
 
-// Waits for the logits, which are phase `parity` of their chunks; their maximum. Unfit: one of them
-// is not finite.
-__device__ __forceinline__ RangeMax AwaitLogits(const VocabRange& range, int chunks,
-                                                uint32_t parity, uint64_t seed,
+// Waits for the logits; their maximum. Unfit: one of them is not finite.
+__device__ __forceinline__ RangeMax AwaitLogits(const VocabRange& range, int chunks, uint64_t seed,
                                                 RangeScratch& scratch) {
   float max = kMinusInfinity;
   float zero = 0.0f;  // NaN as soon as a logit is not finite
   ForEachFour(
-      range, chunks, [&](int c) { WaitBarrier(SharedAddress(&scratch.full[c]), parity); },
+      range, chunks,
+      [&](int c) { WaitBarrier(SharedAddress(&scratch.full[range.SlotOf(c)]), range.PhaseOf(c)); },
       [](int) {},
       [&](int i, const Four& four, bool whole) {
 #pragma unroll
@@ -246,7 +254,7 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
   for (int i = thread; i < row.counts.size; i += kRangeThreads) {
     const TokenCount c = args.counts[row.counts.first + i];
     if (!range.Holds(c.id)) continue;
-    float& z = range.z[c.id - range.first];
+    float& z = range.At(c.id - range.first);
     z = contract::Penalise(z, c.in_prompt, c.in_output, row.repetition_penalty,
                            row.presence_penalty, row.frequency_penalty);
   }
@@ -254,13 +262,13 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
   for (int i = thread; i < row.biases.size; i += kRangeThreads) {
     const TokenBias b = args.biases[row.biases.first + i];
     if (!range.Holds(b.id)) continue;
-    float& z = range.z[b.id - range.first];
+    float& z = range.At(b.id - range.first);
     z = contract::Add(z, b.bias);
   }
   SyncRange();
   for (int i = thread; i < row.banned.size; i += kRangeThreads) {
     const int32_t id = args.banned[row.banned.first + i];
-    if (range.Holds(id)) range.z[id - range.first] = kMinusInfinity;
+    if (range.Holds(id)) range.At(id - range.first) = kMinusInfinity;
   }
   SyncRange();
   float max = kMinusInfinity;
@@ -274,6 +282,7 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
     }
     StoreFour(range, i, four);
   });
+  FenceSharedForAsync();  // the copy engine may write here next
   return BlockMax({max, unfit}, row.seed, scratch);
 }
 
@@ -315,12 +324,13 @@ class FractionSum {
     low_ += contract::BitsOf(low[0]) + contract::BitsOf(low[1]);
     low_ += contract::BitsOf(low[2]) + contract::BitsOf(low[3]);
   }
-  // Of a warp's sums, each after `calls` calls, for its first lane. Neither half can overflow: a
-  // warp holds fewer than 2^12 numbers of a range.
+  // Of a warp's sums, each after `calls` calls, for every lane.
   __device__ uint64_t OfWarp(uint32_t calls) const {
     const uint32_t high = high_ - 4 * calls * contract::BitsOf(kHigh);
     const uint32_t low = low_ - 4 * calls * contract::BitsOf(kLow);
-    return (uint64_t{__reduce_add_sync(~0u, high)} << 20) + __reduce_add_sync(~0u, low);
+    uint64_t sum = (uint64_t{high} << 20) + low;
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
   }
 
  private:
@@ -329,7 +339,7 @@ class FractionSum {
   uint32_t high_ = 0;
   uint32_t low_ = 0;
 };
-static_assert(kMaxChunks * 2 * 4 * 32 < 4096);
+static_assert(kMaxChunks * 8 < 4096);  // numbers of a thread: neither half can overflow
 
 enum class DrawRule { kNone, kGreedy, kGumbel };
 
