@@ -39,11 +39,12 @@ int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes,
   return stages;
 }
 
-// Shared memory of a block that has its multiprocessor to itself. A short one should leave room for
-// a block of the next kernel; a long one, and one that reads much of x, needs all bytes in flight.
+// Shared memory of a block that has its multiprocessor to itself for a pass of `used` stages. A
+// half leaves room for a block of the next kernel, which then fetches its weights early; the longer
+// the pass and the more of x it reads, the more bytes in flight pay instead.
 int64_t BytesOfOne(int columns, int64_t used) {
-  const int64_t longest = columns <= 16 ? 1000 : columns == 32 ? 64 : 8;  // stages
-  return used <= longest ? kSharedBytes / 2 : kSharedBytes;
+  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return kSharedBytes / 2;
+  return columns == 32 || used <= 32 ? kSharedBytes * 3 / 4 : kSharedBytes;
 }
 
 // Every block has all leaves and an equal share of the rows: no sums are exchanged.
@@ -55,7 +56,8 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
   // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
   int64_t each = 1;
   if (columns <= 32) each = rows_each >= 136 ? 3 : rows_each >= 66 && rows_each < 90 ? 2 : 1;
-  const bool wide_pays = columns == 64 || rows_each >= 200;
+  const bool wide_pays =
+      columns == 64 || (rows_each >= 90 && rows_each < 136) || (columns == 32 && rows_each >= 200);
   const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
   if (wide) each = 1;
   schedule.blocks = static_cast<int>(kMultiprocessors * each);
@@ -64,7 +66,8 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
   const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
   const int64_t used = passes * StagesOf(shape, shape.num_leaves);
-  const int64_t bytes = each == 1 && passes == 1 ? BytesOfOne(columns, used) : kSharedBytes / each;
+  const int64_t bytes =
+      each == 1 && share * 16 <= kTileRows ? BytesOfOne(columns, used) : kSharedBytes / each;
   schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
   return schedule;
 }
@@ -74,7 +77,7 @@ StreamSchedule Split(const LinearShape& shape, int columns, int leaves) {
   StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
   const int64_t used = StagesOf(shape, leaves);
-  if (blocks > kMultiprocessors) {
+  if (blocks > kMultiprocessors || (columns == 64 && used <= 8)) {
     schedule.stages = static_cast<int>(std::clamp<int64_t>(used, 2, 4));
     return schedule;
   }
@@ -104,6 +107,13 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
   return Split(shape, columns, leaves);
 }
 
+// Two leaves or one, each of a few stages: x is then most of what a block reads, and tiles, which
+// read it once for 64 rows of the weight, are faster.
+bool IsShort(const LinearShape& shape) {
+  return shape.sum == contract::LeafSum::kTree && shape.num_leaves <= 2 &&
+         shape.k <= 512 * shape.num_leaves && BlocksOf(shape).uniform;
+}
+
 }  // namespace
 
 bool WholeSteps(const LinearShape& shape) {
@@ -120,6 +130,11 @@ LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable) 
   if (m > kMaxStreamRows) {
     schedule.kind = LinearSchedule::Kind::kTile;
     schedule.tile = ChooseTile(shape, m);
+    return schedule;
+  }
+  if (m > 32 && IsShort(shape)) {
+    schedule.kind = LinearSchedule::Kind::kTile;
+    schedule.tile = {.columns = 64, .split = shape.num_leaves};
     return schedule;
   }
   schedule.kind = LinearSchedule::Kind::kStream;

@@ -25,7 +25,7 @@ struct StreamSchedule {
 // Whether a block that has all leaves may take passes of up to 128 rows, which two warpgroups
 // share: where x is wide enough for that to pay, and the pending sums leave registers for it.
 constexpr bool HasWideStream(int columns, contract::LeafSum sum) {
-  return columns >= 32 && sum == contract::LeafSum::kChain;
+  return columns >= 16 && sum == contract::LeafSum::kChain;
 }
 
 struct LinearSchedule {
