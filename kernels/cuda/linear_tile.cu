@@ -33,8 +33,20 @@ LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds to multiply a block of K, 64 columns, in a tile.
-double BlockTime(int columns) { return columns == 96 ? 0.227 : 0.016 + 0.00233 * columns; }
+// Microseconds to multiply a block of K, 64 columns, in a tile. In many waves in a row what narrow
+// tiles need of L2 slows them down.
+double BlockTime(int columns, bool many_waves) {
+  switch (columns) {
+    case 64:
+      return many_waves ? 0.28 : 0.165;
+    case 96:
+      return many_waves ? 0.30 : 0.227;
+    case 128:
+      return many_waves ? 0.36 : 0.314;
+    default:
+      return many_waves ? 0.51 : 0.463;
+  }
+}
 
 // Clusters that fit on an H200 at once: they do not straddle its groups of up to 18
 // multiprocessors.
@@ -52,8 +64,9 @@ double ExpectedTime(const LinearShape& shape, const LeafBlocks& leaves, int64_t 
   const auto waves = static_cast<double>(CeilDiv(tiles, ClustersAtOnce(schedule.split)));
   const double exchange = schedule.split == 1 ? 0.0 : (tree ? 1.1 : 3.0) + 0.003 * schedule.columns;
   const double multiply =
-      kLaunch + waves * (leaves.num_blocks() * BlockTime(schedule.columns) / schedule.split + 1.2 +
-                         0.0022 * schedule.columns + exchange);
+      kLaunch +
+      waves * (leaves.num_blocks() * BlockTime(schedule.columns, waves > 2) / schedule.split + 1.2 +
+               0.0022 * schedule.columns + exchange);
   const double load = static_cast<double>(PackedLinearBytes(shape)) / kWeightBytes;
   return std::max(multiply, load) + 0.1 * multiply;
 }

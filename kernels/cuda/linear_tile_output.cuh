@@ -69,24 +69,31 @@ struct OutputRows {
         has_upper(row < out.target.m),
         has_lower(row + 8 < out.target.m) {}
 
-  // `kWhole`: both rows are stored as vectors; else only the first `count` elements are in y, and
-  // one by one.
+  // `kWhole`: y takes both vectors whole; else the first `count` elements of each, as y can.
   template <bool kWhole, class Vector>
   __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
     if constexpr (kWhole) {
       if (has_upper) *reinterpret_cast<Vector*>(upper + at) = high;
       if (has_lower) *reinterpret_cast<Vector*>(lower + at) = low;
     } else {
-      constexpr int kElements = sizeof(Vector) / sizeof(T);
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) {
-        if (has_upper && i < count) upper[at + i] = Element<kElements>(high, i);
-        if (has_lower && i < count) lower[at + i] = Element<kElements>(low, i);
-      }
+      StorePart(upper + at, has_upper ? count : 0, high);
+      StorePart(lower + at, has_lower ? count : 0, low);
     }
   }
 
  private:
+  template <class Vector>
+  static __device__ __forceinline__ void StorePart(T* y, int count, const Vector& vector) {
+    constexpr int kElements = sizeof(Vector) / sizeof(T);
+    if (count >= kElements && reinterpret_cast<uintptr_t>(y) % sizeof(Vector) == 0) {
+      *reinterpret_cast<Vector*>(y) = vector;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if (i < count) y[i] = Element<kElements>(vector, i);
+    }
+  }
   template <int kElements, class Vector>
   static __device__ __forceinline__ T Element(const Vector& vector, int i) {
     if constexpr (kElements == 4) {

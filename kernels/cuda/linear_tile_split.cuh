@@ -28,6 +28,7 @@ struct SplitTraits {
   static_assert(kOwnValues % (kSum == contract::LeafSum::kChain ? 8 : 4) == 0);
 };
 
+// Arrives at a barrier in another block of the cluster.
 __device__ __forceinline__ void ArriveAtBlock(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -66,6 +67,7 @@ struct Exchange {
   __device__ __forceinline__ void WaitDrained(uint32_t round) const {
     WaitClusterBarrier(drained, round & 1);
   }
+  // The values read have been added, hence have arrived; nothing else needs to be ordered.
   __device__ __forceinline__ void TellDrained() const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
