@@ -38,8 +38,7 @@ absl::Status LaunchPrefillAttention(const AttentionArgs& args, const DeviceSeque
     return absl::InvalidArgumentError(
         absl::StrCat("no prefill schedule for head_dim ", kv.head_dim));
   }
-  const auto aligned = [](const Bf16* data, int64_t ld) { return Mappable(data, ld); };
-  if (!aligned(kv.k, kv.head_dim) || !aligned(kv.v, kv.head_dim)) {
+  if (!Mappable(kv.k, kv.head_dim) || !Mappable(kv.v, kv.head_dim)) {
     return absl::InvalidArgumentError("the KV cache is not aligned to 16 bytes");
   }
   if (args.heads == 0 || sequences.num_rows == 0) return absl::OkStatus();
@@ -61,8 +60,8 @@ absl::Status LaunchPrefillAttention(const AttentionArgs& args, const DeviceSeque
   params.box_rows = BoxRows(kv.page_size, contract::KvTile(kv.head_dim));
   params.window = args.window >= INT32_MAX / 2 ? 0 : static_cast<int32_t>(args.window);
   params.scale = args.scale;
-  params.q_vectors = aligned(args.q, args.ldq);
-  params.out_vectors = aligned(args.out, args.ldo);
+  params.q_vectors = Mappable(args.q, args.ldq);
+  params.out_vectors = Mappable(args.out, args.ldo);
   if (params.box_rows != 0) {
     const absl::StatusOr<CUtensorMap> k_map = MapCache(kv.k, kv.head_dim, params.box_rows);
     if (!k_map.ok()) return k_map.status();
