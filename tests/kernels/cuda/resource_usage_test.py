@@ -31,6 +31,7 @@ MAX_SECONDS = 90.0
 # Kernels that may spill, by a pattern of their names: how many bytes at most, and why.
 MAY_SPILL = {
     r"^LinearGeneralKernel": (16, "takes what the fast schedules cannot, and is not meant to be fast"),
+    r"^PrefillKernel<(64|256)": (32, "words of addresses, a few a tile of thousands of instructions"),
 }
 
 # How the names of files begin and what the names of kernels contain that must multiply with wgmma.
