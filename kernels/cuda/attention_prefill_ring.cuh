@@ -251,7 +251,7 @@ __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const Prefil
                position % p.page_size;
     }
     const auto gather = [&](uint32_t to, const Bf16* from) {
-#pragma unroll 2
+#pragma unroll 1  // this warpgroup has few registers
       for (int i = lane; i < kWarpSlots * kChunks; i += 32) {
         const int slot = first_slot + i / kChunks;
         const int chunk = i % kChunks;
