@@ -10,19 +10,32 @@
 namespace isobit::cuda {
 namespace {
 
-// Query rows of a KV head up to which a sequence is decoded: one pass over its keys takes 16, and
-// four passes are still faster than the prefill schedule's one, which cannot split a long context.
-constexpr int32_t kDecodeRows = 16;
-constexpr int32_t kDecodeRowsOfLong = 64;
-constexpr int32_t kLongContext = 4096;
+constexpr int32_t kDecodeRows = 16;  // query rows of a KV head that one pass over its keys takes
+// Passes up to which decoding several rows is faster than prefilling them: the prefill schedule
+// makes one pass for many rows, but a long context keeps few multiprocessors busy for long.
+constexpr int64_t kDecodePasses = 160;
 constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for single tokens
+
+// Whether to decode sequences of `tokens` rows, as many of them as the step may hold.
+bool IsDecoded(const AttentionArgs& args, const DeviceSequences& sequences, int32_t tokens) {
+  if (tokens == 1) return true;
+  if (DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) return false;
+  const int64_t passes =
+      (int64_t{tokens} * (args.heads / args.kv.kv_heads) + kDecodeRows - 1) / kDecodeRows;
+  const int64_t surplus = std::max(sequences.num_rows - sequences.num_sequences, 0);
+  const int64_t count =
+      std::min<int64_t>(sequences.num_sequences, (surplus + tokens - 2) / (tokens - 1));
+  return args.kv.kv_heads * count * passes <= kDecodePasses;
+}
 
 // Rows up to which a sequence is decoded.
 int32_t DecodeTokens(const AttentionArgs& args, const DeviceSequences& sequences) {
-  const int32_t group = args.heads / args.kv.kv_heads;
-  const int32_t rows = sequences.max_positions > kLongContext ? kDecodeRowsOfLong : kDecodeRows;
-  int32_t tokens = std::clamp(rows / group, 1, sequences.max_rows);
-  while (tokens > 1 && DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) tokens /= 2;
+  int32_t tokens = 1;
+  while (tokens < sequences.max_rows) {
+    const int32_t more = std::min(2 * tokens, sequences.max_rows);
+    if (!IsDecoded(args, sequences, more)) break;
+    tokens = more;
+  }
   return tokens;
 }
 

@@ -1,8 +1,8 @@
 // Attention over paged keys and values (contract C6): which schedule takes which sequence.
 //
-// Sequences of at most DecodeTokens rows go to the decode schedule (attention_decode.h), the longer
-// ones to the prefill schedule (attention_prefill.h) if it has the head dimension, else to the
-// decode schedule's walk over all splits. Both give the same bits.
+// Sequences of few rows go to the decode schedule (attention_decode.h), the others to the prefill
+// schedule (attention_prefill.h) if it has the head dimension, else to the decode schedule's walk
+// over all splits. How many rows are few follows from the step's bounds. All give the same bits.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_H_
 
