@@ -45,6 +45,7 @@ constexpr int kPlaces = 4;
 struct alignas(16) Shared {
   RangeScratch scratch;
   uint64_t empty[kMaxChunks];  // barriers, one a slot: it may be overwritten
+  uint64_t full[kPlaces];      // the task and its logits have arrived
   uint64_t done[kPlaces];      // the workers are done with the task
   uint64_t free[kPlaces];      // its place may be overwritten
   Task tasks[kPlaces];
@@ -59,7 +60,7 @@ __device__ void AwaitFree(Shared& shared, int n) {
   WaitBarrier(SharedAddress(&shared.free[n % kPlaces]), static_cast<uint32_t>(n / kPlaces - 1) % 2);
 }
 
-// The fetching warp. A task's parameters come with its chunk 0.
+// The fetching warp.
 __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int chunks = NumChunks(job);
@@ -83,15 +84,16 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
       task.index = t / kRanges;
       task.range = end ? -1 : static_cast<int32_t>(t % kRanges);
     }
+    const uint32_t full = SharedAddress(&shared.full[n % kPlaces]);
     if (end) {
-      Arrive(SharedAddress(&shared.scratch.full[place.slot]));
+      for (int c = 0; c < chunks; ++c) Arrive(full);
       return;
     }
     const VocabRange range = RangeOf(job, static_cast<int>(t % kRanges), Ring(), place);
     for (int c = 0; c < chunks; ++c) {
       WaitBarrier(SharedAddress(&shared.empty[range.SlotOf(c)]), range.PhaseOf(c) ^ 1);
       __syncwarp();
-      StartChunk<kFetchThreads>(range, logits, c, lane, shared.scratch);
+      StartChunk<kFetchThreads>(range, logits, c, lane, full);
     }
     place.Advance(chunks, job.slots);
     ++n;
@@ -111,7 +113,7 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
     __syncwarp();
     if (first_lane) Arrive(SharedAddress(&shared.empty[range.SlotOf(c)]));
   };
-  const RangeMax raw = AwaitLogits(range, chunks, row.seed, scratch);
+  const RangeMax raw = MaxOfLogits(range, row.seed, scratch);
   if (plan.separate) {
     const WarpTotals sums =
         Summarise(range, chunks, 1.0f, raw.max, row, true, false, scratch, keep);
@@ -172,10 +174,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     PlainLogProbs(const __grid_constant__ LogProbJob job) {
   auto& shared = *reinterpret_cast<Shared*>(shared_memory);
   if (threadIdx.x < kMaxChunks) {
-    InitBarrier(SharedAddress(&shared.scratch.full[threadIdx.x]), kFetchThreads);
     InitBarrier(SharedAddress(&shared.empty[threadIdx.x]), kRangeWarps);
   }
   if (threadIdx.x < kPlaces) {
+    InitBarrier(SharedAddress(&shared.full[threadIdx.x]),
+                static_cast<uint32_t>(NumChunks(job)) * kFetchThreads);
     InitBarrier(SharedAddress(&shared.done[threadIdx.x]), kRangeWarps);
     InitBarrier(SharedAddress(&shared.free[threadIdx.x]), 1);
   }
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (threadIdx.x >= kRangeThreads) return Fetch(job, shared);
   RingPlace place;
   for (int n = 0;; ++n) {
-    WaitBarrier(SharedAddress(&shared.scratch.full[place.slot]), place.phase);
+    WaitBarrier(SharedAddress(&shared.full[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
     Task& task = shared.tasks[n % kPlaces];
     const bool end = task.range < 0;
     if (!end) Work(job, task, place, shared);

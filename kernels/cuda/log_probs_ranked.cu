@@ -13,6 +13,7 @@ namespace {
 // In front of the logits.
 struct alignas(16) Shared {
   RangeScratch scratch;
+  uint64_t full;  // barrier: the logits have arrived
   DeviceLogProbRow row;
   OrderScratch order;
   uint64_t top[kMaxTopLogProbs];
@@ -294,8 +295,10 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
     reinterpret_cast<uint32_t*>(&row)[threadIdx.x] =
         reinterpret_cast<const uint32_t*>(&job.args.rows[index])[threadIdx.x];
   }
-  if (threadIdx.x < kMaxChunks) {
-    InitBarrier(SharedAddress(&scratch.full[threadIdx.x]), kRangeThreads);
+  const int chunks = NumChunks(job);
+  const uint32_t full = SharedAddress(&shared.full);
+  if (threadIdx.x == 0) {
+    InitBarrier(full, static_cast<uint32_t>(chunks) * kRangeThreads);
     FenceBarrierInit();
   }
   SyncRange();
@@ -306,13 +309,13 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
   const int r = cluster.rank();
   const VocabRange range =
       RangeOf(job, r, reinterpret_cast<float*>(shared_memory + sizeof(Shared)), {});
-  const int chunks = NumChunks(job);
   const auto keep = [](int) {};
   for (int c = 0; c < chunks; ++c) {
-    StartChunk<kRangeThreads>(range, row.logits, c, static_cast<int>(threadIdx.x), scratch);
+    StartChunk<kRangeThreads>(range, row.logits, c, static_cast<int>(threadIdx.x), full);
   }
   cluster.Arrive();
-  const RangeMax raw = AwaitLogits(range, chunks, row.seed, scratch);
+  WaitBarrier(full, 0);
+  const RangeMax raw = MaxOfLogits(range, row.seed, scratch);
   cluster.AwaitAll();
   RangeResult result;
   int num_top = 0;

@@ -54,8 +54,11 @@ __device__ __forceinline__ WarpTotals Summarise(const VocabRange& range, int chu
   const NoiseKey noise{row.seed, row.sample, row.position};
   const bool distances = sums && row.want_entropy;
   const auto run = [&]<DrawRule kRule, bool kDistances>() {
-    return SumAndDraw<kRule, kDistances>(range, chunks, inverse_temperature, max, noise, scratch,
-                                         loaded);
+    return inverse_temperature == 1.0f
+               ? SumAndDraw<kRule, kDistances, false>(range, chunks, 1.0f, max, noise, scratch,
+                                                      loaded)
+               : SumAndDraw<kRule, kDistances, true>(range, chunks, inverse_temperature, max, noise,
+                                                     scratch, loaded);
   };
   if (!draws) {
     return distances ? run.template operator()<DrawRule::kNone, true>()

@@ -82,10 +82,9 @@ struct WarpTotals {
 
 // What the threads of a block share while they work on a range.
 struct RangeScratch {
-  RoundKeys keys;             // this and the next two are made ready by BlockMax
-  unsigned long long best;    // TokenKey of the largest value so far
-  float prune;                // PruneFactor of it
-  uint64_t full[kMaxChunks];  // barriers, one a slot: the chunk has arrived
+  RoundKeys keys;           // this and the next two are made ready by BlockMax
+  unsigned long long best;  // TokenKey of the largest value so far
+  float prune;              // PruneFactor of it
   uint32_t words[kRangeWarps];
   uint32_t flags[kRangeWarps];
 };
@@ -142,15 +141,13 @@ __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed
 // ---- Loading
 
 // Begins to copy chunk `c` of a range into shared memory, by `kThreads` threads, of which this is
-// number `thread`; each makes one arrival at the chunk's barrier. A chunk beyond the range is
-// empty.
+// number `thread`; each makes one arrival at `barrier`. A chunk beyond the range is empty.
 template <int kThreads>
 __device__ __forceinline__ void StartChunk(const VocabRange& range, const float* logits, int c,
-                                           int thread, RangeScratch& scratch) {
+                                           int thread, uint32_t barrier) {
   const float* from = logits + range.first + c * kChunk;
   float* to = range.Chunk(c);
   const int size = max(0, min(kChunk, range.size - c * kChunk));
-  const uint32_t barrier = SharedAddress(&scratch.full[range.SlotOf(c)]);
   if (reinterpret_cast<uintptr_t>(from) % 16 == 0 && size % 4 == 0) {
     if (thread == 0 && size > 0) {
       const uint32_t bytes = static_cast<uint32_t>(size) * sizeof(float);
@@ -196,15 +193,14 @@ __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const 
 }
 
 // Calls visit(i, four, whole) for this thread's part of the range, four logits from i on, -inf
-// beyond the range unless `whole`; and awaited(c) and loaded(c) before and after a chunk's are
-// read. Whole warps call visit together.
-template <typename Awaited, typename Loaded, typename Visit>
-__device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Awaited awaited,
-                                            Loaded loaded, Visit visit) {
+// beyond the range unless `whole`; and loaded(c) after chunk c's are read. Whole warps call visit
+// together.
+template <typename Loaded, typename Visit>
+__device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Loaded loaded,
+                                            Visit visit) {
   const int mine = static_cast<int>(threadIdx.x) * 4;
   int c = 0;
   for (; (c + 1) * kChunk <= range.size; ++c) {
-    awaited(c);
     const float* chunk = range.Chunk(c) + mine;
     const float4 a = *reinterpret_cast<const float4*>(chunk);
     const float4 b = *reinterpret_cast<const float4*>(chunk + kStride);
@@ -212,7 +208,6 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks,
     visit(c * kChunk + mine, Four{{a.x, a.y, a.z, a.w}}, true);
     visit(c * kChunk + kStride + mine, Four{{b.x, b.y, b.z, b.w}}, true);
   }
-  for (int rest = c; rest < chunks; ++rest) awaited(rest);
   for (int i = c * kChunk + mine; i - mine % 128 < range.size; i += kStride) {
     visit(i, LoadFour(range, i), false);
   }
@@ -221,18 +216,16 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks,
 template <typename Visit>
 __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit) {
   ForEachFour(
-      range, 0, [](int) {}, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
+      range, 0, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
 }
 
-// Waits for the logits; their maximum. Unfit: one of them is not finite.
-__device__ __forceinline__ RangeMax AwaitLogits(const VocabRange& range, int chunks, uint64_t seed,
+// The maximum of unprocessed logits. Unfit: one of them is not finite.
+__device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_t seed,
                                                 RangeScratch& scratch) {
   float max = kMinusInfinity;
   float zero = 0.0f;  // NaN as soon as a logit is not finite
   ForEachFour(
-      range, chunks,
-      [&](int c) { WaitBarrier(SharedAddress(&scratch.full[range.SlotOf(c)]), range.PhaseOf(c)); },
-      [](int) {},
+      range, 0, [](int) {},
       [&](int i, const Four& four, bool whole) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -328,12 +321,15 @@ class FractionSum {
   __device__ uint64_t OfWarp(uint32_t calls) const {
     const uint32_t high = high_ - 4 * calls * contract::BitsOf(kHigh);
     const uint32_t low = low_ - 4 * calls * contract::BitsOf(kLow);
-    uint64_t sum = (uint64_t{high} << 20) + low;
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    return sum;
+    return (Reduce(high) << 20) + Reduce(low);
   }
 
  private:
+  // Of the warp, in parts that cannot overflow.
+  static __device__ uint64_t Reduce(uint32_t x) {
+    return (uint64_t{__reduce_add_sync(~0u, x >> 16)} << 16) + __reduce_add_sync(~0u, x & 0xffff);
+  }
+
   static constexpr float kHigh = 8.0f;     // its floats' last bit weighs 2^-20
   static constexpr float kLow = 0x1p-17f;  // 2^-40
   uint32_t high_ = 0;
@@ -432,9 +428,9 @@ static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32
 }
 
 // Sums the weights against `max`, which is not -inf, of the logits times inverse_temperature, and
-// draws. The result is that of the warp, for its first lane. `loaded(c)` is called by every thread
-// once it needs no more of chunk c.
-template <DrawRule kRule, bool kDistances, typename Loaded>
+// draws; kScaled: inverse_temperature is not 1. The result is that of the warp, for its first lane.
+// `loaded(c)` is called by every thread once it needs no more of chunk c.
+template <DrawRule kRule, bool kDistances, bool kScaled, typename Loaded>
 __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int chunks,
                                                  float inverse_temperature, float max,
                                                  const NoiseKey& noise_key, RangeScratch& scratch,
@@ -453,7 +449,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
     float product[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      four.z[j] = contract::Mul(four.z[j], inverse_temperature);
+      if constexpr (kScaled) four.z[j] = contract::Mul(four.z[j], inverse_temperature);
       const float distance = fmaxf(contract::Sub(four.z[j], max), kLeastDistance);
       weight[j] = WeightAt(distance);
       product[j] = contract::Mul(weight[j], -distance);
@@ -483,8 +479,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
       }
     }
   };
-  ForEachFour(
-      range, chunks, [](int) {}, loaded, visit);
+  ForEachFour(range, chunks, loaded, visit);
   WarpTotals totals{weights.OfWarp(calls), kDistances ? distances.OfWarp(calls) : 0};
   if constexpr (kRule != DrawRule::kNone) {
     const auto high = static_cast<uint32_t>(best.key >> 32);
