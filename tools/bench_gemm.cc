@@ -158,6 +158,7 @@ struct Buffers {
   DeviceMemory weights;
   DeviceMemory x;
   DeviceMemory y;
+  DeviceMemory gate_up;  // cuBLAS's, before the SwiGLU kernel
 };
 
 LinearArgs ArgsOf(const Layer& layer, int64_t m, Output output, const Buffers& buffers,
@@ -200,7 +201,8 @@ absl::StatusOr<Case> Measure(Harness& harness, const Buffers& buffers, const Lay
   };
   const auto cublas = [&](Output output) {
     return [&, output](int64_t i, const cuda::Stream& stream) {
-      return harness.cublas().Run(ArgsOf(layer, m, output, buffers, packed(i)), stream);
+      return harness.cublas().Run(ArgsOf(layer, m, output, buffers, packed(i)),
+                                  reinterpret_cast<Bf16*>(buffers.gate_up.get()), stream);
     };
   };
   std::vector<Contender> contenders = {{.call = cublas(PeerOutput(layer))},
@@ -344,17 +346,23 @@ absl::Status BenchGemm() {
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Harness> harness, Harness::Create());
   size_t x_bytes = 0;
   size_t y_bytes = 0;
+  size_t gate_up_bytes = 0;
   Buffers buffers;
   const int64_t max_m = *std::ranges::max_element(rows);
   for (const Layer& layer : layers) {
     x_bytes = std::max(x_bytes, static_cast<size_t>(max_m * layer.shape.k) * sizeof(Bf16));
     y_bytes = std::max(y_bytes, static_cast<size_t>(OutputBytes(layer, max_m, layer.output)));
+    if (layer.output == Output::kSwiGlu) {
+      gate_up_bytes =
+          std::max(gate_up_bytes, static_cast<size_t>(OutputBytes(layer, max_m, Output::kBf16)));
+    }
     buffers.weight_bytes = std::max(buffers.weight_bytes, cuda::PackedLinearBytes(layer.shape));
   }
   buffers.weight_bytes = std::max(buffers.weight_bytes, size_t{1} << 30) + 256;
   ISOBIT_ASSIGN_OR_RETURN(buffers.weights, RandomBf16(buffers.weight_bytes, 1, 0.02f));
   ISOBIT_ASSIGN_OR_RETURN(buffers.x, RandomBf16(x_bytes, 2, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(buffers.y, AllocateDevice(y_bytes));
+  ISOBIT_ASSIGN_OR_RETURN(buffers.gate_up, AllocateDevice(gate_up_bytes));
 
   absl::PrintF(
       "%sLinear, ours beside cuBLAS (default heuristics, 64 MB workspace): graph replay on both "

@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<Harness>> Harness::Create() {
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamCreate(&harness->stream_));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventCreate(&harness->begin_));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventCreate(&harness->end_));
-  ISOBIT_ASSIGN_OR_RETURN(harness->cublas_, cuda::CublasLinear::Create(0, int64_t{1} << 30));
+  ISOBIT_ASSIGN_OR_RETURN(harness->cublas_, cuda::CublasLinear::Create(0));
   ISOBIT_RETURN_IF_ERROR(harness->MeasureCeilings());
   return harness;
 }
@@ -155,8 +155,9 @@ absl::Status Harness::MeasureCeilings() {
                                    .packed = from.get() + size_t{kSide * kSide} * sizeof(Bf16)},
                         .bf16_out = reinterpret_cast<Bf16*>(to.get()),
                         .ldy = kSide};
-  const Contender product{
-      .call = [&](int64_t, const cuda::Stream& stream) { return cublas_->Run(args, stream); }};
+  const Contender product{.call = [&](int64_t, const cuda::Stream& stream) {
+    return cublas_->Run(args, nullptr, stream);
+  }};
   ISOBIT_ASSIGN_OR_RETURN(const RaceTimes products,
                           Race({&product, 1}, 2, {.rounds = 5, .slot_us = 2000}));
   copy_rate_ = 2.0 * kBytes / (Median(copies) * 1e-6);

@@ -64,27 +64,20 @@ void PackPlainLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::
   }
 }
 
-absl::StatusOr<std::unique_ptr<CublasLinear>> CublasLinear::Create(int device,
-                                                                   int64_t max_gated_elements) {
+absl::StatusOr<std::unique_ptr<CublasLinear>> CublasLinear::Create(int device) {
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
   std::unique_ptr<CublasLinear> linear(new CublasLinear);
   ISOBIT_RETURN_IF_CUBLAS_ERROR(cublasCreate(&linear->handle_));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(&linear->workspace_, kWorkspaceBytes));
-  if (max_gated_elements > 0) {
-    ISOBIT_RETURN_IF_CUDA_ERROR(
-        cudaMalloc(&linear->gate_up_, static_cast<size_t>(max_gated_elements) * sizeof(Bf16)));
-  }
-  linear->max_gated_elements_ = max_gated_elements;
   return linear;
 }
 
 CublasLinear::~CublasLinear() {
   if (handle_ != nullptr) cublasDestroy(handle_);
   cudaFree(workspace_);
-  cudaFree(gate_up_);
 }
 
-absl::Status CublasLinear::Run(const LinearArgs& args, const Stream& stream) {
+absl::Status CublasLinear::Run(const LinearArgs& args, Bf16* gate_up, const Stream& stream) {
   const LinearShape& shape = args.weight.shape;
   if (args.m == 0 || shape.n == 0) return absl::OkStatus();
   if (args.fp32_out != nullptr) {
@@ -94,20 +87,19 @@ absl::Status CublasLinear::Run(const LinearArgs& args, const Stream& stream) {
     return LaunchAddBias(args, args.fp32_out, args.ldy, stream);
   }
   const bool gated = args.swiglu_out != nullptr;
-  if (gated && (args.m * shape.n > max_gated_elements_ || args.ldy != shape.n / 2)) {
+  if (gated && (gate_up == nullptr || args.ldy != shape.n / 2)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "vanilla SwiGLU of [", args.m, ", ", shape.n, "], leading dimension ", args.ldy,
-        ": room for ", max_gated_elements_, " elements, without gaps between the output's rows"));
+        "vanilla SwiGLU of [", args.m, ", ", shape.n, "]: expected scratch and leading dimension ",
+        shape.n / 2, ", got ", gate_up == nullptr ? "none" : "some", " and ", args.ldy));
   }
-  Bf16* y = gated ? gate_up_ : args.bf16_out;
+  Bf16* y = gated ? gate_up : args.bf16_out;
   const int64_t ldy = gated ? shape.n : args.ldy;
   if (absl::Status status = Multiply(args, y, CUDA_R_16BF, ldy, stream); !status.ok())
     return status;
   if (absl::Status status = LaunchAddBias(args, y, ldy, stream); !status.ok()) return status;
   if (!gated) return absl::OkStatus();
   return LaunchSwiGlu(
-      {.gate_up = gate_up_, .out = args.swiglu_out, .rows = args.m, .columns = shape.n / 2},
-      stream);
+      {.gate_up = gate_up, .out = args.swiglu_out, .rows = args.m, .columns = shape.n / 2}, stream);
 }
 
 // y = x W^T: for column-major cuBLAS, y^T [n, m] = (W^T)^T x^T.

@@ -26,18 +26,17 @@ void PackPlainLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::
 // of its own. Its bits may change with the shape, the library's version and the device.
 class CublasLinear {
  public:
-  // max_gated_elements: the largest m * n that Run is given with swiglu_out. RESOURCE_EXHAUSTED: no
-  // memory. FAILED_PRECONDITION: no usable device. INTERNAL: cuBLAS refused.
-  static absl::StatusOr<std::unique_ptr<CublasLinear>> Create(int device,
-                                                              int64_t max_gated_elements);
+  // RESOURCE_EXHAUSTED: no memory. FAILED_PRECONDITION: no usable device. INTERNAL: cuBLAS refused.
+  static absl::StatusOr<std::unique_ptr<CublasLinear>> Create(int device);
   CublasLinear(const CublasLinear&) = delete;
   CublasLinear& operator=(const CublasLinear&) = delete;
   ~CublasLinear();
 
-  // args.weight.packed is a vanilla weight; the leaves are not looked at. May be captured into a
-  // graph. INVALID_ARGUMENT: swiglu_out with m * n too large, or with ldy other than n / 2.
-  // INTERNAL: cuBLAS or CUDA refused.
-  absl::Status Run(const LinearArgs& args, const Stream& stream);
+  // args.weight.packed is a vanilla weight; the leaves are not looked at. gate_up: scratch of [m,
+  // n] for a call with swiglu_out, whose ldy must be n / 2. May be captured into a graph.
+  // INVALID_ARGUMENT: swiglu_out without scratch or with another ldy. INTERNAL: cuBLAS or CUDA
+  // refused.
+  absl::Status Run(const LinearArgs& args, Bf16* gate_up, const Stream& stream);
 
   // cuBLAS's, such as "13.1.0".
   std::string version() const;
@@ -47,10 +46,8 @@ class CublasLinear {
   absl::Status Multiply(const LinearArgs& args, void* y, cudaDataType type, int64_t ldy,
                         const Stream& stream);
 
-  int64_t max_gated_elements_ = 0;
   cublasHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
-  Bf16* gate_up_ = nullptr;  // [m, n] of a call with swiglu_out
 };
 
 }  // namespace isobit::cuda

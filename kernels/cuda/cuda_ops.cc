@@ -44,7 +44,7 @@ class CudaOps final : public Ops {
     ISOBIT_RETURN_IF_CUDA_ERROR(
         cudaStreamCreateWithFlags(&ops->stream_.handle, cudaStreamNonBlocking));
     if (options.mode == NumericsMode::kVanilla) {
-      ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device, 0));
+      ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device));
     }
     return ops;
   }
@@ -62,8 +62,8 @@ class CudaOps final : public Ops {
   absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
                                                          size_t bytes) override {
     ISOBIT_ASSIGN_OR_RETURN(Memory memory, Allocate(bytes));
-    ISOBIT_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(memory.get(), host.get(), bytes, cudaMemcpyHostToDevice));
+    ISOBIT_RETURN_IF_ERROR(Copy(memory.get(), host.get(), bytes));
+    ISOBIT_RETURN_IF_ERROR(Synchronize());
     std::byte* const copy = memory.get();
     return std::shared_ptr<const std::byte>(std::make_shared<Memory>(std::move(memory)), copy);
   }
@@ -100,17 +100,11 @@ class CudaOps final : public Ops {
   absl::Status Linear(const LinearArgs& args) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
     if (cublas_ == nullptr) return cuda::LaunchLinear(args, stream_);
-    if (args.swiglu_out == nullptr) return cublas_->Run(args, stream_);
-    const int64_t n = args.weight.shape.n;
-    ISOBIT_RETURN_IF_ERROR(Reserve(gate_up_, static_cast<size_t>(args.m * n) * sizeof(Bf16)));
-    LinearArgs product = args;
-    product.swiglu_out = nullptr;
-    product.bf16_out = reinterpret_cast<Bf16*>(gate_up_.memory.get());
-    product.ldy = n;
-    ISOBIT_RETURN_IF_ERROR(cublas_->Run(product, stream_));
-    return cuda::LaunchSwiGlu(
-        {.gate_up = product.bf16_out, .out = args.swiglu_out, .rows = args.m, .columns = n / 2},
-        stream_);
+    if (args.swiglu_out != nullptr) {
+      const size_t elements = static_cast<size_t>(args.m * args.weight.shape.n);
+      ISOBIT_RETURN_IF_ERROR(Reserve(gate_up_, elements * sizeof(Bf16)));
+    }
+    return cublas_->Run(args, reinterpret_cast<Bf16*>(gate_up_.memory.get()), stream_);
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override {

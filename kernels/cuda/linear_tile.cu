@@ -53,7 +53,8 @@ double BlockTime(int columns, bool many_waves) {
 int ClustersAtOnce(int split) { return split == 1 ? 132 : split == 2 ? 64 : split == 4 ? 31 : 15; }
 
 // Microseconds that a schedule takes, roughly: a fit to measurements of 47 layers and batches on an
-// H200 (2026-11-21), whose fastest schedules it finds. In each wave a block multiplies its part
+// H200 (2026-11-21), of which it finds the fastest schedule for all but one. In each wave a block
+// multiplies its part
 // of K, finishes its tile and, if the tile is split, exchanges sums.
 double ExpectedTime(const LinearShape& shape, const LeafBlocks& leaves, int64_t m,
                     const TileSchedule& schedule) {

@@ -39,7 +39,7 @@ Deviation DeviationOfFp32(const std::vector<double>& exact, DeviceBuffer<float>&
 // eight leaves, and is the more accurate there by up to a factor of two.)
 TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  absl::StatusOr<std::unique_ptr<CublasLinear>> cublas = CublasLinear::Create(0, 0);
+  absl::StatusOr<std::unique_ptr<CublasLinear>> cublas = CublasLinear::Create(0);
   ASSERT_TRUE(cublas.ok()) << cublas.status();
   std::printf(
       "relative to the result's root mean square, in 1e-7: rms (maximum)\n%6s %5s %15s %15s %15s\n",
@@ -75,7 +75,7 @@ TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
       }
       y.Poison();
       args.weight.packed = reinterpret_cast<const std::byte*>(plain.data());
-      ASSERT_TRUE((*cublas)->Run(args, {}).ok());
+      ASSERT_TRUE((*cublas)->Run(args, nullptr, {}).ok());
       const Deviation deviation = DeviationOfFp32(exact, y);
       cublas_rms = std::max(cublas_rms, deviation.rms);
       print(deviation);
