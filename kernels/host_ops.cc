@@ -26,7 +26,7 @@ absl::StatusOr<std::shared_ptr<const std::byte>> HostOps::Share(
 }
 
 absl::Status HostOps::Copy(void* to, const void* from, size_t bytes) {
-  std::memmove(to, from, bytes);
+  if (bytes > 0) std::memmove(to, from, bytes);  // no bytes may have no address
   return absl::OkStatus();
 }
 

@@ -84,7 +84,8 @@ absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, con
   const int64_t width = layout_.config().hidden_size;
   pending_sum_ = nullptr;
   if (cosine_ == nullptr) ISOBIT_RETURN_IF_ERROR(ShareRope());
-  ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, ops_.Stage(batch.ids, batch.sequences, cache.page_size()));
+  ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
+                          ops_.Stage(batch.ids, batch.sequences, cache.page_size()));
   ISOBIT_ASSIGN_OR_RETURN(Bf16* const residual, residual_.Reserve(ops_, rows * width));
   {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
