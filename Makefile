@@ -101,6 +101,12 @@ $(VENV)/.disassembly: python/pyproject.toml | $(VENV)/.installed
 $(MODEL)/config.json: | $(VENV)/.installed
 	$(RUN) isobit.smollm2 --output $(MODEL)
 
+$(VENV)/.nccl: python/pyproject.toml | $(VENV)/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[nccl]'
+	touch $@
+
+build/cuda/build.ninja: | $(VENV)/.nccl
+
 # CMake itself notices every later change of its files.
 build/%/build.ninja: CMakePresets.json | build/.deps
 	[[ $* != cuda ]] || command -v nvcc >/dev/null || { echo 'make: the preset cuda needs nvcc 13 on PATH or in' \
