@@ -44,7 +44,9 @@ std::vector<TokenLogProb> TopOf(const LogProbRow& row) {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config,
                                                        const EngineOptions& options) {
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> runner,
-                          ModelRunner::Create(config, options.runner));
+                          ModelRunner::Create(config, options.runner,
+                                              static_cast<int64_t>(options.scheduler.max_running),
+                                              options.scheduler.max_batch_tokens));
   return std::unique_ptr<Engine>(new Engine(config, options, std::move(runner)));
 }
 
@@ -91,11 +93,13 @@ bool Engine::Step() {
   Settle();
   const std::vector<Sequence*> batch = Schedule();
   if (batch.empty()) return false;
-  absl::Status status = Forward(batch);
-  if (status.ok()) status = Sample(batch);
+  Prepare(batch);
+  absl::Status status = runner_->Launch(step_);
+  if (status.ok()) status = runner_->Collect(step_);
   if (status.ok()) {
     Commit(batch);
   } else {
+    const std::lock_guard lock(mutex_);
     Fail(status);
   }
   Emit();
@@ -107,37 +111,30 @@ std::vector<Sequence*> Engine::Schedule() {
   return paused_ ? std::vector<Sequence*>() : scheduler_.Schedule();
 }
 
-absl::Status Engine::Forward(const std::vector<Sequence*>& batch) {
-  batch_.ids.clear();
-  batch_.sequences.clear();
-  for (const Sequence* sequence : batch) {
-    batch_.sequences.push_back(
-        {.first_row = static_cast<int64_t>(batch_.ids.size()),
-         .num_rows = static_cast<int64_t>(sequence->tokens.size()) - sequence->num_cached,
-         .first_position = sequence->num_cached,
-         .pages = sequence->pages.data()});
-    batch_.ids.insert(batch_.ids.end(), sequence->tokens.begin() + sequence->num_cached,
-                      sequence->tokens.end());
-  }
-  return runner_->Forward(batch_, *weights_);
-}
-
-absl::Status Engine::Sample(const std::vector<Sequence*>& batch) {
+void Engine::Prepare(const std::vector<Sequence*>& batch) {
+  step_.batch.ids.clear();
+  step_.batch.sequences.clear();
+  step_.rows.clear();
   size_t num_top = 0;
   for (const Sequence* sequence : batch) num_top += sequence->request->logprobs;
   top_.resize(num_top);
-  rows_.clear();
   TokenLogProb* top = top_.data();
   for (const Sequence* sequence : batch) {
+    std::vector<int32_t>& ids = step_.batch.ids;
+    step_.batch.sequences.push_back(
+        {.first_row = static_cast<int64_t>(ids.size()),
+         .num_rows = static_cast<int64_t>(sequence->tokens.size()) - sequence->num_cached,
+         .first_position = sequence->num_cached,
+         .pages = sequence->pages.data()});
+    ids.insert(ids.end(), sequence->tokens.begin() + sequence->num_cached, sequence->tokens.end());
     LogProbRow row;
     row.sampling = sequence->sampling.NextRow();
     row.raw = sequence->request->raw_logprobs;
     row.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
     row.top = top;
     top += sequence->request->logprobs;
-    rows_.push_back(row);
+    step_.rows.push_back(row);
   }
-  return runner_->Sample(absl::MakeSpan(rows_));
 }
 
 void Engine::Commit(const std::vector<Sequence*>& batch) {
@@ -145,7 +142,7 @@ void Engine::Commit(const std::vector<Sequence*>& batch) {
   std::vector<uint64_t> tickets;
   for (size_t i = 0; i < batch.size(); ++i) {
     tickets.push_back(batch[i]->request->ticket);
-    CommitToken(*batch[i], rows_[i]);
+    CommitToken(*batch[i], step_.rows[i]);
   }
   for (const uint64_t ticket : tickets) {
     const auto it = requests_.find(ticket);
@@ -210,7 +207,6 @@ void Engine::Emit() {
 }
 
 void Engine::Fail(const absl::Status& failure) {
-  const std::lock_guard lock(mutex_);
   ISOBIT_LOG(Error) << "a rank has failed: " << failure.ToString();
   failure_ = failure;
   attention_ = true;  // for pauses and updates that wait

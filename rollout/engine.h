@@ -159,16 +159,15 @@ class Engine {
   // The parts of a step. Settle does what must not happen during one.
   void Settle();
   std::vector<Sequence*> Schedule();
-  absl::Status Forward(const std::vector<Sequence*>& batch);
-  absl::Status Sample(const std::vector<Sequence*>& batch);
+  void Prepare(const std::vector<Sequence*>& batch);
   void Commit(const std::vector<Sequence*>& batch);
   void Emit();
-  void Fail(const absl::Status& failure);
 
   // All below hold mutex_; the first three run on any thread.
   absl::Status Available() const;  // UNAVAILABLE when draining or failed
   absl::Status CheckQueue(const GenerationRequest& request) const;
   void HoldNewcomersWhileWaiting();
+  void Fail(const absl::Status& failure);
 
   void SettlePauses();
   void SettleUpdate();
@@ -188,10 +187,8 @@ class Engine {
   const std::unique_ptr<ModelRunner> runner_;
 
   // Of the engine thread alone.
-  std::shared_ptr<ModelWeights> weights_;
-  Batch batch_;                                // of the present step
-  std::vector<LogProbRow> rows_;               // likewise, one for each sequence
-  std::vector<TokenLogProb> top_;              // that rows_ point to
+  ModelStep step_;                             // the present one
+  std::vector<TokenLogProb> top_;              // that its rows point to
   std::vector<std::function<void()>> outbox_;  // calls to sinks and replies, for Emit
 
   mutable std::mutex mutex_;  // guards all below
@@ -201,8 +198,8 @@ class Engine {
   Requests requests_;
   std::unordered_map<std::string, uint64_t> tickets_;  // by request id
   uint64_t next_ticket_ = 1;
-  std::shared_ptr<const WeightVersion> version_;  // of weights_
-  std::map<std::string, DType> dtypes_;           // of weights_, by tensor name
+  std::shared_ptr<const WeightVersion> version_;  // of the weights that serve
+  std::map<std::string, DType> dtypes_;           // of those weights, by tensor name
   std::vector<PendingPause> pauses_;
   std::optional<PendingUpdate> update_;
   bool attention_ = false;  // Settle has something to do

@@ -198,14 +198,17 @@ void Engine::SwitchWeights() {
     scheduler_.PreemptAll();
   }
   StagedWeights& staged = **update_->staged;
+  absl::StatusOr<PackedWeights> old = runner_->Serve(std::move(staged.weights));
+  if (!old.ok()) {
+    FinishUpdate(old.status());
+    return Fail(old.status());
+  }
   result.current = {.id = update_->update.weight_version.value_or(result.previous.id + 1),
                     .digest = std::move(staged.digest)};
   version_ = std::make_shared<const WeightVersion>(result.current);
   dtypes_ = std::move(staged.dtypes);
-  std::shared_ptr<ModelWeights> weights = std::move(staged.weights);
-  weights_.swap(weights);
   // The old weights are freed there, without the lock.
-  outbox_.push_back([weights = std::move(weights)] {});
+  outbox_.push_back([weights = std::make_shared<PackedWeights>(*std::move(old))] {});
   result.stage_time = update_->stage_time;
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "

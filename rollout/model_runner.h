@@ -1,5 +1,5 @@
-// Runs the model: one thread for each tensor-parallel rank, each with its own backend, KV cache and
-// share of the weights. Not here: what is run, and when.
+// Runs the model: one thread for each tensor-parallel rank, each with its own executor. Not here:
+// what is run, and when.
 #ifndef ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 #define ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 
@@ -9,17 +9,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
 #include "common/parallel/thread_group.h"
-#include "kernels/model/transformer.h"
-#include "kernels/model/weights.h"
-#include "kernels/ops.h"
+#include "kernels/model/rank_executor.h"
 
 namespace isobit {
 
@@ -29,56 +27,59 @@ struct ModelRunnerOptions {
   int32_t page_size = 16;     // tokens
   int32_t num_pages = 0;      // > 0
   int64_t max_positions = 0;  // of one sequence
-  // A rank's backend, in host memory. Called once for each rank and once more for packing weights.
-  std::function<std::unique_ptr<Ops>()> make_ops;
+  MakeRank make_rank;         // the backend
 };
 
 // The weights of all ranks, packed.
-using ModelWeights = std::vector<std::unique_ptr<ResidentWeights>>;
+using PackedWeights = std::vector<PackedRank>;
 
 class ModelRunner {
  public:
-  // Allocates the KV caches and starts the threads. INVALID_ARGUMENT: tensor_parallel_size.
-  // RESOURCE_EXHAUSTED: the KV caches do not fit.
+  // Makes the ranks and starts their threads. max_sequences, max_rows: of one step.
+  // INVALID_ARGUMENT: tensor_parallel_size. Else make_rank's errors.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelConfig& config,
-                                                             const ModelRunnerOptions& options);
+                                                             const ModelRunnerOptions& options,
+                                                             int64_t max_sequences,
+                                                             int64_t max_rows);
   ~ModelRunner();
   ModelRunner(const ModelRunner&) = delete;
   ModelRunner& operator=(const ModelRunner&) = delete;
 
+  std::string backend() const { return ranks_.front()->executor->backend(); }
+
   // Packs a checkpoint that ValidateCheckpoint has accepted. From one thread, any thread, even
   // while a step runs. RESOURCE_EXHAUSTED: the weights do not fit.
-  absl::StatusOr<std::unique_ptr<ModelWeights>> Pack(const Checkpoint& checkpoint) const;
+  absl::StatusOr<PackedWeights> Pack(const Checkpoint& checkpoint) const;
 
-  // Computes the batch on all ranks, and the logits of each sequence's last row. Forward and Sample
-  // are called from one thread. An error is final: the ranks no longer agree on anything.
-  absl::Status Forward(const Batch& batch, const ModelWeights& weights);
-
-  // Draws (or scores) one token for each sequence of the last Forward: rows[i] belongs to its
-  // sequence i; `logits` is filled in here.
-  absl::Status Sample(absl::Span<LogProbRow> rows);
-
-  std::string backend() const { return packing_ops_->name(); }
+  // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
+  // final.
+  int depth() const { return ranks_.front()->executor->depth(); }
+  absl::Status Launch(const ModelStep& step);
+  absl::Status Collect(ModelStep& step);
+  // Returns the weights that served before, if they are of no use any more.
+  absl::StatusOr<PackedWeights> Serve(PackedWeights weights);
 
  private:
-  struct Rank;
+  struct Rank {
+    std::unique_ptr<RankExecutor> executor;
+    std::thread thread;
+  };
+  using Job = std::function<absl::Status(RankExecutor& executor, size_t rank)>;
 
   ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options);
   // Runs `job` on every rank's thread and waits for all. The error is that of the first rank to
   // fail; it ends the group, so that the other ranks do not wait for it.
-  absl::Status OnEachRank(const std::function<absl::Status(Rank&)>& job);
-  void ServeRank(Rank& rank);
+  absl::Status OnEachRank(const Job& job);
+  void ServeRank(size_t rank);
 
   const ModelConfig config_;
   const contract::RopeTable rope_;
-  const std::unique_ptr<Ops> packing_ops_;
   ThreadGroup group_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::vector<float> logits_;  // [sequences of the last Forward, vocab_size]
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  const std::function<absl::Status(Rank&)>* job_ = nullptr;
+  const Job* job_ = nullptr;
   uint64_t num_jobs_ = 0;
   size_t num_busy_ = 0;  // ranks at work on job_
   bool stopping_ = false;

@@ -15,6 +15,7 @@
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/host_executor.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
 #include "rollout/engine.h"
@@ -96,7 +97,7 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
   options.max_waiting_requests = static_cast<size_t>(absl::GetFlag(FLAGS_max_waiting));
   options.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
   ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
-  options.runner.make_ops = [cpu] { return MakeCpuOps(cpu); };
+  options.runner.make_rank = MakeHostRank([cpu] { return MakeCpuOps(cpu); });
   return options;
 }
 

@@ -35,7 +35,7 @@ absl::StatusOr<StagedWeights> StageWeights(const std::string& model_root,
     return absl::Status(model.status().code(), absl::StrCat("model_path \"", model_path,
                                                             "\": ", model.status().message()));
   }
-  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ModelWeights> weights, runner.Pack(model->checkpoint));
+  ISOBIT_ASSIGN_OR_RETURN(PackedWeights weights, runner.Pack(model->checkpoint));
   return StagedWeights{.weights = std::move(weights),
                        .digest = std::move(model->digests.checkpoint),
                        .dtypes = DTypesOf(model->checkpoint)};

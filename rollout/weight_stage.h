@@ -14,7 +14,7 @@
 namespace isobit {
 
 struct StagedWeights {
-  std::unique_ptr<ModelWeights> weights;
+  PackedWeights weights;
   std::string digest;  // of the checkpoint, 64 hex digits
   std::map<std::string, DType> dtypes;
 };

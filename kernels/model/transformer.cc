@@ -65,8 +65,32 @@ absl::StatusOr<T*> Transformer::Buffer<T>::Reserve(Ops& ops, int64_t elements) {
 }
 
 Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope,
-                         NumericsMode mode, Ops& ops, Communicator& comm)
-    : layout_(layout), rope_(rope), mode_(mode), ops_(ops), comm_(comm) {}
+                         NumericsMode mode, Ops& ops, AllReduce* all_reduce)
+    : layout_(layout), rope_(rope), mode_(mode), ops_(ops), all_reduce_(all_reduce) {}
+
+absl::Status Transformer::Reserve(int64_t rows) {
+  const RankShape& shape = layout_.shape();
+  const int64_t width = layout_.config().hidden_size;
+  const int64_t partial_bytes =
+      rows * width * static_cast<int64_t>(has_bf16_partials() ? sizeof(Bf16) : sizeof(float));
+  ISOBIT_RETURN_IF_ERROR(residual_.Reserve(ops_, rows * width).status());
+  ISOBIT_RETURN_IF_ERROR(normed_.Reserve(ops_, rows * width).status());
+  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(ops_, rows * shape.qkv.n).status());
+  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(ops_, rows * shape.o.k).status());
+  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_, rows * shape.down.k).status());
+  ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(ops_, partial_bytes).status());
+  ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(ops_, partial_bytes).status());
+  ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_, width).status());
+  return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
+}
+
+size_t Transformer::ReservedBytes(int64_t rows) const {
+  const RankShape& shape = layout_.shape();
+  const int64_t width = layout_.config().hidden_size;
+  const int64_t bf16 = 2 * width + shape.qkv.n + shape.o.k + shape.down.k;
+  const int64_t partial = width * static_cast<int64_t>(has_bf16_partials() ? 2 : 4);
+  return static_cast<size_t>(rows * (2 * bf16 + 2 * partial));
+}
 
 absl::Status Transformer::ShareRope() {
   const auto share = [this](const std::vector<float>& table) {
@@ -80,21 +104,23 @@ absl::Status Transformer::ShareRope() {
 
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
-  const int64_t rows = static_cast<int64_t>(batch.ids.size());
-  const int64_t width = layout_.config().hidden_size;
-  pending_sum_ = nullptr;
-  if (cosine_ == nullptr) ISOBIT_RETURN_IF_ERROR(ShareRope());
   ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
                           ops_.Stage(batch.ids, batch.sequences, cache.page_size()));
-  ISOBIT_ASSIGN_OR_RETURN(Bf16* const residual, residual_.Reserve(ops_, rows * width));
+  return Forward(step, static_cast<int64_t>(batch.ids.size()), weights, cache, hidden);
+}
+
+absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSource& weights,
+                                  const KvCache& cache, Bf16* hidden) {
+  pending_partial_ = nullptr;
+  ISOBIT_RETURN_IF_ERROR(Reserve(rows));
   {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
     const HeldBlock held(weights, 0);
     ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = step.ids,
                                            .rows = rows,
                                            .table = layout_.BindEmbedding(block),
-                                           .hidden = width,
-                                           .out = residual}));
+                                           .hidden = layout_.config().hidden_size,
+                                           .out = residual_.data()}));
   }
   for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layer + 1));
@@ -112,10 +138,10 @@ absl::Status Transformer::Layer(int layer, int64_t rows, const SequenceTable& se
   const RankShape& shape = layout_.shape();
   const int64_t width = config.hidden_size;
   const int64_t qkv_columns = shape.qkv.n;
-  ISOBIT_ASSIGN_OR_RETURN(Bf16* const normed, normed_.Reserve(ops_, rows * width));
-  ISOBIT_ASSIGN_OR_RETURN(Bf16* const qkv, qkv_.Reserve(ops_, rows * qkv_columns));
-  ISOBIT_ASSIGN_OR_RETURN(Bf16* const attended, attended_.Reserve(ops_, rows * shape.o.k));
-  ISOBIT_ASSIGN_OR_RETURN(Bf16* const activated, activated_.Reserve(ops_, rows * shape.down.k));
+  Bf16* const normed = normed_.data();
+  Bf16* const qkv = qkv_.data();
+  Bf16* const attended = attended_.data();
+  Bf16* const activated = activated_.data();
 
   ISOBIT_RETURN_IF_ERROR(Norm(w.input_norm, rows, normed));
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
@@ -163,54 +189,39 @@ absl::Status Transformer::Layer(int layer, int64_t rows, const SequenceTable& se
 absl::Status Transformer::RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
                                       int64_t rows) {
   const int64_t width = layout_.config().hidden_size;
-  ISOBIT_ASSIGN_OR_RETURN(float* const partial, partial_[turn_].Reserve(ops_, rows * width));
+  std::byte* const partial = partial_[turn_].data();
   turn_ = 1 - turn_;
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = x,
-                                      .ldx = weight.shape.k,
-                                      .m = rows,
-                                      .weight = weight,
-                                      .fp32_out = partial,
-                                      .ldy = width,
-                                      .mode = mode_}));
-  pending_sum_ = partial;
-  if (comm_.size() > 1) {
-    ISOBIT_RETURN_IF_ERROR(ops_.Synchronize());
-    ISOBIT_ASSIGN_OR_RETURN(
-        const absl::Span<const void* const> sent,
-        comm_.Gather(partial, static_cast<size_t>(rows * width) * sizeof(float)));
-    const float* partials[contract::kLeaves] = {};
-    std::transform(sent.begin(), sent.end(), partials,
-                   [](const void* p) { return static_cast<const float*>(p); });
-    ISOBIT_ASSIGN_OR_RETURN(float* const reduced, reduced_.Reserve(ops_, rows * width));
-    ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
-                                        .num_ranks = comm_.size(),
-                                        .begin = 0,
-                                        .end = rows * width,
-                                        .count = rows * width,
-                                        .out = reduced,
-                                        .mode = mode_}));
-    pending_sum_ = reduced;
+  LinearArgs args = {
+      .x = x, .ldx = weight.shape.k, .m = rows, .weight = weight, .ldy = width, .mode = mode_};
+  if (has_bf16_partials()) {
+    args.bf16_out = reinterpret_cast<Bf16*>(partial);
+  } else {
+    args.fp32_out = reinterpret_cast<float*>(partial);
   }
+  ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
+  pending_partial_ = partial;
   pending_bias_ = nullptr;
   if (bias != nullptr) {
-    ISOBIT_ASSIGN_OR_RETURN(float* const kept, bias_.Reserve(ops_, width));
-    ISOBIT_RETURN_IF_ERROR(ops_.Copy(kept, bias, static_cast<size_t>(width) * sizeof(float)));
-    pending_bias_ = kept;
+    ISOBIT_RETURN_IF_ERROR(
+        ops_.Copy(bias_.data(), bias, static_cast<size_t>(width) * sizeof(float)));
+    pending_bias_ = bias_.data();
   }
   return absl::OkStatus();
 }
 
 absl::Status Transformer::Norm(const Bf16* weight, int64_t rows, Bf16* out) {
   const ModelConfig& config = layout_.config();
-  const float* sum = std::exchange(pending_sum_, nullptr);
-  return ops_.RmsNorm({.residual = residual_.data(),
-                       .sum = sum,
-                       .bias = sum != nullptr ? pending_bias_ : nullptr,
-                       .weight = weight,
-                       .out = out,
-                       .rows = rows,
-                       .hidden = config.hidden_size,
-                       .eps = config.rms_norm_eps});
+  const std::byte* const partial = std::exchange(pending_partial_, nullptr);
+  RmsNormArgs args = {.residual = residual_.data(),
+                      .bias = partial != nullptr ? pending_bias_ : nullptr,
+                      .weight = weight,
+                      .out = out,
+                      .rows = rows,
+                      .hidden = config.hidden_size,
+                      .eps = config.rms_norm_eps};
+  if (partial != nullptr && all_reduce_ != nullptr) return all_reduce_->Norm(partial, args);
+  args.sum = reinterpret_cast<const float*>(partial);
+  return ops_.RmsNorm(args);
 }
 
 absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,
@@ -222,7 +233,7 @@ absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource&
                       .ldx = layout_.config().hidden_size,
                       .m = rows,
                       .weight = layout_.BindHead(block).head,
-                      .fp32_out = logits + layout_.shape().vocab.begin,
+                      .fp32_out = logits,
                       .ldy = ld,
                       .mode = mode_});
 }

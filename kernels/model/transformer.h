@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/parallel/communicator.h"
+#include "kernels/all_reduce.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
@@ -50,21 +50,32 @@ class KvCache {
   Memory memory_;
 };
 
-// Not thread safe: one object and one thread per rank; all ranks of `comm` make the same calls with
-// the same batch.
+// Not thread safe: one object and one thread per rank; all ranks make the same calls with the same
+// batch.
 class Transformer {
  public:
   // All arguments outlive the object. `rope` covers every position that a batch will have.
+  // `all_reduce`: null with one rank.
   Transformer(const WeightLayout& layout, const contract::RopeTable& rope, NumericsMode mode,
-              Ops& ops, Communicator& comm);
+              Ops& ops, AllReduce* all_reduce);
+
+  // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
+  // RESOURCE_EXHAUSTED: no memory.
+  absl::Status Reserve(int64_t rows);
+  // Bytes that Reserve(rows) takes.
+  size_t ReservedBytes(int64_t rows) const;
 
   // Runs every layer and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
   // The batch must stay as it is until the ops have ended.
   absl::Status Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                        Bf16* hidden);
 
-  // logits[r, v] for the rank's vocabulary range: writes columns shape().vocab of logits [rows,
-  // vocab_size] fp32, leading dimension ld. hidden: [rows, hidden_size].
+  // The same for a step that has been staged, of `rows` rows with its padding.
+  absl::Status Forward(const StagedStep& step, int64_t rows, WeightSource& weights,
+                       const KvCache& cache, Bf16* hidden);
+
+  // The rank's columns of the logits, shape().vocab, fp32: logits [rows, shape().vocab.size()],
+  // leading dimension ld. hidden: [rows, hidden_size].
   absl::Status Logits(const Bf16* hidden, int64_t rows, WeightSource& weights, float* logits,
                       int64_t ld);
 
@@ -84,30 +95,30 @@ class Transformer {
   absl::Status ShareRope();
   absl::Status Layer(int layer, int64_t rows, const SequenceTable& sequences, const LayerWeights& w,
                      const KvCache& cache);
-  // A row-parallel layer: this rank's partial sums, then the cross-rank sum into sum_, then its
-  // bias into bias_.
+  // A row-parallel layer: this rank's partial sums, which the next Norm takes, then its bias into
+  // bias_.
   absl::Status RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
                            int64_t rows);
   // Takes the last row-parallel result, if any, into the residual stream and normalises it.
   absl::Status Norm(const Bf16* weight, int64_t rows, Bf16* out);
+  bool has_bf16_partials() const { return all_reduce_ != nullptr && all_reduce_->takes_bf16(); }
 
   const WeightLayout& layout_;
   const contract::RopeTable& rope_;
   const NumericsMode mode_;
   Ops& ops_;
-  Communicator& comm_;
+  AllReduce* const all_reduce_;  // null: one rank
 
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
   // Activations of the present batch.
   Buffer<Bf16> residual_, normed_, qkv_, attended_, activated_;
-  // In turn, since a peer may still read the last one (Communicator::Gather).
-  Buffer<float> partial_[2];
+  // Of fp32 or bf16 sums; in turn, since a peer may still read the last one (AllReduce::Norm).
+  Buffer<std::byte> partial_[2];
   int turn_ = 0;
-  Buffer<float> reduced_;
   // A copy: the block that a bias came from may be released before the norm that adds it.
   Buffer<float> bias_;
   // The last row-parallel result and its bias, while they have not joined the residual stream.
-  const float* pending_sum_ = nullptr;
+  const std::byte* pending_partial_ = nullptr;
   const float* pending_bias_ = nullptr;
 };
 

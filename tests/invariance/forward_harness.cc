@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/checkpoint/tensor_names.h"
 #include "common/parallel/thread_group.h"
+#include "kernels/gather_all_reduce.h"
 #include "kernels/model/numerics.h"
 
 namespace isobit::invariance {
@@ -140,7 +141,9 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
           config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
       Poison(cache, config_.num_layers, *ops);
       Communicator& comm = group.rank(rank);
-      Transformer transformer(layout, rope, schedule.mode, *ops, comm);
+      GatherAllReduce all_reduce(schedule.mode, *ops, comm);
+      Transformer transformer(layout, rope, schedule.mode, *ops,
+                              schedule.tp_size > 1 ? &all_reduce : nullptr);
       const Memory hidden =
           Must(ops->Allocate(most_rows * static_cast<size_t>(config_.hidden_size) * sizeof(Bf16)));
       const Memory logits_memory = Must(ops->Allocate(most_rows * vocab * sizeof(float)));
@@ -152,8 +155,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
         const Step& step = steps[i];
         const size_t rows = step.batch.ids.size();
         Must(transformer.Forward(step.batch, *weights, cache, hidden_rows));
-        Must(transformer.Logits(hidden_rows, static_cast<int64_t>(rows), *weights, logit_rows,
-                                config_.vocab_size));
+        Must(transformer.Logits(hidden_rows, static_cast<int64_t>(rows), *weights,
+                                logit_rows + columns.begin, config_.vocab_size));
         Must(ops->Copy(step_logits.data(), logit_rows, rows * vocab * sizeof(float)));
         Must(ops->Synchronize());
         // Each rank has the columns of its part of the vocabulary.

@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/host_executor.h"
 #include "rollout/engine.h"
 #include "tests/invariance/order_dependent_ops.h"
 #include "tests/invariance/tiny_models.h"
@@ -137,13 +138,14 @@ class ServiceBitsTest : public testing::TestWithParam<std::string> {
                                    size_t count = 16) const {
     EngineOptions options;
     options.model_root = TinyModelRoot();
-    options.runner = {
-        .tensor_parallel_size = setup.tp_size,
-        .mode = setup.mode,
-        .page_size = setup.page_size,
-        .num_pages = setup.num_pages,
-        .max_positions = 256,
-        .make_ops = [cpu = setup.cpu, spoiled = setup.spoiled] { return Backend(cpu, spoiled); }};
+    options.runner = {.tensor_parallel_size = setup.tp_size,
+                      .mode = setup.mode,
+                      .page_size = setup.page_size,
+                      .num_pages = setup.num_pages,
+                      .max_positions = 256,
+                      .make_rank = MakeHostRank([cpu = setup.cpu, spoiled = setup.spoiled] {
+                        return Backend(cpu, spoiled);
+                      })};
     options.scheduler = {.max_running = 16, .max_batch_tokens = 2048};
     auto engine = Engine::Create(config_, options);
     ISOBIT_EXPECT_OK(engine.status());

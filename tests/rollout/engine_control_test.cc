@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/host_executor.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
@@ -459,7 +460,7 @@ TEST_F(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
   std::atomic<int> countdown{100};
   std::vector<absl::Status> failures;
   EngineOptions options = DefaultOptions();
-  options.runner.make_ops = [&] { return std::make_unique<FailingOps>(countdown); };
+  options.runner.make_rank = MakeHostRank([&] { return std::make_unique<FailingOps>(countdown); });
   options.on_failure = [&](const absl::Status& status) { failures.push_back(status); };
   const auto engine = MakeEngine(options);
   const auto a = Submit(*engine, MakeRequest("a"));

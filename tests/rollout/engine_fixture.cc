@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/host_executor.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
@@ -47,7 +48,7 @@ EngineOptions EngineFixture::DefaultOptions() const {
                     .page_size = 4,
                     .num_pages = 64,
                     .max_positions = 200,
-                    .make_ops = [] { return MakeCpuOps({}); }};
+                    .make_rank = MakeHostRank([] { return MakeCpuOps({}); })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 256};
   return options;
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/host_executor.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
@@ -71,7 +72,7 @@ TEST_F(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
 
 TEST_F(EngineTest, GeneratesTheBitsOfTheOracle) {
   EngineOptions options = DefaultOptions();
-  options.runner.make_ops = MakeOracleOps;
+  options.runner.make_rank = MakeHostRank(MakeOracleOps);
   ExpectSameTokens(Generate(*MakeEngine(), MakeRequest("r")),
                    Generate(*MakeEngine(options), MakeRequest("r")));
 }

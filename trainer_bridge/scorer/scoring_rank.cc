@@ -90,7 +90,7 @@ ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& 
     : layout_(layout),
       ops_(std::move(ops)),
       gathers_(gathers),
-      transformer_(layout, rope, mode, *ops_, alone_.rank(0)),
+      transformer_(layout, rope, mode, *ops_, /*all_reduce=*/nullptr),
       full_(layout, gathers.size()) {}
 
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel/communicator.h"
-#include "common/parallel/thread_group.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
@@ -59,7 +58,6 @@ class ScoringRank {
   const WeightLayout& layout_;
   const std::unique_ptr<Ops> ops_;
   Communicator& gathers_;
-  ThreadGroup alone_{1};  // tensor-parallel size 1
   Transformer transformer_;
   FullBlocks full_;
 

@@ -10,7 +10,6 @@
 
 #include "common/base/check.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/parallel/thread_group.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/sampling.h"
@@ -140,8 +139,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
   const auto weights = Must(ResidentWeights::Pack(layout, checkpoint, *ops, nullptr));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
-  ThreadGroup alone(1);
-  Transformer transformer(layout, rope, mode, *ops, alone.rank(0));
+  Transformer transformer(layout, rope, mode, *ops, /*all_reduce=*/nullptr);
 
   Batch batch;
   batch.ids = input.prompt;

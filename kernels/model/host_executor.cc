@@ -1,0 +1,144 @@
+// Forward, logits of last rows, and this rank's share of the draws. See host_executor.h.
+#include "kernels/model/host_executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/base/status_macros.h"
+#include "kernels/gather_all_reduce.h"
+
+namespace isobit {
+namespace {
+
+class HostExecutor final : public RankExecutor {
+ public:
+  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(const RankOptions& options,
+                                                              std::unique_ptr<Ops> ops) {
+    std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops)));
+    ISOBIT_ASSIGN_OR_RETURN(
+        rank->cache_, KvCache::Create(options.config, options.shape, options.num_pages,
+                                      options.page_size, /*shared_layers=*/false, *rank->ops_));
+    return rank;
+  }
+
+  std::string backend() const override { return ops_->name(); }
+  int depth() const override { return 1; }
+
+  absl::Status Launch(const ModelStep& step) override {
+    const auto width = static_cast<size_t>(layout_.config().hidden_size);
+    const auto columns = static_cast<size_t>(layout_.shape().vocab.size());
+    const size_t num_sequences = step.batch.sequences.size();
+    Grow(hidden_, step.batch.ids.size() * width);
+    Grow(logits_, num_sequences * columns);
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step.batch, *weights_, *cache_, hidden_.data()));
+    // Only last rows become logits: they move together, each to its place or further up.
+    for (size_t i = 0; i < num_sequences; ++i) {
+      const SequenceRows& rows = step.batch.sequences[i];
+      const auto last = static_cast<size_t>(rows.first_row + rows.num_rows - 1);
+      std::memmove(hidden_.data() + i * width, hidden_.data() + last * width, width * sizeof(Bf16));
+    }
+    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data(), static_cast<int64_t>(num_sequences),
+                                               *weights_, logits_.data(),
+                                               static_cast<int64_t>(columns)));
+    return Draw(step.rows);
+  }
+
+  absl::Status Collect(ModelStep& step) override {
+    for (size_t i = 0; i < drawn_.size(); ++i) step.rows[first_drawn_ + i] = drawn_[i];
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
+                                  const ResidentWeights* first) const override {
+    return ResidentWeights::Pack(layout_, checkpoint, *ops_,
+                                 first == nullptr ? nullptr : first->embedding());
+  }
+
+  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
+    weights_.swap(weights);
+    return weights;
+  }
+
+ private:
+  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops)
+      : ops_(std::move(ops)),
+        comm_(options.comm),
+        layout_(options.config, options.shape, *ops_),
+        all_reduce_(options.mode, *ops_, comm_),
+        transformer_(layout_, options.rope, options.mode, *ops_,
+                     comm_.size() > 1 ? &all_reduce_ : nullptr) {}
+
+  template <typename T>
+  static void Grow(std::vector<T>& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+  }
+
+  // Rows are dealt out to the ranks in runs; each brings its rows' logits together from all ranks.
+  absl::Status Draw(const std::vector<LogProbRow>& rows) {
+    const auto rank = static_cast<size_t>(comm_.rank());
+    const auto size = static_cast<size_t>(comm_.size());
+    first_drawn_ = rows.size() * rank / size;
+    const size_t end = rows.size() * (rank + 1) / size;
+    drawn_.assign(rows.begin() + static_cast<std::ptrdiff_t>(first_drawn_),
+                  rows.begin() + static_cast<std::ptrdiff_t>(end));
+    const size_t vocab = static_cast<size_t>(layout_.config().vocab_size);
+    const float* logits = logits_.data();
+    if (size > 1) {
+      Grow(whole_rows_, drawn_.size() * vocab);
+      ISOBIT_RETURN_IF_ERROR(Assemble(rows.size()));
+      logits = whole_rows_.data();
+    }
+    for (size_t i = 0; i < drawn_.size(); ++i) drawn_[i].logits = logits + i * vocab;
+    return ops_->LogProbs({.rows = drawn_.data(),
+                           .num_rows = static_cast<int64_t>(drawn_.size()),
+                           .vocab = layout_.config().vocab_size});
+  }
+
+  // whole_rows_ = the logits of this rank's rows, out of the columns that each rank has computed.
+  absl::Status Assemble(size_t num_rows) {
+    const ModelConfig& config = layout_.config();
+    const auto vocab = static_cast<size_t>(config.vocab_size);
+    const size_t bytes =
+        num_rows * static_cast<size_t>(layout_.shape().vocab.size()) * sizeof(float);
+    ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
+                            comm_.Gather(logits_.data(), bytes));
+    for (int r = 0; r < comm_.size(); ++r) {
+      ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, r, comm_.size()));
+      const auto columns = static_cast<size_t>(shape.vocab.size());
+      const auto* from = static_cast<const float*>(sent[static_cast<size_t>(r)]);
+      for (size_t i = 0; i < drawn_.size(); ++i) {
+        std::copy_n(from + (first_drawn_ + i) * columns, columns,
+                    whole_rows_.data() + i * vocab + shape.vocab.begin);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<Ops> ops_;
+  Communicator& comm_;
+  const WeightLayout layout_;
+  GatherAllReduce all_reduce_;
+  std::optional<KvCache> cache_;
+  Transformer transformer_;
+  PackedRank weights_;
+
+  // They grow and never shrink.
+  std::vector<Bf16> hidden_;       // [rows of the step, hidden_size]
+  std::vector<float> logits_;      // [sequences, this rank's columns]
+  std::vector<float> whole_rows_;  // [drawn_, vocab]
+  std::vector<LogProbRow> drawn_;  // this rank's rows of the step, from first_drawn_ on
+  size_t first_drawn_ = 0;
+};
+
+}  // namespace
+
+MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops) {
+  return [make_ops = std::move(make_ops)](const RankOptions& options) {
+    return HostExecutor::Create(options, make_ops());
+  };
+}
+
+}  // namespace isobit

@@ -1,0 +1,86 @@
+// What the rollout engine asks of one tensor-parallel rank: compute steps, and take new weights.
+// Not here: which sequences a step holds, or how ranks become threads.
+#ifndef ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
+#define ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/parallel/communicator.h"
+#include "kernels/contract/rope.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/model/transformer.h"
+#include "kernels/model/weights.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// One step: the rows of some sequences, and one token drawn after each. In host memory, and left
+// as it is from Launch to Collect, with all that it points to.
+struct ModelStep {
+  Batch batch;
+  // [sequences], or empty: none. i >= 0: the sequence has one row, whose id is the token that the
+  // step launched before this one draws for its sequence i; batch.ids has any id there. -1:
+  // batch.ids.
+  std::vector<int32_t> feeds;
+  std::vector<LogProbRow>
+      rows;  // [sequences]; `logits` is not read, the outputs are set by Collect
+};
+
+// The weights of one rank, packed, that do not serve yet.
+using PackedRank = std::unique_ptr<ResidentWeights>;
+
+// Launch, Collect and Serve are called on one thread, the rank's own. All ranks of a group get the
+// same calls in the same order. Their errors are final: the ranks no longer agree on anything.
+class RankExecutor {
+ public:
+  virtual ~RankExecutor() = default;
+  virtual std::string backend() const = 0;  // e.g. "cpu/avx512"
+
+  // Steps that may be launched before the first of them is collected. 2: the host prepares a step
+  // while the one before is computed, and `feeds` may be used.
+  virtual int depth() const = 0;
+
+  // Begins to compute the step. Steps are collected in the order of their launch.
+  virtual absl::Status Launch(const ModelStep& step) = 0;
+
+  // Waits for the oldest launched step, which is `step`, and sets the outputs of the rows that this
+  // rank has drawn; each row belongs to one rank.
+  virtual absl::Status Collect(ModelStep& step) = 0;
+
+  // Packs a checkpoint that ValidateCheckpoint has accepted. On any one thread, even while a step
+  // runs. first: the same weights packed for rank 0, or null if this is rank 0. RESOURCE_EXHAUSTED:
+  // they do not fit.
+  virtual absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
+                                          const ResidentWeights* first) const = 0;
+
+  // Makes these the weights of the steps to come. No step is launched and not collected. Returns
+  // those that served before, if they are of no use any more.
+  virtual absl::StatusOr<PackedRank> Serve(PackedRank weights) = 0;
+};
+
+// What a rank's executor is made from; all outlive it.
+struct RankOptions {
+  const ModelConfig& config;
+  RankShape shape;
+  const contract::RopeTable& rope;
+  NumericsMode mode = NumericsMode::kTree;
+  int32_t page_size = 16;
+  int32_t num_pages = 0;
+  int64_t max_sequences = 0;  // of a step
+  int64_t max_rows = 0;       // of a step
+  Communicator& comm;         // of the ranks' threads
+};
+
+// Makes one rank's executor, on the thread that makes all of them.
+using MakeRank = std::function<absl::StatusOr<std::unique_ptr<RankExecutor>>(const RankOptions&)>;
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
