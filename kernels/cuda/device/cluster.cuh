@@ -1,5 +1,5 @@
-// Thread block clusters: their barrier, and stores to another block's shared memory that complete
-// on an mbarrier there. Addresses are shared-memory addresses (SharedAddress).
+// Thread block clusters: their barrier, and stores to another block's shared memory, some of which
+// complete on an mbarrier there. Addresses are shared-memory addresses (SharedAddress).
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
 
@@ -16,11 +16,27 @@ __device__ __forceinline__ void WaitCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+__device__ __forceinline__ uint32_t BlocksOfCluster() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
+__device__ __forceinline__ uint32_t BlockInCluster() {
+  uint32_t block;
+  asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(block));
+  return block;
+}
+
 // Where block `rank` of the cluster has what lies at `address` in this one.
 __device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t rank) {
   uint32_t result;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
+}
+
+// Visible to the block after the cluster's next barrier.
+__device__ __forceinline__ void StoreToBlock(uint32_t to, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
 // 16 bytes to `to`; they count for `barrier`, which is in the same block.

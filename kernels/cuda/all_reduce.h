@@ -1,0 +1,82 @@
+// The sum over tensor-parallel ranks at the end of a row-parallel layer, through memory that the
+// ranks' GPUs map, in one kernel with the residual stream's update and RMSNorm.
+//
+// The bits are those of LaunchReduce followed by LaunchRmsNorm (C4, C5) for every schedule
+// (all_reduce_schedule.h). No host synchronisation and no NVLink multicast. Each rank's launches go
+// to one stream or to streams in an order that events fix; all ranks launch the same operations of
+// the same shapes in the same order, from any threads, also by replaying CUDA graphs. What the
+// kernels keep between launches is in GPU memory.
+//
+// INVARIANT: a word of a mailbox is either empty or data of this operation
+// (AllReduceTest.ReplaysWithDelays). Every word is its own flag: empty is a NaN that no rank sends.
+// The reader empties what it has read. There are two mailboxes in turn, and no rank ends operation
+// k before all have begun it: so who writes in operation k+2 writes where its peers have emptied,
+// in operation k, what they read there.
+//
+// A peer that does not come, for `timeout`, ends the wait of all ranks: see Check.
+#ifndef ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
+#define ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/config/numerics_mode.h"
+#include "common/parallel/peer_group.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+struct AllReduceOptions {
+  int64_t hidden = 0;       // columns of a row, 1 .. kMaxAllReduceHidden
+  int64_t max_rows = 2048;  // of one kernel; more rows are several. A rank's GPU holds about 12
+                            // bytes x hidden x max_rows of mailboxes
+  NumericsMode mode = NumericsMode::kTree;    // or kBatchInvariant; kVanilla's ring is NCCL's
+  absl::Duration timeout = absl::Seconds(2);  // how long a kernel waits for a peer
+  int release = 2;                            // XXX to be measured: 0 top, 1 after the wait, 2 end
+};
+
+struct AllReduceState;  // all_reduce.cu
+struct RankGroup;       // device/rank_meeting.cuh
+
+// One rank's end.
+class PeerAllReduce {
+ public:
+  // The ends of all ranks, by rank. Loads every kernel on every device, so that no launch has to
+  // wait for a device that waits for a peer. INVALID_ARGUMENT: an option. RESOURCE_EXHAUSTED: no
+  // memory for the mailboxes.
+  static absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> Create(
+      const PeerGroup& group, const AllReduceOptions& options);
+
+  // norm.residual += bf16(sum of the ranks' partials + norm.bias); norm.out = RMSNorm(residual) *
+  // norm.weight, on every rank. `partial` is this rank's [norm.rows, norm.hidden] fp32. norm.sum is
+  // ignored; bias, weight, eps and, before the call, residual are the same on every rank. On the
+  // rank's device, which must be the calling thread's. INVALID_ARGUMENT: another hidden size.
+  // INTERNAL: CUDA refused the launch.
+  absl::Status Norm(const float* partial, const RmsNormArgs& norm, const Stream& stream);
+
+  // Ends when all ranks' streams have come here; what they wrote before is then visible to all.
+  absl::Status Barrier(const Stream& stream);
+
+  // Looks, without waiting for the GPU, whether a wait has been given up. DEADLINE_EXCEEDED names
+  // the rank that gave up and those it missed. From then on no kernel of the group waits, outputs
+  // are NaN, and the group must be made anew.
+  absl::Status Check() const;
+
+ private:
+  PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank)
+      : state_(std::move(state)), rank_(rank) {}
+  RankGroup Group() const;
+
+  std::shared_ptr<AllReduceState> state_;
+  int rank_;
+};
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_

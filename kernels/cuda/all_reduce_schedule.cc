@@ -1,0 +1,49 @@
+// The table, measured on four H200 over NVLink at hidden 4096 and carried over to other sizes by
+// bytes and threads.
+#include "kernels/cuda/all_reduce_schedule.h"
+
+#include <algorithm>
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int64_t kQuad = 4;                   // columns of a vector
+constexpr int64_t kOneShotBytes = 400 * 1024;  // that a rank may send in one shot
+constexpr int64_t kFewRows = 32;   // clusters of four blocks: about one block a multiprocessor
+constexpr int64_t kSomeRows = 96;  // whole blocks: likewise
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A row over the smallest cluster whose blocks have at most `most_threads`, or over four blocks.
+AllReduceSchedule Spread(bool two_shots, int64_t hidden, int chunks, int64_t most_threads) {
+  AllReduceSchedule schedule = {.two_shots = two_shots, .chunks = chunks};
+  const int64_t quads = CeilDiv(hidden, kQuad);
+  while (schedule.cluster < 4 && CeilDiv(quads, chunks * schedule.cluster) > most_threads) {
+    schedule.cluster *= 2;
+  }
+  schedule.threads =
+      static_cast<int>(CeilDiv(quads, int64_t{chunks} * schedule.cluster * kWarp) * kWarp);
+  return schedule;
+}
+
+}  // namespace
+
+AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks) {
+  const int64_t sent = rows * hidden * static_cast<int64_t>(sizeof(float)) * (ranks - 1);
+  if (sent <= kOneShotBytes || rows <= kFewRows) {
+    return Spread(sent > kOneShotBytes, hidden, 1, 256);
+  }
+  if (rows <= kSomeRows) return Spread(true, hidden, 1, 1024);
+  return ranks <= 4 ? Spread(true, hidden, 2, 320) : Spread(true, hidden, 1, 512);
+}
+
+int64_t MailboxColumns(int64_t hidden) { return CeilDiv(hidden, kQuad) * kQuad; }
+
+int64_t MailboxBytes(const AllReduceSchedule& schedule, int64_t rows, int64_t hidden, int ranks) {
+  const int64_t columns = MailboxColumns(hidden);
+  if (!schedule.two_shots) return rows * ranks * columns * 4;
+  return CeilDiv(rows, ranks) * ranks * columns * 4 + rows * columns * 2;
+}
+
+}  // namespace isobit::cuda

@@ -1,0 +1,136 @@
+// Where the ranks of a group meet in each other's memory: the words that count what each has begun,
+// and waits that end.
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
+#define ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/system_memory.cuh"
+
+namespace isobit::cuda {
+
+inline constexpr int kMaxRanks = 8;
+
+// At the start of each rank's shared memory; all zero at first. Operations are counted modulo 2^32.
+struct alignas(256) RankControl {
+  uint32_t ended;             // operations that this rank has ended; it alone writes it
+  uint32_t failed;            // a failure word, or 0; any rank writes it
+  uint32_t tickets;           // blocks that have begun the present operation
+  uint32_t begun[kMaxRanks];  // [q]: operations that rank q has begun; q writes it
+};
+
+// A failure word: this bit, the number of the rank that gave up, and a bit for each rank that had
+// not begun the operation then.
+inline constexpr uint32_t kFailed = 0x80000000u;
+inline constexpr int kReporterShift = 8;
+
+// The group as one rank's kernels see it.
+struct RankGroup {
+  std::byte* memory[kMaxRanks];  // of each rank, the RankControl first
+  uint32_t* reports;             // a failure word for each rank, in host memory
+  uint64_t timeout_ns;
+  int rank;
+  int size;
+
+  __device__ RankControl* control(int r) const { return reinterpret_cast<RankControl*>(memory[r]); }
+};
+
+// One operation of a rank, in one block. Every thread makes it at the block's start, after
+// WaitForPredecessor.
+class Operation {
+ public:
+  __device__ explicit Operation(const RankGroup& group) : group_(group) {
+    const uint2 state = LoadRelaxed(reinterpret_cast<const uint2*>(group.control(group.rank)));
+    number_ = state.x;
+    failed_ = state.y != 0;
+  }
+
+  __device__ uint32_t number() const { return number_; }
+
+  // Every thread of the block calls it once, anywhere. The barrier depends on what each has loaded,
+  // so that nobody has yet to read what the last block's End overwrites.
+  __device__ void TakeTicket() {
+    failed_ = __syncthreads_or(failed_) != 0;
+    if (threadIdx.x == 0) {
+      ticket_ = atomicInc(&group_.control(group_.rank)->tickets, gridDim.x - 1);
+    }
+  }
+
+  // At the block's end, so that nobody waits for the ticket.
+  __device__ void End() const {
+    if (threadIdx.x == 0 && ticket_ == gridDim.x - 1) {
+      group_.control(group_.rank)->ended = number_ + 1;
+    }
+  }
+
+  // Tells every peer that this rank has begun, with all that it wrote before, and returns when
+  // every peer has. For the first threads of one block; formally, this is what orders the
+  // operations of different ranks.
+  __device__ void Meet() const;
+
+ private:
+  friend class Wait;
+  __device__ bool Begun(int q) const {
+    const uint32_t begun = LoadAcquire(&group_.control(group_.rank)->begun[q]);
+    return static_cast<int32_t>(begun - number_) > 0;
+  }
+
+  const RankGroup& group_;
+  uint32_t number_;
+  bool failed_;
+  uint32_t ticket_ = 0;
+};
+
+// A thread's patience: while (!there) if (!wait.Again()) break;
+class Wait {
+ public:
+  __device__ explicit Wait(const Operation& operation) : operation_(operation) {}
+
+  // Called after a look in vain: whether to look again. Gives up, for the whole group, when the
+  // time is over.
+  __device__ bool Again() {
+    if (operation_.failed_) return false;
+    if (++looks_ % kLooks != 0) return true;
+    const RankGroup& group = operation_.group_;
+    if (LoadRelaxed(&group.control(group.rank)->failed) != 0) return false;
+    const uint64_t now = GlobalTimer();
+    if (looks_ == kLooks) began_ = now;
+    if (now - began_ < group.timeout_ns) return true;
+    Fail();
+    return false;
+  }
+
+ private:
+  static constexpr uint32_t kLooks = 64;
+
+  __device__ void Fail() const {
+    const RankGroup& group = operation_.group_;
+    uint32_t word = kFailed | static_cast<uint32_t>(group.rank) << kReporterShift;
+    for (int q = 0; q < group.size; ++q) {
+      if (q != group.rank && !operation_.Begun(q)) word |= 1u << q;
+    }
+    if (atomicCAS_system(&group.control(group.rank)->failed, 0u, word) != 0) return;
+    for (int q = 0; q < group.size; ++q) {
+      if (q != group.rank) StoreRelaxed(&group.control(q)->failed, word);
+      StoreRelaxed(&group.reports[q], word);
+    }
+  }
+
+  const Operation& operation_;
+  uint32_t looks_ = 0;
+  uint64_t began_ = 0;
+};
+
+__device__ inline void Operation::Meet() const {
+  const int q = static_cast<int>(threadIdx.x);
+  if (q >= group_.size || q == group_.rank) return;
+  StoreRelease(&group_.control(q)->begun[group_.rank], number_ + 1);
+  Wait wait(*this);
+  while (!Begun(q) && wait.Again()) {
+  }
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
