@@ -30,6 +30,7 @@ constexpr char kUsage[] =
     "isobit-model: makes, inspects, verifies and damages model directories.\n\n"
     "  isobit-model make SHAPE DIR [--seed=N]          random weights of a named shape\n"
     "  isobit-model make --config=FILE DIR [--seed=N]  random weights for a config.json\n"
+    "  isobit-model config SHAPE DIR                   a named shape without weights\n"
     "  isobit-model inspect DIR    shape, fingerprints, tensors with digests, leaf plan per TP "
     "size\n"
     "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
@@ -115,6 +116,14 @@ absl::StatusOr<std::string> Make(const Arguments& arguments) {
   return absl::StrCat("made ", directory, " from seed ", seed, "\n");
 }
 
+absl::StatusOr<std::string> MakeConfig(const Arguments& arguments) {
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, NamedModelShape(arguments.positional[0]));
+  const std::string& directory = arguments.positional[1];
+  ISOBIT_RETURN_IF_ERROR(CreateEmptyDirectory(directory));
+  ISOBIT_RETURN_IF_ERROR(WriteConfigJson(config, directory));
+  return absl::StrCat("made ", directory, " without weights\n");
+}
+
 absl::StatusOr<std::string> InspectOrVerify(const std::string& directory, bool inspect) {
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
   ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
@@ -145,8 +154,11 @@ struct Command {
   size_t num_positional;
   absl::StatusOr<std::string> (*run)(const Arguments& arguments);
 };
-constexpr Command kCommands[] = {
-    {"make", 2, Make}, {"inspect", 1, Inspect}, {"verify", 1, Verify}, {"flip-bit", 5, Flip}};
+constexpr Command kCommands[] = {{"make", 2, Make},
+                                 {"config", 2, MakeConfig},
+                                 {"inspect", 1, Inspect},
+                                 {"verify", 1, Verify},
+                                 {"flip-bit", 5, Flip}};
 
 int UsageError(absl::string_view what) {
   absl::FPrintF(stderr, "isobit-model: %s\nTry --help.\n", what);

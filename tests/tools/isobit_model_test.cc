@@ -54,6 +54,15 @@ TEST(IsobitModelTest, MakesAModelOfAGivenConfig) {
   EXPECT_EQ(Bytes(dir.File("a/config.json")), Bytes(dir.File("b/config.json")));
 }
 
+TEST(IsobitModelTest, WritesTheConfigOfAShapeAlone) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("config tiny-qwen3 " + dir.File("config")).exit_code, 0);
+  ASSERT_EQ(RunTool("make tiny-qwen3 " + dir.File("model")).exit_code, 0);
+  EXPECT_EQ(Bytes(dir.File("config/config.json")), Bytes(dir.File("model/config.json")));
+  EXPECT_FALSE(std::filesystem::exists(dir.File("config/model.safetensors")));
+  EXPECT_EQ(RunTool("config tiny-qwen3 " + dir.File("config")).exit_code, 1);
+}
+
 TEST(IsobitModelTest, FlipsOneBitAndNothingElse) {
   const TempDir dir;
   const std::string model = dir.File("model");
