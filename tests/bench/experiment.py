@@ -89,14 +89,14 @@ class Experiment:
         return model if model and (model / "tokenizer.json").is_file() else None
 
     def random_model(self, seed: int) -> Path:
-        """A directory of --shape; seeds make different weights, unless the services draw their own."""
+        """A directory of --shape; seeds make different weights, also where the services draw them."""
         shape, dummy = self.arguments.shape, self.arguments.dummy_weights
         path = self._log_dir.resolve() / MODELS / f"{shape}-{'dummy-' if dummy else ''}{seed}"
-        command = ("config",) if dummy else ("make", "--seed", str(seed))
+        command = "config" if dummy else "make"
         # One that an earlier run left under the same --log_dir is as good; its config is written last.
         if not (path / "config.json").is_file():
             with self.screen.progress(f"making {path.name}"):
-                run_model_tool(self.arguments.bin_dir, *command, shape, str(path))
+                run_model_tool(self.arguments.bin_dir, command, shape, str(path), f"--seed={seed}")
         return path
 
     def sources(self, tp_sizes: Sequence[int]) -> list[Source]:

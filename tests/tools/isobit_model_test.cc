@@ -63,6 +63,14 @@ TEST(IsobitModelTest, WritesTheConfigOfAShapeAlone) {
   EXPECT_EQ(RunTool("config tiny-qwen3 " + dir.File("config")).exit_code, 1);
 }
 
+TEST(IsobitModelTest, WritesTheSeedOfDummyWeights) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("config qwen3-8b " + dir.File("model") + " --seed=7").exit_code, 0);
+  EXPECT_EQ(Bytes(dir.File("model/dummy_weights.json")), "{\"seed\": 7}\n");
+  EXPECT_THAT(Bytes(dir.File("model/config.json")), HasSubstr("\"hidden_size\": 4096"));
+  EXPECT_EQ(RunTool("verify " + dir.File("model")).exit_code, 1);  // no weights to verify
+}
+
 TEST(IsobitModelTest, FlipsOneBitAndNothingElse) {
   const TempDir dir;
   const std::string model = dir.File("model");

@@ -45,7 +45,8 @@ absl::Status CheckOptions(const ScorerOptions& options, const ModelConfig& confi
 
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                                      const std::string& model_path) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options.model_root, model_path, ""));
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(options.load_format, options.model_root, model_path, ""));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(model.config, 0, 1));
@@ -233,8 +234,9 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
 
 absl::StatusOr<std::shared_ptr<const Scorer::Weights>> Scorer::Stage(const WeightUpdate& update,
                                                                      uint64_t version) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options_.model_root, update.model_path,
-                                                             update.expected_digest));
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(options_.load_format, options_.model_root, update.model_path,
+                                      update.expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
   const std::unique_ptr<Ops> ops = options_.make_ops();
   return Cut(model, version, *ops);

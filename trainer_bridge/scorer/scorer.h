@@ -22,6 +22,7 @@
 #include "common/checkpoint/opened_model.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/contract/rope.h"
+#include "kernels/model/load_format.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
 #include "trainer_bridge/scorer/score_job.h"
@@ -32,7 +33,8 @@ namespace isobit::scorer {
 
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
-  int num_shards = 2;      // in [1, 64]
+  LoadFormat load_format = LoadFormat::kAuto;
+  int num_shards = 2;  // in [1, 64]
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
   int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
