@@ -1,0 +1,197 @@
+// The communicator is a blocking one: NCCL starts a thread for every call on one that is not. So
+// that a missing rank blocks nobody for ever, what waits for other ranks runs on a thread that its
+// caller gives up at the deadline. See nccl_group.h.
+#include "common/parallel/nccl_group.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace isobit {
+namespace {
+
+absl::Status CudaStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const std::string message =
+      absl::StrCat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
+                                            : absl::InternalError(message);
+}
+
+// `comm`: whose last error is told, or null.
+absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm) {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  const char* const detail = ncclGetLastError(comm);
+  const std::string message = absl::StrCat(what, ": ", ncclGetErrorString(result), ", ",
+                                           detail != nullptr ? detail : "no details");
+  return result == ncclRemoteError || result == ncclSystemError ? absl::UnavailableError(message)
+                                                                : absl::InternalError(message);
+}
+
+constexpr std::chrono::seconds kDestroyTimeout(5);
+
+// NCCL reads its environment at its first call. What the user has set stays.
+void SetEnvironment() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // No multicast in the switches (NVLink SHARP): it helps sums, whose order our own kernels fix,
+    // and gathers of blocks fill the links without it; its objects can fail to set up where hosts
+    // are shared.
+    setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
+    // Connect when the group is made, where waiting is bounded, not at the first collective.
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  });
+}
+
+// Runs `work`, which shares nothing with the caller that it does not own, for at most `timeout`.
+absl::Status RunBounded(const std::string& what, std::chrono::milliseconds timeout,
+                        std::function<absl::Status()> work) {
+  auto task = std::make_shared<std::packaged_task<absl::Status()>>(std::move(work));
+  std::future<absl::Status> status = task->get_future();
+  std::thread([task] { (*task)(); }).detach();
+  if (status.wait_for(timeout) == std::future_status::ready) return status.get();
+  return absl::DeadlineExceededError(
+      absl::StrCat(what, ": not all ranks came within ", timeout.count(), " ms"));
+}
+
+}  // namespace
+
+struct NcclGroup::Shared {
+  std::mutex mutex;  // guards what follows; nobody waits for other ranks while holding it
+  ncclComm_t comm = nullptr;
+  absl::Status failure;  // set: comm is null
+};
+
+absl::StatusOr<std::string> NewNcclId() {
+  SetEnvironment();
+  ncclUniqueId id;
+  ISOBIT_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr));
+  return std::string(id.internal, sizeof(id.internal));
+}
+
+absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclOptions& options) {
+  SetEnvironment();
+  ncclUniqueId id;
+  ISOBIT_CHECK(options.id.size() == sizeof(id.internal)) << options.id.size() << " bytes of id";
+  std::memcpy(id.internal, options.id.data(), sizeof(id.internal));
+  auto shared = std::make_shared<Shared>();
+  const std::string what = absl::StrCat("NCCL group of ", options.size, ", rank ", options.rank);
+  ISOBIT_RETURN_IF_ERROR(RunBounded(what, options.timeout, [=]() -> absl::Status {
+    ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    // Copy engines instead of multiprocessors, where memory and GPUs allow it: a matrix product is
+    // spread over all multiprocessors and would wait for those that NCCL holds.
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result =
+        ncclCommInitRankConfig(&comm, options.size, id, options.rank, &config);
+    ISOBIT_RETURN_IF_ERROR(NcclStatus(result, what.c_str(), nullptr));
+    const std::lock_guard lock(shared->mutex);
+    shared->comm = comm;
+    return absl::OkStatus();
+  }));
+  return std::unique_ptr<NcclGroup>(new NcclGroup(options, std::move(shared)));
+}
+
+NcclGroup::~NcclGroup() {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->failure.ok()) return;
+    shared_->failure = absl::CancelledError("the NCCL group has ended");
+    std::swap(comm, shared_->comm);
+  }
+  // Where a peer has gone, it may wait for it. An error has nobody to hear it.
+  static_cast<void>(RunBounded("ncclCommDestroy", kDestroyTimeout, [comm, device = device()] {
+    ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device), "cudaSetDevice"));
+    return NcclStatus(ncclCommDestroy(comm), "ncclCommDestroy", nullptr);
+  }));
+}
+
+absl::StatusOr<NcclMemory> NcclGroup::Allocate(size_t bytes) {
+  const std::string what = absl::StrCat("NCCL memory of ", bytes, " bytes on rank ", rank());
+  auto memory = std::make_shared<NcclMemory>();
+  ISOBIT_RETURN_IF_ERROR(RunBounded(
+      what, options_.timeout, [=, shared = shared_, options = options_]() -> absl::Status {
+        ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
+        ncclComm_t comm = nullptr;
+        {
+          const std::lock_guard lock(shared->mutex);
+          ISOBIT_RETURN_IF_ERROR(shared->failure);
+          comm = shared->comm;
+        }
+        void* address = nullptr;
+        if (const ncclResult_t result = ncclMemAlloc(&address, bytes); result != ncclSuccess) {
+          const absl::Status status = NcclStatus(result, what.c_str(), nullptr);
+          return absl::ResourceExhaustedError(status.message());
+        }
+        *memory =
+            NcclMemory(static_cast<std::byte*>(address), [](std::byte* p) { ncclMemFree(p); });
+        // No window, and so kernels instead of copy engines, if GPUs are not peers: not an error.
+        ncclWindow_t window = nullptr;
+        ISOBIT_RETURN_IF_ERROR(NcclStatus(
+            ncclCommWindowRegister(comm, address, bytes, &window, NCCL_WIN_COLL_SYMMETRIC),
+            what.c_str(), comm));
+        // The first gather in a window sets up the copy engines, which waits for the other ranks.
+        if (bytes < static_cast<size_t>(options.size)) return absl::OkStatus();
+        const ncclResult_t gathered = ncclAllGather(memory->get() + options.rank, address, 1,
+                                                    ncclUint8, comm, cudaStreamPerThread);
+        ISOBIT_RETURN_IF_ERROR(NcclStatus(gathered, what.c_str(), comm));
+        return CudaStatus(cudaStreamSynchronize(cudaStreamPerThread), what.c_str());
+      }));
+  return std::move(*memory);
+}
+
+absl::Status NcclGroup::AllGather(const void* send, void* receive, size_t bytes,
+                                  CUstream_st* stream) {
+  const std::lock_guard lock(shared_->mutex);
+  ISOBIT_RETURN_IF_ERROR(shared_->failure);
+  return NcclStatus(ncclAllGather(send, receive, bytes, ncclUint8, shared_->comm, stream),
+                    "ncclAllGather", shared_->comm);
+}
+
+absl::Status NcclGroup::AllReduceBf16(const void* send, void* receive, size_t count,
+                                      CUstream_st* stream) {
+  const std::lock_guard lock(shared_->mutex);
+  ISOBIT_RETURN_IF_ERROR(shared_->failure);
+  return NcclStatus(
+      ncclAllReduce(send, receive, count, ncclBfloat16, ncclSum, shared_->comm, stream),
+      "ncclAllReduce", shared_->comm);
+}
+
+absl::Status NcclGroup::Check() {
+  const std::lock_guard lock(shared_->mutex);
+  ISOBIT_RETURN_IF_ERROR(shared_->failure);
+  ncclResult_t result = ncclSuccess;
+  ISOBIT_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(shared_->comm, &result),
+                                    "ncclCommGetAsyncError", shared_->comm));
+  return NcclStatus(result, absl::StrCat("NCCL, rank ", rank()).c_str(), shared_->comm);
+}
+
+void NcclGroup::Abort(const absl::Status& reason) {
+  ISOBIT_CHECK(!reason.ok());
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->failure.ok()) return;
+    shared_->failure = reason;
+    std::swap(comm, shared_->comm);
+  }
+  // It may wait for the ranks of this process to end theirs, and for copies that never end: nothing
+  // waits for it. An error here has nobody to hear it.
+  std::thread([comm, device = device()] {
+    if (cudaSetDevice(device) == cudaSuccess) static_cast<void>(ncclCommAbort(comm));
+  }).detach();
+}
+
+}  // namespace isobit

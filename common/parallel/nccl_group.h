@@ -1,0 +1,87 @@
+// One rank's end of an NCCL communicator: collectives on GPU memory, between the GPUs of one
+// process, of one host or of several. Not here: how the ranks learn the group's id, or where their
+// bytes come from.
+#ifndef ISOBIT_COMMON_PARALLEL_NCCL_GROUP_H_
+#define ISOBIT_COMMON_PARALLEL_NCCL_GROUP_H_
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+struct CUstream_st;  // what a cudaStream_t points to
+
+namespace isobit {
+
+struct NcclOptions {
+  std::string id;  // NewNcclId's, the same on all ranks
+  int rank = 0;
+  int size = 1;
+  int device = 0;                              // CUDA ordinal; no two ranks of a process share one
+  std::chrono::milliseconds timeout{120'000};  // of everything that waits for other ranks
+};
+
+// Names a new group: 128 bytes that one rank makes and all pass to NcclGroup::Create while that
+// rank's process lives.
+absl::StatusOr<std::string> NewNcclId();
+
+// GPU memory that all ranks allocate together, and that NCCL lets them write for each other where
+// their GPUs are peers.
+using NcclMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
+
+// All ranks make the same calls in the same order, each from one thread at a time; calls enqueue on
+// a stream and do not wait, unless they say so. After Abort, every call returns its reason. A rank
+// that waits for a stream polls Check meanwhile: a collective whose peer has gone ends only by
+// Abort.
+class NcclGroup {
+ public:
+  // Waits for all ranks. DEADLINE_EXCEEDED: not all came in time. UNAVAILABLE: a peer or the
+  // network failed. INTERNAL: CUDA or NCCL failed.
+  static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclOptions& options);
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  // Memory of the group may outlive it.
+  ~NcclGroup();
+
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+  int device() const { return options_.device; }
+
+  // Every rank's memory of the same size, at least 1 byte. An AllGather within such memory takes no
+  // multiprocessor from the kernels beside it, where GPUs are peers. Waits for all ranks.
+  // RESOURCE_EXHAUSTED: no memory.
+  absl::StatusOr<NcclMemory> Allocate(size_t bytes);
+
+  // receive[r * bytes, (r + 1) * bytes) = rank r's send[0, bytes), on every rank. `send` may be
+  // this rank's place in `receive`.
+  absl::Status AllGather(const void* send, void* receive, size_t bytes, CUstream_st* stream);
+
+  // receive[i] = the sum of all ranks' send[i], bf16, in the order that NCCL chooses: not the
+  // contract's. `send` may be `receive`.
+  absl::Status AllReduceBf16(const void* send, void* receive, size_t count, CUstream_st* stream);
+
+  // The first error of a collective in flight. Any thread.
+  absl::Status Check();
+
+  // Ends the group here and, as far as NCCL can, what this rank has in flight. Any thread; `reason`
+  // is an error.
+  void Abort(const absl::Status& reason);
+
+ private:
+  struct Shared;
+
+  NcclGroup(const NcclOptions& options, std::shared_ptr<Shared> shared)
+      : options_(options), shared_(std::move(shared)) {}
+
+  const NcclOptions options_;
+  // Kept alive by a call that timed out, too, which still holds the communicator.
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_PARALLEL_NCCL_GROUP_H_
