@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -13,12 +14,10 @@
 #include "kernels/cuda/cublas_linear.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_info.h"
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_layout.h"
 #include "kernels/cuda/log_prob_stage.h"
 #include "kernels/cuda/row_kernels.h"
-#include "kernels/cuda/sequences.h"
 
 namespace isobit {
 namespace {
@@ -35,12 +34,12 @@ absl::StatusOr<Memory> AllocateDevice(size_t bytes) {
   return Memory(static_cast<std::byte*>(memory), [](std::byte* p) { cudaFree(p); });
 }
 
-class CudaOps final : public Ops {
+class StreamOps final : public CudaOps {
  public:
-  static absl::StatusOr<std::unique_ptr<Ops>> Create(const CudaOptions& options) {
+  static absl::StatusOr<std::unique_ptr<CudaOps>> Create(const CudaOptions& options) {
     ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceInfo info, cuda::GetDeviceInfo(options.device));
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(options.device));
-    std::unique_ptr<CudaOps> ops(new CudaOps(options, info));
+    std::unique_ptr<StreamOps> ops(new StreamOps(options, info));
     ISOBIT_RETURN_IF_CUDA_ERROR(
         cudaStreamCreateWithFlags(&ops->stream_.handle, cudaStreamNonBlocking));
     if (options.mode == NumericsMode::kVanilla) {
@@ -48,11 +47,12 @@ class CudaOps final : public Ops {
     }
     return ops;
   }
-  ~CudaOps() override {
+  ~StreamOps() override {
     if (stream_.handle != nullptr) cudaStreamDestroy(stream_.handle);
   }
 
   const char* name() const override { return name_.c_str(); }
+  const cuda::Stream& stream() const override { return stream_; }
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
@@ -83,9 +83,21 @@ class CudaOps final : public Ops {
   absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
                                    absl::Span<const SequenceRows> sequences,
                                    int32_t page_size) override {
+    return StageWithin(ids, sequences, page_size, {});
+  }
+
+  absl::StatusOr<StagedStep> StageWithin(absl::Span<const int32_t> ids,
+                                         absl::Span<const SequenceRows> sequences,
+                                         int32_t page_size,
+                                         const cuda::StepBounds& bounds) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    ISOBIT_RETURN_IF_ERROR(stage_.Stage(ids, sequences, page_size, {}, stream_.handle));
+    ISOBIT_RETURN_IF_ERROR(stage_.Stage(ids, sequences, page_size, bounds, stream_.handle));
     return StagedStep{stage_.ids(), {sequences, &stage_.device()}};
+  }
+
+  absl::Status ReserveStage(int64_t rows, int64_t sequences, int64_t pages) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    return stage_.Reserve(rows, sequences, pages);
   }
 
   size_t PackedBytes(const LinearShape& shape) const override {
@@ -145,13 +157,12 @@ class CudaOps final : public Ops {
   }
 
  private:
-  // Scratch that grows and never shrinks.
   struct Scratch {
     Memory memory;
     size_t bytes = 0;
   };
 
-  CudaOps(const CudaOptions& options, const cuda::DeviceInfo& info)
+  StreamOps(const CudaOptions& options, const cuda::DeviceInfo& info)
       : device_(options.device), name_(absl::StrCat("cuda/", info.name)) {}
 
   // The calling thread's device is this object's from here on.
@@ -160,12 +171,13 @@ class CudaOps final : public Ops {
     return absl::OkStatus();
   }
 
-  static absl::Status Reserve(Scratch& scratch, size_t bytes) {
+  absl::Status Reserve(Scratch& scratch, size_t bytes) {
     if (bytes <= scratch.bytes) return absl::OkStatus();
-    scratch.memory = nullptr;
-    scratch.bytes = 0;
-    ISOBIT_ASSIGN_OR_RETURN(scratch.memory, AllocateDevice(bytes));
-    scratch.bytes = bytes;
+    if (scratch.memory != nullptr) outgrown_.push_back(std::move(scratch.memory));
+    scratch.bytes = std::max(bytes, 2 * scratch.bytes);  // so that the outgrown are less than it
+    absl::StatusOr<Memory> memory = AllocateDevice(scratch.bytes);
+    if (!memory.ok()) scratch.bytes = 0;
+    ISOBIT_ASSIGN_OR_RETURN(scratch.memory, std::move(memory));
     return absl::OkStatus();
   }
 
@@ -177,12 +189,13 @@ class CudaOps final : public Ops {
   std::unique_ptr<cuda::CublasLinear> cublas_;  // mode vanilla alone
   Scratch attention_;
   Scratch gate_up_;  // of cuBLAS, before SwiGLU
+  std::vector<Memory> outgrown_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Ops>> MakeCudaOps(const CudaOptions& options) {
-  return CudaOps::Create(options);
+absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options) {
+  return StreamOps::Create(options);
 }
 
 }  // namespace isobit

@@ -4,8 +4,12 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/config/numerics_mode.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit {
@@ -17,9 +21,26 @@ struct CudaOptions {
   NumericsMode mode = NumericsMode::kTree;
 };
 
-// Ops run in order on a stream of their own. Use the object from one thread at a time.
+// Ops run in order on a stream of their own. Use the object from one thread at a time. Scratch that
+// an op has used stays allocated, since a captured graph may still use it.
+class CudaOps : public Ops {
+ public:
+  virtual const cuda::Stream& stream() const = 0;
+
+  // Ops::Stage, padded to `bounds`, for a graph that was captured after such a call with the same
+  // bounds. Rows of padding have id 0.
+  virtual absl::StatusOr<StagedStep> StageWithin(absl::Span<const int32_t> ids,
+                                                 absl::Span<const SequenceRows> sequences,
+                                                 int32_t page_size,
+                                                 const cuda::StepBounds& bounds) = 0;
+
+  // Makes room for steps of so many rows, sequences and pages, so that what Stage returns stays
+  // where it is. RESOURCE_EXHAUSTED: no memory.
+  virtual absl::Status ReserveStage(int64_t rows, int64_t sequences, int64_t pages) = 0;
+};
+
 // FAILED_PRECONDITION: no such device, or it is not Hopper. RESOURCE_EXHAUSTED: no memory.
-absl::StatusOr<std::unique_ptr<Ops>> MakeCudaOps(const CudaOptions& options);
+absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options);
 
 }  // namespace isobit
 
