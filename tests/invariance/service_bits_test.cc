@@ -181,7 +181,7 @@ class ServiceBitsTest : public testing::TestWithParam<std::string> {
     options.num_shards = setup.shards;
     options.numerics = setup.mode;
     options.max_batch_tokens = setup.max_batch_tokens;
-    options.make_ops = [spoiled = setup.spoiled] { return Backend({}, spoiled); };
+    options.make_ops = [spoiled = setup.spoiled](int) { return Backend({}, spoiled); };
     auto scorer = scorer::Scorer::Load(options, GetParam());
     ISOBIT_EXPECT_OK(scorer.status());
     std::vector<size_t> order(completions.size());

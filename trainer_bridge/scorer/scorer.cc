@@ -7,14 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "kernels/model/numerics.h"
-#include "kernels/model/rank_shape.h"
 #include "trainer_bridge/scorer/packing.h"
 
 namespace isobit::scorer {
 namespace {
 
 constexpr int kMaxShards = 64;
+constexpr std::chrono::seconds kLogInterval(10);
 
 using Clock = std::chrono::steady_clock;
 
@@ -45,28 +44,29 @@ absl::Status CheckOptions(const ScorerOptions& options, const ModelConfig& confi
 
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                                      const std::string& model_path) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                          OpenModelAs(options.load_format, options.model_root, model_path, ""));
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options.model_root, model_path, ""));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
-  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(model.config, 0, 1));
-  std::unique_ptr<Ops> ops = options.make_ops();
-  return std::unique_ptr<Scorer>(new Scorer(std::move(options), model, shape, std::move(ops)));
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ShardRanks> ranks,
+                          ShardRanks::Create(model.config, {.num_shards = options.num_shards,
+                                                            .first_rank = 0,
+                                                            .num_ranks = options.num_shards,
+                                                            .numerics = options.numerics,
+                                                            .max_context = options.max_context,
+                                                            .chunk_rows = options.chunk_rows,
+                                                            .make_ops = options.make_ops,
+                                                            .make_gather = options.make_gather}));
+  ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(model, 1));
+  return std::unique_ptr<Scorer>(
+      new Scorer(std::move(options), model, std::move(ranks), std::move(weights)));
 }
 
-Scorer::Scorer(ScorerOptions options, const OpenedModel& model, const RankShape& shape,
-               std::unique_ptr<Ops> ops)
+Scorer::Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
+               std::shared_ptr<const ShardedVersion> weights)
     : options_(std::move(options)),
-      layout_(model.config, shape, *ops),
-      rope_(RopeTableOf(model.config, options_.max_context)),
       dtypes_(DTypesOf(model.checkpoint)),
-      gather_group_(options_.num_shards) {
-  weights_ = Cut(model, 1, *ops);
-  for (int rank = 0; rank < options_.num_shards; ++rank) {
-    if (rank > 0) ops = options_.make_ops();
-    ranks_.push_back(std::make_unique<ScoringRank>(layout_, rope_, options_.numerics,
-                                                   std::move(ops), gather_group_.rank(rank)));
-  }
+      ranks_(std::move(ranks)),
+      weights_(std::move(weights)) {
   engine_ = std::thread([this] { Run(); });
 }
 
@@ -125,12 +125,15 @@ void Scorer::Run() {
     });
     if (stopping_ || !fault_.ok()) return;
     const RankItems items = TakeBatch();
-    const std::shared_ptr<const Weights> weights = weights_;
+    const std::shared_ptr<const ShardedVersion> weights = weights_;
     running_ = true;
     lock.unlock();
-    const absl::Status status = ScoreBatch(*weights, items);
+    const Clock::time_point start = Clock::now();
+    const absl::Status status = ranks_->Score(*weights, items);
+    const std::chrono::microseconds time = Since(start);
     if (!status.ok()) Fault(status);
     lock.lock();
+    if (status.ok()) Account(items, time);
     running_ = false;
     DropEndedJobs();
     changed_.notify_all();
@@ -185,25 +188,35 @@ Scorer::RankItems Scorer::TakeBatch() {
   return items;
 }
 
-absl::Status Scorer::ScoreBatch(const Weights& weights, const RankItems& items) {
-  std::vector<absl::Status> statuses(ranks_.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      statuses[rank] = ranks_[rank]->Score(weights.ranks[rank], weights.version, items[rank]);
-      if (!statuses[rank].ok()) gather_group_.Abort(statuses[rank]);
-    });
+void Scorer::Account(const RankItems& items, std::chrono::microseconds time) {
+  ++work_.passes;
+  for (const std::vector<ScoreItem>& rank : items) {
+    for (const ScoreItem& item : rank) work_.tokens += item.input().num_tokens();
   }
-  for (std::thread& thread : threads) thread.join();
-  for (absl::Status& status : statuses) ISOBIT_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
+  work_.passing += time;
+  work_.gathering += ranks_->gather_time();
+  if (Clock::now() - last_log_ < kLogInterval) return;
+  last_log_ = Clock::now();
+  const int64_t passes = work_.passes - logged_.passes;
+  const int64_t tokens = work_.tokens - logged_.tokens;
+  const int64_t passing = std::max<int64_t>(1, (work_.passing - logged_.passing).count());
+  const int64_t gathering = (work_.gathering - logged_.gathering).count();
+  ISOBIT_LOG(Info) << "scored " << tokens << " tokens in " << passes << " passes of "
+                   << passing / passes << " us each, " << tokens * 1'000'000 / passing
+                   << " tokens/s; gathers beside them took " << gathering / passes << " us each";
+  logged_ = work_;
+}
+
+ScorerWork Scorer::work() const {
+  const std::lock_guard lock(mutex_);
+  return work_;
 }
 
 void Scorer::Fault(const absl::Status& status) {
   {
     const std::lock_guard lock(mutex_);
     fault_ = status;
-    EndAllJobs(absl::InternalError(status.message()));
+    EndAllJobs(absl::UnavailableError(status.message()));  // another scorer may do
   }
   if (options_.on_fault) options_.on_fault(status);
 }
@@ -222,7 +235,7 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
     updating_ = true;
   }
   const Clock::time_point start = Clock::now();
-  absl::StatusOr<std::shared_ptr<const Weights>> next = Stage(update, version);
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> next = Stage(update, version);
   const std::chrono::microseconds stage = Since(start);
   absl::StatusOr<WeightUpdateResult> result =
       next.ok() ? Switch(*std::move(next), update) : next.status();
@@ -232,26 +245,15 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
   return result;
 }
 
-absl::StatusOr<std::shared_ptr<const Scorer::Weights>> Scorer::Stage(const WeightUpdate& update,
-                                                                     uint64_t version) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                          OpenModelAs(options_.load_format, options_.model_root, update.model_path,
-                                      update.expected_digest));
+absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const WeightUpdate& update,
+                                                                    uint64_t version) {
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options_.model_root, update.model_path,
+                                                             update.expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
-  const std::unique_ptr<Ops> ops = options_.make_ops();
-  return Cut(model, version, *ops);
+  return ranks_->Cut(model, version);
 }
 
-std::shared_ptr<const Scorer::Weights> Scorer::Cut(const OpenedModel& model, uint64_t version,
-                                                   const Ops& ops) const {
-  auto weights = std::make_shared<Weights>();
-  weights->version.id = version;
-  weights->version.digest = model.digests.checkpoint;
-  weights->ranks = CutIntoShards(layout_, model.checkpoint, ops, options_.num_shards);
-  return weights;
-}
-
-absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const Weights> next,
+absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedVersion> next,
                                                   const WeightUpdate& update) {
   WeightUpdateResult result;
   std::unique_lock lock(mutex_);
@@ -313,22 +315,11 @@ size_t Scorer::shard_bytes() const {
 
 size_t Scorer::largest_block_bytes() const {
   size_t largest = 0;
-  for (int block = 0; block < layout_.num_blocks(); ++block) {
-    largest = std::max(largest, layout_.BlockBytes(block));
+  const WeightLayout& layout = ranks_->layout();
+  for (int block = 0; block < layout.num_blocks(); ++block) {
+    largest = std::max(largest, layout.BlockBytes(block));
   }
   return largest;
-}
-
-int Scorer::resident_blocks() const {
-  int most = 0;
-  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().resident());
-  return most;
-}
-
-int Scorer::peak_blocks() const {
-  int most = 0;
-  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().peak());
-  return most;
 }
 
 }  // namespace isobit::scorer

@@ -20,30 +20,34 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
-#include "common/parallel/thread_group.h"
-#include "kernels/contract/rope.h"
-#include "kernels/model/load_format.h"
-#include "kernels/model/weights.h"
-#include "kernels/ops.h"
 #include "trainer_bridge/scorer/score_job.h"
-#include "trainer_bridge/scorer/scoring_rank.h"
-#include "trainer_bridge/scorer/sharded_weights.h"
+#include "trainer_bridge/scorer/shard_ranks.h"
 
 namespace isobit::scorer {
 
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
-  LoadFormat load_format = LoadFormat::kAuto;
-  int num_shards = 2;  // in [1, 64]
+  int num_shards = 2;      // in [1, 64]
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
   int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
   size_t max_queued_sequences = 16384;  // of all jobs
-  // Makes one rank's backend. Equal options give equal layouts of packed weights.
-  std::function<std::unique_ptr<Ops>()> make_ops;
+  // Of the ranks, as ShardRanksOptions says.
+  size_t chunk_rows = 64;
+  decltype(ShardRanksOptions::make_ops) make_ops;
+  decltype(ShardRanksOptions::make_gather) make_gather = nullptr;
   // Called once, from the engine's thread, when a device or the group of ranks has failed: nothing
   // can be scored any more. May be null.
   std::function<void(const absl::Status&)> on_fault = nullptr;
+};
+
+// What the passes did since the start. Gathers run beside the computation: what they take matters
+// as far as a pass is longer than it would be without.
+struct ScorerWork {
+  int64_t passes = 0;
+  int64_t tokens = 0;                    // of all ranks
+  std::chrono::microseconds passing{0};  // from the start to the end of each pass
+  std::chrono::microseconds gathering{0};  // of it, on the rank where that took longest
 };
 
 struct WeightUpdate {
@@ -94,36 +98,33 @@ class Scorer {
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
-  const ModelConfig& config() const { return layout_.config(); }
+  const ModelConfig& config() const { return ranks_->config(); }
   WeightVersion version() const;
-  const char* ops_name() const { return ranks_[0]->ops().name(); }
+  const char* ops_name() const { return ranks_->ops_name(); }
 
   // Bytes of parameters that one rank keeps.
   size_t shard_bytes() const;
   // Bytes of the largest block (the embedding, a layer or the head).
   size_t largest_block_bytes() const;
   // Full blocks gathered on one rank now, and the most that ever were: the maximum over the ranks.
-  int resident_blocks() const;
-  int peak_blocks() const;
+  int resident_blocks() const { return ranks_->resident_blocks(); }
+  int peak_blocks() const { return ranks_->peak_blocks(); }
+  ScorerWork work() const;
 
  private:
-  // A version of the weights, cut for all ranks.
-  struct Weights {
-    WeightVersion version;
-    std::vector<RankShards> ranks;
-  };
   struct Queued {
     std::shared_ptr<ScoreJob> job;
     size_t next = 0;  // the first sequence that no batch has taken
   };
   using RankItems = std::vector<std::vector<ScoreItem>>;
 
-  Scorer(ScorerOptions options, const OpenedModel& model, const RankShape& shape,
-         std::unique_ptr<Ops> ops);
+  Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
+         std::shared_ptr<const ShardedVersion> weights);
 
   void Run();
   RankItems TakeBatch();
-  absl::Status ScoreBatch(const Weights& weights, const RankItems& items);
+  // Adds a pass to what was done, and logs that from time to time.
+  void Account(const RankItems& items, std::chrono::microseconds time);
   void Fault(const absl::Status& status);
 
   // These hold mutex_.
@@ -132,23 +133,18 @@ class Scorer {
   absl::Status CheckVersion(const ScoreJob& job) const;
   bool HasWork() const;
 
-  absl::StatusOr<std::shared_ptr<const Weights>> Stage(const WeightUpdate& update,
-                                                       uint64_t version);
-  std::shared_ptr<const Weights> Cut(const OpenedModel& model, uint64_t version,
-                                     const Ops& ops) const;
-  absl::StatusOr<WeightUpdateResult> Switch(std::shared_ptr<const Weights> next,
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Stage(const WeightUpdate& update,
+                                                              uint64_t version);
+  absl::StatusOr<WeightUpdateResult> Switch(std::shared_ptr<const ShardedVersion> next,
                                             const WeightUpdate& update);
 
   const ScorerOptions options_;
-  const WeightLayout layout_;
-  const contract::RopeTable rope_;
   const std::map<std::string, DType> dtypes_;
-  ThreadGroup gather_group_;
-  std::vector<std::unique_ptr<ScoringRank>> ranks_;
+  const std::unique_ptr<ShardRanks> ranks_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::shared_ptr<const Weights> weights_;
+  std::shared_ptr<const ShardedVersion> weights_;
   std::deque<Queued> jobs_;                      // admitted and not ended, in order of arrival
   std::vector<std::shared_ptr<ScoreJob>> held_;  // wait for a switch
   bool updating_ = false;   // an update is being staged or waits for its switch
@@ -156,6 +152,9 @@ class Scorer {
   bool running_ = false;    // a batch is being scored
   bool stopping_ = false;
   absl::Status fault_;
+  ScorerWork work_;
+  ScorerWork logged_;  // of work_
+  std::chrono::steady_clock::time_point last_log_;
 
   std::thread engine_;
 };

@@ -14,9 +14,6 @@ namespace {
 // Tokens of a KV page. Whole sequences are computed and nothing is kept, so any size will do.
 constexpr int64_t kPageSize = 64;
 
-// Rows of logits that exist at one time: a long batch times a large vocabulary would not fit.
-constexpr size_t kChunkRows = 64;
-
 // Stops a forward pass between two blocks once nobody wants its results any more.
 class AbandonableWeights final : public WeightSource {
  public:
@@ -37,34 +34,32 @@ class AbandonableWeights final : public WeightSource {
   const absl::Span<const ScoreItem> items_;
 };
 
+}  // namespace
+
 // All sequences end to end, with the pages of each.
-struct Packed {
+struct ScoringRank::Packed {
+  explicit Packed(absl::Span<const ScoreItem> items) {
+    std::vector<size_t> first_page;
+    for (const ScoreItem& item : items) {
+      const ScoreInput& input = item.input();
+      std::vector<int32_t>& ids = batch.ids;
+      batch.sequences.push_back(
+          {.first_row = static_cast<int64_t>(ids.size()), .num_rows = input.num_tokens()});
+      ids.insert(ids.end(), input.prompt.begin(), input.prompt.end());
+      ids.insert(ids.end(), input.completion.begin(), input.completion.end());
+      first_page.push_back(pages.size());
+      pages.resize(pages.size() +
+                   static_cast<size_t>((input.num_tokens() + kPageSize - 1) / kPageSize));
+    }
+    std::iota(pages.begin(), pages.end(), 0);
+    for (size_t s = 0; s < items.size(); ++s) {
+      batch.sequences[s].pages = pages.data() + first_page[s];
+    }
+  }
+
   Batch batch;
   std::vector<int32_t> pages;
 };
-
-Packed Pack(absl::Span<const ScoreItem> items) {
-  Packed packed;
-  std::vector<size_t> first_page;
-  for (const ScoreItem& item : items) {
-    const ScoreInput& input = item.input();
-    std::vector<int32_t>& ids = packed.batch.ids;
-    packed.batch.sequences.push_back(
-        {.first_row = static_cast<int64_t>(ids.size()), .num_rows = input.num_tokens()});
-    ids.insert(ids.end(), input.prompt.begin(), input.prompt.end());
-    ids.insert(ids.end(), input.completion.begin(), input.completion.end());
-    first_page.push_back(packed.pages.size());
-    packed.pages.resize(packed.pages.size() +
-                        static_cast<size_t>((input.num_tokens() + kPageSize - 1) / kPageSize));
-  }
-  std::iota(packed.pages.begin(), packed.pages.end(), 0);
-  for (size_t s = 0; s < items.size(); ++s) {
-    packed.batch.sequences[s].pages = packed.pages.data() + first_page[s];
-  }
-  return packed;
-}
-
-}  // namespace
 
 // What is known of one sequence of the pass.
 struct ScoringRank::Sequence {
@@ -85,31 +80,69 @@ struct ScoringRank::Row {
   }
 };
 
+// What LogProbs says of the rows of a chunk, and the lists that it points to.
+struct ScoringRank::Scored {
+  std::vector<LogProbRow> rows;
+  std::vector<std::vector<TokenCount>> counts;
+  std::vector<std::vector<TokenLogProb>> top;
+};
+
 ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
-                         NumericsMode mode, std::unique_ptr<Ops> ops, Communicator& gathers)
+                         NumericsMode mode, std::unique_ptr<Ops> ops,
+                         std::unique_ptr<BlockGather> gather, size_t chunk_rows)
     : layout_(layout),
       ops_(std::move(ops)),
-      gathers_(gathers),
-      transformer_(layout, rope, mode, *ops_, /*all_reduce=*/nullptr),
-      full_(layout, gathers.size()) {}
+      chunk_rows_(chunk_rows),
+      transformer_(layout, rope, mode, *ops_, nullptr),
+      full_(std::move(gather)) {}
+
+absl::StatusOr<std::byte*> ScoringRank::Reserve(Buffer& buffer, size_t bytes) {
+  if (buffer.bytes < bytes) {
+    buffer = Buffer();  // before its successor is allocated
+    ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->Allocate(bytes));
+    buffer.bytes = bytes;
+  }
+  return buffer.memory.get();
+}
 
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,
                                 absl::Span<const ScoreItem> items) {
-  GatheredPass gathered(shards, gathers_, full_);
-  if (items.empty()) return absl::OkStatus();
-  AbandonableWeights weights(gathered, items);
-  const ModelConfig& config = layout_.config();
+  const Packed packed(items);
+  const absl::Status prepared = items.empty() ? absl::OkStatus() : Prepare(packed);
+  GatheredPass pass(shards, full_);
+  ISOBIT_RETURN_IF_ERROR(prepared);
+  if (!items.empty()) {
+    const absl::Status scored = ScoreItems(packed, version, items, pass);
+    if (!scored.ok() && !absl::IsCancelled(scored)) return scored;
+  }
+  ISOBIT_RETURN_IF_ERROR(pass.Finish());
+  return ops_->Synchronize();  // a pass that was given up may still read `packed`
+}
 
-  const Packed packed = Pack(items);
-  ISOBIT_ASSIGN_OR_RETURN(
-      const KvCache cache,
-      KvCache::Create(config, layout_.shape(), static_cast<int32_t>(packed.pages.size()),
-                      static_cast<int32_t>(kPageSize), /*shared_layers=*/true, *ops_));
-  hidden_.resize(
-      std::max(hidden_.size(), packed.batch.ids.size() * static_cast<size_t>(config.hidden_size)));
-  const absl::Status forward = transformer_.Forward(packed.batch, weights, cache, hidden_.data());
-  if (absl::IsCancelled(forward)) return absl::OkStatus();
-  ISOBIT_RETURN_IF_ERROR(forward);
+absl::Status ScoringRank::Prepare(const Packed& packed) {
+  const ModelConfig& config = layout_.config();
+  const size_t rows = packed.batch.ids.size();
+  const auto width = static_cast<size_t>(config.hidden_size);
+  const auto num_pages = static_cast<int32_t>(packed.pages.size());
+  if (!cache_ || cache_->num_pages() < num_pages) {
+    cache_.reset();
+    ISOBIT_ASSIGN_OR_RETURN(
+        cache_, KvCache::Create(config, layout_.shape(), num_pages, static_cast<int32_t>(kPageSize),
+                                /*shared_layers=*/true, *ops_));
+  }
+  ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(static_cast<int64_t>(rows)));
+  ISOBIT_RETURN_IF_ERROR(Reserve(hidden_, rows * width * sizeof(Bf16)).status());
+  ISOBIT_RETURN_IF_ERROR(Reserve(chunk_hidden_, chunk_rows_ * width * sizeof(Bf16)).status());
+  const auto vocab = static_cast<size_t>(config.vocab_size);
+  return Reserve(logits_, chunk_rows_ * vocab * sizeof(float)).status();
+}
+
+absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& version,
+                                     absl::Span<const ScoreItem> items, GatheredPass& pass) {
+  const ModelConfig& config = layout_.config();
+  AbandonableWeights weights(pass, items);
+  ISOBIT_RETURN_IF_ERROR(transformer_.Forward(packed.batch, weights, *cache_,
+                                              reinterpret_cast<Bf16*>(hidden_.memory.get())));
 
   std::vector<Sequence> sequences;
   std::vector<Row> rows;
@@ -129,47 +162,75 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
     if (sequences[s].rows_left == 0) items[s].job->Deliver(std::move(sequences[s].score));
   }
 
-  std::vector<Row> chunk;
-  for (size_t next = 0; next < rows.size();) {
-    chunk.clear();
-    for (; next < rows.size() && chunk.size() < kChunkRows; ++next) {
+  // From here on the host waits for the ops, so none may wait for a rank that has gone.
+  ISOBIT_RETURN_IF_ERROR(pass.WaitForArrival());
+  size_t next = 0;
+  const auto next_chunk = [&] {
+    std::vector<Row> chunk;
+    for (; next < rows.size() && chunk.size() < chunk_rows_; ++next) {
       if (!rows[next].sequence->item->job->ended()) chunk.push_back(rows[next]);
     }
-    if (!chunk.empty()) ISOBIT_RETURN_IF_ERROR(ScoreRows(chunk, gathered));
+    return chunk;
+  };
+  std::vector<Row> chunk = next_chunk();
+  if (!chunk.empty()) ISOBIT_RETURN_IF_ERROR(LaunchLogits(chunk, pass));
+  while (!chunk.empty()) {
+    Scored scored;
+    ISOBIT_RETURN_IF_ERROR(ScoreRows(chunk, scored));
+    const std::vector<Row> done = std::exchange(chunk, next_chunk());
+    // The next logits are computed while the present results are handed out.
+    if (!chunk.empty()) ISOBIT_RETURN_IF_ERROR(LaunchLogits(chunk, pass));
+    for (size_t r = 0; r < done.size(); ++r) Take(done[r], scored.rows[r]);
   }
   return absl::OkStatus();
 }
 
-absl::Status ScoringRank::ScoreRows(absl::Span<const Row> rows, WeightSource& weights) {
-  const auto vocab = static_cast<size_t>(layout_.config().vocab_size);
+absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource& weights) {
   const auto width = static_cast<size_t>(layout_.config().hidden_size);
-  chunk_hidden_.resize(kChunkRows * width);
-  logits_.resize(kChunkRows * vocab);
-  for (size_t r = 0; r < rows.size(); ++r) {
-    std::copy_n(hidden_.data() + static_cast<size_t>(rows[r].hidden_row) * width, width,
-                chunk_hidden_.data() + r * width);
+  const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.memory.get());
+  const auto first = static_cast<size_t>(rows.front().hidden_row);
+  const Bf16* x = hidden + first * width;
+  // Rows between two prompts follow each other: usually a few runs make a chunk.
+  const auto run_end = [&rows](size_t begin) {
+    size_t end = begin + 1;
+    while (end < rows.size() && rows[end].hidden_row == rows[end - 1].hidden_row + 1) ++end;
+    return end;
+  };
+  if (run_end(0) < rows.size()) {
+    auto* const gathered = reinterpret_cast<Bf16*>(chunk_hidden_.memory.get());
+    for (size_t begin = 0; begin < rows.size();) {
+      const size_t end = run_end(begin);
+      ISOBIT_RETURN_IF_ERROR(ops_->Copy(
+          gathered + begin * width, hidden + static_cast<size_t>(rows[begin].hidden_row) * width,
+          (end - begin) * width * sizeof(Bf16)));
+      begin = end;
+    }
+    x = gathered;
   }
-  ISOBIT_RETURN_IF_ERROR(transformer_.Logits(chunk_hidden_.data(),
-                                             static_cast<int64_t>(rows.size()), weights,
-                                             logits_.data(), static_cast<int64_t>(vocab)));
-
-  std::vector<LogProbRow> work(rows.size());
-  std::vector<std::vector<TokenCount>> counts(rows.size());
-  std::vector<std::vector<TokenLogProb>> top(rows.size());
-  for (size_t r = 0; r < rows.size(); ++r) {
-    work[r] = Prepare(rows[r], counts[r]);
-    top[r].resize(static_cast<size_t>(work[r].top_logprobs));
-    work[r].top = top[r].data();
-    work[r].logits = logits_.data() + r * vocab;
-  }
-  ISOBIT_RETURN_IF_ERROR(ops_->LogProbs({.rows = work.data(),
-                                         .num_rows = static_cast<int64_t>(work.size()),
-                                         .vocab = static_cast<int64_t>(vocab)}));
-  for (size_t r = 0; r < rows.size(); ++r) Take(rows[r], work[r]);
-  return absl::OkStatus();
+  return transformer_.Logits(x, static_cast<int64_t>(rows.size()), weights,
+                             reinterpret_cast<float*>(logits_.memory.get()),
+                             layout_.config().vocab_size);
 }
 
-LogProbRow ScoringRank::Prepare(const Row& row, std::vector<TokenCount>& counts) {
+absl::Status ScoringRank::ScoreRows(absl::Span<const Row> rows, Scored& scored) {
+  const auto vocab = static_cast<size_t>(layout_.config().vocab_size);
+  const auto* const logits = reinterpret_cast<const float*>(logits_.memory.get());
+  scored.rows.resize(rows.size());
+  scored.counts.resize(rows.size());
+  scored.top.resize(rows.size());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    LogProbRow& row = scored.rows[r];
+    row = LogProbsOf(rows[r], scored.counts[r]);
+    scored.top[r].resize(static_cast<size_t>(row.top_logprobs));
+    row.top = scored.top[r].data();
+    row.logits = logits + r * vocab;
+  }
+  return ops_->LogProbs({.rows = scored.rows.data(),
+                         .num_rows = static_cast<int64_t>(rows.size()),
+                         .vocab = static_cast<int64_t>(vocab)});
+}
+
+LogProbRow ScoringRank::LogProbsOf(const Row& row, std::vector<TokenCount>& counts) {
   Sequence& sequence = *row.sequence;
   const ScoreInput& input = sequence.item->input();
   const ScoreOptions& options = sequence.item->job->options();

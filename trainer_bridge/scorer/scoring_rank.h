@@ -5,11 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "common/parallel/communicator.h"
+#include "common/parallel/block_gather.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
@@ -31,10 +32,11 @@ struct ScoreItem {
 // Not thread safe: one pass at a time.
 class ScoringRank {
  public:
-  // `layout`, `rope` and `gathers`, this rank's end of the group that shares the weights, outlive
-  // the object.
+  // `layout` and `rope` outlive the object. gather: this rank's end of the group that shares the
+  // weights; null if it is the only rank. chunk_rows: rows of logits that exist at one time, since
+  // a long batch times a large vocabulary would not fit.
   ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, NumericsMode mode,
-              std::unique_ptr<Ops> ops, Communicator& gathers);
+              std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather, size_t chunk_rows);
 
   // One full pass over `items`, which may be none: the rank then only takes part in the gathers, as
   // all ranks must. Delivers each sequence as it is done. Items whose job has ended are not worked
@@ -42,29 +44,49 @@ class ScoringRank {
   absl::Status Score(const RankShards& shards, const WeightVersion& version,
                      absl::Span<const ScoreItem> items);
 
+  // Makes a pass that runs, and all later ones, fail with `reason`, an error, as soon as it waits
+  // for another rank. Any thread.
+  void Abort(const absl::Status& reason) { full_.Abort(reason); }
+
   const FullBlocks& full_blocks() const { return full_; }
   const Ops& ops() const { return *ops_; }
 
  private:
+  struct Packed;
   struct Sequence;
   struct Row;
+  struct Scored;
 
-  // At most kChunkRows rows, in order within each sequence.
-  absl::Status ScoreRows(absl::Span<const Row> rows, WeightSource& weights);
+  // Memory of the backend that grows and never shrinks.
+  struct Buffer {
+    Memory memory;
+    size_t bytes = 0;
+  };
+  absl::StatusOr<std::byte*> Reserve(Buffer& buffer, size_t bytes);
+
+  // Allocates all that the pass needs: freeing and allocating memory may wait for the device, which
+  // in a pass may wait for another rank.
+  absl::Status Prepare(const Packed& packed);
+  absl::Status ScoreItems(const Packed& packed, const WeightVersion& version,
+                          absl::Span<const ScoreItem> items, GatheredPass& pass);
+  // Launches the logits of at most chunk_rows_ rows, in order within each sequence.
+  absl::Status LaunchLogits(absl::Span<const Row> rows, WeightSource& weights);
+  // Scores the rows of the last LaunchLogits, and waits for that.
+  absl::Status ScoreRows(absl::Span<const Row> rows, Scored& scored);
   // What LogProbs is to do with a row, but for its pointers; `counts` keeps what the row points to.
-  static LogProbRow Prepare(const Row& row, std::vector<TokenCount>& counts);
+  static LogProbRow LogProbsOf(const Row& row, std::vector<TokenCount>& counts);
   static void Take(const Row& row, const LogProbRow& work);
 
   const WeightLayout& layout_;
   const std::unique_ptr<Ops> ops_;
-  Communicator& gathers_;
+  const size_t chunk_rows_;
   Transformer transformer_;
   FullBlocks full_;
 
-  // They grow and never shrink.
-  std::vector<Bf16> hidden_;        // of the pass
-  std::vector<Bf16> chunk_hidden_;  // of the rows being scored
-  std::vector<float> logits_;
+  std::optional<KvCache> cache_;
+  Buffer hidden_;        // [rows of the pass, hidden_size] bf16
+  Buffer chunk_hidden_;  // [chunk_rows, hidden_size]
+  Buffer logits_;        // [chunk_rows, vocab_size] fp32
 };
 
 }  // namespace isobit::scorer

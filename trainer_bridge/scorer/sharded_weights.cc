@@ -1,9 +1,11 @@
-// Cutting, gathering and prefetching of weight blocks. See sharded_weights.h.
+// Cutting of weight blocks, and the order of their gathers. See sharded_weights.h.
 #include "trainer_bridge/scorer/sharded_weights.h"
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -11,14 +13,81 @@
 namespace isobit::scorer {
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kAlignment = 256;
+
+// Blocks that are packed at one time, each on a thread and in host memory of its own.
+constexpr int kMaxPackers = 8;
 
 size_t ShardBytes(size_t block_bytes, int num_ranks) {
   const size_t unit = kAlignment * static_cast<size_t>(num_ranks);
   return (block_bytes + unit - 1) / unit * kAlignment;
 }
 
-size_t LargestBlockBytes(const WeightLayout& layout, int num_ranks) {
+// Hands the blocks of a checkpoint out to threads that pack them and copy their shards.
+class Cutter {
+ public:
+  Cutter(const WeightLayout& layout, const Checkpoint& checkpoint, int num_ranks, int first_rank,
+         absl::Span<const std::unique_ptr<Ops>> ops, std::vector<RankShards>& ranks)
+      : layout_(layout),
+        checkpoint_(checkpoint),
+        block_bytes_(GatheredBytes(layout, num_ranks)),
+        first_rank_(static_cast<size_t>(first_rank)),
+        ops_(ops),
+        ranks_(ranks) {}
+
+  absl::Status Run() {
+    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    std::vector<std::thread> packers;
+    for (int i = 0; i < std::min({kMaxPackers, cores, layout_.num_blocks()}); ++i) {
+      packers.emplace_back([this] { Pack(); });
+    }
+    for (std::thread& packer : packers) packer.join();
+    return status_;
+  }
+
+ private:
+  void Pack() {
+    const AlignedBytes full = AllocateAligned(block_bytes_);
+    while (true) {
+      int block = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        if (!status_.ok() || next_ == layout_.num_blocks()) return;
+        block = next_++;
+      }
+      const size_t bytes = layout_.BlockBytes(block);
+      std::memset(full.get() + bytes, 0, block_bytes_ - bytes);
+      layout_.PackBlock(checkpoint_, *ops_.front(), block, full.get());
+      const std::lock_guard lock(mutex_);  // backends serve one thread at a time
+      if (status_.ok()) status_ = Distribute(block, full.get());
+    }
+  }
+
+  absl::Status Distribute(int block, const std::byte* full) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const size_t bytes = ranks_[r].shard_bytes(block);
+      ISOBIT_RETURN_IF_ERROR(
+          ops_[r]->Copy(ranks_[r].shard(block), full + (first_rank_ + r) * bytes, bytes));
+    }
+    for (const std::unique_ptr<Ops>& ops : ops_) ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
+    return absl::OkStatus();
+  }
+
+  const WeightLayout& layout_;
+  const Checkpoint& checkpoint_;
+  const size_t block_bytes_;
+  const size_t first_rank_;
+  const absl::Span<const std::unique_ptr<Ops>> ops_;
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<RankShards>& ranks_;
+  int next_ = 0;
+  absl::Status status_;
+};
+
+}  // namespace
+
+size_t GatheredBytes(const WeightLayout& layout, int num_ranks) {
   size_t largest = 0;
   for (int block = 0; block < layout.num_blocks(); ++block) {
     const size_t shard = ShardBytes(layout.BlockBytes(block), num_ranks);
@@ -27,106 +96,85 @@ size_t LargestBlockBytes(const WeightLayout& layout, int num_ranks) {
   return largest;
 }
 
-}  // namespace
-
-RankShards::RankShards(const WeightLayout& layout, int num_ranks) {
+absl::StatusOr<RankShards> RankShards::Allocate(const WeightLayout& layout, int num_ranks,
+                                                Ops& ops) {
+  RankShards shards;
+  shards.offsets_.push_back(0);
   for (int block = 0; block < layout.num_blocks(); ++block) {
-    sizes_.push_back(ShardBytes(layout.BlockBytes(block), num_ranks));
-    shards_.push_back(AllocateAligned(sizes_.back()));
+    shards.offsets_.push_back(shards.offsets_.back() +
+                              ShardBytes(layout.BlockBytes(block), num_ranks));
   }
+  ISOBIT_ASSIGN_OR_RETURN(shards.memory_, ops.Allocate(shards.total_bytes()));
+  return shards;
 }
 
-size_t RankShards::total_bytes() const {
-  return std::accumulate(sizes_.begin(), sizes_.end(), size_t{0});
-}
-
-std::vector<RankShards> CutIntoShards(const WeightLayout& layout, const Checkpoint& checkpoint,
-                                      const Ops& ops, int num_ranks) {
+absl::StatusOr<std::vector<RankShards>> CutIntoShards(const WeightLayout& layout,
+                                                      const Checkpoint& checkpoint, int num_ranks,
+                                                      int first_rank,
+                                                      absl::Span<const std::unique_ptr<Ops>> ops) {
   std::vector<RankShards> ranks;
-  for (int rank = 0; rank < num_ranks; ++rank) ranks.emplace_back(layout, num_ranks);
-  const size_t largest = LargestBlockBytes(layout, num_ranks);
-  const AlignedBytes full = AllocateAligned(largest);
-  for (int block = 0; block < layout.num_blocks(); ++block) {
-    std::memset(full.get(), 0, largest);
-    layout.PackBlock(checkpoint, ops, block, full.get());
-    const std::byte* next = full.get();
-    for (RankShards& rank : ranks) {
-      std::memcpy(rank.shard(block), next, rank.shard_bytes(block));
-      next += rank.shard_bytes(block);
-    }
+  for (const std::unique_ptr<Ops>& rank_ops : ops) {
+    ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *rank_ops));
+    ranks.push_back(std::move(shards));
   }
+  ISOBIT_RETURN_IF_ERROR(Cutter(layout, checkpoint, num_ranks, first_rank, ops, ranks).Run());
   return ranks;
 }
 
-FullBlocks::FullBlocks(const WeightLayout& layout, int num_ranks) {
-  for (AlignedBytes& buffer : buffers_) {
-    buffer = AllocateAligned(LargestBlockBytes(layout, num_ranks));
-  }
-}
-
-std::byte* FullBlocks::Fill(int block) {
-  const int now = resident_.fetch_add(1) + 1;
-  ISOBIT_CHECK(now <= kCapacity) << now << " full blocks";
-  peak_.store(std::max(peak_.load(), now));
-  return buffers_[block % kCapacity].get();
-}
-
-void FullBlocks::Drop() { resident_.fetch_sub(1); }
-
-GatheredPass::GatheredPass(const RankShards& shards, Communicator& comm, FullBlocks& full)
-    : shards_(shards), comm_(comm), full_(full), gatherer_([this] { GatherAll(); }) {}
-
-GatheredPass::~GatheredPass() {
-  for (int block = acquired_ + 1; block < shards_.num_blocks(); ++block) {
-    if (!Acquire(block).ok()) break;
-  }
-  gatherer_.join();
-  while (full_.resident() > 0) full_.Drop();
-}
-
 absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {
-  std::unique_lock lock(mutex_);
   ISOBIT_CHECK(block == acquired_ || block == acquired_ + 1)
       << "block " << block << " after block " << acquired_;
-  if (block == acquired_ + 1 && acquired_ >= 0) full_.Drop();
-  acquired_ = block;
-  changed_.notify_all();
-  changed_.wait(lock, [&] { return gathered_ > block || !failure_.ok(); });
-  if (gathered_ > block) return places_[static_cast<size_t>(block)];
-  return failure_;
+  if (full_.gather_ == nullptr) {
+    acquired_ = block;
+    return shards_.shard(block);
+  }
+  if (block == acquired_) return present_;
+  const absl::Status moved = MoveTo(block);
+  if (moved.ok()) {
+    present_ = full_.gather_->Use(block % BlockGather::kPlaces);
+  } else {
+    present_ = moved;
+  }
+  return present_;
 }
 
-void GatheredPass::GatherAll() {
+absl::Status GatheredPass::WaitForArrival() {
+  ISOBIT_CHECK(acquired_ == shards_.num_blocks() - 1) << "acquired block " << acquired_;
+  return full_.gather_ == nullptr ? absl::OkStatus() : full_.gather_->WaitForArrival();
+}
+
+absl::Status GatheredPass::Finish() {
+  if (finished_ || full_.gather_ == nullptr) return absl::OkStatus();
+  finished_ = true;
   absl::Status status;
-  for (int block = 0; block < shards_.num_blocks() && status.ok(); ++block) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return block <= acquired_ + 1; });
-    }
-    status = GatherBlock(block);
+  for (int block = acquired_ + 1; block < shards_.num_blocks() && status.ok(); ++block) {
+    status = MoveTo(block);
   }
-  // A peer may still be reading this rank's last shard.
-  if (status.ok()) status = comm_.Barrier();
-  const std::lock_guard lock(mutex_);
-  failure_ = status;
-  changed_.notify_all();
+  if (status.ok()) status = full_.gather_->Release(acquired_ % BlockGather::kPlaces);
+  if (status.ok()) status = full_.gather_->Finish();
+  while (full_.resident() > 0) Drop();
+  return status;
 }
 
-absl::Status GatheredPass::GatherBlock(int block) {
-  const size_t bytes = shards_.shard_bytes(block);
-  std::byte* const place = full_.Fill(block);
-  ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
-                          comm_.Gather(shards_.shard(block), bytes));
-  std::byte* next = place;
-  for (const void* shard : sent) {
-    std::memcpy(next, shard, bytes);
-    next += bytes;
+absl::Status GatheredPass::MoveTo(int block) {
+  if (block == 0) {
+    ISOBIT_RETURN_IF_ERROR(Start(0));
+  } else {
+    ISOBIT_RETURN_IF_ERROR(full_.gather_->Release(acquired_ % BlockGather::kPlaces));
+    Drop();
   }
-  const std::lock_guard lock(mutex_);
-  places_.push_back(place);
-  gathered_ = block + 1;
-  changed_.notify_all();
-  return absl::OkStatus();
+  acquired_ = block;
+  return block + 1 < shards_.num_blocks() ? Start(block + 1) : absl::OkStatus();
 }
+
+absl::Status GatheredPass::Start(int block) {
+  const int now = full_.resident_.fetch_add(1) + 1;
+  ISOBIT_CHECK(now <= BlockGather::kPlaces) << now << " full blocks";
+  full_.peak_.store(std::max(full_.peak_.load(), now));
+  return full_.gather_->Start(block % BlockGather::kPlaces, shards_.shard(block),
+                              shards_.shard_bytes(block));
+}
+
+void GatheredPass::Drop() { full_.resident_.fetch_sub(1); }
 
 }  // namespace isobit::scorer

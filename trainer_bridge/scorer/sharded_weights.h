@@ -4,103 +4,127 @@
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstddef>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/parallel/communicator.h"
+#include "common/parallel/block_gather.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
 
 namespace isobit::scorer {
 
-// What one rank keeps of every block: the bytes [rank, rank + 1) * shard_bytes(block), the last
-// ones padded with zeros. Immutable once made.
+// Bytes of the largest block put together from `num_ranks` equal shards.
+size_t GatheredBytes(const WeightLayout& layout, int num_ranks);
+
+// What one rank keeps of every block, in its backend's memory: the bytes [rank, rank + 1) *
+// shard_bytes(block), the last ones padded with zeros. Immutable once filled.
 class RankShards {
  public:
-  RankShards(const WeightLayout& layout, int num_ranks);
+  // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
+  static absl::StatusOr<RankShards> Allocate(const WeightLayout& layout, int num_ranks, Ops& ops);
 
-  int num_blocks() const { return static_cast<int>(shards_.size()); }
-  // Equal on all ranks; a multiple of 64.
-  size_t shard_bytes(int block) const { return sizes_[static_cast<size_t>(block)]; }
-  std::byte* shard(int block) { return shards_[static_cast<size_t>(block)].get(); }
-  const std::byte* shard(int block) const { return shards_[static_cast<size_t>(block)].get(); }
+  int num_blocks() const { return static_cast<int>(offsets_.size()) - 1; }
+  // Equal on all ranks; a multiple of 256.
+  size_t shard_bytes(int block) const {
+    return offsets_[static_cast<size_t>(block) + 1] - offsets_[static_cast<size_t>(block)];
+  }
+  std::byte* shard(int block) { return memory_.get() + offsets_[static_cast<size_t>(block)]; }
+  const std::byte* shard(int block) const {
+    return memory_.get() + offsets_[static_cast<size_t>(block)];
+  }
   // Of all blocks together.
-  size_t total_bytes() const;
+  size_t total_bytes() const { return offsets_.back(); }
 
  private:
-  std::vector<size_t> sizes_;
-  std::vector<AlignedBytes> shards_;
+  RankShards() = default;
+
+  std::vector<size_t> offsets_;  // [num_blocks + 1]
+  Memory memory_;
 };
 
-// Packs each block of a checkpoint that ValidateCheckpoint has accepted and cuts it into the shards
-// of `num_ranks` ranks. Needs one full block beside the result.
-std::vector<RankShards> CutIntoShards(const WeightLayout& layout, const Checkpoint& checkpoint,
-                                      const Ops& ops, int num_ranks);
+// Packs each block of a checkpoint that ValidateCheckpoint has accepted, cuts it into the shards of
+// `num_ranks` ranks, and gives those of the ranks first_rank, first_rank + 1, ... to `ops`, one
+// backend a rank, which nothing else uses meanwhile. Needs a few full blocks of host memory beside
+// the result. Errors: RESOURCE_EXHAUSTED, or the backend's.
+absl::StatusOr<std::vector<RankShards>> CutIntoShards(const WeightLayout& layout,
+                                                      const Checkpoint& checkpoint, int num_ranks,
+                                                      int first_rank,
+                                                      absl::Span<const std::unique_ptr<Ops>> ops);
 
-// One rank's room for full blocks: two, each as large as the largest block. Outlives the passes
-// that use it, so that they need not allocate.
+// One rank's full blocks: how they are gathered, and how many there are. Outlives the passes that
+// use it, which follow each other.
 class FullBlocks {
  public:
-  static constexpr int kCapacity = 2;
+  // gather: null if there is one rank, whose shards are the blocks.
+  explicit FullBlocks(std::unique_ptr<BlockGather> gather) : gather_(std::move(gather)) {}
 
-  FullBlocks(const WeightLayout& layout, int num_ranks);
-
-  // Blocks that are gathered, or being gathered, right now; and the most that ever were.
-  // INVARIANT: never above kCapacity (ShardedWeightsTest.AtMostTwoFullBlocksAreResident).
+  // Blocks that are gathered, or being gathered, right now; and the most that ever were. None with
+  // one rank.
+  // INVARIANT: never above BlockGather::kPlaces
+  // (ShardedWeightsTest.AtMostTwoFullBlocksAreResident).
   int resident() const { return resident_.load(); }
   int peak() const { return peak_.load(); }
 
+  // How long the last pass's gathers took, beside its computation or not.
+  std::chrono::microseconds gather_time() const {
+    return gather_ == nullptr ? std::chrono::microseconds(0) : gather_->busy();
+  }
+
+  // Ends the group of ranks. Any thread; `reason` is an error.
+  void Abort(const absl::Status& reason) {
+    if (gather_ != nullptr) gather_->Abort(reason);
+  }
+
  private:
   friend class GatheredPass;
-  std::byte* Fill(int block);  // counts one more, and gives the place for it
-  void Drop();                 // counts one less
 
-  AlignedBytes buffers_[kCapacity];
+  const std::unique_ptr<BlockGather> gather_;
   std::atomic<int> resident_{0};
   std::atomic<int> peak_{0};
 };
 
-// One rank's weights during one forward pass. A thread of its own gathers the blocks in order, the
-// next one while the present one is used; a block's room is free again once the block after it is
-// acquired. All ranks make their passes in the same order and each takes part in every gather, also
-// a rank with nothing to compute: it just destroys its pass.
+// One rank's weights during one forward pass: the next block is gathered while the present one is
+// used; a block's room is free again once the block after it is acquired. All ranks make their
+// passes in the same order and each takes part in every gather, also a rank with nothing to
+// compute: it just finishes its pass. Used from one thread.
 class GatheredPass final : public WeightSource {
  public:
-  // All arguments outlive the object. No other pass uses `comm` or `full` meanwhile. The shards of
-  // all ranks of `comm` are of one version.
-  GatheredPass(const RankShards& shards, Communicator& comm, FullBlocks& full);
+  // All arguments outlive the object. The shards of all ranks are of one version.
+  GatheredPass(const RankShards& shards, FullBlocks& full) : shards_(shards), full_(full) {}
   GatheredPass(const GatheredPass&) = delete;
   GatheredPass& operator=(const GatheredPass&) = delete;
-  // Takes part in the gathers that are left, and waits for all ranks to have done so.
-  ~GatheredPass() override;
+  ~GatheredPass() override { static_cast<void>(Finish()); }
 
-  // `block` is the last acquired one or the one after it. Fails when the group is aborted.
+  // `block` is the last acquired one or the one after it. The bytes are there for ops launched from
+  // now on. Errors: as BlockGather's.
   absl::StatusOr<const std::byte*> Acquire(int block) override;
   void Release(int /*block*/) override {}
 
+  // Waits until no op that has been launched depends on another rank any more. All blocks are
+  // acquired.
+  absl::Status WaitForArrival();
+
+  // Takes part in the gathers that are left, and waits until no rank needs this one's shards any
+  // more. Nothing is acquired after it.
+  absl::Status Finish();
+
  private:
-  void GatherAll();
-  absl::Status GatherBlock(int block);
+  // Frees the present block's room and starts the gather of the block after `block`.
+  absl::Status MoveTo(int block);
+  absl::Status Start(int block);
+  void Drop();
 
   const RankShards& shards_;
-  Communicator& comm_;
   FullBlocks& full_;
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  int acquired_ = -1;  // the last block asked for
-  int gathered_ = 0;   // blocks below it have arrived
-  absl::Status failure_;
-  std::vector<const std::byte*> places_;  // of the gathered blocks
-
-  std::thread gatherer_;
+  int acquired_ = -1;  // the last block moved to
+  bool finished_ = false;
+  absl::StatusOr<const std::byte*> present_ = nullptr;  // the acquired block
 };
 
 }  // namespace isobit::scorer

@@ -1,0 +1,187 @@
+// The scorer on GPUs gives the CPU's bits, on one GPU and on shards that NCCL gathers, and ends
+// when a GPU fails.
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cuda/device_info.h"
+#include "tests/support/forwarding_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+#include "tests/trainer_bridge/scorer/scoring_fixture.h"
+#include "trainer_bridge/scorer/rank_backend.h"
+
+namespace isobit::scorer {
+namespace {
+
+using testing_support::StatusIs;
+
+// Bits of each sequence's score, by index.
+using AllBits = std::vector<std::vector<uint32_t>>;
+
+std::vector<int> Devices(int count) {
+  std::vector<int> devices;
+  for (int device = 0; device < count; ++device) devices.push_back(device);
+  return devices;
+}
+
+// The numbers of shards that this machine has GPUs for.
+std::vector<int> ShardCounts() {
+  std::vector<int> counts;
+  for (const int count : {1, 2, 4, 8}) {
+    if (cuda::GetDeviceInfo(count - 1).ok()) counts.push_back(count);
+  }
+  return counts;
+}
+
+RankBackend CpuBackend() {
+  return {.make_ops = [](int) { return MakeCpuOps({.num_threads = 2}); }};
+}
+
+RankBackend CudaBackend(int shards) {
+  absl::StatusOr<RankBackend> backend =
+      MakeCudaBackend({.devices = Devices(shards), .num_shards = shards});
+  EXPECT_THAT(backend, testing_support::IsOk());
+  return *std::move(backend);
+}
+
+// Fails once it is told to.
+class FailingOps final : public testing_support::ForwardingOps {
+ public:
+  FailingOps(std::unique_ptr<Ops> ops, const std::atomic<bool>& fail)
+      : ForwardingOps(std::move(ops)), fail_(fail) {}
+  absl::Status Attention(const AttentionArgs& args) override {
+    return fail_ ? absl::InternalError("the device is lost") : ForwardingOps::Attention(args);
+  }
+
+ private:
+  const std::atomic<bool>& fail_;
+};
+
+class ScorerCudaTest : public testing::TestWithParam<Architecture> {
+ protected:
+  ScorerCudaTest() : config_(testing_support::TinyConfig(GetParam())) {
+    testing_support::WriteTinyModel(config_, 11, dir_.File("model"));
+    testing_support::WriteTinyModel(config_, 12, dir_.File("next"));
+    options_.model_root = dir_.path();
+    options_.max_batch_tokens = 4096;
+  }
+
+  void SetUp() override {
+    if (const auto device = cuda::GetDeviceInfo(0); !device.ok()) {
+      GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << device.status().message();
+    }
+  }
+
+  std::unique_ptr<Scorer> Load(int shards, RankBackend backend) {
+    options_.num_shards = shards;
+    options_.make_ops = std::move(backend.make_ops);
+    options_.make_gather = std::move(backend.make_gather);
+    absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options_, "model");
+    EXPECT_THAT(scorer, testing_support::IsOk());
+    return std::move(*scorer);
+  }
+
+  AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs,
+                const ScoreOptions& options) {
+    const Submitted submitted = MakeJob(inputs, options);
+    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
+    ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
+    AllBits bits;
+    for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
+    EXPECT_EQ(bits.size(), inputs.size());
+    return bits;
+  }
+
+  const testing_support::TempDir dir_;
+  const ModelConfig config_;
+  ScorerOptions options_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Architectures, ScorerCudaTest,
+                         testing::Values(Architecture::kLlama, Architecture::kMistral,
+                                         Architecture::kQwen2, Architecture::kQwen3),
+                         [](const auto& info) { return ArchitectureName(info.param); });
+
+// INVARIANT: a GPU scores with the CPU's bits, on any number of shards, in any batch and chunk.
+TEST_P(ScorerCudaTest, ShardsOnGpusGiveTheCpusBits) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 24, 150);
+  ScoreOptions raw = FullOptions();
+  raw.raw = true;
+  const std::vector<ScoreOptions> all_options = {FullOptions(), raw, ScoreOptions()};
+  std::vector<AllBits> expected;
+  const auto cpu = Load(1, CpuBackend());
+  for (const ScoreOptions& options : all_options) expected.push_back(Score(*cpu, inputs, options));
+  for (const int shards : ShardCounts()) {
+    for (const int64_t max_batch_tokens : {1, 200, 4096}) {
+      options_.max_batch_tokens = max_batch_tokens;
+      options_.chunk_rows = max_batch_tokens == 200 ? 7 : 512;
+      const auto gpu = Load(shards, CudaBackend(shards));
+      for (size_t i = 0; i < all_options.size(); ++i) {
+        EXPECT_EQ(Score(*gpu, inputs, all_options[i]), expected[i])
+            << shards << " shards, " << max_batch_tokens << " tokens, options " << i;
+      }
+      EXPECT_EQ(gpu->peak_blocks(), shards > 1 ? 2 : 0);
+      EXPECT_EQ(gpu->resident_blocks(), 0);
+    }
+  }
+}
+
+TEST_P(ScorerCudaTest, NewWeightsServeAfterAnUpdate) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 8, 60);
+  const auto cpu = Load(1, CpuBackend());
+  const AllBits before = Score(*cpu, inputs, FullOptions());
+  ISOBIT_ASSERT_OK(cpu->UpdateWeights({.model_path = "next"}));
+  const AllBits after = Score(*cpu, inputs, FullOptions());
+  EXPECT_NE(before, after);
+  for (const int shards : ShardCounts()) {
+    const auto gpu = Load(shards, CudaBackend(shards));
+    EXPECT_EQ(Score(*gpu, inputs, FullOptions()), before) << shards << " shards";
+    ISOBIT_ASSERT_OK(gpu->UpdateWeights({.model_path = "next"}));
+    EXPECT_EQ(Score(*gpu, inputs, FullOptions()), after) << shards << " shards";
+  }
+}
+
+// The other ranks, which wait for the failed one's blocks or not, end too.
+TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 3, 8, 60);
+  for (const int shards : ShardCounts()) {
+    std::atomic<bool> fail = false;
+    std::promise<absl::Status> fault;
+    options_.on_fault = [&](const absl::Status& status) { fault.set_value(status); };
+    RankBackend backend = CudaBackend(shards);
+    std::vector<Ops*> inner(static_cast<size_t>(shards));
+    const RankBackend plain = backend;
+    backend.make_ops = [&](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
+      auto ops = plain.make_ops(rank);
+      if (!ops.ok() || rank != shards - 1) return ops;
+      if (inner.back() == nullptr) inner.back() = ops->get();  // the first one is the rank's
+      return std::make_unique<FailingOps>(*std::move(ops), fail);
+    };
+    if (shards > 1) {
+      backend.make_gather = [&](int rank, Ops& ops, size_t bytes) {
+        return plain.make_gather(rank, rank == shards - 1 ? *inner.back() : ops, bytes);
+      };
+    }
+    const auto gpu = Load(shards, backend);
+    EXPECT_EQ(Score(*gpu, inputs, FullOptions()).size(), inputs.size());
+    fail = true;
+    const Submitted submitted = MakeJob(inputs, FullOptions());
+    ISOBIT_ASSERT_OK(gpu->Submit(submitted.job));
+    std::future<absl::Status> status = fault.get_future();
+    ASSERT_EQ(status.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+    EXPECT_THAT(status.get(),
+                StatusIs(absl::StatusCode::kInternal, testing::HasSubstr("the device is lost")));
+    EXPECT_THAT(gpu->Submit(MakeJob(inputs, FullOptions()).job),
+                StatusIs(absl::StatusCode::kUnavailable, testing::_));
+  }
+}
+
+}  // namespace
+}  // namespace isobit::scorer

@@ -1,0 +1,12 @@
+// In place of cuda_backend.cc, in builds without CUDA.
+#include "absl/status/status.h"
+#include "trainer_bridge/scorer/rank_backend.h"
+
+namespace isobit::scorer {
+
+absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*/) {
+  return absl::UnimplementedError(
+      "--backend=cuda: this isobit-scorer was built without CUDA (make build-gpu)");
+}
+
+}  // namespace isobit::scorer

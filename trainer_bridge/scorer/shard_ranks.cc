@@ -1,0 +1,122 @@
+// See shard_ranks.h.
+#include "trainer_bridge/scorer/shard_ranks.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/parallel/host_block_gather.h"
+#include "kernels/model/numerics.h"
+#include "kernels/model/rank_shape.h"
+
+namespace isobit::scorer {
+namespace {
+
+// Runs `job` for 0 .. count - 1, each on a thread of its own; the first error in that order.
+absl::Status OnThreads(size_t count, const std::function<absl::Status(size_t)>& job) {
+  std::vector<absl::Status> statuses(count);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] { statuses[i] = job(i); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (absl::Status& status : statuses) ISOBIT_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardRanks>> ShardRanks::Create(const ModelConfig& config,
+                                                               ShardRanksOptions options) {
+  std::unique_ptr<ShardRanks> ranks(new ShardRanks(config, std::move(options)));
+  ISOBIT_RETURN_IF_ERROR(ranks->Init(config));
+  return ranks;
+}
+
+ShardRanks::ShardRanks(const ModelConfig& config, ShardRanksOptions options)
+    : options_(std::move(options)),
+      rope_(RopeTableOf(config, options_.max_context)),
+      host_group_(options_.num_ranks) {}
+
+absl::StatusOr<std::vector<std::unique_ptr<Ops>>> ShardRanks::MakeOps() const {
+  std::vector<std::unique_ptr<Ops>> all;
+  for (int rank = 0; rank < options_.num_ranks; ++rank) {
+    ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, options_.make_ops(rank));
+    all.push_back(std::move(ops));
+  }
+  return all;
+}
+
+absl::Status ShardRanks::Init(const ModelConfig& config) {
+  ISOBIT_CHECK(options_.make_gather || options_.num_ranks == options_.num_shards)
+      << "ranks of several processes without something that gathers between them";
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Ops>> ops, MakeOps());
+  layout_ = std::make_unique<const WeightLayout>(config, shape, *ops.front());
+  const size_t block_bytes = GatheredBytes(*layout_, options_.num_shards);
+  std::vector<std::unique_ptr<BlockGather>> gathers(ops.size());
+  if (options_.num_shards > 1) {
+    ISOBIT_RETURN_IF_ERROR(OnThreads(ops.size(), [&](size_t i) -> absl::Status {
+      const int rank = static_cast<int>(i);
+      if (options_.make_gather) {
+        ISOBIT_ASSIGN_OR_RETURN(gathers[i], options_.make_gather(rank, *ops[i], block_bytes));
+      } else {
+        gathers[i] = std::make_unique<HostBlockGather>(host_group_.rank(rank), block_bytes);
+      }
+      return absl::OkStatus();
+    }));
+  }
+  for (size_t i = 0; i < ops.size(); ++i) {
+    ranks_.push_back(std::make_unique<ScoringRank>(*layout_, rope_, options_.numerics,
+                                                   std::move(ops[i]), std::move(gathers[i]),
+                                                   options_.chunk_rows));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(const OpenedModel& model,
+                                                                      uint64_t version) const {
+  auto weights = std::make_shared<ShardedVersion>();
+  weights->version.id = version;
+  weights->version.digest = model.digests.checkpoint;
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Ops>> ops, MakeOps());
+  ISOBIT_ASSIGN_OR_RETURN(
+      weights->ranks,
+      CutIntoShards(*layout_, model.checkpoint, options_.num_shards, options_.first_rank, ops));
+  return weights;
+}
+
+absl::Status ShardRanks::Score(const ShardedVersion& weights,
+                               absl::Span<const std::vector<ScoreItem>> items) {
+  return OnThreads(ranks_.size(), [&](size_t i) {
+    absl::Status status = ranks_[i]->Score(weights.ranks[i], weights.version, items[i]);
+    if (!status.ok()) Abort(status);
+    return status;
+  });
+}
+
+void ShardRanks::Abort(const absl::Status& reason) {
+  for (const auto& rank : ranks_) rank->Abort(reason);
+}
+
+int ShardRanks::resident_blocks() const {
+  int most = 0;
+  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().resident());
+  return most;
+}
+
+int ShardRanks::peak_blocks() const {
+  int most = 0;
+  for (const auto& rank : ranks_) most = std::max(most, rank->full_blocks().peak());
+  return most;
+}
+
+std::chrono::microseconds ShardRanks::gather_time() const {
+  std::chrono::microseconds longest(0);
+  for (const auto& rank : ranks_) longest = std::max(longest, rank->full_blocks().gather_time());
+  return longest;
+}
+
+}  // namespace isobit::scorer

@@ -1,0 +1,97 @@
+// The shard ranks of this process: their backends, their parts of every version of the weights, and
+// their passes, one thread a rank. Not here: which sequences a pass scores, and the ranks of other
+// processes.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/opened_model.h"
+#include "common/parallel/block_gather.h"
+#include "common/parallel/thread_group.h"
+#include "kernels/contract/rope.h"
+#include "kernels/model/weights.h"
+#include "kernels/ops.h"
+#include "trainer_bridge/scorer/scoring_rank.h"
+#include "trainer_bridge/scorer/sharded_weights.h"
+
+namespace isobit::scorer {
+
+struct ShardRanksOptions {
+  int num_shards = 2;  // of all processes, in [1, 64]
+  int first_rank = 0;
+  int num_ranks = 2;  // of this process: [first_rank, first_rank + num_ranks)
+  NumericsMode numerics = NumericsMode::kTree;
+  int64_t max_context = 0;  // positions of one sequence, more than 0
+  size_t chunk_rows = 64;   // rows of logits that exist at one time on one rank
+
+  // Makes the backend of one rank of this process; `local_rank` counts from 0. Called again for
+  // each version of the weights, so that packing does not disturb passes. All backends give equal
+  // layouts of packed weights.
+  std::function<absl::StatusOr<std::unique_ptr<Ops>>(int local_rank)> make_ops;
+  // Makes what gathers blocks of at most `block_bytes` for such a backend; called for all ranks
+  // concurrently, if there is more than one. Null: all ranks are threads of this process and
+  // compute in host memory.
+  std::function<absl::StatusOr<std::unique_ptr<BlockGather>>(int local_rank, Ops& ops,
+                                                             size_t block_bytes)>
+      make_gather = nullptr;
+};
+
+// A version of the weights, cut for this process's ranks.
+struct ShardedVersion {
+  WeightVersion version;
+  std::vector<RankShards> ranks;
+};
+
+class ShardRanks {
+ public:
+  // Errors: as the makers'.
+  static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelConfig& config,
+                                                            ShardRanksOptions options);
+  ShardRanks(const ShardRanks&) = delete;
+  ShardRanks& operator=(const ShardRanks&) = delete;
+
+  // Packs and cuts weights of this model, which ValidateCheckpoint has accepted. Any thread, even
+  // while a pass runs. Errors: as CutIntoShards.
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(const OpenedModel& model,
+                                                            uint64_t version) const;
+
+  // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error, of a
+  // device or of the group, is final.
+  absl::Status Score(const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> items);
+
+  // Makes the pass that runs, and all later ones, fail with `reason`, an error. Any thread.
+  void Abort(const absl::Status& reason);
+
+  const ShardRanksOptions& options() const { return options_; }
+  const ModelConfig& config() const { return layout_->config(); }
+  const WeightLayout& layout() const { return *layout_; }
+  const char* ops_name() const { return ranks_.front()->ops().name(); }
+  // Full blocks on one rank now, and the most that ever were: the maximum over the ranks.
+  int resident_blocks() const;
+  int peak_blocks() const;
+  // How long the gathers of the last pass took on the slowest rank.
+  std::chrono::microseconds gather_time() const;
+
+ private:
+  ShardRanks(const ModelConfig& config, ShardRanksOptions options);
+  absl::StatusOr<std::vector<std::unique_ptr<Ops>>> MakeOps() const;
+  absl::Status Init(const ModelConfig& config);
+
+  const ShardRanksOptions options_;
+  const contract::RopeTable rope_;
+  ThreadGroup host_group_;  // without make_gather
+  std::unique_ptr<const WeightLayout> layout_;
+  std::vector<std::unique_ptr<ScoringRank>> ranks_;
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
