@@ -33,6 +33,7 @@ namespace isobit {
 
 struct EngineOptions {
   std::string model_root;  // weights come from directories below it
+  LoadFormat load_format = LoadFormat::kAuto;
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
   SamplingLimits sampling;               // vocab_size is taken from the model

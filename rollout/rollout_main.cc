@@ -23,6 +23,8 @@
 
 ABSL_FLAG(std::string, model_root, ".", "Directory below which all models lie.");
 ABSL_FLAG(std::string, model, "", "Model directory to serve, relative to --model_root. Required.");
+ABSL_FLAG(std::string, load_format, "auto",
+          "auto: weights from safetensors; dummy: random ones for config.json, from a seed.");
 ABSL_FLAG(int, tp_size, 4, "Tensor-parallel ranks, one thread each: 1, 2, 4 or 8.");
 ABSL_FLAG(std::string, numerics, "tree",
           "tree (the contract), or for contrast batch_invariant or vanilla.");
@@ -87,6 +89,7 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
 
   EngineOptions options;
   options.model_root = absl::GetFlag(FLAGS_model_root);
+  ISOBIT_ASSIGN_OR_RETURN(options.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
   options.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
   ISOBIT_ASSIGN_OR_RETURN(options.runner.mode, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
   options.runner.page_size = absl::GetFlag(FLAGS_page_size);

@@ -10,19 +10,20 @@
 namespace isobit {
 namespace {
 
-absl::StatusOr<OpenedModel> OpenReplacement(const std::string& model_root,
+absl::StatusOr<OpenedModel> OpenReplacement(LoadFormat format, const std::string& model_root,
                                             const std::string& model_path,
                                             const std::string& expected_digest,
                                             const ModelConfig& config,
                                             const std::map<std::string, DType>& dtypes) {
-  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model, OpenModel(model_root, model_path, expected_digest));
+  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model,
+                          OpenModelAs(format, model_root, model_path, expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config, dtypes));
   return model;
 }
 
 }  // namespace
 
-absl::StatusOr<StagedWeights> StageWeights(const std::string& model_root,
+absl::StatusOr<StagedWeights> StageWeights(LoadFormat format, const std::string& model_root,
                                            const std::string& model_path,
                                            const std::string& expected_digest,
                                            const ModelConfig& config,
@@ -30,7 +31,7 @@ absl::StatusOr<StagedWeights> StageWeights(const std::string& model_root,
                                            const ModelRunner& runner) {
   ISOBIT_LOG(Info) << "reading and checking the weights in " << model_path;
   absl::StatusOr<OpenedModel> model =
-      OpenReplacement(model_root, model_path, expected_digest, config, dtypes);
+      OpenReplacement(format, model_root, model_path, expected_digest, config, dtypes);
   if (!model.ok()) {
     return absl::Status(model.status().code(), absl::StrCat("model_path \"", model_path,
                                                             "\": ", model.status().message()));

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/opened_model.h"
+#include "kernels/model/load_format.h"
 #include "rollout/model_runner.h"
 
 namespace isobit {
@@ -21,8 +22,8 @@ struct StagedWeights {
 
 // Stages the model directory `model_path`, relative to `model_root`, to replace weights of `config`
 // and `dtypes` (empty: there are none yet). `expected_digest`: empty skips that check. Errors name
-// path and tensor: those of OpenModel and CheckReplacement.
-absl::StatusOr<StagedWeights> StageWeights(const std::string& model_root,
+// path and tensor: those of OpenModelAs and CheckReplacement.
+absl::StatusOr<StagedWeights> StageWeights(LoadFormat format, const std::string& model_root,
                                            const std::string& model_path,
                                            const std::string& expected_digest,
                                            const ModelConfig& config,

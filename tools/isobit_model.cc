@@ -30,6 +30,7 @@ constexpr char kUsage[] =
     "isobit-model: makes, inspects, verifies and damages model directories.\n\n"
     "  isobit-model make SHAPE DIR [--seed=N]          random weights of a named shape\n"
     "  isobit-model make --config=FILE DIR [--seed=N]  random weights for a config.json\n"
+    "  isobit-model config SHAPE DIR [--seed=N]        no weights: --load_format=dummy makes them\n"
     "  isobit-model inspect DIR    shape, fingerprints, tensors with digests, leaf plan per TP "
     "size\n"
     "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
@@ -102,17 +103,29 @@ class Progress {
 
 // The commands return what they print.
 
-absl::StatusOr<std::string> Make(const Arguments& arguments) {
+absl::StatusOr<std::string> MakeWith(const Arguments& arguments,
+                                     absl::Status (*make)(const ModelConfig&, uint64_t seed,
+                                                          const std::string& directory)) {
   uint64_t seed = 0;
   if (arguments.seed) ISOBIT_RETURN_IF_ERROR(ParseNumber("--seed", *arguments.seed, seed));
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, arguments.config
                                                         ? ConfigFromFile(*arguments.config)
                                                         : NamedModelShape(arguments.positional[0]));
   const std::string& directory = arguments.positional.back();
-  RandomModelOptions options;
-  options.on_progress = Progress();
-  ISOBIT_RETURN_IF_ERROR(MakeRandomModel(config, seed, directory, options));
+  ISOBIT_RETURN_IF_ERROR(make(config, seed, directory));
   return absl::StrCat("made ", directory, " from seed ", seed, "\n");
+}
+
+absl::StatusOr<std::string> Make(const Arguments& arguments) {
+  return MakeWith(arguments, [](const ModelConfig& config, uint64_t seed, const std::string& dir) {
+    RandomModelOptions options;
+    options.on_progress = Progress();
+    return MakeRandomModel(config, seed, dir, options);
+  });
+}
+
+absl::StatusOr<std::string> MakeConfig(const Arguments& arguments) {
+  return MakeWith(arguments, MakeDummyModel);
 }
 
 absl::StatusOr<std::string> InspectOrVerify(const std::string& directory, bool inspect) {
@@ -145,8 +158,11 @@ struct Command {
   size_t num_positional;
   absl::StatusOr<std::string> (*run)(const Arguments& arguments);
 };
-constexpr Command kCommands[] = {
-    {"make", 2, Make}, {"inspect", 1, Inspect}, {"verify", 1, Verify}, {"flip-bit", 5, Flip}};
+constexpr Command kCommands[] = {{"make", 2, Make},
+                                 {"config", 2, MakeConfig},
+                                 {"inspect", 1, Inspect},
+                                 {"verify", 1, Verify},
+                                 {"flip-bit", 5, Flip}};
 
 int UsageError(absl::string_view what) {
   absl::FPrintF(stderr, "isobit-model: %s\nTry --help.\n", what);
@@ -164,9 +180,9 @@ int Run(const std::vector<std::string>& words) {
   if (command == std::end(kCommands)) return UsageError(absl::StrCat("unknown command ", words[0]));
   const absl::StatusOr<Arguments> arguments = ParseArguments({words.begin() + 1, words.end()});
   if (!arguments.ok()) return UsageError(arguments.status().message());
-  const bool makes = command->run == Make;
+  const bool makes = command->run == Make || command->run == MakeConfig;
   if (!makes && (arguments->seed || arguments->config)) {
-    return UsageError("--seed and --config are for make");
+    return UsageError("--seed and --config are for make and config");
   }
   const size_t expected = command->num_positional - (arguments->config ? 1 : 0);
   if (arguments->positional.size() != expected) {

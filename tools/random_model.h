@@ -22,13 +22,14 @@ struct RandomModelOptions {
 };
 
 // Writes a directory that Hugging Face transformers loads: config.json, generation_config.json and
-// bf16 safetensors. Each weight is a function of seed, tensor name and index alone, so the bytes
-// are the same on every machine and for every file size. The scales keep activations near 1 and
-// spread the logits by about 2.5, so that distributions are neither flat nor certain. Creates
-// `directory` if need be. INVALID_ARGUMENT: as WriteConfigJson. ALREADY_EXISTS: `directory` is not
-// empty.
+// bf16 safetensors of RandomTensor (kernels/model/random_weights.h), the same bytes on every
+// machine and for every file size. Creates `directory` if need be. INVALID_ARGUMENT: as
+// WriteConfigJson. ALREADY_EXISTS: `directory` is not empty.
 absl::Status MakeRandomModel(const ModelConfig& config, uint64_t seed, const std::string& directory,
                              const RandomModelOptions& options = {});
+
+// Likewise without the safetensors: for load_format dummy, which makes the same weights.
+absl::Status MakeDummyModel(const ModelConfig& config, uint64_t seed, const std::string& directory);
 
 // Creates `directory`, with its parents, if need be. ALREADY_EXISTS: it is not empty.
 absl::Status CreateEmptyDirectory(const std::string& directory);

@@ -69,6 +69,11 @@ absl::Status CheckAgainstIndex(const std::map<std::string, std::string>& shard_o
   return absl::OkStatus();
 }
 
+void SortByName(std::vector<Tensor>& tensors) {
+  std::sort(tensors.begin(), tensors.end(),
+            [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
+}
+
 }  // namespace
 
 absl::Status Checkpoint::AddFile(const std::string& directory, const std::string& name,
@@ -118,8 +123,14 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory, const 
     }
     ISOBIT_RETURN_IF_ERROR(CheckAgainstIndex(shard_of, file_of));
   }
-  std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(),
-            [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
+  SortByName(checkpoint.tensors_);
+  return checkpoint;
+}
+
+Checkpoint Checkpoint::Of(std::vector<Tensor> tensors) {
+  Checkpoint checkpoint;
+  checkpoint.tensors_ = std::move(tensors);
+  SortByName(checkpoint.tensors_);
   return checkpoint;
 }
 

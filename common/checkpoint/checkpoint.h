@@ -27,6 +27,9 @@ class Checkpoint {
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const std::string& root = "");
 
+  // Of tensors that live elsewhere, and outlive it, or that generate their elements.
+  static Checkpoint Of(std::vector<Tensor> tensors);
+
   // Sorted by name.
   const std::vector<Tensor>& tensors() const { return tensors_; }
 

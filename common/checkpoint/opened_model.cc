@@ -32,12 +32,19 @@ absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::
   ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
   ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
   CheckpointDigests digests = DigestCheckpoint(checkpoint);
-  if (!expected_digest.empty() && digests.checkpoint != expected_digest) {
-    return absl::FailedPreconditionError(absl::StrCat("weights in ", model_path, " have digest ",
-                                                      digests.checkpoint, ", expected ",
-                                                      expected_digest));
+  OpenedModel model{std::move(config), std::move(checkpoint), std::move(digests)};
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(model, model_path, expected_digest));
+  return model;
+}
+
+absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,
+                         const std::string& expected_digest) {
+  if (expected_digest.empty() || model.digests.checkpoint == expected_digest) {
+    return absl::OkStatus();
   }
-  return OpenedModel{std::move(config), std::move(checkpoint), std::move(digests)};
+  return absl::FailedPreconditionError(absl::StrCat("weights in ", model_path, " have digest ",
+                                                    model.digests.checkpoint, ", expected ",
+                                                    expected_digest));
 }
 
 std::map<std::string, DType> DTypesOf(const Checkpoint& checkpoint) {

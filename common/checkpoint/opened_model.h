@@ -27,9 +27,13 @@ struct OpenedModel {
 // The model in `model_path`, relative to `model_root`, which neither it nor its files may leave. If
 // `expected_digest` is not empty, the weights must have it. Reads every byte of them. Errors name
 // the file, tensor or field: those of ResolveModelPath, LoadModelConfig, Checkpoint::Open and
-// ValidateCheckpoint; FAILED_PRECONDITION: another digest.
+// ValidateCheckpoint, CheckDigest.
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
                                       const std::string& expected_digest);
+
+// FAILED_PRECONDITION: `expected_digest` is not empty, and not the model's.
+absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,
+                         const std::string& expected_digest);
 
 // The dtype of each tensor, by name.
 std::map<std::string, DType> DTypesOf(const Checkpoint& checkpoint);

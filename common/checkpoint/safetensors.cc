@@ -139,6 +139,11 @@ std::string ShapeString(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+void Tensor::ToBf16(size_t first, size_t count, uint16_t* out) const {
+  if (generate) return generate(first, count, out);
+  ConvertToBf16(dtype, data + first * ItemSize(dtype), count, out);
+}
+
 std::string TensorDigest(const Tensor& tensor) {
   const std::string head =
       absl::StrCat(SafetensorsName(tensor.dtype), " ", ShapeString(tensor.shape), "\n");

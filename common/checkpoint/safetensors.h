@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,16 +23,23 @@ struct Tensor {
   std::vector<int64_t> shape;     // outermost first; empty for a scalar
   const uint8_t* data = nullptr;  // little endian; a file may leave it unaligned
   size_t size_bytes = 0;          // product of shape * ItemSize(dtype)
+  // Makes the elements [first, first + count) of a bf16 tensor that is nowhere stored: `data` is
+  // then null, and only the calls below reach the elements. Thread safe. Null for a stored tensor.
+  std::function<void(size_t first, size_t count, uint16_t* out)> generate = nullptr;
 
   size_t NumElements() const { return size_bytes / ItemSize(dtype); }
-  void ToBf16(uint16_t* out) const { ConvertToBf16(dtype, data, NumElements(), out); }
+  // Elements [first, first + count), or all.
+  void ToBf16(size_t first, size_t count, uint16_t* out) const;
+  void ToBf16(uint16_t* out) const { ToBf16(0, NumElements(), out); }
+  // Of a stored tensor.
   void ToFloat(float* out) const { ConvertToFloat(dtype, data, NumElements(), out); }
 };
 
 // "[3, 5]".
 std::string ShapeString(const std::vector<int64_t>& shape);
 
-// SHA-256 (64 hex digits) of dtype, shape and raw bytes; the name is not part of it.
+// SHA-256 (64 hex digits) of dtype, shape and raw bytes of a stored tensor; the name is not part of
+// it.
 std::string TensorDigest(const Tensor& tensor);
 
 // The tensors of a safetensors file whose bytes are `data[size]`, in order of their offsets; they

@@ -60,6 +60,12 @@ std::string LayerTensorName(int layer, absl::string_view suffix) {
   return absl::StrCat("model.layers.", layer, ".", suffix);
 }
 
+size_t TensorSpec::NumElements() const {
+  size_t count = 1;
+  for (const int64_t size : shape) count *= static_cast<size_t>(size);
+  return count;
+}
+
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config) {
   std::vector<TensorSpec> specs;
   specs.push_back({kEmbeddingName, {config.vocab_size, config.hidden_size}});

@@ -2,6 +2,7 @@
 #ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
 #define ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ std::string LayerTensorName(int layer, absl::string_view suffix);
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;  // weights are [out, in]
+
+  size_t NumElements() const;
 };
 
 // In the order of a forward pass. A tied config has no lm_head.

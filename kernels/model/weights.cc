@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -36,36 +37,87 @@ const Tensor& Get(const Checkpoint& checkpoint, const std::string& name) {
   return *tensor;
 }
 
-// Rows [begin, end) of a tensor (elements, if it has one dimension), as a tensor of its own.
-Tensor Rows(const Tensor& tensor, const Interval& rows) {
-  Tensor part = tensor;
-  const size_t row_bytes = tensor.size_bytes / static_cast<size_t>(tensor.shape[0]);
-  part.shape[0] = rows.size();
-  part.data = tensor.data + static_cast<size_t>(rows.begin) * row_bytes;
-  part.size_bytes = static_cast<size_t>(rows.size()) * row_bytes;
-  return part;
+// The part [rows, columns) of a matrix; a vector is a matrix of one column.
+struct Part {
+  const Tensor* tensor;
+  Interval rows;
+  Interval columns;
+};
+
+int64_t WidthOf(const Tensor& tensor) {
+  return static_cast<int64_t>(tensor.NumElements()) / tensor.shape[0];
 }
 
-// Several row ranges below each other, as one matrix or vector.
-std::vector<Bf16> StackBf16(const std::vector<Tensor>& parts) {
-  size_t total = 0;
-  for (const Tensor& part : parts) total += part.NumElements();
-  std::vector<Bf16> stacked(total);
-  size_t at = 0;
-  for (const Tensor& part : parts) {
-    part.ToBf16(stacked.data() + at);
-    at += part.NumElements();
-  }
-  return stacked;
+Part RowsOf(const Tensor& tensor, const Interval& rows) {
+  return {&tensor, rows, {0, WidthOf(tensor)}};
 }
+
+Part ColumnsOf(const Tensor& tensor, const Interval& columns) {
+  return {&tensor, {0, tensor.shape[0]}, columns};
+}
+
+// Parts of equal width below each other, in bf16.
+class Stacked {
+ public:
+  explicit Stacked(const std::vector<Part>& parts) : ld_(parts.front().columns.size()) {
+    const Part& first = parts.front();
+    if (parts.size() == 1 && IsReadable(*first.tensor)) {
+      ld_ = WidthOf(*first.tensor);
+      data_ = reinterpret_cast<const Bf16*>(first.tensor->data) + first.rows.begin * ld_ +
+              first.columns.begin;
+      return;
+    }
+    int64_t num_rows = 0;
+    for (const Part& part : parts) num_rows += part.rows.size();
+    copy_ = std::make_unique_for_overwrite<Bf16[]>(static_cast<size_t>(num_rows * ld_));
+    data_ = copy_.get();
+    Bf16* out = copy_.get();
+    for (const Part& part : parts) out = CopyPart(part, out);
+  }
+
+  const Bf16* data() const { return data_; }
+  int64_t ld() const { return ld_; }  // elements from row to row
+
+ private:
+  // Needs neither conversion nor alignment: the packing can read the file's own bytes.
+  static bool IsReadable(const Tensor& tensor) {
+    return tensor.data != nullptr && tensor.dtype == DType::kBf16 &&
+           reinterpret_cast<uintptr_t>(tensor.data) % alignof(Bf16) == 0;
+  }
+
+  static Bf16* CopyPart(const Part& part, Bf16* out) {
+    const int64_t width = WidthOf(*part.tensor);
+    const bool whole_rows = part.columns.size() == width;
+    const int64_t run = whole_rows ? part.rows.size() * width : part.columns.size();
+    const int64_t end = whole_rows ? part.rows.begin + 1 : part.rows.end;
+    for (int64_t row = part.rows.begin; row < end; ++row, out += run) {
+      part.tensor->ToBf16(static_cast<size_t>(row * width + part.columns.begin),
+                          static_cast<size_t>(run), out);
+    }
+    return out;
+  }
+
+  int64_t ld_;
+  std::unique_ptr<Bf16[]> copy_;
+  const Bf16* data_ = nullptr;
+};
 
 void CopyBf16(const Tensor& tensor, std::byte* out) { tensor.ToBf16(reinterpret_cast<Bf16*>(out)); }
 
 // A bias is a bf16 parameter like any other, added in fp32.
-void CopyBias(const std::vector<Tensor>& parts, std::byte* out) {
-  const std::vector<Bf16> bias = StackBf16(parts);
-  std::transform(bias.begin(), bias.end(), reinterpret_cast<float*>(out),
-                 [](Bf16 x) { return contract::Bf16ToFloat(x); });
+void CopyBias(const std::vector<Part>& parts, std::byte* out) {
+  for (const Part& part : parts) {
+    const Stacked bias({part});
+    std::transform(bias.data(), bias.data() + part.rows.size(), reinterpret_cast<float*>(out),
+                   [](Bf16 x) { return contract::Bf16ToFloat(x); });
+    out += static_cast<size_t>(part.rows.size()) * sizeof(float);
+  }
+}
+
+void PackParts(const LinearShape& shape, const std::vector<Part>& parts, const Ops& ops,
+               std::byte* out) {
+  const Stacked matrix(parts);
+  ops.Pack(shape, matrix.data(), matrix.ld(), out);
 }
 
 Interval Scale(const Interval& interval, int64_t factor) {
@@ -154,8 +206,7 @@ void WeightLayout::PackBlock(const Checkpoint& checkpoint, const Ops& ops, int b
   } else if (block == head_block()) {
     CopyBf16(Get(checkpoint, "model.norm.weight"), out);
     const std::string name = config_.tie_word_embeddings ? embedding : "lm_head.weight";
-    ops.Pack(shape_.head, StackBf16({Rows(Get(checkpoint, name), shape_.vocab)}).data(),
-             shape_.head.k, out + head_weight_);
+    PackParts(shape_.head, {RowsOf(Get(checkpoint, name), shape_.vocab)}, ops, out + head_weight_);
   } else {
     PackLayer(checkpoint, ops, block - 1, out);
   }
@@ -164,7 +215,7 @@ void WeightLayout::PackBlock(const Checkpoint& checkpoint, const Ops& ops, int b
 void WeightLayout::PackLayer(const Checkpoint& checkpoint, const Ops& ops, int layer,
                              std::byte* out) const {
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  const auto get = [&](const char* name) -> const Tensor& {
+  const auto get = [&](const std::string& name) -> const Tensor& {
     return Get(checkpoint, prefix + name);
   };
   const Interval kv_rows = Scale(shape_.kv_heads, config_.head_dim);
@@ -177,30 +228,29 @@ void WeightLayout::PackLayer(const Checkpoint& checkpoint, const Ops& ops, int l
     CopyBf16(get("self_attn.k_norm.weight"), out + layer_.k_norm);
   }
 
-  const auto qkv = [&](const char* kind) -> std::vector<Tensor> {
-    return {Rows(get((std::string("self_attn.q_proj.") + kind).c_str()), q_rows),
-            Rows(get((std::string("self_attn.k_proj.") + kind).c_str()), kv_rows),
-            Rows(get((std::string("self_attn.v_proj.") + kind).c_str()), kv_rows)};
+  const auto qkv = [&](const std::string& kind) -> std::vector<Part> {
+    return {RowsOf(get("self_attn.q_proj." + kind), q_rows),
+            RowsOf(get("self_attn.k_proj." + kind), kv_rows),
+            RowsOf(get("self_attn.v_proj." + kind), kv_rows)};
   };
-  const auto gate_up = [&](const char* kind) -> std::vector<Tensor> {
-    return {Rows(get((std::string("mlp.gate_proj.") + kind).c_str()), shape_.intermediate),
-            Rows(get((std::string("mlp.up_proj.") + kind).c_str()), shape_.intermediate)};
+  const auto gate_up = [&](const std::string& kind) -> std::vector<Part> {
+    return {RowsOf(get("mlp.gate_proj." + kind), shape_.intermediate),
+            RowsOf(get("mlp.up_proj." + kind), shape_.intermediate)};
   };
-  ops.Pack(shape_.qkv, StackBf16(qkv("weight")).data(), shape_.qkv.k, out + layer_.qkv);
-  ops.Pack(shape_.gate_up, StackBf16(gate_up("weight")).data(), shape_.gate_up.k,
-           out + layer_.gate_up);
-  const std::vector<Bf16> o = StackBf16({get("self_attn.o_proj.weight")});
-  ops.Pack(shape_.o, o.data() + q_rows.begin, int64_t{config_.num_heads} * config_.head_dim,
-           out + layer_.o);
-  const std::vector<Bf16> down = StackBf16({get("mlp.down_proj.weight")});
-  ops.Pack(shape_.down, down.data() + shape_.intermediate.begin, config_.intermediate_size,
-           out + layer_.down);
+  const auto all = [&](const std::string& name) -> std::vector<Part> {
+    return {RowsOf(get(name), {0, get(name).shape[0]})};
+  };
+  PackParts(shape_.qkv, qkv("weight"), ops, out + layer_.qkv);
+  PackParts(shape_.gate_up, gate_up("weight"), ops, out + layer_.gate_up);
+  PackParts(shape_.o, {ColumnsOf(get("self_attn.o_proj.weight"), q_rows)}, ops, out + layer_.o);
+  PackParts(shape_.down, {ColumnsOf(get("mlp.down_proj.weight"), shape_.intermediate)}, ops,
+            out + layer_.down);
 
   if (config_.qkv_bias) CopyBias(qkv("bias"), out + layer_.qkv_bias);
-  if (config_.o_bias) CopyBias({get("self_attn.o_proj.bias")}, out + layer_.o_bias);
+  if (config_.o_bias) CopyBias(all("self_attn.o_proj.bias"), out + layer_.o_bias);
   if (config_.mlp_bias) {
     CopyBias(gate_up("bias"), out + layer_.gate_up_bias);
-    CopyBias({get("mlp.down_proj.bias")}, out + layer_.down_bias);
+    CopyBias(all("mlp.down_proj.bias"), out + layer_.down_bias);
   }
 }
 

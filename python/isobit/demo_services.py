@@ -47,12 +47,13 @@ class Service:
 class Services:
     """Starts services and, on leaving the `with` statement, stops all of them, whatever happened."""
 
-    def __init__(self, bin_dir: Path, log_dir: Path):
+    def __init__(self, bin_dir: Path, log_dir: Path, start_timeout_s: float = _START_TIMEOUT_S):
         """Logs go to `log_dir`, which exists. ServiceError: a binary is not in `bin_dir`."""
         if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
         self._bin_dir = bin_dir
         self._log_dir = log_dir
+        self._start_timeout_s = start_timeout_s
         self._running: list[Service] = []
         self._bad_ends: list[str] = []
 
@@ -76,19 +77,19 @@ class Services:
 
     def wait_listening(self, service: Service) -> str:
         """The host:port of `service` once it listens."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_timeout_s
         # The service renames the file into place, so what is there is whole.
         while not service.port_file.is_file():
             service.check_alive()
             if time.monotonic() > deadline:
-                raise ServiceError(f"{service.name} does not listen after {_START_TIMEOUT_S:g} s")
+                raise ServiceError(f"{service.name} does not listen after {self._start_timeout_s:g} s")
             time.sleep(_POLL_S)
         service.target = f"127.0.0.1:{int(service.port_file.read_text())}"
         return service.target
 
     def wait_serving(self, service: Service) -> None:
         """Returns once `service`, which listens, reports that it serves."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_timeout_s
         with ServiceClient(service.target) as client:
             while True:
                 try:

@@ -147,9 +147,8 @@ class ServicesTest(WithFakeServices):
     def test_a_service_that_does_not_listen_is_given_up(self):
         (self.bin_dir / "isobit-scorer").write_text("#!/bin/sh\nexec sleep 60\n")
         with (
-            mock.patch.object(demo_services, "_START_TIMEOUT_S", 0.3),
             self.assertRaisesRegex(ServiceError, r"scorer does not listen after 0\.3 s"),
-            Services(self.bin_dir, self.log_dir) as services,
+            Services(self.bin_dir, self.log_dir, start_timeout_s=0.3) as services,
         ):
             services.wait_listening(services.start("isobit-scorer", "scorer", []))
 

@@ -22,6 +22,7 @@
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
+#include "tools/random_model.h"
 
 namespace isobit {
 namespace {
@@ -261,6 +262,26 @@ TEST_F(EngineControlTest, ChecksVersionAndDigest) {
   ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v1", .expected_digest = old_digest}));
   EXPECT_EQ(engine->weight_version()->id, 41u);
   EXPECT_NE(new_digest, old_digest);
+}
+
+TEST_F(EngineControlTest, DummyWeightsAreUpdatedFromSeedToSeed) {
+  ISOBIT_ASSERT_OK(MakeDummyModel(config_, 5, root_.File("dummy5")));
+  ISOBIT_ASSERT_OK(MakeDummyModel(config_, 6, root_.File("dummy6")));
+  ISOBIT_ASSERT_OK(MakeRandomModel(config_, 6, root_.File("stored6")));
+  EngineOptions options = DefaultOptions();
+  const auto stored = MakeEngine(options, "stored6");
+  const SampleResult expected = Generate(*stored, MakeRequest("r"));
+  options.load_format = LoadFormat::kDummy;
+  const auto dummy = MakeEngine(options, "dummy5");
+  EXPECT_NE(Generate(*dummy, MakeRequest("r")).tokens, expected.tokens);
+  ISOBIT_ASSERT_OK(Update(*dummy, {.model_path = "dummy6"}));
+  ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
+
+  EXPECT_THAT(Update(*dummy, {.model_path = "stored6"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("load_format dummy")));
+  EXPECT_THAT(Update(*stored, {.model_path = "dummy6"}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));
+  ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
 }
 
 TEST_F(EngineControlTest, OneUpdateAtATime) {

@@ -54,6 +54,23 @@ TEST(IsobitModelTest, MakesAModelOfAGivenConfig) {
   EXPECT_EQ(Bytes(dir.File("a/config.json")), Bytes(dir.File("b/config.json")));
 }
 
+TEST(IsobitModelTest, WritesTheConfigOfAShapeAlone) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("config tiny-qwen3 " + dir.File("config")).exit_code, 0);
+  ASSERT_EQ(RunTool("make tiny-qwen3 " + dir.File("model")).exit_code, 0);
+  EXPECT_EQ(Bytes(dir.File("config/config.json")), Bytes(dir.File("model/config.json")));
+  EXPECT_FALSE(std::filesystem::exists(dir.File("config/model.safetensors")));
+  EXPECT_EQ(RunTool("config tiny-qwen3 " + dir.File("config")).exit_code, 1);
+}
+
+TEST(IsobitModelTest, WritesTheSeedOfDummyWeights) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("config qwen3-8b " + dir.File("model") + " --seed=7").exit_code, 0);
+  EXPECT_EQ(Bytes(dir.File("model/dummy_weights.json")), "{\"seed\": 7}\n");
+  EXPECT_THAT(Bytes(dir.File("model/config.json")), HasSubstr("\"hidden_size\": 4096"));
+  EXPECT_EQ(RunTool("verify " + dir.File("model")).exit_code, 1);  // no weights to verify
+}
+
 TEST(IsobitModelTest, FlipsOneBitAndNothingElse) {
   const TempDir dir;
   const std::string model = dir.File("model");

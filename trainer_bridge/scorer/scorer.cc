@@ -44,7 +44,8 @@ absl::Status CheckOptions(const ScorerOptions& options, const ModelConfig& confi
 
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                                      const std::string& model_path) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options.model_root, model_path, ""));
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(options.load_format, options.model_root, model_path, ""));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ShardRanks> ranks,
@@ -247,8 +248,9 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
 
 absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const WeightUpdate& update,
                                                                     uint64_t version) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModel(options_.model_root, update.model_path,
-                                                             update.expected_digest));
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(options_.load_format, options_.model_root, update.model_path,
+                                      update.expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
   return ranks_->Cut(model, version);
 }

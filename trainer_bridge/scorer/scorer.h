@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "kernels/model/load_format.h"
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 
@@ -27,7 +28,8 @@ namespace isobit::scorer {
 
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
-  int num_shards = 2;      // in [1, 64]
+  LoadFormat load_format = LoadFormat::kAuto;
+  int num_shards = 2;  // in [1, 64]
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
   int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone

@@ -27,6 +27,8 @@ ABSL_FLAG(std::string, model_root, "",
           "Directory below which all models lie; no path leaves it. Required.");
 ABSL_FLAG(std::string, model, "",
           "Model directory to load first, relative to --model_root. Required.");
+ABSL_FLAG(std::string, load_format, "auto",
+          "auto: weights from safetensors; dummy: random ones for config.json, from a seed.");
 ABSL_FLAG(int, shards, 2, "Ranks that each hold an equal part of every layer, 1 to 64.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each shard.");
 ABSL_FLAG(std::vector<std::string>, devices, {},
@@ -145,6 +147,7 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   settings.model = absl::GetFlag(FLAGS_model);
   if (scorer.model_root.empty()) return absl::InvalidArgumentError("--model_root is required");
   if (settings.model.empty()) return absl::InvalidArgumentError("--model is required");
+  ISOBIT_ASSIGN_OR_RETURN(scorer.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
   scorer.num_shards = absl::GetFlag(FLAGS_shards);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("shards", scorer.num_shards, 1, 64));
   ISOBIT_ASSIGN_OR_RETURN(scorer.numerics, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));

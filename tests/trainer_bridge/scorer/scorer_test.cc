@@ -14,6 +14,7 @@
 #include "tests/trainer_bridge/scorer/hooked_ops.h"
 #include "tests/trainer_bridge/scorer/pass_gate.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
+#include "tools/random_model.h"
 
 namespace isobit::scorer {
 namespace {
@@ -263,6 +264,21 @@ TEST_F(ScorerTest, AFailedUpdateLeavesTheOldWeights) {
   }
   ISOBIT_ASSERT_OK(WriteSafetensors(dir_.File("wide/model.safetensors"), tensors));
   expect_refused({.model_path = "wide"}, invalid, "model.norm.weight is F32, expected BF16");
+}
+
+TEST_F(ScorerTest, DummyWeightsAreUpdatedFromSeedToSeed) {
+  ISOBIT_ASSERT_OK(MakeDummyModel(config_, 5, dir_.File("dummy5")));
+  ISOBIT_ASSERT_OK(MakeDummyModel(config_, 6, dir_.File("dummy6")));
+  ISOBIT_ASSERT_OK(MakeRandomModel(config_, 5, dir_.File("stored5")));
+  ISOBIT_ASSERT_OK(MakeRandomModel(config_, 6, dir_.File("stored6")));
+  options_.load_format = LoadFormat::kDummy;
+  const auto scorer = Load("dummy5");
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("stored5"));
+  ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "dummy6"}));
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("stored6"));
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "stored5"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("load_format dummy")));
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("stored6"));
 }
 
 TEST_F(ScorerTest, WaitLetsJobsFinishUnderTheOldWeightsAndHoldsNewOnes) {

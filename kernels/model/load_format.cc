@@ -1,0 +1,97 @@
+// Makes checkpoints out of seeds. See load_format.h.
+#include "kernels/model/load_format.h"
+
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/digest.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/atomic_file.h"
+#include "common/checkpoint/mapped_file.h"
+#include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/strict_json.h"
+#include "common/checkpoint/tensor_names.h"
+#include "kernels/model/random_weights.h"
+
+namespace isobit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSeedFile[] = "dummy_weights.json";
+
+// Weights that are there but would not be used are surely a mistake.
+absl::Status CheckNoSafetensors(const std::string& directory) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("load_format dummy makes weights from a seed, but the directory holds ",
+                     entry.path().filename().string(), ", which auto would load"));
+  }
+  return error ? absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read ", directory))
+               : absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::string& root) {
+  constexpr size_t kMaxBytes = 4096;
+  const absl::StatusOr<std::string> path = ResolveFileInside(directory, kSeedFile, root);
+  if (absl::IsNotFound(path.status())) return 0;
+  ISOBIT_RETURN_IF_ERROR(path.status());
+  ISOBIT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(*path, kMaxBytes));
+  ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json object, ParseJsonObject(text, kSeedFile));
+  const auto seed = object.find("seed");
+  if (seed != object.end() && seed->is_number_unsigned()) return seed->get<uint64_t>();
+  return absl::InvalidArgumentError(absl::StrCat(kSeedFile, ": seed: expected 0 to 2^64 - 1"));
+}
+
+absl::StatusOr<OpenedModel> OpenDummy(const std::string& model_root,
+                                      const std::string& model_path) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root));
+  ISOBIT_RETURN_IF_ERROR(CheckNoSafetensors(directory));
+  ISOBIT_ASSIGN_OR_RETURN(const uint64_t seed, ReadSeed(directory, model_root));
+  std::vector<Tensor> tensors;
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    tensors.push_back({.name = spec.name,
+                       .dtype = DType::kBf16,
+                       .shape = spec.shape,
+                       .size_bytes = spec.NumElements() * ItemSize(DType::kBf16),
+                       .generate = [weights = RandomTensor(spec, seed)](size_t first, size_t count,
+                                                                        uint16_t* out) {
+                         weights.Draw(first, count, out);
+                       }});
+  }
+  const std::string meaning =
+      absl::StrCat("isobit dummy weights\nseed=", seed, "\n", config.CanonicalString());
+  CheckpointDigests digests = {.tensors = {},
+                               .checkpoint = Sha256Hex(meaning.data(), meaning.size())};
+  return OpenedModel{std::move(config), Checkpoint::Of(std::move(tensors)), std::move(digests)};
+}
+
+}  // namespace
+
+absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name) {
+  if (name == "auto") return LoadFormat::kAuto;
+  if (name == "dummy") return LoadFormat::kDummy;
+  return absl::InvalidArgumentError(
+      absl::StrCat("load_format: expected auto or dummy, got \"", name, "\""));
+}
+
+absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
+                                        const std::string& model_path,
+                                        const std::string& expected_digest) {
+  if (format == LoadFormat::kAuto) return OpenModel(model_root, model_path, expected_digest);
+  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model, OpenDummy(model_root, model_path));
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(model, model_path, expected_digest));
+  return model;
+}
+
+absl::Status WriteDummySeed(uint64_t seed, const std::string& directory) {
+  const std::string text = absl::StrCat("{\"seed\": ", seed, "}\n");
+  return WriteFileAtomically((fs::path(directory) / kSeedFile).string(), {text});
+}
+
+}  // namespace isobit

@@ -1,0 +1,31 @@
+// Weights without meaning, for tests, benchmarks and load_format dummy: each element is a function
+// of seed, tensor name and index alone, so the bytes are the same on every machine and for every
+// cut.
+#ifndef ISOBIT_KERNELS_MODEL_RANDOM_WEIGHTS_H_
+#define ISOBIT_KERNELS_MODEL_RANDOM_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/checkpoint/tensor_names.h"
+
+namespace isobit {
+
+// One tensor's weights, nearly normal. The scales keep activations near 1 and spread the logits by
+// about 2.5, so that distributions are neither flat nor certain.
+class RandomTensor {
+ public:
+  RandomTensor(const TensorSpec& spec, uint64_t seed);
+
+  // Writes elements [first, first + count), in row-major order, as bf16.
+  void Draw(size_t first, size_t count, uint16_t* out) const;
+
+ private:
+  uint64_t key_;
+  float mean_ = 0.0f;
+  float deviation_ = 0.0f;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_RANDOM_WEIGHTS_H_

@@ -1,0 +1,201 @@
+"""Every experiment of this folder with little work on real services, and the arithmetic of their figures."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import one_prompt
+import soak
+import unique_outputs
+from divergence import Divergence, distinct, first_parting, measure
+from experiment import Source
+
+from isobit.results import TokenLogprobs, TopLogprobs
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class ExperimentsTest(unittest.TestCase):
+    def run_quick(self, name: str, *flags: str, exit_status: int = 0) -> dict:
+        """What the experiment wrote with --json."""
+        with tempfile.TemporaryDirectory() as scratch:
+            output = Path(scratch) / "result.json"
+            command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--json={output}", *flags]
+            result = subprocess.run(
+                [*command, f"--bin_dir={os.environ['ISOBIT_BIN_DIR']}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(result.returncode, exit_status, result.stdout)
+            return json.loads(output.read_text("utf-8"))["result"]
+
+    def modes(self, result: dict) -> dict[str, dict]:
+        return {row["mode"]: row for row in result["modes"]}
+
+    def test_unique_outputs(self):
+        modes = self.modes(self.run_quick("unique_outputs"))
+        self.assertEqual(set(modes["tree"]["distinct"]), {1})
+        self.assertEqual(modes["tree"]["divergence"]["unequal_positions"], 0)
+        self.assertGreater(modes["tree"]["divergence"]["positions"], 0)
+        self.assertGreater(modes["vanilla"]["mean_distinct"], 1)
+        self.assertGreater(modes["vanilla"]["divergence"]["maximum"], 0)
+
+    def test_one_prompt(self):
+        modes = self.modes(self.run_quick("one_prompt"))
+        self.assertEqual(modes["tree"]["distinct_with_logprobs"], 1)
+        self.assertGreater(modes["vanilla"]["distinct_with_logprobs"], 1)
+        self.assertEqual(modes["tree"]["completions"], modes["vanilla"]["completions"])
+
+    def test_probability_gap(self):
+        modes = self.modes(self.run_quick("probability_gap"))
+        for mode, row in modes.items():
+            with self.subTest(mode=mode):
+                self.assertEqual(sum(row["histogram"]), row["tokens"])
+                self.assertEqual(row["histogram"][0], row["tokens"] - row["unequal"])
+                self.assertEqual(row["unequal"] == 0, mode == "tree")
+                self.assertEqual(row["unequal"], row["statistics"]["num_unequal"])
+
+    def test_overhead(self):
+        loads = self.run_quick("overhead")
+        self.assertEqual(set(loads), {"latency 16:8", "throughput", "calls", "streams"})
+        for name, timings in loads.items():
+            with self.subTest(load=name):
+                self.assertEqual(set(timings), {"tree", "vanilla"})
+                for timing in timings["tree"]:
+                    self.assertLess(0, timing["first_tokens_s"])
+                    self.assertLessEqual(timing["first_tokens_s"], timing["total_s"])
+
+    def test_soak(self):
+        result = self.run_quick("soak")
+        self.assertEqual(len(result["rests"]), 3)
+        self.assertEqual([rest["left_taken"] for rest in result["rests"]], [{}, {}, {}])
+        for name in ("comparisons", "requests taken whole", "requests cancelled", "requests aborted"):
+            self.assertGreater(result["counts"][name], 0, name)
+
+    def test_one_setting_proves_nothing(self):
+        self.run_quick("unique_outputs", "--modes=tree", "--tp_sizes=1", "--batch_sizes=2", exit_status=1)
+
+
+def tokens(ids: list[int], tops: list[dict[int, float]]) -> TokenLogprobs:
+    """Tokens whose probability is that of their top list."""
+    lists = [
+        TopLogprobs(np.array([*top], np.int32), np.log(np.array([*top.values()], np.float32))) for top in tops
+    ]
+    logprobs = [np.log(np.float32(top.get(token, 0.01))) for token, top in zip(ids, tops, strict=True)]
+    return TokenLogprobs(
+        np.array(ids, np.int32), np.array(logprobs, np.float32), np.ones(len(ids), np.uint64), tuple(lists)
+    )
+
+
+EVEN = {1: 0.5, 2: 0.25}
+TILTED = {1: 0.375, 2: 0.25}
+
+
+class DivergenceTest(unittest.TestCase):
+    def test_equal_outputs(self):
+        outputs = [tokens([1, 2], [EVEN, EVEN])] * 3
+        self.assertEqual(distinct(outputs), 1)
+        self.assertEqual(measure(outputs), Divergence(2, 0, 0.0, 0.0, None))
+
+    def test_largest_gap_of_the_common_tokens_up_to_the_parting(self):
+        outputs = [
+            tokens([1, 1, 2, 1], [EVEN, EVEN, EVEN, EVEN]),
+            tokens([1, 1, 1, 1], [EVEN, TILTED, {1: 0.375, 3: 0.5}, EVEN]),
+        ]
+        self.assertEqual(distinct(outputs), 2)
+        found = measure(outputs)
+        self.assertEqual((found.positions, found.unequal_positions, found.first_parting), (3, 2, 2))
+        self.assertAlmostEqual(found.maximum, 0.125, places=6)
+        self.assertAlmostEqual(found.mean, 0.25 / 3, places=6)
+
+    def test_one_bit_of_one_logprob_is_unequal(self):
+        other = tokens([1], [EVEN])
+        other.top[0].logprobs.view(np.uint32)[1] ^= 1
+        found = measure([tokens([1], [EVEN]), other])
+        self.assertEqual((found.unequal_positions, found.first_parting), (1, None))
+        self.assertGreater(found.maximum, 0)
+
+    def test_an_output_that_ends_earlier_parts_there(self):
+        outputs = [tokens([1], [EVEN]), tokens([1, 2], [EVEN, EVEN])]
+        self.assertEqual(first_parting(outputs), 1)
+        self.assertEqual(measure(outputs).positions, 1)
+
+    def test_merge_weighs_by_positions(self):
+        merged = Divergence.merge([Divergence(3, 1, 0.2, 0.5, 7), Divergence(1, 0, 0.0, 0.0, None)])
+        self.assertEqual((merged.positions, merged.unequal_positions, merged.first_parting), (4, 1, 7))
+        self.assertAlmostEqual(merged.mean, 0.15)
+        self.assertEqual(merged.maximum, 0.5)
+
+
+class ContractTest(unittest.TestCase):
+    """What fails an experiment whose `tree` broke its promise."""
+
+    def setUp(self):
+        self.experiment = Mock()
+
+    def verdicts(self) -> list[bool]:
+        return [call.args[0] for call in self.experiment.check.call_args_list]
+
+    def test_unique_outputs(self):
+        whole = tokens([1, 2], [EVEN, EVEN])
+        for other, verdicts in (
+            (whole, [True, True]),
+            (tokens([1, 1], [EVEN, EVEN]), [False, False]),
+            (tokens([1, 2], [EVEN, TILTED]), [True, False]),
+        ):
+            self.experiment.reset_mock()
+            runs = [unique_outputs.Run(1, 8, [whole]), unique_outputs.Run(2, 8, [other])]
+            unique_outputs.check_contract(self.experiment, unique_outputs.summarise("tree", runs))
+            self.assertEqual(self.verdicts(), verdicts)
+
+    def test_one_prompt(self):
+        source = Source("tree", 4)
+        whole, other = tokens([1, 2], [EVEN, EVEN]), tokens([1, 2], [EVEN, TILTED])
+        other.logprobs[1:] = np.float32(-0.5)
+        for completions, distinct_ones, with_bits in (
+            ([whole, whole], 1, 1),
+            ([whole, other], 1, 2),
+            ([whole, tokens([1, 1], [EVEN, EVEN])], 2, 2),
+        ):
+            row = one_prompt.summarise(source, completions)
+            self.assertEqual((row["distinct"], row["distinct_with_logprobs"]), (distinct_ones, with_bits))
+
+    def test_soak(self):
+        memory = {"total": 90.0, "own": 50.0}
+        rest = {
+            "left_taken": {},
+            "obstacle": "",
+            "host_mib": dict.fromkeys(soak.SERVICES, memory),
+            "device_mib": 1000.0,
+        }
+        more_memory = {"total": 190.0, "own": 150.0}
+        grown = {**rest, "host_mib": dict.fromkeys(soak.SERVICES, more_memory)}
+        self.experiment.arguments = Namespace(host_growth_mib=64, device_growth_mib=0)
+        for last, num_unequal, updates, failed in (
+            (rest, 0, 2, 0),
+            (rest, 1, 2, 1),
+            (rest, 0, 0, 1),
+            ({**rest, "left_taken": {"pages": 3}}, 0, 2, 1),
+            ({**rest, "obstacle": "weights differ"}, 0, 2, 1),
+            (grown, 0, 2, 3),
+            ({**rest, "device_mib": 1002.0}, 0, 2, 1),
+        ):
+            self.experiment.reset_mock()
+            total = Namespace(statistics=Namespace(num_tokens=9, num_unequal=num_unequal))
+            soak.check(self.experiment, [rest, last], Counter({"updates, in flight: wait": updates}), total)
+            self.assertEqual(self.verdicts().count(False), failed)
+
+
+if __name__ == "__main__":
+    unittest.main()

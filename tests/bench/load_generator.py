@@ -1,0 +1,98 @@
+"""Sends many requests at once from several processes, so that Python is not what is measured.
+
+Every stream is read token by token, as a client that shows text does.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+from isobit.client import RolloutClient
+from isobit.results import Chunk
+
+# Keyword arguments of RolloutClient.generate.
+Request = Mapping[str, Any]
+
+# Enough for every process to have its share and a connection before all begin.
+_LEAD_S = 0.2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of a load, in seconds since all requests could start."""
+
+    first_tokens_s: float  # until every request had its first token
+    total_s: float
+    tokens: int
+    messages: int  # that carried them: a message has the tokens made while the one before was on its way
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.total_s
+
+
+class LoadGenerator:
+    """Client processes that stay for many loads; use it in a `with` statement."""
+
+    def __init__(self, num_processes: int = 0):
+        """`num_processes`: 0 takes a quarter of the processors, but at most 8."""
+        self._num_processes = num_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
+        # Not by fork, which the threads of gRPC do not survive.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(self._num_processes, mp_context=context)
+
+    def run(self, target: str, requests: Sequence[Request], concurrency: int) -> Timing:
+        """Sends all `requests` to the rollout at `target`, `concurrency` at a time."""
+        processes = min(self._num_processes, concurrency, len(requests))
+        threads = [len(range(index, concurrency, processes)) for index in range(processes)]
+        start = time.monotonic() + _LEAD_S
+        shares = [
+            self._pool.submit(_send, target, requests[index::processes], threads[index], start)
+            for index in range(processes)
+        ]
+        parts = [share.result() for share in shares]
+        return Timing(
+            max(part.first_tokens_s for part in parts),
+            max(part.total_s for part in parts),
+            sum(part.tokens for part in parts),
+            sum(part.messages for part in parts),
+        )
+
+    def warm_up(self, target: str, request: Request) -> None:
+        """Starts every process, which takes a second, and sends one request from each."""
+        self.run(target, [request] * self._num_processes, self._num_processes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _send(target: str, requests: Sequence[Request], concurrency: int, start: float) -> Timing:
+    """One process's share; `start` is a time of the monotonic clock, which all processes share."""
+    with RolloutClient(target) as client, ThreadPoolExecutor(concurrency) as pool:
+        client.wait_until_serving()  # connects
+        time.sleep(max(0.0, start - time.monotonic()))
+        parts = list(pool.map(lambda request: _read(client, request), requests))
+    return Timing(
+        max(part.first_tokens_s for part in parts) - start,
+        max(part.total_s for part in parts) - start,
+        sum(part.tokens for part in parts),
+        sum(part.messages for part in parts),
+    )
+
+
+def _read(client: RolloutClient, request: Request) -> Timing:
+    """One request, with the clock's own times."""
+    first, tokens, messages = 0.0, 0, 0
+    for event in client.generate(stream=True, **request):
+        if isinstance(event, Chunk):
+            first = first or time.monotonic()
+            tokens += len(event.tokens.token_ids)
+            messages += 1
+    return Timing(first, time.monotonic(), tokens, messages)

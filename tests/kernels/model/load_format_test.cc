@@ -1,0 +1,103 @@
+// Dummy weights: those that isobit-model writes for the same seed, through any cut, with a digest
+// that tells config and seed.
+#include "kernels/model/load_format.h"
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/tensor_names.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tools/model_shapes.h"
+#include "tools/random_model.h"
+
+namespace isobit {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::StatusIs;
+
+class LoadFormatTest : public testing::Test {
+ protected:
+  std::string MakeDummy(const std::string& shape, uint64_t seed) {
+    const std::string name = shape + std::to_string(seed);
+    ISOBIT_EXPECT_OK(MakeDummyModel(*NamedModelShape(shape), seed, root_.File(name)));
+    return name;
+  }
+  absl::StatusOr<OpenedModel> OpenDummy(const std::string& name,
+                                        const std::string& expected_digest = "") const {
+    return OpenModelAs(LoadFormat::kDummy, root_.path(), name, expected_digest);
+  }
+
+  const testing_support::TempDir root_;
+};
+
+TEST_F(LoadFormatTest, EveryElementIsTheOneOfTheFiles) {
+  for (const char* shape : {"tiny-qwen3", "tiny-qwen2", "tiny-llama"}) {
+    ISOBIT_ASSERT_OK(MakeRandomModel(*NamedModelShape(shape), 7, root_.File("stored")));
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel stored,
+                                OpenModelAs(LoadFormat::kAuto, root_.path(), "stored", ""));
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel dummy, OpenDummy(MakeDummy(shape, 7)));
+    ISOBIT_EXPECT_OK(ValidateCheckpoint(dummy.config, dummy.checkpoint));
+    ASSERT_EQ(dummy.checkpoint.tensors().size(), stored.checkpoint.tensors().size());
+    for (const Tensor& tensor : stored.checkpoint.tensors()) {
+      std::vector<uint16_t> expected(tensor.NumElements());
+      tensor.ToBf16(expected.data());
+      std::vector<uint16_t> drawn(expected.size());
+      const size_t cut = drawn.size() / 3;
+      const Tensor& other = *dummy.checkpoint.Find(tensor.name);
+      other.ToBf16(cut, drawn.size() - cut, drawn.data() + cut);
+      other.ToBf16(0, cut, drawn.data());
+      EXPECT_EQ(drawn, expected) << tensor.name;
+    }
+    std::filesystem::remove_all(root_.File("stored"));
+  }
+}
+
+TEST_F(LoadFormatTest, TheDigestTellsConfigAndSeed) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel first, OpenDummy(MakeDummy("tiny-qwen3", 1)));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel again, OpenDummy("tiny-qwen31"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel seed, OpenDummy(MakeDummy("tiny-qwen3", 2)));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel shape, OpenDummy(MakeDummy("tiny-qwen2", 1)));
+  const std::string digest = first.digests.checkpoint;
+  EXPECT_EQ(digest.size(), 64u);
+  EXPECT_EQ(again.digests.checkpoint, digest);
+  EXPECT_EQ(
+      (std::set<std::string>{digest, seed.digests.checkpoint, shape.digests.checkpoint}.size()),
+      3u);
+  ISOBIT_EXPECT_OK(OpenDummy("tiny-qwen31", digest));
+  EXPECT_THAT(OpenDummy("tiny-qwen32", digest),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(digest)));
+}
+
+TEST_F(LoadFormatTest, NeedsOnlyAConfigAndTakesSeedZeroWithoutASeedFile) {
+  const ModelConfig config = *NamedModelShape("tiny-qwen3");
+  std::filesystem::create_directory(root_.File("bare"));
+  ISOBIT_ASSERT_OK(WriteConfigJson(config, root_.File("bare")));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel bare, OpenDummy("bare"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel zero, OpenDummy(MakeDummy("tiny-qwen3", 0)));
+  EXPECT_EQ(bare.digests.checkpoint, zero.digests.checkpoint);
+}
+
+TEST_F(LoadFormatTest, RefusesWhatItWouldHaveToIgnore) {
+  const std::string invalid = MakeDummy("tiny-qwen3", 3);
+  for (const char* seed : {"{}", "{\"seed\": -1}", "{\"seed\": \"3\"}", "3"}) {
+    root_.Write(invalid + "/dummy_weights.json", seed);
+    EXPECT_THAT(OpenDummy(invalid),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dummy_weights.json")))
+        << seed;
+  }
+  ISOBIT_ASSERT_OK(MakeRandomModel(*NamedModelShape("tiny-qwen3"), 3, root_.File("stored")));
+  EXPECT_THAT(OpenDummy("stored"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("model.safetensors")));
+  EXPECT_THAT(OpenDummy("absent"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(ParseLoadFormat("gguf"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("gguf")));
+}
+
+}  // namespace
+}  // namespace isobit
