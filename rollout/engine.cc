@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 
@@ -55,9 +56,12 @@ Engine::Engine(const ModelConfig& config, const EngineOptions& options,
     : config_(config),
       options_(options),
       limits_(LimitsOf(config, options)),
-      runner_(std::move(runner)),
+      depth_(static_cast<size_t>(runner->depth())),
       pages_(options.runner.num_pages, options.runner.page_size),
-      scheduler_(options.scheduler, pages_) {}
+      scheduler_(options.scheduler, pages_),
+      runner_(std::move(runner)) {
+  ISOBIT_CHECK(depth_ >= 1 && depth_ <= slots_.size()) << "depth " << depth_;
+}
 
 Engine::~Engine() { Stop(); }
 
@@ -69,6 +73,9 @@ void Engine::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   if (stager_.joinable()) stager_.join();
+  while (num_in_flight() > 0 && runner_->Collect(SlotOf(num_collected_).model).ok()) {
+    ++num_collected_;
+  }
 }
 
 void Engine::Start() {
@@ -84,77 +91,106 @@ bool Engine::WaitForWork() {
   Clock::time_point expiry = Clock::time_point::max();
   for (const auto& [ticket, request] : requests_) expiry = std::min(expiry, request->expiry);
   changed_.wait_until(lock, expiry, [this] {
-    return stopping_ || attention_ || (!paused_ && scheduler_.HasWork());
+    // A pause or an update that waits for the last request to finish has waited long enough.
+    return stopping_ || num_in_flight() > 0 || attention_ || !pauses_.empty() ||
+           (update_ && update_->staged) || (!paused_ && scheduler_.HasWork());
   });
   return !stopping_;
 }
 
 bool Engine::Step() {
   Settle();
-  const std::vector<Sequence*> batch = Schedule();
+  const bool launched = LaunchNext();
+  const bool collects = num_in_flight() > 0 && (!launched || num_in_flight() == depth_);
+  if (collects) CollectOldest();
+  Emit();
+  return launched || collects;
+}
+
+bool Engine::LaunchNext() {
+  std::vector<Sequence*> batch = Schedule();
   if (batch.empty()) return false;
-  Prepare(batch);
-  absl::Status status = runner_->Launch(step_);
-  if (status.ok()) status = runner_->Collect(step_);
-  if (status.ok()) {
-    Commit(batch);
-  } else {
+  StepInFlight& step = SlotOf(num_launched_++);
+  Prepare(std::move(batch), step);
+  if (const absl::Status status = runner_->Launch(step.model); !status.ok()) {
     const std::lock_guard lock(mutex_);
     Fail(status);
   }
-  Emit();
   return true;
 }
 
 std::vector<Sequence*> Engine::Schedule() {
   const std::lock_guard lock(mutex_);
-  return paused_ ? std::vector<Sequence*>() : scheduler_.Schedule();
+  return paused_ || hold_launches_ ? std::vector<Sequence*>() : scheduler_.Schedule();
 }
 
-void Engine::Prepare(const std::vector<Sequence*>& batch) {
-  step_.batch.ids.clear();
-  step_.batch.sequences.clear();
-  step_.rows.clear();
+void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
+  ModelStep& model = step.model;
+  model.batch.ids.clear();
+  model.batch.sequences.clear();
+  model.feeds.clear();
+  model.rows.clear();
   size_t num_top = 0;
   for (const Sequence* sequence : batch) num_top += sequence->request->logprobs;
-  top_.resize(num_top);
-  TokenLogProb* top = top_.data();
-  for (const Sequence* sequence : batch) {
-    std::vector<int32_t>& ids = step_.batch.ids;
-    step_.batch.sequences.push_back(
-        {.first_row = static_cast<int64_t>(ids.size()),
-         .num_rows = static_cast<int64_t>(sequence->tokens.size()) - sequence->num_cached,
-         .first_position = sequence->num_cached,
-         .pages = sequence->pages.data()});
-    ids.insert(ids.end(), sequence->tokens.begin() + sequence->num_cached, sequence->tokens.end());
-    LogProbRow row;
-    row.sampling = sequence->sampling.NextRow();
+  step.top.resize(num_top);
+  TokenLogProb* top = step.top.data();
+  for (Sequence* sequence : batch) {
+    std::vector<int32_t>& ids = model.batch.ids;
+    const bool fed = sequence->num_pending > 0;
+    const auto num_tokens = static_cast<int64_t>(sequence->tokens.size()) + sequence->num_pending;
+    model.batch.sequences.push_back({.first_row = static_cast<int64_t>(ids.size()),
+                                     .num_rows = num_tokens - sequence->num_cached,
+                                     .first_position = sequence->num_cached,
+                                     .pages = sequence->pages.data()});
+    if (fed) {
+      ids.push_back(0);
+    } else {
+      ids.insert(ids.end(), sequence->tokens.begin() + sequence->num_cached,
+                 sequence->tokens.end());
+    }
+    if (depth_ > 1) model.feeds.push_back(fed ? sequence->row : -1);
+    LogProbRow& row = model.rows.emplace_back();
+    row.sampling = sequence->sampling.NextRow(sequence->num_pending);
     row.raw = sequence->request->raw_logprobs;
     row.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
     row.top = top;
     top += sequence->request->logprobs;
-    step_.rows.push_back(row);
+
+    sequence->row = static_cast<int32_t>(model.rows.size()) - 1;
+    sequence->num_cached = num_tokens;
+    ++sequence->num_pending;
   }
+  step.sequences = std::move(batch);
 }
 
-void Engine::Commit(const std::vector<Sequence*>& batch) {
-  const std::lock_guard lock(mutex_);
-  std::vector<uint64_t> tickets;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    tickets.push_back(batch[i]->request->ticket);
-    CommitToken(*batch[i], step_.rows[i]);
+void Engine::CollectOldest() {
+  StepInFlight& step = SlotOf(num_collected_);
+  const absl::Status status = runner_->Collect(step.model);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!status.ok()) return Fail(status);
+    Commit(step);
   }
-  for (const uint64_t ticket : tickets) {
-    const auto it = requests_.find(ticket);
-    if (it == requests_.end()) continue;  // closed by an earlier sample
-    const Request& request = *it->second;
-    if (!request.failure.ok() || request.num_unfinished == 0) Close(it, request.failure);
+  step.closed.clear();
+  ++num_collected_;
+}
+
+void Engine::Commit(StepInFlight& step) {
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    Sequence& sequence = *step.sequences[i];
+    if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, step.model.rows[i]);
+  }
+  for (const Sequence* sequence : step.sequences) {
+    const Request& request = *sequence->request;
+    if (request.failure.ok() && request.num_unfinished > 0) continue;
+    const auto it = requests_.find(request.ticket);
+    if (it != requests_.end()) Close(it, request.failure);  // else: closed by an earlier sample
   }
 }
 
 void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
   Request& request = *sequence.request;
-  sequence.num_cached = static_cast<int64_t>(sequence.tokens.size());
+  --sequence.num_pending;
   if (!row.finite || !std::isfinite(row.token.logprob)) {
     request.failure = absl::InternalError(absl::StrCat(
         "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
@@ -199,6 +235,9 @@ Engine::Requests::iterator Engine::Close(Requests::iterator it, const absl::Stat
   }
   outbox_.push_back([sink = request.sink, status] { sink->OnDone(status); });
   tickets_.erase(request.id);
+  // INVARIANT: a step in flight may point into the request, so this outlives the last one launched
+  // (EngineTest.StepsInFlightOutliveTheirRequests).
+  if (num_in_flight() > 0) SlotOf(num_launched_ - 1).closed.push_back(std::move(it->second));
   return requests_.erase(it);
 }
 
@@ -214,6 +253,8 @@ void Engine::Fail(const absl::Status& failure) {
     Close(requests_.begin(),
           absl::InternalError(absl::StrCat("the engine has failed: ", failure.message())));
   }
+  // What is in flight is never collected; its slots stay as they are, since none is launched.
+  num_collected_ = num_launched_;
   if (options_.on_failure) outbox_.push_back([this, failure] { options_.on_failure(failure); });
 }
 

@@ -1,11 +1,13 @@
 // The rollout engine: requests in, tokens out, one step after the other. Not here: the wire.
 //
-// A step schedules, computes, samples, commits and emits. Whatever must not happen during a step
-// (ends of requests, pauses, the switch of weights) happens before the next one, on the same
-// thread.
+// A step is scheduled, launched on the ranks, collected, committed and emitted. Where the ranks can
+// hold two (ModelRunner::depth), the host is one step behind: it launches a step while the one
+// before is computed, and commits that one meanwhile. Ends of requests take effect between two
+// launches; pauses and the switch of weights wait until nothing is in flight. All on one thread.
 #ifndef ISOBIT_ROLLOUT_ENGINE_H_
 #define ISOBIT_ROLLOUT_ENGINE_H_
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -96,7 +98,9 @@ class Engine {
   // Ends the thread after its present step; nothing is computed or emitted any more.
   void Stop();
 
-  // One step, for callers that bring their own thread instead of Start. False: nothing to compute.
+  // Launches a step, if there is work, and collects the oldest, once as many are in flight as can
+  // be or nothing else is to do. For callers that bring their own thread instead of Start. False:
+  // there was nothing to do.
   bool Step();
 
   // Queues a request and returns its ticket. INVALID_ARGUMENT: see ValidateRequest. ALREADY_EXISTS:
@@ -104,16 +108,17 @@ class Engine {
   // failed. The seed, if unset, is drawn here.
   absl::StatusOr<uint64_t> Submit(GenerationRequest request, std::shared_ptr<RequestSink> sink);
 
-  // Ends a request before the next step, with what it has, and `reason` for people. Unknown tickets
-  // are ignored.
+  // Ends a request before the next launch, with what has been committed, and `reason` for people.
+  // Unknown tickets are ignored.
   void Cancel(uint64_t ticket, const std::string& reason);
 
   // Likewise, by id. Returns those that were in flight.
   std::vector<std::string> Abort(absl::Span<const std::string> ids);
   std::vector<std::string> AbortAll();
 
-  // Stops stepping; replies once no step runs. With kWait, once what was accepted has finished;
-  // FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came first.
+  // Stops stepping; replies once no step is in flight. With kWait, once what was accepted has
+  // finished; FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came
+  // first.
   void Pause(PauseMode mode, Reply<PauseResult> reply);
 
   // Undoes Pause. Returns the number of requests that go on.
@@ -150,6 +155,14 @@ class Engine {
   };
   using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
 
+  // A step from its launch to its commit, with all that `model` points to that may end meanwhile.
+  struct StepInFlight {
+    ModelStep model;
+    std::vector<Sequence*> sequences;              // of model's rows; some may have finished
+    std::vector<TokenLogProb> top;                 // what model's rows point to
+    std::vector<std::unique_ptr<Request>> closed;  // while this was the last step launched
+  };
+
   Engine(const ModelConfig& config, const EngineOptions& options,
          std::unique_ptr<ModelRunner> runner);
 
@@ -157,12 +170,15 @@ class Engine {
   void Loop();
   bool WaitForWork();  // false: stop
 
-  // The parts of a step. Settle does what must not happen during one.
+  // The parts of a step. Settle does what must happen between two launches.
   void Settle();
+  bool LaunchNext();  // false: nothing to launch
   std::vector<Sequence*> Schedule();
-  void Prepare(const std::vector<Sequence*>& batch);
-  void Commit(const std::vector<Sequence*>& batch);
+  void Prepare(std::vector<Sequence*> batch, StepInFlight& step);
+  void CollectOldest();
   void Emit();
+  size_t num_in_flight() const { return num_launched_ - num_collected_; }
+  StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
 
   // All below hold mutex_; the first three run on any thread.
   absl::Status Available() const;  // UNAVAILABLE when draining or failed
@@ -172,8 +188,10 @@ class Engine {
 
   void SettlePauses();
   void SettleUpdate();
+  bool IsQuiet();  // nothing is in flight; if false, nothing is launched until it is
   void SwitchWeights();
   void FinishUpdate(absl::StatusOr<WeightUpdateResult> result);
+  void Commit(StepInFlight& step);
   void CommitToken(Sequence& sequence, const LogProbRow& row);
   void EndSequence(Sequence& sequence, SampleEnd end);
   // Ends what is left of the request with kAbort, then closes it with OK.
@@ -185,11 +203,12 @@ class Engine {
   const ModelConfig config_;
   const EngineOptions options_;
   const RequestLimits limits_;
-  const std::unique_ptr<ModelRunner> runner_;
+  const size_t depth_;  // steps that can be in flight
 
   // Of the engine thread alone.
-  ModelStep step_;                             // the present one
-  std::vector<TokenLogProb> top_;              // that its rows point to
+  std::array<StepInFlight, 2> slots_;  // in turn
+  uint64_t num_launched_ = 0;
+  uint64_t num_collected_ = 0;
   std::vector<std::function<void()>> outbox_;  // calls to sinks and replies, for Emit
 
   mutable std::mutex mutex_;  // guards all below
@@ -203,11 +222,15 @@ class Engine {
   std::map<std::string, DType> dtypes_;           // of those weights, by tensor name
   std::vector<PendingPause> pauses_;
   std::optional<PendingUpdate> update_;
-  bool attention_ = false;  // Settle has something to do
+  bool attention_ = false;      // Settle has something to do
+  bool hold_launches_ = false;  // it waits until nothing is in flight
   bool paused_ = false;
   bool draining_ = false;
   bool stopping_ = false;
   absl::Status failure_;
+
+  // After all that steps in flight point to, so that the ranks end before it.
+  const std::unique_ptr<ModelRunner> runner_;
 
   std::thread stager_;  // of the last update
   std::thread thread_;

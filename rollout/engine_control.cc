@@ -123,7 +123,7 @@ void Engine::BeginDrain() {
 void Engine::Settle() {
   {
     const std::lock_guard lock(mutex_);
-    attention_ = false;
+    attention_ = hold_launches_ = false;
     const Clock::time_point now = Clock::now();
     for (auto it = requests_.begin(); it != requests_.end();) {
       Request& request = *it->second;
@@ -142,16 +142,16 @@ void Engine::SettlePauses() {
   std::vector<PendingPause> waiting;
   for (PendingPause& pause : std::exchange(pauses_, {})) {
     absl::StatusOr<PauseResult> result = PauseResult{};
+    const bool waits = pause.mode == PauseMode::kWait;
+    if (waits) scheduler_.HoldNewcomers();
     if (!failure_.ok()) {
       result = Available();
+    } else if ((waits && scheduler_.HasWork() && !paused_) || !IsQuiet()) {
+      waiting.push_back(std::move(pause));
+      continue;
     } else if (pause.mode == PauseMode::kAbort) {
       result->num_aborted = AbortRequests("generation was paused");
-    } else if (pause.mode == PauseMode::kWait) {
-      scheduler_.HoldNewcomers();
-      if (scheduler_.HasWork() && !paused_) {
-        waiting.push_back(std::move(pause));
-        continue;
-      }
+    } else if (waits) {
       if (scheduler_.HasWork()) {
         result = absl::FailedPreconditionError(absl::StrCat(
             "generation is paused with ", requests_.size(), " requests kept: they cannot finish"));
@@ -178,7 +178,12 @@ void Engine::SettleUpdate() {
           "in_flight_mode: WAIT needs requests that can finish, but generation is paused"));
     }
   }
-  SwitchWeights();
+  if (IsQuiet()) SwitchWeights();
+}
+
+bool Engine::IsQuiet() {
+  if (num_in_flight() > 0) hold_launches_ = true;
+  return num_in_flight() == 0;
 }
 
 // INVARIANT: afterwards no sequence holds keys of the old weights

@@ -3,13 +3,33 @@
 #ifndef ISOBIT_ROLLOUT_KV_PAGES_H_
 #define ISOBIT_ROLLOUT_KV_PAGES_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace isobit {
 
+// The pages of one sequence, by position. KvPages fills and empties it.
+// INVARIANT: a number stays where it is, and as it is, until the table is emptied and filled again:
+// steps in flight read it there (KvPagesTest.NumbersStayInPlace).
+class PageTable {
+ public:
+  const int32_t* data() const { return numbers_.get(); }
+  const int32_t* begin() const { return data(); }
+  const int32_t* end() const { return data() + size_; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ private:
+  friend class KvPages;
+  std::unique_ptr<int32_t[]> numbers_;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
 // Not thread-safe. INVARIANT: a page is either free or in exactly one page table
-// (SchedulerTest.LeaksNoPageOverRandomOperations).
+// (SchedulerDepthTest.LeaksNoPageOverRandomOperations).
 class KvPages {
  public:
   // num_pages > 0 pages of page_size > 0 tokens, all free.
@@ -18,12 +38,14 @@ class KvPages {
   // The pages that positions [0, tokens) need.
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Makes `table` cover positions [0, tokens). False, with nothing changed, when too few pages are
-  // free.
-  bool Grow(std::vector<int32_t>& table, int64_t tokens);
+  // Makes `table` cover positions [0, tokens), of at most `max_tokens` that it will ever cover.
+  // False, with nothing changed, when too few pages are free.
+  bool Grow(PageTable& table, int64_t tokens, int64_t max_tokens);
 
-  // Frees the table's pages and empties it.
-  void Free(std::vector<int32_t>& table);
+  // Frees the table's pages and empties it. INVARIANT: they may be handed out again at once, though
+  // a step in flight still reads and writes them: on each rank it is ordered before every step that
+  // is launched later (EngineTest.ReusesPagesWhileAStepInFlightWritesThem).
+  void Free(PageTable& table);
 
   int32_t num_pages() const { return static_cast<int32_t>(is_free_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }

@@ -16,6 +16,7 @@
 #include "common/config/sampling_params.h"
 #include "kernels/model/sampling.h"
 #include "kernels/ops.h"
+#include "rollout/kv_pages.h"
 
 namespace isobit {
 
@@ -82,9 +83,12 @@ struct Sequence {
   State state = State::kWaiting;
   std::vector<int32_t> tokens;  // prompt and completion
   SequenceSampling sampling;
-  std::vector<int32_t> pages{};  // KV page table
-  int64_t num_cached = 0;        // tokens whose keys and values are in `pages`
-  uint64_t arrival = 0;          // ascending in the order of Scheduler::Add
+  PageTable pages{};
+  int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
+                           // in flight have ended
+  uint32_t num_pending = 0;  // tokens that steps in flight draw: they come after `tokens`
+  int32_t row = 0;           // its place in the last step that had it
+  uint64_t arrival = 0;      // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
   std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null before it
 };

@@ -8,7 +8,34 @@
 namespace isobit {
 namespace {
 
-int64_t NumTokens(const Sequence& sequence) { return static_cast<int64_t>(sequence.tokens.size()); }
+int64_t NumTokens(const Sequence& sequence) {
+  return static_cast<int64_t>(sequence.tokens.size()) + sequence.num_pending;
+}
+
+// That it can ever have.
+int64_t MaxTokens(const Sequence& sequence) {
+  const Request& request = *sequence.request;
+  return int64_t{request.num_prompt_tokens} + request.max_tokens;
+}
+
+// Whether a running sequence can take part in the next step.
+enum class Readiness {
+  kReady,   // its tokens are known
+  kFed,     // its last token comes from the step in flight, on the device
+  kWaits,   // it needs to count its last token first
+  kEnding,  // its last token is its last of all
+};
+
+Readiness ReadinessOf(const Sequence& sequence) {
+  if (sequence.num_pending == 0) return Readiness::kReady;
+  if (NumTokens(sequence) >= MaxTokens(sequence)) return Readiness::kEnding;
+  return sequence.sampling.needs_counts() ? Readiness::kWaits : Readiness::kFed;
+}
+
+bool CanRun(const Sequence& sequence) {
+  const Readiness readiness = ReadinessOf(sequence);
+  return readiness == Readiness::kReady || readiness == Readiness::kFed;
+}
 
 }  // namespace
 
@@ -39,25 +66,45 @@ void Scheduler::Remove(Sequence& sequence) {
 }
 
 std::vector<Sequence*> Scheduler::Schedule() {
+  if (ShouldWait()) return {};
   // Every running sequence gets a page for its next token, at the expense of the latest ones.
+  std::vector<Sequence*> batch;
+  batch.reserve(limits_.max_running);
   for (size_t i = 0; i < running_.size(); ++i) {
-    while (i < running_.size() && !pages_.Grow(running_[i]->pages, NumTokens(*running_[i]))) {
+    if (!CanRun(*running_[i])) continue;
+    while (i < running_.size() && !Grow(*running_[i])) {
       ++running_.back()->num_preemptions;
       Preempt();
     }
+    if (i < running_.size()) batch.push_back(running_[i]);
   }
-  int64_t tokens = static_cast<int64_t>(running_.size());
+  int64_t tokens = static_cast<int64_t>(batch.size());
   while (running_.size() < limits_.max_running && HeadMayStart()) {
     Sequence& head = *waiting_.front();
-    if (tokens + NumTokens(head) > limits_.max_batch_tokens) break;
-    if (!pages_.Grow(head.pages, NumTokens(head))) break;
+    if (head.num_pending > 0) break;  // preempted just now
+    if (tokens + NumTokens(head) > limits_.max_batch_tokens || !Grow(head)) break;
     tokens += NumTokens(head);
     waiting_.pop_front();
     CountWaiting(head, -1);
     head.state = Sequence::State::kRunning;
     running_.push_back(&head);
+    batch.push_back(&head);
   }
-  return running_;
+  return batch;
+}
+
+bool Scheduler::ShouldWait() const {
+  bool waits = false;
+  for (const Sequence* sequence : running_) {
+    const Readiness readiness = ReadinessOf(*sequence);
+    if (readiness == Readiness::kFed) return false;
+    waits |= readiness == Readiness::kWaits;
+  }
+  return waits;
+}
+
+bool Scheduler::Grow(Sequence& sequence) {
+  return pages_.Grow(sequence.pages, NumTokens(sequence), MaxTokens(sequence));
 }
 
 void Scheduler::PreemptAll() {

@@ -4,6 +4,10 @@
 // First come, first served: a sequence starts only when every earlier one has started, and when
 // pages run out the latest one is the first to give way. So the earliest sequence always
 // progresses, and nothing starves.
+//
+// A sequence may run again while its last token is still to come from a step in flight: what it
+// needs is known, unless it has penalties, which count tokens. Whether that token stops it, shows
+// only later: the row is then computed for nothing.
 #ifndef ISOBIT_ROLLOUT_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULER_H_
 
@@ -36,7 +40,8 @@ class Scheduler {
   void Remove(Sequence& sequence);
 
   // The sequences of the next step, with pages for all their tokens. Each computes its tokens from
-  // num_cached on: one token, or, just admitted, all of them. Not empty if HasWork.
+  // num_cached on: one token, which may be pending, or, just admitted, all of them, none of which
+  // is. Empty only if there is no work, or if what there is waits for a step in flight.
   std::vector<Sequence*> Schedule();
 
   // Sends every running sequence back to the head of the queue, in order, without its pages.
@@ -55,7 +60,11 @@ class Scheduler {
 
  private:
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
-  void Preempt();  // the latest running sequence
+  // Whether the next step should wait for the one in flight, since that one feeds nobody while
+  // somebody waits for it: apart, the two would take turns from then on, each at half the speed.
+  bool ShouldWait() const;
+  bool Grow(Sequence& sequence);  // gives it pages for all its tokens
+  void Preempt();                 // the latest running sequence
   void CountWaiting(const Sequence& sequence, int sign);
 
   const SchedulerLimits limits_;

@@ -30,12 +30,12 @@ SequenceSampling::SequenceSampling(const SamplingParams& params,
   for (const int32_t token : prompt) Count(token, true);
 }
 
-RowSampling SequenceSampling::NextRow() const {
+RowSampling SequenceSampling::NextRow(uint32_t ahead) const {
   RowSampling row = row_;
-  row.position = num_prompt_ + num_completion_;
+  row.position = num_prompt_ + num_completion_ + ahead;
   row.counts = counts_;
   row.biases = biases_;
-  if (num_completion_ < min_tokens_) row.banned = stop_ids_;
+  if (num_completion_ + ahead < min_tokens_) row.banned = stop_ids_;
   return row;
 }
 

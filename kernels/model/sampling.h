@@ -22,14 +22,17 @@ class SequenceSampling {
   SequenceSampling(const SamplingParams& params, absl::Span<const int32_t> eos_token_ids,
                    uint64_t seed, uint32_t sample, absl::Span<const int32_t> prompt);
 
-  // The row for the next token. Its spans point into this object; `counts` holds until the next
-  // Append, the others as long as the object.
-  RowSampling NextRow() const;
+  // The row for the next token, or for the one `ahead` tokens later, which takes that the tokens
+  // between stop nothing and that !needs_counts(). Its spans point into this object; `counts` holds
+  // until the next Append, the others as long as the object.
+  RowSampling NextRow(uint32_t ahead = 0) const;
   void Append(int32_t token);
 
   // Whether drawing `token` ends the sequence. Stop tokens cannot be drawn before min_tokens.
   bool IsStop(int32_t token) const;
   uint32_t num_completion_tokens() const { return num_completion_; }
+  // Whether a row depends on which tokens came before: there are penalties.
+  bool needs_counts() const { return counts_needed_; }
 
  private:
   void Count(int32_t token, bool in_prompt);

@@ -15,7 +15,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/model/host_executor.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
@@ -35,7 +34,7 @@ using testing_support::StatusIs;
 using testing_support::TinyWeights;
 using testing_support::WriteModel;
 
-class EngineControlTest : public EngineFixture {
+class EngineControlTest : public EngineDepthFixture {
  protected:
   // The reply, once there is one.
   static std::shared_ptr<std::optional<absl::StatusOr<PauseResult>>> Pause(Engine& engine,
@@ -45,20 +44,21 @@ class EngineControlTest : public EngineFixture {
     return result;
   }
 
-  static void Steps(Engine& engine, int count) {
-    for (int i = 0; i < count; ++i) engine.Step();
-  }
+  // Tokens of a sequence that steps in flight draw while it runs.
+  size_t in_flight() const { return static_cast<size_t>(depth_) - 1; }
 };
+INSTANTIATE_TEST_SUITE_P(Depth, EngineControlTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
 
-TEST_F(EngineControlTest, PauseAbortEndsWhatIsInFlightAndHoldsWhatComes) {
+TEST_P(EngineControlTest, PauseAbortEndsWhatIsInFlightAndHoldsWhatComes) {
   const auto engine = MakeEngine();
   const auto running = Submit(*engine, MakeRequest("running"));
   Steps(*engine, 2);
   const auto paused = Pause(*engine, PauseMode::kAbort);
   EXPECT_FALSE(paused->has_value()) << "not before the step is over";
-  EXPECT_FALSE(engine->Step());
+  Run(*engine);
   EXPECT_EQ(paused->value()->num_aborted, 1u);
-  EXPECT_EQ(running->samples[0].tokens.size(), 2u);
+  EXPECT_EQ(running->samples[0].tokens.size(), 2 + in_flight());
   EXPECT_EQ(running->samples[0].end->reason, FinishReason::kAbort);
   EXPECT_TRUE(engine->load().paused);
 
@@ -71,18 +71,18 @@ TEST_F(EngineControlTest, PauseAbortEndsWhatIsInFlightAndHoldsWhatComes) {
   EXPECT_EQ(queued->samples[0].end->reason, FinishReason::kLength);
 }
 
-TEST_F(EngineControlTest, PauseKeepGoesOnWhereItWas) {
+TEST_P(EngineControlTest, PauseKeepGoesOnWhereItWas) {
   const auto engine = MakeEngine();
   const SampleResult expected = Generate(*engine, MakeRequest("r"));
   const auto sink = Submit(*engine, MakeRequest("r"));
   Steps(*engine, 3);
   const auto paused = Pause(*engine, PauseMode::kKeep);
-  EXPECT_FALSE(engine->Step());
+  Run(*engine);
   EXPECT_EQ(paused->value()->num_kept, 1u);
   EXPECT_EQ(paused->value()->num_aborted, 0u);
   EXPECT_EQ(engine->load().num_used_pages, 2) << "pages and all";
   EXPECT_FALSE(engine->Step());
-  EXPECT_EQ(sink->samples[0].tokens.size(), 3u);
+  EXPECT_EQ(sink->samples[0].tokens.size(), 3 + in_flight());
 
   const auto impossible = Pause(*engine, PauseMode::kWait);
   engine->Step();
@@ -93,7 +93,7 @@ TEST_F(EngineControlTest, PauseKeepGoesOnWhereItWas) {
   ExpectSameTokens(sink->samples[0], expected);
 }
 
-TEST_F(EngineControlTest, PauseWaitLetsWhatWasAcceptedFinish) {
+TEST_P(EngineControlTest, PauseWaitLetsWhatWasAcceptedFinish) {
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 1;
   const auto engine = MakeEngine(options);
@@ -117,7 +117,22 @@ TEST_F(EngineControlTest, PauseWaitLetsWhatWasAcceptedFinish) {
   EXPECT_EQ(late->samples[0].end->reason, FinishReason::kLength);
 }
 
-TEST_F(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
+TEST_P(EngineControlTest, TheThreadEndsAWaitWithoutBeingAskedAgain) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 100;
+  Submit(*engine, request);
+  std::latch replied(1);
+  engine->Pause(PauseMode::kWait, [&](const absl::StatusOr<PauseResult>& result) {
+    ISOBIT_EXPECT_OK(result);
+    replied.count_down();
+  });
+  engine->Start();
+  replied.wait();
+  EXPECT_EQ(engine->load().num_running_requests, 0u);
+}
+
+TEST_P(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
   const auto engine = MakeEngine();
   const auto sink = Submit(*engine, MakeRequest("r"));
   engine->Step();
@@ -130,7 +145,7 @@ TEST_F(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
   ISOBIT_EXPECT_OK(late->done.value());
 }
 
-TEST_F(EngineControlTest, UpdateAbortSwitchesAtOnce) {
+TEST_P(EngineControlTest, UpdateAbortSwitchesAtOnce) {
   const auto engine = MakeEngine();
   EXPECT_EQ(engine->weight_version()->id, 1u);
   const auto sink = Submit(*engine, MakeRequest("r"));
@@ -151,7 +166,7 @@ TEST_F(EngineControlTest, UpdateAbortSwitchesAtOnce) {
   ExpectSameTokens(after, Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r")));
 }
 
-TEST_F(EngineControlTest, ServesTheOldWeightsWhileStaging) {
+TEST_P(EngineControlTest, ServesTheOldWeightsWhileStaging) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.max_tokens = 190;
@@ -168,7 +183,7 @@ TEST_F(EngineControlTest, ServesTheOldWeightsWhileStaging) {
   }
 }
 
-TEST_F(EngineControlTest, UpdateWaitLetsWhatWasAcceptedFinishUnderTheOldWeights) {
+TEST_P(EngineControlTest, UpdateWaitLetsWhatWasAcceptedFinishUnderTheOldWeights) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("old");
   request.sampling.max_tokens = 190;
@@ -196,7 +211,7 @@ TEST_F(EngineControlTest, UpdateWaitLetsWhatWasAcceptedFinishUnderTheOldWeights)
   EXPECT_THAT(EngineFixture::Generate(*engine, MakeRequest("after")).versions, Each(2u));
 }
 
-TEST_F(EngineControlTest, UpdateWaitFailsWhilePausedWithRequestsKept) {
+TEST_P(EngineControlTest, UpdateWaitFailsWhilePausedWithRequestsKept) {
   const auto engine = MakeEngine();
   const auto sink = Submit(*engine, MakeRequest("r"));
   engine->Step();
@@ -213,13 +228,13 @@ TEST_F(EngineControlTest, UpdateWaitFailsWhilePausedWithRequestsKept) {
 }
 
 // Every later token has the bits that the new weights give to the whole text so far.
-TEST_F(EngineControlTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
+TEST_P(EngineControlTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.max_tokens = 12;
   const auto sink = Submit(*engine, request);
   const auto other = Submit(*engine, MakeRequest("other", 3));
-  Steps(*engine, 4);
+  Steps(*engine, 4 - static_cast<int>(in_flight()));
   Pause(*engine, PauseMode::kKeep);  // so that none finishes while the weights are staged
   ISOBIT_ASSERT_OK_AND_ASSIGN(
       const WeightUpdateResult result,
@@ -247,7 +262,7 @@ TEST_F(EngineControlTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
                            expected.logprobs));
 }
 
-TEST_F(EngineControlTest, ChecksVersionAndDigest) {
+TEST_P(EngineControlTest, ChecksVersionAndDigest) {
   const auto engine = MakeEngine();
   EXPECT_THAT(Update(*engine, {.model_path = "v2", .weight_version = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -264,7 +279,7 @@ TEST_F(EngineControlTest, ChecksVersionAndDigest) {
   EXPECT_NE(new_digest, old_digest);
 }
 
-TEST_F(EngineControlTest, DummyWeightsAreUpdatedFromSeedToSeed) {
+TEST_P(EngineControlTest, DummyWeightsAreUpdatedFromSeedToSeed) {
   ISOBIT_ASSERT_OK(MakeDummyModel(config_, 5, root_.File("dummy5")));
   ISOBIT_ASSERT_OK(MakeDummyModel(config_, 6, root_.File("dummy6")));
   ISOBIT_ASSERT_OK(MakeRandomModel(config_, 6, root_.File("stored6")));
@@ -284,7 +299,7 @@ TEST_F(EngineControlTest, DummyWeightsAreUpdatedFromSeedToSeed) {
   ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
 }
 
-TEST_F(EngineControlTest, OneUpdateAtATime) {
+TEST_P(EngineControlTest, OneUpdateAtATime) {
   const auto engine = MakeEngine();
   std::optional<absl::StatusOr<WeightUpdateResult>> first;
   engine->UpdateWeights({.model_path = "v2"},
@@ -295,7 +310,7 @@ TEST_F(EngineControlTest, OneUpdateAtATime) {
 }
 
 // Every damaged directory is refused by name, and the old weights go on with the old bits.
-TEST_F(EngineControlTest, FailedUpdatesLeaveTheOldWeightsServing) {
+TEST_P(EngineControlTest, FailedUpdatesLeaveTheOldWeightsServing) {
   const auto write = [this](const std::string& name, auto damage) {
     TinyWeights weights = RandomWeights(config_, 2);
     damage(weights);
@@ -367,7 +382,7 @@ TEST_F(EngineControlTest, FailedUpdatesLeaveTheOldWeightsServing) {
   ExpectSameTokens(Generate(*engine, MakeRequest("r")), expected);
 }
 
-TEST_F(EngineControlTest, DrainRefusesNewRequestsAndFinishesTheOld) {
+TEST_P(EngineControlTest, DrainRefusesNewRequestsAndFinishesTheOld) {
   const auto engine = MakeEngine();
   const auto sink = Submit(*engine, MakeRequest("r"));
   engine->Step();
@@ -380,7 +395,7 @@ TEST_F(EngineControlTest, DrainRefusesNewRequestsAndFinishesTheOld) {
   EXPECT_EQ(sink->samples[0].end->reason, FinishReason::kLength);
 }
 
-TEST_F(EngineControlTest, DrainEndsPausedRequests) {
+TEST_P(EngineControlTest, DrainEndsPausedRequests) {
   const auto engine = MakeEngine();
   const auto sink = Submit(*engine, MakeRequest("r"));
   engine->Step();
@@ -415,7 +430,7 @@ class CountingSink final : public RequestSink {
 };
 
 // Sanitizers judge.
-TEST_F(EngineControlTest, SurvivesCallsFromManyThreads) {
+TEST_P(EngineControlTest, SurvivesCallsFromManyThreads) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 20;  // some requests are preempted
   const auto engine = MakeEngine(options);
@@ -477,11 +492,66 @@ class FailingOps final : public testing_support::ForwardingOps {
   std::atomic<int>& countdown_;
 };
 
-TEST_F(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
+// Another rank, whose n-th Launch or Collect fails.
+class FailingRank final : public RankExecutor {
+ public:
+  enum class Call { kLaunch, kCollect };
+  FailingRank(std::unique_ptr<RankExecutor> rank, Call call, int countdown)
+      : rank_(std::move(rank)), call_(call), countdown_(countdown) {}
+  std::string backend() const override { return rank_->backend(); }
+  int depth() const override { return rank_->depth(); }
+  absl::Status Launch(const ModelStep& step) override {
+    return Fails(Call::kLaunch) ? absl::InternalError("device lost") : rank_->Launch(step);
+  }
+  absl::Status Collect(ModelStep& step) override {
+    return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
+  }
+  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
+                                  const ResidentWeights* first) const override {
+    return rank_->Pack(checkpoint, first);
+  }
+  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
+    return rank_->Serve(std::move(weights));
+  }
+
+ private:
+  bool Fails(Call call) { return call == call_ && --countdown_ == 0; }
+
+  const std::unique_ptr<RankExecutor> rank_;
+  const Call call_;
+  int countdown_;
+};
+
+TEST_P(EngineControlTest, ARankMayFailWithStepsInFlight) {
+  for (const auto call : {FailingRank::Call::kLaunch, FailingRank::Call::kCollect}) {
+    int num_failures = 0;
+    EngineOptions options = DefaultOptions();
+    options.runner.make_rank =
+        [call, make_rank = options.runner.make_rank](
+            const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
+      auto made = make_rank(rank);
+      if (!made.ok() || rank.comm.rank() != 2) return made;
+      return std::make_unique<FailingRank>(*std::move(made), call, 4);
+    };
+    options.on_failure = [&](const absl::Status&) { ++num_failures; };
+    const auto engine = MakeEngine(options);
+    const auto sink = Submit(*engine, MakeRequest("r"));
+    Steps(*engine, 2);
+    const auto paused = Pause(*engine, PauseMode::kWait);
+    Run(*engine);
+    EXPECT_THAT(sink->done.value(),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("device lost")));
+    EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_EQ(num_failures, 1);
+    EXPECT_EQ(engine->load().num_used_pages, 0);
+  }
+}
+
+TEST_P(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
   std::atomic<int> countdown{100};
   std::vector<absl::Status> failures;
   EngineOptions options = DefaultOptions();
-  options.runner.make_rank = MakeHostRank([&] { return std::make_unique<FailingOps>(countdown); });
+  options.runner.make_rank = RankOf([&] { return std::make_unique<FailingOps>(countdown); });
   options.on_failure = [&](const absl::Status& status) { failures.push_back(status); };
   const auto engine = MakeEngine(options);
   const auto a = Submit(*engine, MakeRequest("a"));

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/host_executor.h"
+#include "tests/rollout/deferred_executor.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
@@ -48,9 +49,14 @@ EngineOptions EngineFixture::DefaultOptions() const {
                     .page_size = 4,
                     .num_pages = 64,
                     .max_positions = 200,
-                    .make_rank = MakeHostRank([] { return MakeCpuOps({}); })};
+                    .make_rank = RankOf([] { return MakeCpuOps({}); })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 256};
   return options;
+}
+
+MakeRank EngineFixture::RankOf(std::function<std::unique_ptr<Ops>()> make_ops) const {
+  const MakeRank host = MakeHostRank(std::move(make_ops));
+  return depth_ == 1 ? host : MakeDeferredRank(host);
 }
 
 std::unique_ptr<Engine> EngineFixture::MakeEngine(const EngineOptions& options,
@@ -88,6 +94,10 @@ std::shared_ptr<RecordingSink> EngineFixture::Submit(Engine& engine,
   auto sink = std::make_shared<RecordingSink>();
   ISOBIT_EXPECT_OK(engine.Submit(request, sink));
   return sink;
+}
+
+void EngineFixture::Steps(Engine& engine, int count) const {
+  for (int i = 0; i < count + depth_ - 1; ++i) engine.Step();
 }
 
 void EngineFixture::Run(Engine& engine) {

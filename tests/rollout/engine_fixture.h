@@ -2,6 +2,7 @@
 #ifndef ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
 #define ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,6 +41,9 @@ class EngineFixture : public testing::Test {
   // Four ranks, 64 pages of 4 tokens.
   EngineOptions DefaultOptions() const;
 
+  // A backend for options.runner.make_rank: a host rank, deferred where depth_ is 2.
+  MakeRank RankOf(std::function<std::unique_ptr<Ops>()> make_ops) const;
+
   // An engine that serves `model`, a directory that a test has written below root_.
   std::unique_ptr<Engine> MakeEngine(const EngineOptions& options,
                                      const std::string& model = "v1") const;
@@ -54,14 +58,25 @@ class EngineFixture : public testing::Test {
   // Submits and returns the sink; a refusal fails the test.
   static std::shared_ptr<RecordingSink> Submit(Engine& engine, const GenerationRequest& request);
 
+  // Steps until a request that has just been submitted, and is admitted at once, has `count`
+  // tokens.
+  void Steps(Engine& engine, int count) const;
+
   // Steps until nothing is left to do.
   static void Run(Engine& engine);
 
   // Submit, Run, and the one sample of a request that ended well.
   static SampleResult Generate(Engine& engine, const GenerationRequest& request);
 
+  int depth_ = 1;  // of the ranks
   testing_support::TempDir root_;
   ModelConfig config_;  // of root_/v1 and root_/v2, whose weights differ
+};
+
+// The same, with the depth of the ranks as the parameter.
+class EngineDepthFixture : public EngineFixture, public testing::WithParamInterface<int> {
+ protected:
+  EngineDepthFixture() { depth_ = GetParam(); }
 };
 
 void ExpectSameTokens(const SampleResult& actual, const SampleResult& expected);

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/model/host_executor.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
@@ -27,9 +26,11 @@ using testing::Not;
 using testing_support::BitwiseEqual;
 using testing_support::StatusIs;
 
-class EngineTest : public EngineFixture {};
+class EngineTest : public EngineDepthFixture {};
+INSTANTIATE_TEST_SUITE_P(Depth, EngineTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
 
-TEST_F(EngineTest, GeneratesTheSameBitsAloneAndInACrowd) {
+TEST_P(EngineTest, GeneratesTheSameBitsAloneAndInACrowd) {
   const auto engine = MakeEngine();
   const SampleResult alone = Generate(*engine, MakeRequest("alone"));
   EXPECT_EQ(alone.tokens.size(), 8u);
@@ -51,7 +52,7 @@ TEST_F(EngineTest, GeneratesTheSameBitsAloneAndInACrowd) {
   EXPECT_EQ(engine->load().num_used_pages, 0);
 }
 
-TEST_F(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
+TEST_P(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
   GenerationRequest request = MakeRequest("r");
   request.sampling.max_tokens = 40;
   request.sampling.top_p = 0.9f;
@@ -70,15 +71,15 @@ TEST_F(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
   }
 }
 
-TEST_F(EngineTest, GeneratesTheBitsOfTheOracle) {
+TEST_P(EngineTest, GeneratesTheBitsOfTheOracle) {
   EngineOptions options = DefaultOptions();
-  options.runner.make_rank = MakeHostRank(MakeOracleOps);
+  options.runner.make_rank = RankOf(MakeOracleOps);
   ExpectSameTokens(Generate(*MakeEngine(), MakeRequest("r")),
                    Generate(*MakeEngine(options), MakeRequest("r")));
 }
 
 // The control of the tests above: the sizes matter in a mode that promises nothing.
-TEST_F(EngineTest, VanillaModeDependsOnTheParallelSize) {
+TEST_P(EngineTest, VanillaModeDependsOnTheParallelSize) {
   std::vector<float> logprobs[2];
   for (const int i : {0, 1}) {
     EngineOptions options = DefaultOptions();
@@ -89,7 +90,7 @@ TEST_F(EngineTest, VanillaModeDependsOnTheParallelSize) {
   EXPECT_FALSE(BitwiseEqual(logprobs[0], logprobs[1]));
 }
 
-TEST_F(EngineTest, GeneratesTheSameBitsAfterPreemption) {
+TEST_P(EngineTest, GeneratesTheSameBitsAfterPreemption) {
   std::vector<GenerationRequest> requests;
   for (uint64_t i = 0; i < 4; ++i) {
     requests.push_back(MakeRequest(absl::StrCat("r", i), i));
@@ -116,14 +117,14 @@ TEST_F(EngineTest, GeneratesTheSameBitsAfterPreemption) {
   EXPECT_EQ(tight->load().num_used_pages, 0);
 }
 
-TEST_F(EngineTest, SeedDecidesTheSample) {
+TEST_P(EngineTest, SeedDecidesTheSample) {
   const auto engine = MakeEngine();
   const SampleResult first = Generate(*engine, MakeRequest("a", 1));
   ExpectSameTokens(Generate(*engine, MakeRequest("b", 1)), first);
   EXPECT_NE(Generate(*engine, MakeRequest("c", 2)).tokens, first.tokens);
 }
 
-TEST_F(EngineTest, ReportsTheSeedItChose) {
+TEST_P(EngineTest, ReportsTheSeedItChose) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("a");
   request.sampling.seed.reset();
@@ -134,7 +135,7 @@ TEST_F(EngineTest, ReportsTheSeedItChose) {
   ExpectSameTokens(Generate(*engine, request), first);
 }
 
-TEST_F(EngineTest, SamplesOfOneRequestDifferAndTheFirstIsThatOfAlone) {
+TEST_P(EngineTest, SamplesOfOneRequestDifferAndTheFirstIsThatOfAlone) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("n");
   const SampleResult alone = Generate(*engine, request);
@@ -152,7 +153,7 @@ TEST_F(EngineTest, SamplesOfOneRequestDifferAndTheFirstIsThatOfAlone) {
   ExpectSameTokens(sink->samples[0], alone);
 }
 
-TEST_F(EngineTest, StopsAtAStopTokenButNotBeforeMinTokens) {
+TEST_P(EngineTest, StopsAtAStopTokenButNotBeforeMinTokens) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   const SampleResult whole = Generate(*engine, request);
@@ -171,7 +172,7 @@ TEST_F(EngineTest, StopsAtAStopTokenButNotBeforeMinTokens) {
   EXPECT_THAT(forced.tokens, Each(Not(stop)));
 }
 
-TEST_F(EngineTest, StopsAtTheModelsEndUnlessIgnored) {
+TEST_P(EngineTest, StopsAtTheModelsEndUnlessIgnored) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.logit_bias = {{1, 1000.0f}};  // the end of sequence
@@ -183,7 +184,7 @@ TEST_F(EngineTest, StopsAtTheModelsEndUnlessIgnored) {
   EXPECT_EQ(stopped.end->stop_token, 1);
 }
 
-TEST_F(EngineTest, PenaltiesReachTheSampler) {
+TEST_P(EngineTest, PenaltiesReachTheSampler) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.temperature = 0.0f;
@@ -202,7 +203,7 @@ TEST_F(EngineTest, PenaltiesReachTheSampler) {
   EXPECT_NE(Generate(*engine, request).tokens, plain.tokens);
 }
 
-TEST_F(EngineTest, GivesTopLogprobsMostLikelyFirst) {
+TEST_P(EngineTest, GivesTopLogprobsMostLikelyFirst) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.logprobs = 5;
@@ -222,7 +223,7 @@ TEST_F(EngineTest, GivesTopLogprobsMostLikelyFirst) {
   }
 }
 
-TEST_F(EngineTest, RawLogprobsIgnoreTheSamplingParameters) {
+TEST_P(EngineTest, RawLogprobsIgnoreTheSamplingParameters) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   const SampleResult plain = Generate(*engine, request);
@@ -237,15 +238,14 @@ TEST_F(EngineTest, RawLogprobsIgnoreTheSamplingParameters) {
   EXPECT_FALSE(BitwiseEqual(raw.logprobs, processed.logprobs));
 }
 
-TEST_F(EngineTest, CancelFreesPagesWithinOneStep) {
+TEST_P(EngineTest, CancelFreesPagesWithinOneStep) {
   const auto engine = MakeEngine();
   auto sink = std::make_shared<RecordingSink>();
   GenerationRequest request = MakeRequest("r");
   request.sampling.n = 3;
   ISOBIT_ASSERT_OK_AND_ASSIGN(const uint64_t ticket, engine->Submit(request, sink));
   const auto other = Submit(*engine, MakeRequest("other", 5));
-  engine->Step();
-  engine->Step();
+  Steps(*engine, 2);
   EXPECT_EQ(engine->load().num_used_pages, 4 * 2);
   engine->Cancel(ticket, "gone");
   engine->Step();
@@ -261,11 +261,11 @@ TEST_F(EngineTest, CancelFreesPagesWithinOneStep) {
   engine->Cancel(ticket, "again");  // no longer known
 }
 
-TEST_F(EngineTest, AbortEndsByIdWithWhatThereIs) {
+TEST_P(EngineTest, AbortEndsByIdWithWhatThereIs) {
   const auto engine = MakeEngine();
   const auto a = Submit(*engine, MakeRequest("a"));
   const auto b = Submit(*engine, MakeRequest("b"));
-  engine->Step();
+  Steps(*engine, 1);
   EXPECT_THAT(engine->Abort({"a", "unknown"}), testing::ElementsAre("a"));
   engine->Step();
   EXPECT_EQ(a->samples[0].end->reason, FinishReason::kAbort);
@@ -277,7 +277,7 @@ TEST_F(EngineTest, AbortEndsByIdWithWhatThereIs) {
   EXPECT_EQ(b->samples[0].end->reason, FinishReason::kAbort);
 }
 
-TEST_F(EngineTest, TimeoutEndsARequestWithWhatItHas) {
+TEST_P(EngineTest, TimeoutEndsARequestWithWhatItHas) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.timeout = std::chrono::milliseconds(30000);
@@ -285,7 +285,7 @@ TEST_F(EngineTest, TimeoutEndsARequestWithWhatItHas) {
   request.timeout = std::chrono::milliseconds(50);
   request.sampling.max_tokens = 150;
   const auto sink = Submit(*engine, request);
-  engine->Step();
+  Steps(*engine, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   engine->Step();
   ISOBIT_ASSERT_OK(sink->done.value());
@@ -295,7 +295,7 @@ TEST_F(EngineTest, TimeoutEndsARequestWithWhatItHas) {
   EXPECT_EQ(engine->load().num_used_pages, 0);
 }
 
-TEST_F(EngineTest, TheThreadWakesForAnExpiryWhilePaused) {
+TEST_P(EngineTest, TheThreadWakesForAnExpiryWhilePaused) {
   const auto engine = MakeEngine();
   engine->Start();
   struct Notifying final : RequestSink {
@@ -317,7 +317,19 @@ TEST_F(EngineTest, TheThreadWakesForAnExpiryWhilePaused) {
   EXPECT_TRUE(sink->done);
 }
 
-TEST_F(EngineTest, RefusesRequestsItCannotQueue) {
+TEST_P(EngineTest, StopDoesNotWaitForRequests) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 190;
+  request.sampling.n = 16;
+  const auto sink = Submit(*engine, request);
+  engine->Start();
+  while (engine->load().num_used_pages == 0) std::this_thread::yield();
+  engine->Stop();
+  EXPECT_FALSE(sink->done.has_value());
+}
+
+TEST_P(EngineTest, RefusesRequestsItCannotQueue) {
   EngineOptions options = DefaultOptions();
   options.max_waiting_requests = 2;
   options.max_waiting_tokens = 100;
@@ -342,7 +354,137 @@ TEST_F(EngineTest, RefusesRequestsItCannotQueue) {
   EXPECT_EQ(Generate(*engine, MakeRequest("b")).tokens.size(), 8u) << "the id is free again";
 }
 
-TEST_F(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
+// Requests of every kind, each alone at depth 1 and all together, on few pages.
+TEST_P(EngineTest, GeneratesTheSameBitsAtAnyDepth) {
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 12; ++i) {
+    GenerationRequest request = MakeRequest(absl::StrCat("r", i), i);
+    request.prompt.resize(1 + i % 7, 20);
+    request.sampling.max_tokens = static_cast<uint32_t>(1 + 3 * i);
+    request.sampling.logprobs = i % 3;
+    if (i % 2 == 1) request.sampling.stop_token_ids = {1, 5, 9, 17, 30, 44, 60, 71, 90};
+    if (i % 4 == 3) request.sampling.min_tokens = 4;
+    if (i % 3 == 1) request.sampling.logit_bias = {{9, 3.0f}, {40, -2.0f}};
+    if (i % 5 == 2) request.sampling.repetition_penalty = 1.5f;
+    if (i % 6 == 5) request.sampling.n = 3;
+    requests.push_back(request);
+  }
+  depth_ = 1;
+  const auto reference = MakeEngine();
+  depth_ = GetParam();
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 24;
+  options.scheduler.max_running = 6;
+  const auto engine = MakeEngine(options);
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const GenerationRequest& request : requests) {
+    sinks.push_back(Submit(*engine, request));
+    engine->Step();
+  }
+  Run(*engine);
+  uint32_t num_preemptions = 0;
+  size_t num_stops = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    const auto alone = Submit(*reference, requests[i]);
+    Run(*reference);
+    ISOBIT_ASSERT_OK(sinks[i]->done.value());
+    ASSERT_EQ(sinks[i]->samples.size(), requests[i].sampling.n);
+    for (const auto& [index, sample] : sinks[i]->samples) {
+      const SampleResult& expected = alone->samples[index];
+      ExpectSameTokens(sample, expected);
+      EXPECT_EQ(sample.end->reason, expected.end->reason);
+      EXPECT_EQ(sample.end->stop_token, expected.end->stop_token);
+      ASSERT_EQ(sample.top.size(), expected.top.size());
+      for (size_t t = 0; t < sample.top.size(); ++t) {
+        ASSERT_EQ(sample.top[t].size(), expected.top[t].size());
+        for (size_t k = 0; k < sample.top[t].size(); ++k) {
+          EXPECT_EQ(sample.top[t][k].id, expected.top[t][k].id);
+          EXPECT_TRUE(BitwiseEqual(sample.top[t][k].logprob, expected.top[t][k].logprob));
+        }
+      }
+      num_preemptions += sample.end->num_preemptions;
+      num_stops += sample.end->reason == FinishReason::kStop ? 1 : 0;
+    }
+  }
+  EXPECT_GE(num_preemptions, 1u) << "the test must exercise preemption";
+  EXPECT_GE(num_stops, 3u) << "and stops";
+  EXPECT_EQ(engine->load().num_used_pages, 0);
+}
+
+TEST_P(EngineTest, ReusesPagesWhileAStepInFlightWritesThem) {
+  GenerationRequest next = MakeRequest("next", 5);
+  next.sampling.max_tokens = 4;
+  GenerationRequest stopping = MakeRequest("stopping");
+  const SampleResult expected = Generate(*MakeEngine(), next);
+  stopping.sampling.stop_token_ids = {Generate(*MakeEngine(), stopping).tokens[1]};
+
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 4;
+  const auto engine = MakeEngine(options);
+  const auto first = Submit(*engine, stopping);
+  engine->Step();
+  next.prompt.resize(10, 7);  // 3 pages, of which one is the first's
+  const auto second = Submit(*engine, next);
+  while (!first->done) engine->Step();
+  EXPECT_EQ(engine->load().num_waiting_requests, 1u);
+  engine->Step();
+  EXPECT_EQ(engine->load().num_waiting_requests, 0u) << "at once, the step in flight or not";
+  Run(*engine);
+  ExpectSameTokens(second->samples[0], Generate(*MakeEngine(), next));
+  EXPECT_EQ(expected.tokens.size(), second->samples[0].tokens.size());
+}
+
+// The deferred rank and sanitizers judge.
+TEST_P(EngineTest, StepsInFlightOutliveTheirRequests) {
+  const auto engine = MakeEngine();
+  const SampleResult expected = Generate(*engine, MakeRequest("r"));
+  const auto running = Submit(*engine, MakeRequest("r"));
+  for (int i = 0; i < 6; ++i) {
+    GenerationRequest request = MakeRequest(absl::StrCat("cancelled", i));
+    request.sampling.n = 2;
+    request.sampling.logprobs = 3;
+    request.sampling.min_tokens = 6;
+    request.sampling.stop_token_ids = {4, 5, 6};
+    request.sampling.logit_bias = {{7, 1.0f}};
+    if (i % 2 == 1) request.sampling.presence_penalty = 0.5f;
+    const auto ticket = engine->Submit(request, std::make_shared<RecordingSink>());
+    ISOBIT_ASSERT_OK(ticket);
+    engine->Step();
+    engine->Cancel(*ticket, "gone");
+  }
+  Run(*engine);
+  ExpectSameTokens(running->samples[0], expected);
+  EXPECT_EQ(engine->load().num_used_pages, 0);
+}
+
+TEST_P(EngineTest, NewcomersDoNotDrainThePipeline) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 20;
+  const auto sink = Submit(*engine, request);
+  Steps(*engine, 1);
+  for (size_t i = 1; i < 12; ++i) {
+    EXPECT_EQ(sink->samples[0].tokens.size(), i);
+    Submit(*engine, MakeRequest(absl::StrCat("newcomer", i)));
+    engine->Step();
+  }
+}
+
+TEST_P(EngineTest, PenaltiesWaitForTheirTokensAndStallNobody) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("plain");
+  request.sampling.max_tokens = 20;
+  const auto plain = Submit(*engine, request);
+  request.id = "penalised";
+  request.sampling.frequency_penalty = 0.5f;
+  const auto penalised = Submit(*engine, request);
+  Steps(*engine, 12);
+  EXPECT_EQ(plain->samples[0].tokens.size(), 12u);
+  EXPECT_EQ(penalised->samples[0].tokens.size(), GetParam() == 1 ? 12u : 6u);
+}
+
+TEST_P(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
   testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
   const size_t width = static_cast<size_t>(config_.hidden_size);
   weights.tensors["model.embed_tokens.weight"][50 * width + 3] = 0x7fc0;  // NaN
@@ -361,7 +503,7 @@ TEST_F(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
     GenerationRequest bad = MakeRequest("bad");
     bad.prompt[2] = bad_token;
     const auto sink = Submit(*engine, bad);
-    engine->Step();
+    Steps(*engine, 1);
     EXPECT_THAT(sink->done.value(), StatusIs(absl::StatusCode::kInternal, HasSubstr("position 5")));
     EXPECT_TRUE(sink->samples.empty()) << "never a NaN logprob";
   }

@@ -2,6 +2,8 @@
 #include "rollout/scheduler.h"
 
 #include <algorithm>
+#include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -16,8 +18,10 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-std::unique_ptr<Request> MakeRequest(size_t num_prompt, uint32_t max_tokens, uint32_t n = 1) {
+std::unique_ptr<Request> MakeRequest(size_t num_prompt, uint32_t max_tokens, uint32_t n = 1,
+                                     float presence_penalty = 0.0f) {
   GenerationRequest request;
+  request.sampling.presence_penalty = presence_penalty;
   request.prompt.assign(num_prompt, 7);
   request.sampling.max_tokens = max_tokens;
   request.sampling.n = n;
@@ -39,13 +43,35 @@ class SchedulerTest : public testing::Test {
     return *requests_.back()->samples[0];
   }
 
-  // Schedules and does what the engine does with a batch: each sequence gets one token.
-  std::vector<Sequence*> Step() {
+  // One whose tokens must be counted.
+  Sequence& AddPenalised(size_t num_prompt) {
+    requests_.push_back(MakeRequest(num_prompt, 100, 1, 0.5f));
+    scheduler_->Add(*requests_.back()->samples[0]);
+    return *requests_.back()->samples[0];
+  }
+
+  // Schedules, and does what the engine does at a launch.
+  std::vector<Sequence*> Launch() {
     std::vector<Sequence*> batch = scheduler_->Schedule();
     for (Sequence* sequence : batch) {
-      sequence->num_cached = static_cast<int64_t>(sequence->tokens.size());
+      sequence->num_cached =
+          static_cast<int64_t>(sequence->tokens.size()) + sequence->num_pending++;
+    }
+    return batch;
+  }
+
+  // What the engine does when it has collected a step: each sequence gets its token.
+  static void Commit(const std::vector<Sequence*>& batch) {
+    for (Sequence* sequence : batch) {
+      if (sequence->state == Sequence::State::kFinished) continue;
+      --sequence->num_pending;
       sequence->tokens.push_back(9);
     }
+  }
+
+  std::vector<Sequence*> Step() {
+    const std::vector<Sequence*> batch = Launch();
+    Commit(batch);
     return batch;
   }
 
@@ -117,7 +143,7 @@ TEST_F(SchedulerTest, PreemptsTheLatestAndRecomputesItFirst) {
   EXPECT_THAT(Step(), ElementsAre(&a, &b));
   EXPECT_EQ(c.num_preemptions, 1u);
   EXPECT_EQ(c.state, Sequence::State::kWaiting);
-  EXPECT_THAT(c.pages, IsEmpty());
+  EXPECT_TRUE(c.pages.empty());
   EXPECT_EQ(c.num_cached, 0);
   EXPECT_EQ(c.tokens.size(), 5u) << "what it generated is its prompt now";
   EXPECT_EQ(newcomer.state, Sequence::State::kWaiting);
@@ -187,11 +213,93 @@ TEST_F(SchedulerTest, CountsWaitingRequestsNotSequences) {
   EXPECT_EQ(scheduler_->num_waiting_tokens(), 7);
 }
 
+TEST_F(SchedulerTest, RunsAheadOfPendingTokens) {
+  SetUpScheduler(100);
+  Sequence& a = Add(4);
+  const auto first = Launch();
+  EXPECT_EQ(a.pages.size(), 1u);
+  Sequence& b = Add(3);
+  const auto second = Launch();
+  EXPECT_THAT(second, ElementsAre(&a, &b));
+  EXPECT_EQ(a.num_cached, 5);
+  EXPECT_EQ(a.pages.size(), 2u) << "a page for the token to come";
+  Commit(first);
+  EXPECT_THAT(Launch(), ElementsAre(&a, &b));
+}
+
+TEST_F(SchedulerTest, DoesNotRunBeyondTheLastToken) {
+  SetUpScheduler(100);
+  Sequence& a = Add(4, /*max_tokens=*/2);
+  const auto first = Launch();
+  const auto second = Launch();
+  EXPECT_THAT(second, ElementsAre(&a));
+  EXPECT_THAT(Launch(), IsEmpty()) << "its last token is on its way";
+  EXPECT_TRUE(scheduler_->HasWork());
+  Sequence& b = Add(1);
+  EXPECT_THAT(Launch(), ElementsAre(&b)) << "which keeps no newcomer back";
+  Commit(first);
+  Commit(second);
+  EXPECT_EQ(a.tokens.size(), 6u);
+}
+
+TEST_F(SchedulerTest, SequencesWithPenaltiesWaitForTheirTokens) {
+  SetUpScheduler(100);
+  Sequence& plain = Add(4);
+  Sequence& penalised = AddPenalised(4);
+  const auto first = Launch();
+  EXPECT_THAT(first, ElementsAre(&plain, &penalised));
+  const auto second = Launch();
+  EXPECT_THAT(second, ElementsAre(&plain));
+  Commit(first);
+  EXPECT_THAT(Launch(), ElementsAre(&plain, &penalised));
+}
+
+TEST_F(SchedulerTest, SequencesThatWaitStayTogether) {
+  SetUpScheduler(100);
+  Sequence& a = AddPenalised(4);
+  const auto first = Launch();
+  Sequence& b = AddPenalised(4);
+  EXPECT_THAT(Launch(), IsEmpty()) << "b alone would take turns with a ever after";
+  Commit(first);
+  EXPECT_THAT(Launch(), ElementsAre(&a, &b));
+}
+
+TEST_F(SchedulerTest, PreemptsASequenceWhoseTokenIsPending) {
+  SetUpScheduler(3, 8);
+  Sequence& a = Add(3);
+  Sequence& b = Add(4);
+  const auto first = Launch();
+  EXPECT_THAT(first, ElementsAre(&a, &b));
+  const int32_t* const pages_of_b = b.pages.data();
+  const int32_t page_of_b = pages_of_b[0];
+  const auto second = Launch();  // b takes the last page
+  EXPECT_THAT(second, ElementsAre(&a, &b));
+  Commit(first);
+  const auto third = Launch();  // a needs one
+  EXPECT_THAT(third, ElementsAre(&a));
+  EXPECT_EQ(b.state, Sequence::State::kWaiting);
+  EXPECT_EQ(b.num_pending, 1u);
+  EXPECT_EQ(scheduler_->num_waiting_tokens(), 6);
+  EXPECT_EQ(pages_of_b[0], page_of_b) << "the second step may still read it";
+  scheduler_->Remove(a);
+  EXPECT_THAT(Launch(), IsEmpty()) << "b's token has not come yet";
+  Commit(second);
+  EXPECT_EQ(scheduler_->num_waiting_tokens(), 6);
+  EXPECT_THAT(Launch(), ElementsAre(&b));
+  EXPECT_EQ(b.num_cached, 6);
+  EXPECT_EQ(scheduler_->num_waiting_tokens(), 0);
+}
+
 // Requests that come, finish, are aborted and preempted in any order, from a fixed seed.
-TEST_F(SchedulerTest, LeaksNoPageOverRandomOperations) {
+class SchedulerDepthTest : public SchedulerTest, public testing::WithParamInterface<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Depth, SchedulerDepthTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
+
+TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
   constexpr int32_t kPages = 24;
   SetUpScheduler(kPages, 6, 96);
   std::mt19937 random(20240601);
+  std::deque<std::vector<Sequence*>> in_flight;
   std::vector<Sequence*> live;
   uint32_t num_preemptions = 0;
   size_t num_finished = 0;
@@ -206,34 +314,45 @@ TEST_F(SchedulerTest, LeaksNoPageOverRandomOperations) {
     }
     if (random() % 200 == 0) scheduler_->PreemptAll();
     const bool has_work = scheduler_->HasWork();
-    const std::vector<Sequence*> batch = Step();
-    EXPECT_EQ(has_work, !batch.empty());
+    std::map<const Sequence*, int64_t> num_cached;
+    for (const Sequence* sequence : live) num_cached[sequence] = sequence->num_cached;
+    const std::vector<Sequence*> batch = Launch();
+    EXPECT_TRUE(has_work == !batch.empty() || (has_work && !in_flight.empty()));
 
-    std::set<int32_t> held;
-    size_t num_held = 0;
     int64_t tokens = 0;
     uint64_t last_arrival = 0;
     for (const Sequence* sequence : batch) {
       EXPECT_TRUE(sequence == batch.front() || sequence->arrival > last_arrival);
       last_arrival = sequence->arrival;
-      tokens += sequence->num_cached == 0 ? static_cast<int64_t>(sequence->tokens.size()) - 1 : 1;
+      const bool starts = sequence->num_cached - num_cached[sequence] > 1;
+      tokens += sequence->num_cached - (starts ? 0 : num_cached[sequence]);
+      EXPECT_LE(sequence->num_pending, starts ? 1u : GetParam());
       EXPECT_EQ(static_cast<int64_t>(sequence->pages.size()),
                 pages_->PagesFor(sequence->num_cached));
-      held.insert(sequence->pages.begin(), sequence->pages.end());
-      num_held += sequence->pages.size();
     }
     EXPECT_LE(tokens, 96);
     EXPECT_LE(batch.size(), 6u);
+    std::set<int32_t> held;
+    size_t num_held = 0;
+    for (const Sequence* sequence : live) {
+      held.insert(sequence->pages.begin(), sequence->pages.end());
+      num_held += sequence->pages.size();
+    }
     EXPECT_EQ(held.size(), num_held) << "a page in two tables";
     EXPECT_EQ(static_cast<int32_t>(num_held), kPages - pages_->num_free()) << "a page leaked";
 
-    for (Sequence* sequence : batch) {
-      if (sequence->tokens.size() ==
-          sequence->request->num_prompt_tokens + sequence->request->max_tokens) {
+    if (!batch.empty()) in_flight.push_back(batch);
+    if (in_flight.empty() || (in_flight.size() < GetParam() && !batch.empty())) continue;
+    Commit(in_flight.front());
+    for (Sequence* sequence : in_flight.front()) {
+      if (sequence->state != Sequence::State::kFinished &&
+          sequence->tokens.size() ==
+              sequence->request->num_prompt_tokens + sequence->request->max_tokens) {
         scheduler_->Remove(*sequence);
         ++num_finished;
       }
     }
+    in_flight.pop_front();
     std::erase_if(live, [&](const Sequence* sequence) {
       if (sequence->state == Sequence::State::kFinished)
         num_preemptions += sequence->num_preemptions;
@@ -250,24 +369,37 @@ TEST_F(SchedulerTest, LeaksNoPageOverRandomOperations) {
 
 TEST(KvPagesTest, GrowsWhollyOrNotAtAll) {
   KvPages pages(3, 4);
-  std::vector<int32_t> table;
-  EXPECT_TRUE(pages.Grow(table, 5));
+  PageTable table;
+  EXPECT_TRUE(pages.Grow(table, 5, 12));
   EXPECT_EQ(table.size(), 2u);
-  EXPECT_TRUE(pages.Grow(table, 8)) << "already covered";
+  EXPECT_TRUE(pages.Grow(table, 8, 12)) << "already covered";
   EXPECT_EQ(table.size(), 2u);
-  std::vector<int32_t> other;
-  EXPECT_FALSE(pages.Grow(other, 8));
-  EXPECT_THAT(other, IsEmpty());
+  PageTable other;
+  EXPECT_FALSE(pages.Grow(other, 8, 12));
+  EXPECT_TRUE(other.empty());
   EXPECT_EQ(pages.num_free(), 1);
 }
 
-TEST(KvPagesDeathTest, RefusesADoubleFree) {
-  KvPages pages(3, 4);
-  std::vector<int32_t> table;
-  ASSERT_TRUE(pages.Grow(table, 8));
-  std::vector<int32_t> copy = table;
+TEST(KvPagesTest, NumbersStayInPlace) {
+  KvPages pages(100, 1);
+  PageTable table;
+  ASSERT_TRUE(pages.Grow(table, 1, 100));
+  const int32_t* const numbers = table.data();
+  for (int64_t tokens = 2; tokens <= 100; ++tokens) {
+    ASSERT_TRUE(pages.Grow(table, tokens, 100));
+    EXPECT_EQ(table.data(), numbers);
+  }
+  const std::vector<int32_t> before(table.begin(), table.end());
   pages.Free(table);
-  EXPECT_DEATH(pages.Free(copy), "freed twice");
+  EXPECT_TRUE(table.empty());
+  EXPECT_EQ(std::vector<int32_t>(numbers, numbers + 100), before);
+}
+
+TEST(KvPagesDeathTest, RefusesADoubleFree) {
+  KvPages pages(3, 4), others(3, 4);
+  PageTable table;
+  ASSERT_TRUE(pages.Grow(table, 8, 12));
+  EXPECT_DEATH(others.Free(table), "freed twice") << "there they are free";
 }
 
 }  // namespace

@@ -51,6 +51,24 @@ TEST(SequenceSamplingTest, StopTokensAreBannedBeforeMinTokens) {
   EXPECT_FALSE(sampling.IsStop(21));
 }
 
+TEST(SequenceSamplingTest, ARowAheadIsTheRowAfterThoseTokens) {
+  SamplingParams params;
+  params.min_tokens = 2;
+  params.logit_bias = {{4, 1.0f}};
+  SequenceSampling sampling(params, std::vector<int32_t>{20}, 9, 3, std::vector<int32_t>{5, 6});
+  EXPECT_FALSE(sampling.needs_counts());
+  for (int i = 0; i < 4; ++i) {
+    const RowSampling ahead = sampling.NextRow(1);
+    sampling.Append(7);
+    const RowSampling row = sampling.NextRow();
+    EXPECT_EQ(ahead.position, row.position);
+    EXPECT_EQ(ahead.banned, row.banned);
+    EXPECT_EQ(ahead.biases.data(), row.biases.data());
+  }
+  params.presence_penalty = 0.5f;
+  EXPECT_TRUE(SequenceSampling(params, {}, 0, 0, std::vector<int32_t>{1}).needs_counts());
+}
+
 TEST(SequenceSamplingTest, IgnoringEosLeavesOwnStopTokens) {
   SamplingParams params;
   params.ignore_eos = true;
