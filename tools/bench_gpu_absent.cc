@@ -12,5 +12,6 @@ absl::Status CheckGpuSupport() {
 absl::Status BenchGemm() { return CheckGpuSupport(); }
 absl::Status BenchAttention() { return CheckGpuSupport(); }
 absl::Status BenchOps() { return CheckGpuSupport(); }
+absl::Status BenchScore() { return CheckGpuSupport(); }
 
 }  // namespace isobit::bench

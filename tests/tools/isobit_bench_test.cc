@@ -19,13 +19,13 @@ Outcome RunBench(const std::string& arguments) {
 TEST(IsobitBenchTest, HelpNamesEverySubcommand) {
   const Outcome outcome = RunBench("--help");
   EXPECT_EQ(outcome.exit_code, 0);
-  for (const char* name : {"cpu", "gemm", "attention", "ops"}) {
+  for (const char* name : {"cpu", "gemm", "attention", "ops", "score"}) {
     EXPECT_THAT(outcome.output, HasSubstr(std::string("\n") + name + " "));
   }
 }
 
 TEST(IsobitBenchTest, WhatNeedsAGpuSaysThatItIsMissing) {
-  for (const char* name : {"gemm", "attention --quick", "ops"}) {
+  for (const char* name : {"gemm", "attention --quick", "ops", "score"}) {
     const Outcome outcome = RunBench(name);
     EXPECT_EQ(outcome.exit_code, 1) << name;
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("without CUDA")));

@@ -1,0 +1,243 @@
+// isobit-bench score: the scorer's engine, without its gRPC border, on 1 .. N shards of a model
+// with random weights, beside the rate at which cuBLAS alone multiplies with the same matrices. The
+// digest of all scores is printed: it may not depend on the number of shards.
+#include <unistd.h>
+
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/digest.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/model/rank_shape.h"
+#include "tools/bench_gpu.h"
+#include "tools/bench_report.h"
+#include "tools/model_shapes.h"
+#include "tools/random_model.h"
+#include "trainer_bridge/scorer/rank_backend.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+ABSL_FLAG(std::string, score_model, "qwen3-8b", "score: a model shape, by isobit-model's name");
+ABSL_FLAG(int, score_layers, 0, "score: its layers, to save time; 0: all");
+ABSL_FLAG(std::vector<std::string>, shards, std::vector<std::string>({"1"}),
+          "score: numbers of shards, one GPU each");
+ABSL_FLAG(int64_t, score_tokens, 16384, "score: tokens of one rank's pass");
+ABSL_FLAG(int64_t, score_sequence, 1024, "score: tokens of a sequence, a quarter of them prompt");
+ABSL_FLAG(int, score_passes, 4, "score: passes that are timed");
+
+namespace isobit::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using scorer::Scorer;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Keeps the bits of all logprobs, by sequence.
+class Digester final : public scorer::ScoreReceiver {
+ public:
+  explicit Digester(size_t count) : logprobs_(count) {}
+
+  void OnScore(scorer::SequenceScore score) override {
+    const std::lock_guard lock(mutex_);
+    logprobs_[score.index] = std::move(score.completion.logprobs);
+  }
+  void OnDone(const absl::Status& status) override {
+    const std::lock_guard lock(mutex_);
+    status_ = status;
+    changed_.notify_all();
+  }
+  bool CanTakeMore() const override { return true; }
+
+  absl::StatusOr<std::string> Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return status_.has_value(); });
+    ISOBIT_RETURN_IF_ERROR(*status_);
+    std::string bytes;
+    for (const std::vector<float>& row : logprobs_) {
+      bytes.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(float));
+    }
+    return Sha256Hex(bytes.data(), bytes.size());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::vector<float>> logprobs_;
+  std::optional<absl::Status> status_;
+};
+
+// The same tokens for every number of shards.
+std::vector<scorer::ScoreInput> Inputs(const ModelConfig& config, int64_t tokens) {
+  const auto length = static_cast<size_t>(absl::GetFlag(FLAGS_score_sequence));
+  std::vector<scorer::ScoreInput> inputs(static_cast<size_t>(tokens) / length);
+  std::mt19937_64 random(1);
+  for (scorer::ScoreInput& input : inputs) {
+    for (size_t i = 0; i < length; ++i) {
+      const auto id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab_size));
+      (i < length / 4 ? input.prompt : input.completion).push_back(id);
+    }
+  }
+  return inputs;
+}
+
+absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<scorer::ScoreInput> inputs) {
+  const auto receiver = std::make_shared<Digester>(inputs.size());
+  ISOBIT_RETURN_IF_ERROR(scorer.Submit(
+      std::make_shared<scorer::ScoreJob>(std::move(inputs), scorer::ScoreOptions(), receiver)));
+  return receiver->Wait();
+}
+
+// Seconds that cuBLAS takes for the matrix products of one rank's pass.
+absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_rows,
+                                     int64_t chunk_rows) {
+  const int64_t rows = absl::GetFlag(FLAGS_score_tokens);
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaOps> ops,
+                          MakeCudaOps({.mode = NumericsMode::kVanilla}));
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
+  double seconds = 0.0;
+  const auto time = [&](LinearShape linear, int64_t m, double times) -> absl::Status {
+    linear.gated = false;
+    const size_t weight_bytes = ops->PackedBytes(linear);
+    const auto m_size = static_cast<size_t>(m);
+    const size_t x_bytes = m_size * static_cast<size_t>(linear.k) * sizeof(Bf16);
+    const size_t y_bytes = m_size * static_cast<size_t>(linear.n) * sizeof(Bf16);
+    // Zeros would flatter: a GPU draws less power for them, and keeps a higher clock.
+    std::vector<Bf16> values(std::max(weight_bytes, x_bytes) / sizeof(Bf16));
+    std::mt19937 random(2);
+    for (Bf16& value : values) value = static_cast<Bf16>(0x3f00 | (random() & 0x807f));
+    ISOBIT_ASSIGN_OR_RETURN(const Memory w, ops->Allocate(weight_bytes));
+    ISOBIT_ASSIGN_OR_RETURN(const Memory x, ops->Allocate(x_bytes));
+    ISOBIT_ASSIGN_OR_RETURN(const Memory y, ops->Allocate(y_bytes));
+    ISOBIT_RETURN_IF_ERROR(ops->Copy(w.get(), values.data(), weight_bytes));
+    ISOBIT_RETURN_IF_ERROR(ops->Copy(x.get(), values.data(), x_bytes));
+    const LinearArgs args = {.x = reinterpret_cast<const Bf16*>(x.get()),
+                             .ldx = linear.k,
+                             .m = m,
+                             .weight = {linear, w.get()},
+                             .bf16_out = reinterpret_cast<Bf16*>(y.get()),
+                             .ldy = linear.n,
+                             .mode = NumericsMode::kVanilla};
+    for (int i = 0; i < 3; ++i) ISOBIT_RETURN_IF_ERROR(ops->Linear(args));
+    ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
+    constexpr int kRuns = 20;
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kRuns; ++i) ISOBIT_RETURN_IF_ERROR(ops->Linear(args));
+    ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
+    seconds += SecondsSince(start) / kRuns * times;
+    return absl::OkStatus();
+  };
+  for (const LinearShape& linear : {shape.qkv, shape.o, shape.gate_up, shape.down}) {
+    ISOBIT_RETURN_IF_ERROR(time(linear, rows, config.num_layers));
+  }
+  ISOBIT_RETURN_IF_ERROR(time(shape.head, chunk_rows,
+                              static_cast<double>(head_rows) / static_cast<double>(chunk_rows)));
+  return seconds;
+}
+
+struct Result {
+  double tokens_per_second;
+  std::string digest;
+};
+
+absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, int shards,
+                           int64_t tokens, int64_t chunk_rows) {
+  std::vector<int> devices;
+  for (int device = 0; device < shards; ++device) devices.push_back(device);
+  ISOBIT_ASSIGN_OR_RETURN(const scorer::RankBackend backend,
+                          scorer::MakeCudaBackend({.devices = devices, .num_shards = shards}));
+  scorer::ScorerOptions options;
+  options.model_root = root;
+  options.load_format = LoadFormat::kDummy;
+  options.num_shards = shards;
+  options.max_batch_tokens = absl::GetFlag(FLAGS_score_tokens);
+  options.chunk_rows = static_cast<size_t>(chunk_rows);
+  options.make_ops = backend.make_ops;
+  options.make_gather = backend.make_gather;
+  const Clock::time_point load = Clock::now();
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Scorer> scorer,
+                          Scorer::Load(std::move(options), "model"));
+  const double load_seconds = SecondsSince(load);
+  ISOBIT_RETURN_IF_ERROR(
+      Score(*scorer, Inputs(config, shards * absl::GetFlag(FLAGS_score_tokens))).status());
+  const scorer::ScorerWork before = scorer->work();
+  const Clock::time_point start = Clock::now();
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, Score(*scorer, Inputs(config, tokens)));
+  const double seconds = SecondsSince(start);
+  const scorer::ScorerWork after = scorer->work();
+  const auto passes = static_cast<double>(after.passes - before.passes);
+  absl::PrintF("%6d  %9.0f  %6.0f  %8.1f  %9.1f  %6.1f  %s\n", shards,
+               static_cast<double>(tokens) / seconds, passes,
+               static_cast<double>((after.passing - before.passing).count()) / 1000 / passes,
+               static_cast<double>((after.gathering - before.gathering).count()) / 1000 / passes,
+               load_seconds, digest.substr(0, 16));
+  return Result{static_cast<double>(tokens) / seconds, std::move(digest)};
+}
+
+absl::Status BenchIn(const std::string& root) {
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_score_model)));
+  if (const int layers = absl::GetFlag(FLAGS_score_layers); layers > 0) {
+    config.num_layers = layers;
+    config.layer_windows.clear();
+  }
+  ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> shard_counts,
+                          Numbers("shards", absl::GetFlag(FLAGS_shards), 64));
+  constexpr int64_t kChunkRows = 1024;  // as isobit-scorer has it
+  const int64_t rank_tokens = absl::GetFlag(FLAGS_score_tokens);
+  const int64_t most = *std::max_element(shard_counts.begin(), shard_counts.end());
+  const int64_t tokens = rank_tokens * most * absl::GetFlag(FLAGS_score_passes);
+  const int64_t head_rows = rank_tokens - rank_tokens / 4;
+  ISOBIT_ASSIGN_OR_RETURN(const double cublas, CublasSeconds(config, head_rows, kChunkRows));
+  const double cublas_rate = static_cast<double>(rank_tokens) / cublas;
+  absl::PrintF("%s, %d layers, %d tokens a rank and pass, in sequences of %d\n",
+               absl::GetFlag(FLAGS_score_model), config.num_layers, rank_tokens,
+               absl::GetFlag(FLAGS_score_sequence));
+  absl::PrintF("cuBLAS, the matrix products alone, one GPU: %.0f tokens/s\n", cublas_rate);
+  absl::PrintF("shards   tokens/s  passes   ms/pass  gather ms  load s  digest of the logprobs\n");
+  std::vector<Result> results;
+  for (const int64_t shards : shard_counts) {
+    ISOBIT_ASSIGN_OR_RETURN(Result result,
+                            Run(config, root, static_cast<int>(shards), tokens, kChunkRows));
+    results.push_back(std::move(result));
+    const double rate = results.back().tokens_per_second;
+    absl::PrintF("        %.3f of cuBLAS, a GPU; %.2f times %d shard(s)%s\n",
+                 rate / static_cast<double>(shards) / cublas_rate,
+                 rate / results.front().tokens_per_second, shard_counts.front(),
+                 results.back().digest == results.front().digest ? "" : "; OTHER BITS");
+  }
+  for (const Result& result : results) {
+    if (result.digest != results.front().digest) {
+      return absl::InternalError("the bits depend on the number of shards");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BenchScore() {
+  const std::filesystem::path root =
+      std::filesystem::temp_directory_path() / absl::StrCat("isobit-bench-", getpid());
+  const absl::Status status = BenchIn(root.string());
+  std::error_code ignored;
+  std::filesystem::remove_all(root, ignored);
+  return status;
+}
+
+}  // namespace isobit::bench
