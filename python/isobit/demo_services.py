@@ -51,7 +51,7 @@ class Services:
         """Logs go to `log_dir`, which exists. ServiceError: a binary is not in `bin_dir`."""
         if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
-        self._bin_dir = bin_dir
+        self._bin_dir = bin_dir.resolve()  # a bare name would be looked for on PATH
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
         self._running: list[Service] = []
@@ -175,7 +175,7 @@ def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
 def run_model_tool(bin_dir: Path, *arguments: str) -> str:
     """Runs isobit-model and returns what it printed."""
     result = subprocess.run(
-        [str(bin_dir / "isobit-model"), *arguments],
+        [str(bin_dir.resolve() / "isobit-model"), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -152,6 +152,11 @@ class ServicesTest(WithFakeServices):
         ):
             services.wait_listening(services.start("isobit-scorer", "scorer", []))
 
+    def test_binaries_in_the_current_folder_are_found(self):
+        with contextlib.chdir(self.bin_dir), Services(Path("."), self.log_dir) as services:
+            services.wait_listening(services.start("isobit-scorer", "scorer", []))
+        self.assertEqual(services.bad_ends, [])
+
     def test_a_service_that_ended_early_is_told(self):
         with Services(self.bin_dir, self.log_dir) as services:
             service = services.start("isobit-scorer", "scorer", [])
