@@ -4,9 +4,13 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_config.h"
@@ -18,6 +22,7 @@
 #include "kernels/model/host_executor.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
+#include "rollout/cuda_backend.h"
 #include "rollout/engine.h"
 #include "rollout/rollout_service.h"
 
@@ -28,9 +33,22 @@ ABSL_FLAG(std::string, load_format, "auto",
 ABSL_FLAG(int, tp_size, 4, "Tensor-parallel ranks, one thread each: 1, 2, 4 or 8.");
 ABSL_FLAG(std::string, numerics, "tree",
           "tree (the contract), or for contrast batch_invariant or vanilla.");
+ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each rank.");
+ABSL_FLAG(std::vector<std::string>, devices, {},
+          "CUDA devices of the ranks, such as 0,1,2,3; empty: 0, 1, ... (--backend=cuda).");
+ABSL_FLAG(double, gpu_memory_fraction, 0.9,
+          "Part of each GPU's free memory that the engine may take (--backend=cuda).");
+ABSL_FLAG(bool, cuda_graphs, true,
+          "Replay CUDA graphs for decode steps; it changes speed, never a bit (--backend=cuda).");
+ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
+          "How long a rank's GPU waits for another one until the service fails (--backend=cuda).");
+ABSL_FLAG(std::string, inject_gpu_fault, "",
+          "RANK:STEP fails that rank on its GPU in that step, to see what then happens.");
 ABSL_FLAG(int, page_size, 16, "Tokens in a KV page.");
-ABSL_FLAG(int, num_pages, 0, "KV pages; 0 takes as many as --kv_cache_mb holds.");
-ABSL_FLAG(int64_t, kv_cache_mb, 1024, "Memory for keys and values of all ranks, in MiB.");
+ABSL_FLAG(int, num_pages, 0,
+          "KV pages; 0 takes as many as --kv_cache_mb or --gpu_memory_fraction allows.");
+ABSL_FLAG(int64_t, kv_cache_mb, 1024,
+          "Memory for keys and values of all ranks, in MiB (--backend=cpu).");
 ABSL_FLAG(int64_t, max_batch_tokens, 8192,
           "Tokens in one step. Prompts are computed whole, so it also bounds prompt + max_tokens.");
 ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
@@ -99,12 +117,10 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
   options.scheduler.max_batch_tokens = absl::GetFlag(FLAGS_max_batch_tokens);
   options.max_waiting_requests = static_cast<size_t>(absl::GetFlag(FLAGS_max_waiting));
   options.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
-  ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
-  options.runner.make_rank = MakeHostRank([cpu] { return MakeCpuOps(cpu); });
   return options;
 }
 
-// What depends on the model: the context length and the number of KV pages.
+// The context length that model and flags allow.
 absl::Status FitToModel(const ModelConfig& config, EngineOptions& options) {
   ModelRunnerOptions& runner = options.runner;
   const int64_t context = config.max_position_embeddings;
@@ -114,6 +130,12 @@ absl::Status FitToModel(const ModelConfig& config, EngineOptions& options) {
   }
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
+  return absl::OkStatus();
+}
+
+// The number of KV pages that --kv_cache_mb allows.
+absl::Status FitToHostMemory(const ModelConfig& config, EngineOptions& options) {
+  ModelRunnerOptions& runner = options.runner;
   if (runner.num_pages > 0) return absl::OkStatus();
   const int64_t page_bytes = int64_t{2} * static_cast<int64_t>(sizeof(Bf16)) * runner.page_size *
                              config.num_kv_heads * config.head_dim * config.num_layers;
@@ -130,6 +152,50 @@ absl::Status FitToModel(const ModelConfig& config, EngineOptions& options) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<CudaBackendOptions> CudaOptionsFromFlags() {
+  CudaBackendOptions options;
+  for (const std::string& name : absl::GetFlag(FLAGS_devices)) {
+    int device = 0;
+    if (!absl::SimpleAtoi(name, &device) || device < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--devices names \"", name, "\", expected numbers such as 0,1,2,3"));
+    }
+    options.devices.push_back(device);
+  }
+  options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
+  options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
+  const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("peer_timeout_ms", timeout, 1, 60'000));
+  options.peer_timeout = absl::Milliseconds(timeout);
+  if (const std::string fault = absl::GetFlag(FLAGS_inject_gpu_fault); !fault.empty()) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(fault, absl::MaxSplits(':', 1));
+    if (!absl::SimpleAtoi(parts.first, &options.fault_rank) ||
+        !absl::SimpleAtoi(parts.second, &options.fault_step)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--inject_gpu_fault is \"", fault, "\", expected RANK:STEP"));
+    }
+  }
+  return options;
+}
+
+// Where the ranks compute, and how many KV pages fit there.
+absl::Status ChooseBackend(const ModelConfig& config, EngineOptions& options) {
+  const std::string backend = absl::GetFlag(FLAGS_backend);
+  if (backend == "cpu") {
+    ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
+    options.runner.make_rank = MakeHostRank([cpu] { return MakeCpuOps(cpu); });
+    return FitToHostMemory(config, options);
+  }
+  if (backend == "cuda") {
+    ISOBIT_ASSIGN_OR_RETURN(const CudaBackendOptions cuda, CudaOptionsFromFlags());
+    return UseCuda(cuda, config, options);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--backend is \"", backend, "\", expected cpu or cuda"));
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
     std::function<void(const absl::Status&)> on_failure) {
   ISOBIT_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromFlags());
@@ -139,6 +205,7 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(options.model_root, model));
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, options.model_root));
   ISOBIT_RETURN_IF_ERROR(FitToModel(config, options));
+  ISOBIT_RETURN_IF_ERROR(ChooseBackend(config, options));
   ISOBIT_LOG(Info) << ArchitectureName(config.architecture) << ", " << config.num_layers
                    << " layers, on " << options.runner.tensor_parallel_size << " ranks, numerics "
                    << NumericsModeName(options.runner.mode) << ", " << options.runner.num_pages

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/log_probs.h"
 
@@ -114,6 +115,17 @@ LogProbStage::~LogProbStage() {
 }
 
 absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
+  ISOBIT_RETURN_IF_ERROR(Launch(args, nullptr, stream));
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
+  Read(args);
+  return absl::OkStatus();
+}
+
+void LogProbStage::Read(const LogProbArgs& args) const {
+  if (args.num_rows > 0) ReadRows(args, Layout(args), host_.data);
+}
+
+absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream) {
   if (args.num_rows == 0) return absl::OkStatus();
   const Layout layout(args);
   if (layout.top_stride > kMaxTopLogProbs) {
@@ -145,7 +157,7 @@ absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
   WriteRows(args, layout, host_.data);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data, host_.data, layout.results,
                                               cudaMemcpyHostToDevice, stream.handle));
-  const absl::Status launched = LaunchLogProbs(
+  ISOBIT_RETURN_IF_ERROR(LaunchLogProbs(
       {
           .rows = reinterpret_cast<const DeviceLogProbRow*>(device_.data),
           .num_rows = args.num_rows,
@@ -154,18 +166,16 @@ absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
           .biases = reinterpret_cast<const TokenBias*>(device_.data + layout.biases),
           .banned = reinterpret_cast<const int32_t*>(device_.data + layout.banned),
           .results = reinterpret_cast<DeviceLogProbResult*>(device_.data + layout.results),
+          .ids = ids,
           .top = reinterpret_cast<TokenLogProb*>(device_.data + layout.top),
           .top_stride = layout.top_stride,
           .workspace = workspace_.data,
           .ranked_rows = layout.ranked_rows,
       },
-      stream);
-  if (!launched.ok()) return launched;
+      stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(host_.data + layout.results, device_.data + layout.results,
                       layout.bytes - layout.results, cudaMemcpyDeviceToHost, stream.handle));
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
-  ReadRows(args, layout, host_.data);
   return absl::OkStatus();
 }
 

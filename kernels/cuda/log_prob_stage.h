@@ -3,6 +3,7 @@
 #define ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/launch.h"
@@ -22,6 +23,12 @@ class LogProbStage {
   // logits GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab
   // or a list beyond kMaxTopLogProbs; RESOURCE_EXHAUSTED: no memory.
   absl::Status Run(const LogProbArgs& args, const Stream& stream);
+
+  // Run without the wait: once the stream has got here, Read sets the outputs. Errors as Run's.
+  // args.rows and all they point to stay until then. ids: the drawn ids go there too, in GPU memory
+  // [num_rows]; may be null.
+  absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
+  void Read(const LogProbArgs& args) const;
 
  private:
   struct Block {

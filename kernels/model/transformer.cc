@@ -84,12 +84,12 @@ absl::Status Transformer::Reserve(int64_t rows) {
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
-size_t Transformer::ReservedBytes(int64_t rows) const {
-  const RankShape& shape = layout_.shape();
-  const int64_t width = layout_.config().hidden_size;
+size_t Transformer::ReservedBytes(const WeightLayout& layout, int64_t rows) {
+  const RankShape& shape = layout.shape();
+  const int64_t width = layout.config().hidden_size;
   const int64_t bf16 = 2 * width + shape.qkv.n + shape.o.k + shape.down.k;
-  const int64_t partial = width * static_cast<int64_t>(has_bf16_partials() ? 2 : 4);
-  return static_cast<size_t>(rows * (2 * bf16 + 2 * partial));
+  return static_cast<size_t>(rows) * (static_cast<size_t>(bf16) * sizeof(Bf16) +
+                                      2 * static_cast<size_t>(width) * sizeof(float));
 }
 
 absl::Status Transformer::ShareRope() {

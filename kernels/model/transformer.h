@@ -62,8 +62,8 @@ class Transformer {
   // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
   // RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
-  // Bytes that Reserve(rows) takes.
-  size_t ReservedBytes(int64_t rows) const;
+  // Bytes that Reserve(rows) takes at most, but for the rotary table and one bias.
+  static size_t ReservedBytes(const WeightLayout& layout, int64_t rows);
 
   // Runs every layer and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
   // The batch must stay as it is until the ops have ended.

@@ -1,0 +1,36 @@
+// See captured_graph.h.
+#include "kernels/cuda/captured_graph.h"
+
+#include "common/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+
+namespace isobit::cuda {
+
+absl::StatusOr<CapturedGraph> CapturedGraph::Capture(cudaStream_t stream,
+                                                     const std::function<absl::Status()>& work) {
+  // Thread local: the other ranks' threads may allocate meanwhile.
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const absl::Status captured = work();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+  ISOBIT_RETURN_IF_ERROR(captured);
+  ISOBIT_RETURN_IF_CUDA_ERROR(ended);
+  cudaGraphExec_t instance = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&instance, graph, 0);
+  cudaGraphDestroy(graph);
+  ISOBIT_RETURN_IF_CUDA_ERROR(made);
+  CapturedGraph result(instance);
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGraphUpload(instance, stream));
+  return result;
+}
+
+CapturedGraph::~CapturedGraph() {
+  if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+}
+
+absl::Status CapturedGraph::Replay(cudaStream_t stream) const {
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(graph_, stream));
+  return absl::OkStatus();
+}
+
+}  // namespace isobit::cuda

@@ -1,0 +1,381 @@
+// See cuda_executor.h. What a step puts on the rank's stream:
+//   ids, tables -> feed -> [forward -> logits of this rank's columns] -> barrier -> this rank's
+//   rows, whole -> draw -> barrier -> all ranks' ids
+// The part in brackets is a graph in decode steps, padded to a size of the ladder.
+#include "kernels/cuda/cuda_executor.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/parallel/peer_group.h"
+#include "kernels/cuda/all_reduce.h"
+#include "kernels/cuda/captured_graph.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/step_kernels.h"
+
+namespace isobit {
+namespace {
+
+using cuda::PeerAllReduce;
+
+// What the ranks of one engine share.
+struct RankGroup {
+  // Every rank is as large as rank 0, which has the widest part of the vocabulary or no narrower
+  // one.
+  static absl::StatusOr<std::shared_ptr<RankGroup>> Create(const CudaRankOptions& options,
+                                                           const RankOptions& rank) {
+    const int size = rank.shape.size;
+    if (options.devices.size() != static_cast<size_t>(size)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("expected ", size, " devices, one a rank, got ", options.devices.size()));
+    }
+    ISOBIT_ASSIGN_OR_RETURN(PeerGroup peers, PeerGroup::Create(options.devices));
+    auto group = std::make_shared<RankGroup>();
+    int64_t widest = 0;
+    group->columns.num_ranks = size;
+    for (int r = 0; r < size; ++r) {
+      ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
+      group->columns.begin[r + 1] = shape.vocab.end;
+      widest = std::max(widest, shape.vocab.size());
+    }
+    const auto sequences = static_cast<size_t>(rank.max_sequences);
+    ISOBIT_ASSIGN_OR_RETURN(
+        group->logits, peers.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
+    ISOBIT_ASSIGN_OR_RETURN(group->draws, peers.Allocate(sequences * sizeof(int32_t), 0));
+    for (int r = 0; r < size; ++r) {
+      group->columns.of_rank[r] = reinterpret_cast<const float*>(group->logits.of_rank(r));
+    }
+    if (size > 1) {
+      ISOBIT_ASSIGN_OR_RETURN(group->sums,
+                              PeerAllReduce::Create(peers, {.hidden = rank.config.hidden_size,
+                                                            .mode = rank.mode,
+                                                            .timeout = options.peer_timeout}));
+    }
+    return group;
+  }
+
+  std::vector<std::unique_ptr<PeerAllReduce>> sums;  // by rank; empty with one rank
+  PeerMemory logits;                                 // [max_sequences, the rank's columns] fp32
+  PeerMemory draws;                                  // [max_sequences]
+  cuda::RankColumns columns;                         // of `logits`
+};
+
+class PeerSum final : public AllReduce {
+ public:
+  PeerSum(PeerAllReduce& sum, const cuda::Stream& stream) : sum_(sum), stream_(stream) {}
+  absl::Status Norm(const void* partial, const RmsNormArgs& norm) override {
+    return sum_.Norm(static_cast<const float*>(partial), norm, stream_);
+  }
+
+ private:
+  PeerAllReduce& sum_;
+  const cuda::Stream& stream_;
+};
+
+class CudaExecutor final : public RankExecutor {
+ public:
+  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(const RankOptions& options,
+                                                              const CudaRankOptions& cuda,
+                                                              std::shared_ptr<RankGroup> group) {
+    const int device = cuda.devices[static_cast<size_t>(options.shape.rank)];
+    ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
+    std::unique_ptr<CudaExecutor> rank(
+        new CudaExecutor(options, cuda, device, std::move(group), std::move(ops)));
+    ISOBIT_RETURN_IF_ERROR(rank->AllocateMemory());
+    return rank;
+  }
+
+  ~CudaExecutor() override {
+    // Kernels may still be reading what is freed here, and peers' kernels what they reach.
+    static_cast<void>(ops_->Synchronize());
+    for (Slot& slot : slots_) {
+      if (slot.done != nullptr) cudaEventDestroy(slot.done);
+    }
+  }
+
+  std::string backend() const override { return ops_->name(); }
+  int depth() const override { return kDepth; }
+
+  absl::Status Launch(const ModelStep& step) override {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    if (num_launched_ == cuda_.fault_step && options_.shape.rank == cuda_.fault_rank) {
+      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(ops_->stream()));
+    }
+    Slot& slot = slots_[num_launched_++ % kDepth];
+    ids_ = step.batch.ids;
+    for (size_t s = 0; s < step.feeds.size(); ++s) {
+      if (step.feeds[s] < 0) continue;
+      ids_[static_cast<size_t>(step.batch.sequences[s].first_row)] = -1 - step.feeds[s];
+    }
+    const auto graph = GraphOf(step.batch);
+    if (graph != graphs_.end()) {
+      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
+      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(ops_->stream().handle));
+    } else {
+      ISOBIT_RETURN_IF_ERROR(Forward(step.batch));
+    }
+    ISOBIT_RETURN_IF_ERROR(Draw(step.rows, slot));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, ops_->stream().handle));
+    return absl::OkStatus();
+  }
+
+  absl::Status Collect(ModelStep& step) override {
+    Slot& slot = slots_[num_collected_++ % kDepth];
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(slot.done));
+    ISOBIT_RETURN_IF_ERROR(CheckPeers());
+    slot.log_probs.Read(Args(slot));
+    std::copy(slot.rows.begin(), slot.rows.end(),
+              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
+                                  const ResidentWeights* /*first*/) const override {
+    return ResidentWeights::Pack(layout_, checkpoint, *ops_, nullptr);
+  }
+
+  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    graphs_.clear();
+    weights_.swap(weights);
+    if (cuda_.use_graphs) ISOBIT_RETURN_IF_ERROR(CaptureGraphs());
+    return weights;
+  }
+
+ private:
+  static constexpr int kDepth = 2;
+
+  // What a launched step leaves to be collected.
+  struct Slot {
+    cudaEvent_t done = nullptr;
+    cuda::LogProbStage log_probs;
+    std::vector<LogProbRow> rows;  // that this rank draws, from first_row of the step on
+    size_t first_row = 0;
+  };
+  using Graphs = std::map<int64_t, cuda::CapturedGraph>;  // by padded batch size
+
+  CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
+               std::shared_ptr<RankGroup> group, std::unique_ptr<CudaOps> ops)
+      : options_(options),
+        cuda_(cuda),
+        device_(device),
+        group_(std::move(group)),
+        ops_(std::move(ops)),
+        layout_(options.config, options.shape, *ops_),
+        peer_sum_(group_->sums.empty() ? nullptr
+                                       : std::make_unique<PeerSum>(
+                                             *group_->sums[static_cast<size_t>(options.shape.rank)],
+                                             ops_->stream())),
+        transformer_(layout_, options.rope, options.mode, *ops_, peer_sum_.get()) {}
+
+  size_t rank() const { return static_cast<size_t>(options_.shape.rank); }
+  size_t num_ranks() const { return static_cast<size_t>(options_.shape.size); }
+  int64_t max_positions() const {
+    return 2 * static_cast<int64_t>(options_.rope.cosine.size()) / options_.config.head_dim;
+  }
+  float* logits() const {
+    return reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
+  }
+  int32_t* draws() const {
+    return reinterpret_cast<int32_t*>(group_->draws.of_rank(options_.shape.rank));
+  }
+
+  absl::Status AllocateMemory() {
+    const auto width = static_cast<size_t>(options_.config.hidden_size);
+    const auto sequences = static_cast<size_t>(options_.max_sequences);
+    ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
+    ISOBIT_ASSIGN_OR_RETURN(
+        hidden_, ops_->Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(last_, ops_->Allocate(sequences * width * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->Allocate(sequences * sizeof(int32_t)));
+    if (num_ranks() > 1) {
+      const size_t rows = (sequences + num_ranks() - 1) / num_ranks();
+      ISOBIT_ASSIGN_OR_RETURN(
+          whole_rows_,
+          ops_->Allocate(rows * static_cast<size_t>(options_.config.vocab_size) * sizeof(float)));
+    }
+    const int64_t pages_of_sequence =
+        (max_positions() + options_.page_size - 1) / options_.page_size;
+    ISOBIT_RETURN_IF_ERROR(ops_->ReserveStage(
+        options_.max_rows, options_.max_sequences,
+        std::min<int64_t>(options_.max_sequences * pages_of_sequence, options_.num_pages)));
+    for (Slot& slot : slots_) {
+      ISOBIT_RETURN_IF_CUDA_ERROR(
+          cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
+    ISOBIT_ASSIGN_OR_RETURN(cache_,
+                            KvCache::Create(options_.config, options_.shape, options_.num_pages,
+                                            options_.page_size, /*shared_layers=*/false, *ops_));
+    return absl::OkStatus();
+  }
+
+  // The smallest graph that the batch fits in, if it is one new token a sequence.
+  Graphs::iterator GraphOf(const Batch& batch) {
+    if (batch.ids.size() != batch.sequences.size()) return graphs_.end();
+    return graphs_.lower_bound(static_cast<int64_t>(batch.ids.size()));
+  }
+
+  absl::StatusOr<StagedStep> StageDecode(absl::Span<const SequenceRows> sequences, int64_t size) {
+    const auto bound = static_cast<int32_t>(size);
+    return ops_->StageWithin(ids_, sequences, options_.page_size,
+                             {.num_rows = bound,
+                              .num_sequences = bound,
+                              .max_rows = 1,
+                              .max_positions = static_cast<int32_t>(max_positions())});
+  }
+
+  absl::Status FeedIds(const StagedStep& step, int64_t rows) {
+    return cuda::LaunchFeedIds(reinterpret_cast<const int32_t*>(ids_of_step_.get()), rows,
+                               const_cast<int32_t*>(step.ids), ops_->stream());
+  }
+
+  // A step of `size` sequences of one row each, from their ids to their logits.
+  absl::Status Decode(const StagedStep& step, int64_t size) {
+    auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
+    ISOBIT_RETURN_IF_ERROR(FeedIds(step, size));
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, size, *weights_, *cache_, hidden));
+    return transformer_.Logits(hidden, size, *weights_, logits(), layout_.shape().vocab.size());
+  }
+
+  // Any step, likewise.
+  absl::Status Forward(const Batch& batch) {
+    const auto rows = static_cast<int64_t>(batch.ids.size());
+    const auto sequences = static_cast<int64_t>(batch.sequences.size());
+    auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
+    auto* const last = reinterpret_cast<Bf16*>(last_.get());
+    ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
+                            ops_->Stage(ids_, batch.sequences, options_.page_size));
+    ISOBIT_RETURN_IF_ERROR(FeedIds(step, rows));
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, step.sequences.device->first_row, sequences,
+                                                options_.config.hidden_size, last, ops_->stream()));
+    return transformer_.Logits(last, sequences, *weights_, logits(), layout_.shape().vocab.size());
+  }
+
+  LogProbArgs Args(Slot& slot) const {
+    return {.rows = slot.rows.data(),
+            .num_rows = static_cast<int64_t>(slot.rows.size()),
+            .vocab = options_.config.vocab_size};
+  }
+
+  // Rows are dealt out to the ranks in runs. The first barrier says that all logits are there, the
+  // second that all draws are: and that the peers have read the logits, which the next step writes.
+  // It writes draws after its first barrier, which a peer enters once it has read those of this
+  // step.
+  absl::Status Draw(const std::vector<LogProbRow>& rows, Slot& slot) {
+    const auto begin_of = [&](size_t r) {
+      return static_cast<std::ptrdiff_t>(rows.size() * r / num_ranks());
+    };
+    slot.first_row = static_cast<size_t>(begin_of(rank()));
+    slot.rows.assign(rows.begin() + begin_of(rank()), rows.begin() + begin_of(rank() + 1));
+    auto* const ids = reinterpret_cast<int32_t*>(ids_of_step_.get());
+    if (num_ranks() == 1) {
+      PointRows(slot, logits());
+      return slot.log_probs.Launch(Args(slot), ids, ops_->stream());
+    }
+    PeerAllReduce& peers = *group_->sums[rank()];
+    auto* const whole = reinterpret_cast<float*>(whole_rows_.get());
+    PointRows(slot, whole);
+    ISOBIT_RETURN_IF_ERROR(peers.Barrier(ops_->stream()));
+    ISOBIT_RETURN_IF_ERROR(
+        cuda::LaunchGatherRows(group_->columns, static_cast<int64_t>(slot.first_row),
+                               static_cast<int64_t>(slot.rows.size()), whole, ops_->stream()));
+    ISOBIT_RETURN_IF_ERROR(
+        slot.log_probs.Launch(Args(slot), draws() + slot.first_row, ops_->stream()));
+    ISOBIT_RETURN_IF_ERROR(peers.Barrier(ops_->stream()));
+    cuda::RankDraws all = {.num_ranks = static_cast<int>(num_ranks())};
+    for (size_t r = 0; r < num_ranks(); ++r) {
+      all.of_rank[r] = reinterpret_cast<const int32_t*>(group_->draws.of_rank(static_cast<int>(r)));
+      all.begin[r + 1] = static_cast<int32_t>(begin_of(r + 1));
+    }
+    return cuda::LaunchGatherDraws(all, ids, ops_->stream());
+  }
+
+  void PointRows(Slot& slot, const float* logits) const {
+    for (size_t i = 0; i < slot.rows.size(); ++i) {
+      slot.rows[i].logits = logits + i * static_cast<size_t>(options_.config.vocab_size);
+    }
+  }
+
+  // All ranks capture at the same time, each size after a run of it in which CUDA and the ops take
+  // what memory they need.
+  absl::Status CaptureGraphs() {
+    const std::vector<int64_t> ladder = GraphLadder(options_.max_sequences);
+    if (rank() == 0) {
+      ISOBIT_LOG(Info) << "capturing decode graphs of 1 to " << ladder.back() << " sequences";
+    }
+    ids_.clear();
+    for (auto size = ladder.rbegin(); size != ladder.rend(); ++size) {
+      ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, StageDecode({}, *size));
+      ISOBIT_RETURN_IF_ERROR(Decode(step, *size));
+      ISOBIT_RETURN_IF_ERROR(ops_->Synchronize());
+      ISOBIT_ASSIGN_OR_RETURN(
+          cuda::CapturedGraph graph,
+          cuda::CapturedGraph::Capture(ops_->stream().handle, [&] { return Decode(step, *size); }));
+      graphs_.emplace(*size, std::move(graph));
+    }
+    ISOBIT_RETURN_IF_ERROR(ops_->Synchronize());
+    return CheckPeers();
+  }
+
+  // Whether a kernel has given up waiting for a peer.
+  absl::Status CheckPeers() const {
+    return group_->sums.empty() ? absl::OkStatus() : group_->sums[rank()]->Check();
+  }
+
+  const RankOptions options_;
+  const CudaRankOptions cuda_;
+  const int device_;
+  const std::shared_ptr<RankGroup> group_;
+  const std::unique_ptr<CudaOps> ops_;
+  const WeightLayout layout_;
+  const std::unique_ptr<PeerSum> peer_sum_;  // null: one rank
+  Transformer transformer_;
+  std::optional<KvCache> cache_;
+  PackedRank weights_;
+  Graphs graphs_;
+
+  Memory hidden_;       // [max_rows, hidden_size] bf16
+  Memory last_;         // [max_sequences, hidden_size] bf16: last rows
+  Memory whole_rows_;   // [this rank's rows, vocab] fp32, with several ranks
+  Memory ids_of_step_;  // [max_sequences] int32: what the last launched step has drawn
+  Slot slots_[kDepth];
+  int64_t num_launched_ = 0;
+  int64_t num_collected_ = 0;
+  std::vector<int32_t>
+      ids_;  // of the present step; -1 - i: what sequence i of the step before drew
+};
+
+}  // namespace
+
+std::vector<int64_t> GraphLadder(int64_t max_sequences) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size < max_sequences;) {
+    sizes.push_back(size);
+    size += size < 8 ? size : size < 64 ? 8 : size < 256 ? 32 : 64;
+  }
+  sizes.push_back(max_sequences);
+  return sizes;
+}
+
+MakeRank MakeCudaRank(const CudaRankOptions& options) {
+  auto group = std::make_shared<std::shared_ptr<RankGroup>>();
+  return
+      [options, group](const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
+        if (rank.shape.rank == 0) {
+          ISOBIT_ASSIGN_OR_RETURN(*group, RankGroup::Create(options, rank));
+        }
+        return CudaExecutor::Create(rank, options, *group);
+      };
+}
+
+}  // namespace isobit

@@ -1,0 +1,35 @@
+// A rank that computes on a GPU. Steps of one new token a sequence replay CUDA graphs, captured at
+// start for a ladder of batch sizes; drawn tokens feed the next step on the GPU, so the host is one
+// step behind (depth 2).
+#ifndef ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_
+#define ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "kernels/model/rank_executor.h"
+
+namespace isobit {
+
+struct CudaRankOptions {
+  // Rank r runs on devices[r]; ranks may share one. They must map each other's memory.
+  std::vector<int> devices;
+  bool use_graphs = true;
+  absl::Duration peer_timeout = absl::Seconds(2);  // how long a kernel waits for a peer
+  // For tests: rank `fault_rank` fails on the GPU in its step number `fault_step`. -1: never.
+  int fault_rank = -1;
+  int64_t fault_step = 0;
+};
+
+// All ranks of one engine come from one such function. Errors at the making of a rank: devices are
+// not as many as the ranks (INVALID_ARGUMENT), absent, not Hopper or unable to map each other's
+// memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
+MakeRank MakeCudaRank(const CudaRankOptions& options);
+
+// Batch sizes for which decode graphs are captured, ascending: steps in between are padded.
+std::vector<int64_t> GraphLadder(int64_t max_sequences);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_

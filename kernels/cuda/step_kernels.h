@@ -1,0 +1,51 @@
+// The small kernels around the forward pass of a rollout step: ids fed from the draw before, last
+// rows, and what the ranks bring together to draw. Every launcher puts one kernel on the stream;
+// all pointers are to GPU memory, `of_rank` ones to that of peers too. INTERNAL: CUDA refused the
+// launch.
+#ifndef ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_
+#define ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kMaxRanks = contract::kLeaves;
+
+// ids[i] < 0 becomes drawn[-1 - ids[i]].
+absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
+
+// out[s] = hidden[first_row[s + 1] - 1], rows of `width` elements.
+absl::Status LaunchLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
+                            int64_t width, Bf16* out, const Stream& stream);
+
+// What each rank has computed of every row: columns [begin[r], begin[r + 1]) are in of_rank[r],
+// with its own width as leading dimension.
+struct RankColumns {
+  const float* of_rank[kMaxRanks] = {};
+  int64_t begin[kMaxRanks + 1] = {};
+  int num_ranks = 0;
+};
+// out[i] = row first + i, whole: [rows, begin[num_ranks]].
+absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t rows, float* out,
+                              const Stream& stream);
+
+// What each rank has drawn: ids [begin[r], begin[r + 1]) of the step are in of_rank[r], at their
+// places in the step.
+struct RankDraws {
+  const int32_t* of_rank[kMaxRanks] = {};
+  int32_t begin[kMaxRanks + 1] = {};
+  int num_ranks = 0;
+};
+absl::Status LaunchGatherDraws(const RankDraws& draws, int32_t* out, const Stream& stream);
+
+// A kernel that ends with an error, for tests of what comes after one.
+absl::Status LaunchFault(const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_

@@ -1,0 +1,148 @@
+// The engine on GPUs gives the CPU engine's tokens and logprobs, bit for bit, at every parallel
+// size, with and without graphs, whatever runs beside a request. Ranks share a GPU where there are
+// few.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_executor.h"
+#include "kernels/cuda/device_info.h"
+#include "tests/rollout/engine_fixture.h"
+#include "tests/support/bitwise.h"
+#include "tests/support/status_matchers.h"
+
+namespace isobit {
+namespace {
+
+class CudaEngineTest : public EngineFixture {
+ protected:
+  void SetUp() override {
+    const auto info = cuda::GetDeviceInfo(0);
+    if (!info.ok()) GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << info.status().message();
+  }
+
+  static CudaRankOptions Ranks(int size) {
+    int num_devices = 0;
+    EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+    CudaRankOptions options;
+    for (int r = 0; r < size; ++r) options.devices.push_back(r % num_devices);
+    options.peer_timeout = absl::Seconds(10);
+    return options;
+  }
+
+  EngineOptions OnGpus(const CudaRankOptions& ranks) const {
+    EngineOptions options = DefaultOptions();
+    options.runner.tensor_parallel_size = static_cast<int>(ranks.devices.size());
+    options.runner.make_rank = MakeCudaRank(ranks);
+    return options;
+  }
+
+  // Requests of every kind, some of several samples.
+  static std::vector<GenerationRequest> Requests() {
+    std::vector<GenerationRequest> requests;
+    for (uint64_t i = 0; i < 9; ++i) {
+      GenerationRequest request = MakeRequest(std::string(1, static_cast<char>('a' + i)), 100 + i);
+      for (uint64_t t = 0; t < 7 * i; ++t) {
+        request.prompt.push_back(static_cast<uint32_t>((t * 13 + i) % 50));
+      }
+      request.sampling.max_tokens = static_cast<uint32_t>(5 + 3 * i);
+      if (i % 3 == 1) request.sampling.top_k = 5;
+      if (i % 3 == 2) request.sampling.top_p = 0.8f;
+      if (i % 4 == 3) request.sampling.presence_penalty = 0.5f;
+      if (i == 4) request.sampling.temperature = 0.0f;
+      if (i == 5) request.sampling.n = 3;
+      if (i % 2 == 0) request.sampling.logprobs = 4;
+      requests.push_back(std::move(request));
+    }
+    return requests;
+  }
+
+  static std::vector<std::shared_ptr<RecordingSink>> RunAll(Engine& engine) {
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (const GenerationRequest& request : Requests()) sinks.push_back(Submit(engine, request));
+    Run(engine);
+    return sinks;
+  }
+
+  static void ExpectSame(const std::vector<std::shared_ptr<RecordingSink>>& actual,
+                         const std::vector<std::shared_ptr<RecordingSink>>& expected) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      SCOPED_TRACE(i);
+      ASSERT_EQ(actual[i]->samples.size(), expected[i]->samples.size());
+      for (const auto& [index, sample] : expected[i]->samples) {
+        const SampleResult& got = actual[i]->samples.at(index);
+        ExpectSameTokens(got, sample);
+        ASSERT_EQ(got.top.size(), sample.top.size());
+        for (size_t t = 0; t < got.top.size(); ++t) {
+          ASSERT_EQ(got.top[t].size(), sample.top[t].size());
+          for (size_t k = 0; k < got.top[t].size(); ++k) {
+            EXPECT_EQ(got.top[t][k].id, sample.top[t][k].id);
+            EXPECT_TRUE(
+                testing_support::BitwiseEqual(std::vector<float>{got.top[t][k].logprob},
+                                              std::vector<float>{sample.top[t][k].logprob}));
+          }
+        }
+      }
+    }
+  }
+};
+
+TEST_F(CudaEngineTest, GivesTheBitsOfTheCpuAtEveryParallelSize) {
+  const auto expected = RunAll(*MakeEngine());
+  for (const int size : {1, 2, 4, 8}) {
+    for (const bool graphs : {true, false}) {
+      SCOPED_TRACE(testing::Message() << size << " ranks, graphs " << graphs);
+      CudaRankOptions ranks = Ranks(size);
+      ranks.use_graphs = graphs;
+      ExpectSame(RunAll(*MakeEngine(OnGpus(ranks))), expected);
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, GivesTheBitsOfTheNewWeightsAfterAnUpdate) {
+  const auto cpu = MakeEngine(DefaultOptions(), "v2");
+  const auto engine = MakeEngine(OnGpus(Ranks(2)));
+  const auto before = Generate(*engine, MakeRequest("before"));
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2"}).status());
+  const auto after = Generate(*engine, MakeRequest("after"));
+  ExpectSameTokens(after, Generate(*cpu, MakeRequest("after")));
+  EXPECT_FALSE(testing_support::BitwiseEqual(after.logprobs, before.logprobs))
+      << "a control: the weights differ";
+}
+
+TEST_F(CudaEngineTest, FewPagesChangeNoBit) {
+  const auto expected = RunAll(*MakeEngine());
+  EngineOptions options = OnGpus(Ranks(2));
+  options.runner.num_pages = 24;
+  ExpectSame(RunAll(*MakeEngine(options)), expected);
+}
+
+TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
+  // In a process of its own, since the GPU's context is lost.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        CudaRankOptions ranks = Ranks(2);
+        ranks.peer_timeout = absl::Seconds(1);
+        ranks.fault_rank = 1;
+        ranks.fault_step = 3;
+        EngineOptions options = OnGpus(ranks);
+        absl::Status failure;
+        options.on_failure = [&](const absl::Status& status) { failure = status; };
+        auto engine = MakeEngine(options);
+        const auto sink = Submit(*engine, MakeRequest("a"));
+        Run(*engine);
+        const bool ended = sink->done && !sink->done->ok() && !failure.ok();
+        fprintf(stderr, "%s\n", failure.ToString().c_str());
+        _exit(ended ? 7 : 1);
+      },
+      testing::ExitedWithCode(7), "");
+}
+
+}  // namespace
+}  // namespace isobit
