@@ -13,20 +13,31 @@
 
 namespace isobit::contract {
 
+// Of f^power in Exp2's polynomial, power in [0, 5].
+ISOBIT_HD constexpr float Exp2Coefficient(int power) {
+  constexpr float kCoefficients[] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9c2p-3f,
+                                     0x1.c6b6d8p-5f, 0x1.3ce8acp-7f, 0x1.5bda40p-10f};
+  return kCoefficients[power];
+}
+
+// 2^f for |f| <= 1/2, by that polynomial.
+ISOBIT_HD float Exp2OfFraction(float f) {
+  float p = Exp2Coefficient(5);
+  p = Fma(p, f, Exp2Coefficient(4));
+  p = Fma(p, f, Exp2Coefficient(3));
+  p = Fma(p, f, Exp2Coefficient(2));
+  p = Fma(p, f, Exp2Coefficient(1));
+  return Fma(p, f, Exp2Coefficient(0));
+}
+
 // 2^x. Relative error below 2^-22.3. exp2(0) is exactly 1. Below -126, and at -inf, exactly +0; at
 // 127.5 and above +inf; NaN for NaN.
 ISOBIT_HD float Exp2(float x) {
   const float kMagic = 0x1.8p23f;  // adding it leaves round(x) in the low bits
   const float shifted = Add(x, kMagic);
   const float f = Sub(x, Sub(shifted, kMagic));  // exact, |f| <= 1/2
-  float p = 0x1.5bda40p-10f;
-  p = Fma(p, f, 0x1.3ce8acp-7f);
-  p = Fma(p, f, 0x1.c6b6d8p-5f);
-  p = Fma(p, f, 0x1.ebf9c2p-3f);
-  p = Fma(p, f, 0x1.62e42ap-1f);
-  p = Fma(p, f, 1.0f);
   const float scale = FromBits((BitsOf(shifted) - BitsOf(kMagic) + 127u) << 23);
-  const float result = Mul(p, scale);
+  const float result = Mul(Exp2OfFraction(f), scale);
   if (x < -126.0f) return 0.0f;
   return x >= 127.5f ? kInfinity : result;
 }

@@ -3,6 +3,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_BOUNDED_EXP2_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_BOUNDED_EXP2_CUH_
 
+#include "kernels/contract/exp_log.h"
 #include "kernels/contract/portable.h"
 
 namespace isobit::cuda {
@@ -18,8 +19,6 @@ namespace isobit::cuda {
 template <int n>
 __device__ __forceinline__ void BoundedExp2(float (&x)[n]) {
   constexpr float kMagic = 0x1.8p23f + 128.0f;
-  constexpr float kCoefficients[] = {0x1.3ce8acp-8f, 0x1.c6b6d8p-6f, 0x1.ebf9c2p-4f, 0x1.62e42ap-2f,
-                                     0.5f};
   float shifted[n];
   float p[n];
 #pragma unroll
@@ -33,11 +32,13 @@ __device__ __forceinline__ void BoundedExp2(float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) x[i] = contract::Sub(x[i], p[i]);
 #pragma unroll
-  for (int i = 0; i < n; ++i) p[i] = 0x1.5bda40p-11f;
+  for (int i = 0; i < n; ++i) p[i] = contract::Exp2Coefficient(5) / 2;
 #pragma unroll
-  for (int c = 0; c < 5; ++c) {
+  for (int power = 4; power >= 0; --power) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) p[i] = contract::Fma(p[i], x[i], kCoefficients[c]);
+    for (int i = 0; i < n; ++i) {
+      p[i] = contract::Fma(p[i], x[i], contract::Exp2Coefficient(power) / 2);
+    }
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) {

@@ -31,12 +31,7 @@ __device__ __forceinline__ float SigmoidOfModerate(float x) {
   const float exponent = fmaxf(contract::Mul(x, -contract::kLog2E), -126.0f);
   const float shifted = contract::Add(exponent, kMagic);
   const float f = contract::Sub(exponent, contract::Sub(shifted, kMagic));
-  float p = 0x1.5bda40p-10f;
-  p = contract::Fma(p, f, 0x1.3ce8acp-7f);
-  p = contract::Fma(p, f, 0x1.c6b6d8p-5f);
-  p = contract::Fma(p, f, 0x1.ebf9c2p-3f);
-  p = contract::Fma(p, f, 0x1.62e42ap-1f);
-  p = contract::Fma(p, f, 1.0f);
+  const float p = contract::Exp2OfFraction(f);
   // The low nine bits of the magic number are zero: they shift out.
   const float scale = contract::FromBits((contract::BitsOf(shifted) << 23) + (127u << 23));
   return ReciprocalOfSum(contract::Fma(p, scale, 1.0f));

@@ -290,12 +290,7 @@ __device__ __forceinline__ float WeightAt(float distance) {
   const float x = contract::Mul(distance, contract::kLog2E);
   const float shifted = contract::Add(x, kMagic);
   const float f = contract::Sub(x, contract::Sub(shifted, kMagic));
-  float p = 0x1.5bda40p-10f;
-  p = contract::Fma(p, f, 0x1.3ce8acp-7f);
-  p = contract::Fma(p, f, 0x1.c6b6d8p-5f);
-  p = contract::Fma(p, f, 0x1.ebf9c2p-3f);
-  p = contract::Fma(p, f, 0x1.62e42ap-1f);
-  p = contract::Fma(p, f, 1.0f);
+  const float p = contract::Exp2OfFraction(f);
   // The shift leaves round(x) where the exponent is: nothing here is too small for it.
   return contract::FromBits(contract::BitsOf(p) + (contract::BitsOf(shifted) << 23));
 }
