@@ -204,21 +204,23 @@ struct LinearStream {
     }
   }
 
-  // The products of one stage, of which the leaf has `steps` (or more than a stage has). There is
-  // one run of products, whose descriptors differ by constants: a choice between two would make
-  // each product wait for the one before it.
-  __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage, int steps) const {
-    const uint32_t weights = shared + stage * plan.weight_bytes;
-    const uint32_t x = shared + plan.x + stage * plan.x_bytes;
-    if (steps < kStageSteps) ClearFrom(steps, weights, x);
+  __device__ __forceinline__ uint32_t WeightsOf(int stage, int block) const {
+    return shared + stage * plan.weight_bytes + block * args.schedule.rows * kRowBytes +
+           static_cast<int>(threadIdx.x) / 128 * kBlockBytes;
+  }
+  __device__ __forceinline__ uint32_t XOf(int stage, int block) const {
+    return shared + plan.x + stage * plan.x_bytes + block * kColumns * kRowBytes;
+  }
+
+  // Starts the products of a stage that is full. There is one run of products, whose descriptors
+  // differ by constants: a choice between two would make each product wait for the one before it.
+  __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage) const {
     // A reduction's result is in a uniform register, where descriptors are wanted.
-    const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, x));
+    const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, XOf(stage, 0)));
     uint64_t w_operand[kStageBlocks];
 #pragma unroll
     for (int b = 0; b < kStageBlocks; ++b) {
-      w_operand[b] = KMajorOperand(
-          __reduce_or_sync(0xffffffffu, weights + b * args.schedule.rows * kRowBytes +
-                                            static_cast<int>(threadIdx.x) / 128 * kBlockBytes));
+      w_operand[b] = KMajorOperand(__reduce_or_sync(0xffffffffu, WeightsOf(stage, b)));
     }
     FenceMma();
 #pragma unroll
@@ -231,29 +233,25 @@ struct LinearStream {
     CommitMma();
   }
 
-  // Makes the steps that a stage does not have multiply zeros, which changes no bit: clears x from
-  // step `steps` on (packed weights are zeros there), and the weights of blocks that are missing.
-  __device__ __forceinline__ void ClearFrom(int steps, uint32_t weights, uint32_t x) const {
-    const int thread = static_cast<int>(threadIdx.x);
+  // The products of a leaf's last stage if the leaf has only `steps` of its k16 steps, one by one:
+  // what lies beyond them is not the leaf's, and may be anything.
+  __device__ __forceinline__ void MultiplySteps(float (&sums)[kSums], int stage, int steps) const {
 #pragma unroll 1
-    for (int i = thread; i < kStageBlocks * kColumns * 8; i += kMultiplyThreads) {
-      const int row = i / 8;
-      const int chunk = i % 8;  // of 8 columns
-      if (row / kColumns * kBlockSteps + chunk / 2 >= steps) {
-        ClearShared(x + row * kRowBytes + (chunk ^ (row % 8)) * 16);
-      }
+    for (int i = 0; i < steps; ++i) {
+      const int block = i / kBlockSteps;
+      const int step = 2 * (i % kBlockSteps);
+      FenceMma();
+      Wgmma<kColumns>::Mma(sums, KMajorOperand(WeightsOf(stage, block)) + step,
+                           KMajorOperand(XOf(stage, block)) + step, true);
+      CommitMma();
+      WaitMma<0>();
+      Hold(sums);
     }
-    const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
-#pragma unroll 1
-    for (int i = blocks * args.schedule.rows * 8 + thread;
-         i < kStageBlocks * args.schedule.rows * 8; i += kMultiplyThreads) {
-      ClearShared(weights + i * 16);
-    }
-    FenceSharedForAsync();
-    SyncThreads(1, kMultiplyThreads);
   }
-  static __device__ __forceinline__ void ClearShared(uint32_t address) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+  // Keeps the compiler from reading sums before the wait above.
+  static __device__ __forceinline__ void Hold(float (&sums)[kSums]) {
+#pragma unroll
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
   // Adds leaf number `leaf` of the block (from 0) to what is pending of a tree; sums then holds the
@@ -298,36 +296,41 @@ struct LinearStream {
     bool joined = false;
     int stage = 0;
     uint32_t parity = 0;
+    const auto advance = [&] {
+      if (++stage < stages) return;
+      stage = 0;
+      parity ^= 1;
+    };
 #pragma unroll 1
     for (int row = first_row; row < end_row; row += args.schedule.rows) {
 #pragma unroll 1
       for (int leaf = first_leaf; leaf < end_leaf; ++leaf) {
-        const int first_block = args.leaves.block[leaf];
-        const int end_block = args.leaves.block[leaf + 1];
-        int steps =
+        const int steps =
             (args.leaves.column[leaf + 1] - args.leaves.column[leaf] + contract::kMmaK - 1) /
-            contract::kMmaK;  // left
+            contract::kMmaK;
+        const int full_stages = steps / kStageSteps;
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
 #pragma unroll 1
-        for (int block = first_block; block < end_block; block += kStageBlocks) {
+        for (int i = 0; i < full_stages; ++i) {
           WaitBarrier(full(stage), parity);
-          MultiplyStage(sums, stage, steps);
-          steps -= kStageSteps;
-          if (block > first_block) {
+          MultiplyStage(sums, stage);
+          if (i > 0) {
             WaitMma<1>();
             Release(stage == 0 ? stages - 1 : stage - 1);
           }
-          if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-          }
+          advance();
         }
         WaitMma<0>();
-        // The sums may be read from here on only.
-#pragma unroll
-        for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-        Release(stage == 0 ? stages - 1 : stage - 1);
+        Hold(sums);
+        if (full_stages > 0) Release(stage == 0 ? stages - 1 : stage - 1);
+        // An empty leaf has a stage too.
+        if (steps == 0 || steps % kStageSteps != 0) {
+          WaitBarrier(full(stage), parity);
+          MultiplySteps(sums, stage, steps % kStageSteps);
+          Release(stage);
+          advance();
+        }
         if constexpr (kSplit) {
           const int rank = first_leaf / args.schedule.leaves;
           if (kSum == contract::LeafSum::kTree || rank == 0) {
