@@ -21,7 +21,10 @@ struct PersistentTraits {
   // The tree of 8 keeps its left half's sum here while it computes the right half.
   static constexpr int kLeftBytes =
       kSums == Sums::kTree8 ? kRows * kColumns * static_cast<int>(sizeof(float)) : 0;
-  static constexpr int kZeroBytes = kRagged ? 1024 : 0;
+  // ZeroOperand's 1024 bytes, and as many more as compute-sanitizer takes a k16 operand of kColumns
+  // rows to be, whatever its strides are.
+  static constexpr int kZeroBytes = kRagged ? kColumns * 16 * static_cast<int>(sizeof(Bf16)) : 0;
+  static_assert(kZeroBytes % 1024 == 0);
   using RingT = Ring<kColumns, kLeftBytes + kZeroBytes>;
 };
 
@@ -199,8 +202,8 @@ __global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_consta
     FenceBarrierInit();
   }
   if constexpr (Traits::kRagged) {
-    if (threadIdx.x < 256) {
-      const uint32_t at = ring.extra() + Traits::kLeftBytes + threadIdx.x * 4;
+    for (uint32_t i = threadIdx.x * 4; i < Traits::kZeroBytes; i += kThreads * 4) {
+      const uint32_t at = ring.extra() + Traits::kLeftBytes + i;
       asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
     }
     FenceSharedForAsync();
