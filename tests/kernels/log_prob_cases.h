@@ -1,0 +1,80 @@
+// What the tests of LogProbs share: rows of every kind under every parameter, and running a backend
+// on them. Not here: what a backend is compared with.
+#ifndef ISOBIT_TESTS_KERNELS_LOG_PROB_CASES_H_
+#define ISOBIT_TESTS_KERNELS_LOG_PROB_CASES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kernels/ops.h"
+#include "tests/kernels/cpu/op_cases.h"
+
+namespace isobit::testing_support {
+
+template <typename T, size_t kSize>
+T Pick(const T (&choices)[kSize], Random& random) {
+  return choices[random() % kSize];
+}
+
+enum class Logits {
+  kModel,  // as a language model's: a bulk, and some far above it
+  kPeaked,
+  kFlat,
+  kTied,
+  kEqual,
+  kSteep,
+  kSignedZeros,
+  kTiny,       // exponents far below 0 of either sign
+  kHuge,       // exponents far above 0
+  kAscending,  // every range above the one before, the maximum last
+  kTwoLevels,  // two values, one token apart from a quarter of the row
+};
+inline constexpr Logits kLogitKinds[] = {Logits::kModel,       Logits::kPeaked,   Logits::kFlat,
+                                         Logits::kTied,        Logits::kEqual,    Logits::kSteep,
+                                         Logits::kSignedZeros, Logits::kTiny,     Logits::kHuge,
+                                         Logits::kAscending,   Logits::kTwoLevels};
+std::vector<float> MakeLogits(Logits kind, int64_t vocab, Random& random);
+
+// One row's request, owning what RowSampling points to.
+struct LogProbRequest {
+  RowSampling sampling;
+  std::vector<TokenCount> counts;
+  std::vector<TokenBias> biases;
+  std::vector<int32_t> banned;
+  std::vector<float> logits;
+  int32_t target = -1;
+  bool raw = false;
+  bool want_entropy = true;
+  int32_t top_logprobs = 0;
+};
+std::string Describe(const LogProbRequest& request);
+
+// Any parameters; one in forty has a logit that is not finite.
+LogProbRequest RandomLogProbRequest(int64_t vocab, Random& random);
+// Every combination of some values of the three filters.
+std::vector<LogProbRequest> EveryFilter(Logits kind, int64_t vocab, Random& random);
+// Rows that are no distribution, then *num_sound that look as if they were none.
+std::vector<LogProbRequest> NonFiniteRequests(Random& random, size_t* num_sound);
+
+// What a row holds where nothing was written.
+inline constexpr TokenLogProb kUnset = {-7, -7.0f};
+
+// All outputs of a row: finite, entropy, then ids and logprobs of the token, of the top list and of
+// the place after it, which stays unset.
+using RowBits = std::vector<uint32_t>;
+void AppendBits(const TokenLogProb& token, RowBits* bits);
+
+// The outputs of `run` on the requests. logits[i]: row i's, in the backend's memory.
+std::vector<RowBits> RunLogProbs(const std::vector<LogProbRequest>& requests,
+                                 const std::vector<const float*>& logits,
+                                 absl::FunctionRef<absl::Status(const LogProbArgs& args)> run);
+// Of a backend in host memory.
+std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbRequest>& requests);
+
+}  // namespace isobit::testing_support
+
+#endif  // ISOBIT_TESTS_KERNELS_LOG_PROB_CASES_H_
