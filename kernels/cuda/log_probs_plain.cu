@@ -109,9 +109,9 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
   RangeScratch& scratch = shared.scratch;
   const bool first_lane = threadIdx.x % 32 == 0;
   const auto keep = [](int) {};
-  const auto release = [&](int c) {
+  const auto release = [&](int slot) {
     __syncwarp();
-    if (first_lane) Arrive(SharedAddress(&shared.empty[range.SlotOf(c)]));
+    if (first_lane) Arrive(SharedAddress(&shared.empty[slot]));
   };
   const RangeMax raw = MaxOfLogits(range, row.seed, scratch);
   if (plan.separate) {

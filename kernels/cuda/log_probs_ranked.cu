@@ -389,7 +389,8 @@ absl::Status LaunchRankedLogProbs(const LogProbJob& job, const Stream& stream) {
   Grid grid;
   grid.blocks = dim3(static_cast<unsigned>(job.args.num_rows * kRanges));
   grid.threads = dim3(kRangeThreads);
-  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(job.longest) * sizeof(float);
+  // LoadFour takes whole fours.
+  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(job.longest + 3) / 4 * sizeof(float4);
   grid.cluster = kRanges;
   LogProbJob sized = job;
   sized.slots = NumChunks(job);

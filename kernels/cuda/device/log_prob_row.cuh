@@ -48,7 +48,7 @@ __device__ __forceinline__ WarpTotals Summarise(const VocabRange& range, int chu
                                                 const DeviceLogProbRow& row, bool sums, bool draws,
                                                 RangeScratch& scratch, Loaded loaded) {
   if (max == kMinusInfinity) {
-    for (int c = 0; c < chunks; ++c) loaded(c);
+    for (int c = 0; c < chunks; ++c) loaded(range.SlotOf(c));
     return {};
   }
   const NoiseKey noise{row.seed, row.sample, row.position};

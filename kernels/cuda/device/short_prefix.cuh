@@ -40,22 +40,19 @@ __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const Vocab
   row.Sync();
   ClearBins(scratch);
   FractionSum sum;
-  uint32_t calls = 0;
   ForEachFour(range, [&](int, const Four& four) {
-    float weight[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float distance = fmaxf(contract::Sub(four.z[j], row_max), kLeastDistance);
-      weight[j] = WeightAt(distance);
+      const float weight = WeightAt(distance);
+      sum.Add(weight);
       const float scaled = contract::Mul(-distance, bins_per_nat);
       if (!(scaled < static_cast<float>(kBins))) continue;
       AddToBin<true>(scratch, static_cast<uint32_t>(scaled),
-                     static_cast<uint64_t>(contract::Mul(weight[j], 0x1p40f)));
+                     static_cast<uint64_t>(contract::Mul(weight, 0x1p40f)));
     }
-    sum.AddFour(weight);
-    ++calls;
   });
-  const uint64_t warp_mass = sum.OfWarp(calls);
+  const uint64_t warp_mass = sum.OfWarp();
   if (threadIdx.x % 32 == 0) scratch.masses[threadIdx.x / 32] = warp_mass;
   SyncRange();
   uint64_t mass = 0;

@@ -166,19 +166,14 @@ __device__ __forceinline__ void StartChunk(const VocabRange& range, const float*
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Four logits from a multiple of 4; -inf beyond the range.
+// Four logits from a multiple of 4 inside the range; -inf beyond it.
 struct Four {
   float z[4];
 };
 __device__ __forceinline__ Four LoadFour(const VocabRange& range, int i) {
-  if (i + 4 <= range.size) {
-    const float4 v = *reinterpret_cast<const float4*>(&range.At(i));
-    return {{v.x, v.y, v.z, v.w}};
-  }
-  Four four;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) four.z[j] = i + j < range.size ? range.At(i + j) : kMinusInfinity;
-  return four;
+  const float4 v = *reinterpret_cast<const float4*>(&range.At(i));
+  return {{v.x, i + 1 < range.size ? v.y : kMinusInfinity,
+           i + 2 < range.size ? v.z : kMinusInfinity, i + 3 < range.size ? v.w : kMinusInfinity}};
 }
 
 __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const Four& four) {
@@ -193,25 +188,30 @@ __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const 
 }
 
 // Calls visit(i, four, whole) for this thread's part of the range, four logits from i on, -inf
-// beyond the range unless `whole`; and loaded(c) after chunk c's are read. Whole warps call visit
-// together.
-template <typename Loaded, typename Visit>
+// beyond the range unless `whole`; and loaded(slot) for the slot of each of `chunks` chunks after
+// it was read.
+template <int kUnroll = 1, typename Loaded, typename Visit>
 __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Loaded loaded,
                                             Visit visit) {
   const int mine = static_cast<int>(threadIdx.x) * 4;
-  int c = 0;
-  for (; (c + 1) * kChunk <= range.size; ++c) {
-    const float* chunk = range.Chunk(c) + mine;
+  const int whole = range.size / kChunk;
+  int slot = range.first_slot;
+  const auto next = [&] { slot = slot + 1 == range.slots ? 0 : slot + 1; };
+#pragma unroll kUnroll
+  for (int c = 0; c < whole; ++c, next()) {
+    const float* chunk = range.ring + slot * kChunk + mine;
     const float4 a = *reinterpret_cast<const float4*>(chunk);
     const float4 b = *reinterpret_cast<const float4*>(chunk + kStride);
-    loaded(c);
+    loaded(slot);
     visit(c * kChunk + mine, Four{{a.x, a.y, a.z, a.w}}, true);
     visit(c * kChunk + kStride + mine, Four{{b.x, b.y, b.z, b.w}}, true);
   }
-  for (int i = c * kChunk + mine; i - mine % 128 < range.size; i += kStride) {
+#pragma unroll 1
+  for (int i = whole * kChunk + mine; i < range.size; i += kStride) {
     visit(i, LoadFour(range, i), false);
   }
-  for (; c < chunks; ++c) loaded(c);
+#pragma unroll 1
+  for (int c = whole; c < chunks; ++c, next()) loaded(slot);
 }
 template <typename Visit>
 __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit) {
@@ -223,16 +223,18 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit
 __device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_t seed,
                                                 RangeScratch& scratch) {
   float max = kMinusInfinity;
-  float zero = 0.0f;  // NaN as soon as a logit is not finite
-  ForEachFour(
+  float zeros[2] = {};  // NaN as soon as a logit is not finite
+  ForEachFour<2>(
       range, 0, [](int) {},
       [&](int i, const Four& four, bool whole) {
+        const float(&z)[4] = four.z;
+        max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          max = fmaxf(max, four.z[j]);
-          if (whole || i + j < range.size) zero = contract::Fma(four.z[j], 0.0f, zero);
+          if (whole || i + j < range.size) zeros[j % 2] = contract::Fma(z[j], 0.0f, zeros[j % 2]);
         }
       });
+  const float zero = contract::Add(zeros[0], zeros[1]);
   return BlockMax({max, zero != zero}, seed, scratch);
 }
 
@@ -295,42 +297,36 @@ __device__ __forceinline__ float WeightAt(float distance) {
   return contract::FromBits(contract::BitsOf(p) + (contract::BitsOf(shifted) << 23));
 }
 
-// A sum of numbers in [0, 1], each truncated to 40 fraction bits: two rounding-towards-zero
-// additions leave 20 bits each in the low bits of a float, which saves the conversions.
+// A sum of numbers in [0, 1], each truncated to 40 fraction bits, in a double whose last bit weighs
+// as much: an addition that rounds towards zero truncates.
 class FractionSum {
  public:
-  __device__ void AddFour(const float (&x)[4]) {
-    float high[4];
-    float low[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      high[j] = __fadd_rz(x[j], kHigh);
-      low[j] = __fadd_rz(contract::Sub(x[j], contract::Sub(high[j], kHigh)), kLow);
-    }
-    high_ += contract::BitsOf(high[0]) + contract::BitsOf(high[1]);
-    high_ += contract::BitsOf(high[2]) + contract::BitsOf(high[3]);
-    low_ += contract::BitsOf(low[0]) + contract::BitsOf(low[1]);
-    low_ += contract::BitsOf(low[2]) + contract::BitsOf(low[3]);
+  __device__ void Add(float x) {
+    // The bits of x as a double. A subnormal or zero becomes another number that truncates to
+    // nothing.
+    constexpr uint64_t kRebias = uint64_t{1023 - 127} << 52;
+    uint64_t bits;
+    asm("mad.wide.u32 %0, %1, %2, %3;"
+        : "=l"(bits)
+        : "r"(contract::BitsOf(x)), "r"(1u << 29), "l"(kRebias));
+    sum_ = __dadd_rz(sum_, __longlong_as_double(static_cast<long long>(bits)));
   }
-  // Of a warp's sums, each after `calls` calls, for every lane.
-  __device__ uint64_t OfWarp(uint32_t calls) const {
-    const uint32_t high = high_ - 4 * calls * contract::BitsOf(kHigh);
-    const uint32_t low = low_ - 4 * calls * contract::BitsOf(kLow);
-    return (Reduce(high) << 20) + Reduce(low);
+  // Of a warp, for every lane.
+  __device__ uint64_t OfWarp() const {
+    const auto sum =
+        static_cast<uint64_t>(__double_as_longlong(sum_) - __double_as_longlong(kZero));
+    const auto low = static_cast<uint32_t>(sum);
+    // In parts whose sums cannot overflow.
+    return (uint64_t{__reduce_add_sync(~0u, static_cast<uint32_t>(sum >> 32))} << 32) +
+           (uint64_t{__reduce_add_sync(~0u, low >> 16)} << 16) +
+           __reduce_add_sync(~0u, low & 0xffff);
   }
 
  private:
-  // Of the warp, in parts that cannot overflow.
-  static __device__ uint64_t Reduce(uint32_t x) {
-    return (uint64_t{__reduce_add_sync(~0u, x >> 16)} << 16) + __reduce_add_sync(~0u, x & 0xffff);
-  }
-
-  static constexpr float kHigh = 8.0f;     // its floats' last bit weighs 2^-20
-  static constexpr float kLow = 0x1p-17f;  // 2^-40
-  uint32_t high_ = 0;
-  uint32_t low_ = 0;
+  static constexpr double kZero = 0x1p12;
+  double sum_ = kZero;
 };
-static_assert(kMaxChunks * 8 < 4096);  // numbers of a thread: neither half can overflow
+static_assert(kMaxChunks * 8 < 4096);  // numbers of a thread: the exponent stays
 
 enum class DrawRule { kNone, kGreedy, kGumbel };
 
@@ -424,7 +420,7 @@ static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32
 
 // Sums the weights against `max`, which is not -inf, of the logits times inverse_temperature, and
 // draws; kScaled: inverse_temperature is not 1. The result is that of the warp, for its first lane.
-// `loaded(c)` is called by every thread once it needs no more of chunk c.
+// `loaded` as in ForEachFour.
 template <DrawRule kRule, bool kDistances, bool kScaled, typename Loaded>
 __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int chunks,
                                                  float inverse_temperature, float max,
@@ -437,20 +433,16 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
   FractionSum weights;
   FractionSum distances;
   BestToken best;
-  uint32_t calls = 0;
   const auto visit = [&](int i, Four four, bool) {
-    ++calls;
     float weight[4];
-    float product[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (kScaled) four.z[j] = contract::Mul(four.z[j], inverse_temperature);
       const float distance = fmaxf(contract::Sub(four.z[j], max), kLeastDistance);
       weight[j] = WeightAt(distance);
-      product[j] = contract::Mul(weight[j], -distance);
+      weights.Add(weight[j]);
+      if constexpr (kDistances) distances.Add(contract::Mul(weight[j], fabsf(distance)));
     }
-    weights.AddFour(weight);
-    if constexpr (kDistances) distances.AddFour(product);
     const int32_t id = range.first + i;
     if constexpr (kRule == DrawRule::kGreedy) {
 #pragma unroll
@@ -475,7 +467,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
     }
   };
   ForEachFour(range, chunks, loaded, visit);
-  WarpTotals totals{weights.OfWarp(calls), kDistances ? distances.OfWarp(calls) : 0};
+  WarpTotals totals{weights.OfWarp(), kDistances ? distances.OfWarp() : 0};
   if constexpr (kRule != DrawRule::kNone) {
     const auto high = static_cast<uint32_t>(best.key >> 32);
     const uint32_t top = __reduce_max_sync(~0u, high);

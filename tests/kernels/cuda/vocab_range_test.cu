@@ -58,7 +58,7 @@ __global__ void CheckWeights(unsigned* failures) {
 __global__ void CheckFractions(unsigned* failures) {
   const auto total = [](float x) {  // the lanes of a warp hold x, the lanes' neighbours nothing
     FractionSum sum;
-    sum.AddFour({x, 0.0f, x, x});
+    for (const float y : {x, 0.0f, x, x}) sum.Add(y);
     return sum;
   };
   // All lanes take the same number, or OfWarp would mix them.
@@ -67,7 +67,7 @@ __global__ void CheckFractions(unsigned* failures) {
   for (uint64_t i = warp; i <= contract::BitsOf(1.0f); i += uint64_t{kBlocks} * kThreads / 32) {
     const float x = contract::FromBits(static_cast<uint32_t>(i));
     const auto exact = static_cast<uint64_t>(static_cast<int64_t>(contract::Mul(x, 0x1p40f)));
-    if (total(x).OfWarp(1) != 96 * exact) ++mine;
+    if (total(x).OfWarp() != 96 * exact) ++mine;
   }
   if (mine > 0) atomicAdd(failures, mine);
 }
