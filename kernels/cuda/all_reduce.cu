@@ -20,7 +20,7 @@ using Kernel = void (*)(AllReduceJob);
 
 template <int kRanks, bool kAligned>
 Kernel KernelOf(const AllReduceSchedule& schedule) {
-  if (!schedule.two_shots) return OneShotKernel<kRanks, 1, kAligned>;
+  if (!schedule.two_shots) return OneShotKernel<kRanks, kAligned>;
   if constexpr (kRanks <= 4) {
     if (schedule.chunks == 2) return TwoShotKernel<kRanks, 2, kAligned>;
   }
@@ -142,6 +142,11 @@ absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Creat
         absl::StrCat("an all-reduce of up to ", options.max_rows, " rows of ", options.hidden,
                      " columns: expected at least one row of 1 to ", kMaxAllReduceHidden));
   }
+  if (options.timeout <= absl::ZeroDuration() || options.timeout > absl::Minutes(10)) {
+    return absl::InvalidArgumentError(absl::StrCat("an all-reduce that waits ",
+                                                   absl::FormatDuration(options.timeout),
+                                                   ": expected more than 0 and at most 10 min"));
+  }
   if (options.mode == NumericsMode::kVanilla) {
     return absl::InvalidArgumentError("mode vanilla has no all-reduce over peer memory");
   }
@@ -165,7 +170,7 @@ RankGroup PeerAllReduce::Group() const {
   group.size = state_->group.size();
   group.rank = rank_;
   group.reports = state_->reports;
-  group.timeout_ns = static_cast<uint64_t>(absl::ToInt64Nanoseconds(state_->options.timeout));
+  group.timeout = static_cast<uint32_t>(absl::ToInt64Nanoseconds(state_->options.timeout) / kTick);
   for (int q = 0; q < group.size; ++q) group.memory[q] = state_->memory.of_rank(q);
   return group;
 }
@@ -190,6 +195,8 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
                         .norm = norm,
                         .hops = state.options.mode == NumericsMode::kBatchInvariant,
                         .release = state.options.release};
+    job.quads = static_cast<int>((norm.hidden + kQuad - 1) / kQuad);
+    job.pieces = (job.quads + kWarp - 1) / kWarp;
     job.norm.residual += begin * norm.hidden;
     job.norm.out += begin * norm.hidden;
     job.norm.rows = std::min(norm.rows - begin, state.options.max_rows);
@@ -199,6 +206,8 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
     // the owner of some.
     int64_t clusters = std::min(job.norm.rows, plan.clusters - 1);
     if (clusters < job.norm.rows && clusters % 2 == 0) --clusters;
+    job.cluster = schedule.cluster;
+    job.clusters = static_cast<int>(clusters);
     const bool aligned = norm.hidden % kQuad == 0 && Aligned16(job.partial, norm.bias, norm.weight,
                                                                job.norm.residual, job.norm.out);
     const Grid grid = {.blocks = dim3(static_cast<unsigned>((clusters + 1) * schedule.cluster)),

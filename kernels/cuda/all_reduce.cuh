@@ -23,10 +23,15 @@ struct AllReduceJob {
   size_t mailbox_bytes;  // two mailboxes follow the RankControl
   const float* partial;  // [norm.rows, norm.hidden]
   RmsNormArgs norm;
-  bool hops;    // add in rank order with bf16 between (vanilla.h), not in tree order
-  int release;  // XXX 0 top, 1 after wait, 2 end
+  int quads;     // of a row
+  int pieces;    // likewise, of kWarp quads each
+  int cluster;   // blocks
+  int clusters;  // that take rows; one more comes before them
+  bool hops;     // add in rank order with bf16 between (vanilla.h), not in tree order
+  int release;   // XXX 0 top, 1 after wait, 2 end
 };
 
+inline constexpr int kWarp = 32;
 inline constexpr int kQuad = 4;            // columns
 inline constexpr int kMaxChunkSums = 128;  // of 32 quads each
 inline constexpr uint32_t kEmpty = ~0u;    // a word of a mailbox that nobody has written
@@ -45,19 +50,19 @@ __device__ __forceinline__ uint32_t Sendable(uint32_t v) {
 // Four columns of a row, +0 beyond its end. kAligned: the row is whole quads, at multiples of 16
 // bytes.
 template <bool kAligned>
-__device__ __forceinline__ uint4 LoadFloatQuad(const float* x, int64_t left) {
+__device__ __forceinline__ uint4 LoadFloatQuad(const float* x, int left) {
   if constexpr (kAligned) return *reinterpret_cast<const uint4*>(x);
   return {contract::BitsOf(x[0]), left > 1 ? contract::BitsOf(x[1]) : 0u,
           left > 2 ? contract::BitsOf(x[2]) : 0u, left > 3 ? contract::BitsOf(x[3]) : 0u};
 }
 template <bool kAligned>
-__device__ __forceinline__ uint2 LoadBf16Quad(const Bf16* x, int64_t left) {
+__device__ __forceinline__ uint2 LoadBf16Quad(const Bf16* x, int left) {
   if constexpr (kAligned) return *reinterpret_cast<const uint2*>(x);
   const auto at = [&](int i) { return left > i ? static_cast<uint32_t>(x[i]) : 0u; };
   return {at(0) | at(1) << 16, at(2) | at(3) << 16};
 }
 template <bool kAligned>
-__device__ __forceinline__ void StoreBf16Quad(Bf16* x, uint2 v, int64_t left) {
+__device__ __forceinline__ void StoreBf16Quad(Bf16* x, uint2 v, int left) {
   if constexpr (kAligned) {
     *reinterpret_cast<uint2*>(x) = v;
   } else {
@@ -112,7 +117,8 @@ __device__ __forceinline__ uint32_t NormalisePair(uint32_t x, float inverse_rms,
                   contract::Mul(HighOf(weight), HighOf(unit)));
 }
 
-// A block's part of the rows that its cluster computes.
+// A block's part of the rows that its cluster computes. Rows, columns and quads are counted in 32
+// bits: registers are few.
 template <int kRanks, int kChunks, bool kAligned>
 class RowPart {
  public:
@@ -122,111 +128,126 @@ class RowPart {
   __device__ RowPart(const AllReduceJob& job, Sums& sums)
       : job_(job),
         sums_(sums),
-        cluster_(BlocksOfCluster()),
-        first_quad_(static_cast<int>(BlockInCluster() * kChunks * blockDim.x + threadIdx.x)),
-        columns_((job.norm.hidden + kQuad - 1) / kQuad * kQuad) {
-    for (unsigned i = threadIdx.x; i < 2 * kMaxChunkSums; i += blockDim.x) {
-      if (i % kMaxChunkSums >= cluster_ * kChunks * blockDim.x / 32) {
-        reinterpret_cast<float*>(sums_)[i] = 0.0f;
-      }
+        first_(static_cast<int>(BlockInCluster() * kChunks * blockDim.x + threadIdx.x)) {
+    const int written = job_.cluster * kChunks * static_cast<int>(blockDim.x) / 32;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kMaxChunkSums;
+         i += static_cast<int>(blockDim.x)) {
+      if (i % kMaxChunkSums >= written) reinterpret_cast<float*>(sums_)[i] = 0.0f;
     }
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      if (active(j)) weight_[j] = LoadBf16Quad<kAligned>(job_.norm.weight + column(j), left(j));
-    }
+    if constexpr (kKeepsWeight) LoadWeight();
   }
 
-  __device__ int64_t column(int j) const {
-    return int64_t{kQuad} * (first_quad_ + j * static_cast<int>(blockDim.x));
+  // Before any access to a mailbox: the operation that chooses between the two.
+  __device__ void Choose(const Operation& operation) {
+    mailbox_ = sizeof(RankControl) + (operation.number() % 2) * job_.mailbox_bytes;
   }
-  __device__ bool active(int j) const { return column(j) < job_.norm.hidden; }
 
-  __device__ uint4 Partial(int64_t row, int j) const {
-    const uint4 v =
-        LoadFloatQuad<kAligned>(job_.partial + row * job_.norm.hidden + column(j), left(j));
+  __device__ bool active(int j) const { return quad(j) < job_.quads; }
+
+  __device__ uint4 Partial(int row, int j) const {
+    const uint4 v = LoadFloatQuad<kAligned>(job_.partial + Element(row, j), left(j));
     return {Sendable(v.x), Sendable(v.y), Sendable(v.z), Sendable(v.w)};
   }
-  __device__ uint2 Residual(int64_t row, int j) const {
-    return LoadBf16Quad<kAligned>(job_.norm.residual + row * job_.norm.hidden + column(j), left(j));
-  }
-  __device__ float4 Bias(int j) const {
-    if (job_.norm.bias == nullptr) return {0.0f, 0.0f, 0.0f, 0.0f};
-    const uint4 v = LoadFloatQuad<kAligned>(job_.norm.bias + column(j), left(j));
-    return {contract::FromBits(v.x), contract::FromBits(v.y), contract::FromBits(v.z),
-            contract::FromBits(v.w)};
+  __device__ uint2 Residual(int row, int j) const {
+    return LoadBf16Quad<kAligned>(job_.norm.residual + Element(row, j), left(j));
   }
 
-  // Where rank `to`'s mailbox has this thread's quad of fp32 row `slot`.
-  __device__ uint4* FloatSlot(int to, uint32_t number, int64_t slot, int j) const {
-    std::byte* const mailbox =
-        job_.group.memory[to] + sizeof(RankControl) + (number % 2) * job_.mailbox_bytes;
-    return reinterpret_cast<uint4*>(reinterpret_cast<float*>(mailbox) + slot * columns_ +
-                                    column(j));
+  // Where rank `to`'s mailbox has this thread's quad of an fp32 row from rank 0; rank q's is
+  // q * kWarp quads on. Ranks lie side by side in pieces of a warp's quads, so that a reader needs
+  // one address for all and a writer fills 512 bytes at once.
+  __device__ uint4* FloatSlot(int to, int slot, int j) const {
+    const int piece = slot * job_.pieces + quad(j) / kWarp;
+    return reinterpret_cast<uint4*>(job_.group.memory[to] + mailbox_) +
+           (static_cast<uint32_t>(piece * kRanks * kWarp) + quad(j) % kWarp);
   }
-  // Likewise of bf16 row `slot`, which lie behind `before` fp32 rows.
-  __device__ uint2* Bf16Slot(int to, uint32_t number, int64_t before, int64_t slot, int j) const {
-    std::byte* const mailbox = job_.group.memory[to] + sizeof(RankControl) +
-                               (number % 2) * job_.mailbox_bytes +
-                               before * columns_ * static_cast<int64_t>(sizeof(float));
-    return reinterpret_cast<uint2*>(reinterpret_cast<Bf16*>(mailbox) + slot * columns_ + column(j));
+  // Where it has this thread's quad of bf16 row `slot`, behind `before` fp32 rows of all ranks.
+  __device__ uint2* Bf16Slot(int to, int before, int slot, int j) const {
+    const int piece = (2 * kRanks * before + slot) * job_.pieces + quad(j) / kWarp;
+    return reinterpret_cast<uint2*>(job_.group.memory[to] + mailbox_) +
+           (static_cast<uint32_t>(piece * kWarp) + quad(j) % kWarp);
   }
 
-  // Gathers the peers' partials of a row for all chunks, from row slot_of(q) of the own mailbox,
-  // and adds them to the residual.
-  template <typename SlotOf>
+  // Gathers the peers' partials of a row from fp32 row `slot` of the own mailbox, and adds them to
+  // the residual.
   __device__ void Collect(const Operation& operation, const uint4 (&own)[kChunks],
-                          const uint2 (&residual)[kChunks], const SlotOf& slot_of,
-                          uint2 (&h)[kChunks]) const {
+                          const uint2 (&residual)[kChunks], int slot, uint2 (&h)[kChunks]) const {
     const int rank = job_.group.rank;
-    uint4 partials[kChunks][kRanks];
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
+      if (!active(j)) continue;
+      const uint4* const from = FloatSlot(rank, slot, j);
+      uint4 partials[kRanks];
 #pragma unroll
       for (int q = 0; q < kRanks; ++q) {
-        partials[j][q] = q == rank || !active(j) ? own[j] : uint4{kEmpty, kEmpty, kEmpty, kEmpty};
+        partials[q] = q == rank ? own[j] : uint4{kEmpty, kEmpty, kEmpty, kEmpty};
       }
+      Wait wait(operation);
+      while (true) {
+        bool full = true;
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q) {  // asks for what is missing
+          if (!Full(partials[q])) partials[q] = LoadRelaxed(from + q * kWarp);
+        }
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q) full = full && Full(partials[q]);
+        if (full || !wait.Again()) break;
+      }
+      h[j] = AddPartials(residual[j], partials, Bias(j), job_.hops);
     }
+  }
+
+  // Waits for the owner's h in bf16 row `slot`, and makes that empty again.
+  __device__ void Receive(const Operation& operation, int before, int slot,
+                          uint2 (&h)[kChunks]) const {
+    const int rank = job_.group.rank;
     Wait wait(operation);
     while (true) {
       bool full = true;
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-#pragma unroll
-        for (int q = 0; q < kRanks; ++q) {  // asks for what is missing
-          if (Full(partials[j][q])) continue;
-          partials[j][q] = LoadRelaxed(FloatSlot(rank, operation.number(), slot_of(q), j));
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
-#pragma unroll
-        for (int q = 0; q < kRanks; ++q) full = full && Full(partials[j][q]);
+        if (!active(j)) continue;
+        h[j] = LoadRelaxed(Bf16Slot(rank, before, slot, j));
+        full = full && Full(h[j]);
       }
       if (full || !wait.Again()) break;
     }
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      if (active(j)) h[j] = AddPartials(residual[j], partials[j], Bias(j), job_.hops);
+      if (active(j)) StoreRelaxed(Bf16Slot(rank, before, slot, j), {kEmpty, kEmpty});
+    }
+  }
+
+  // Makes fp32 row `slot` of the own mailbox empty again.
+  __device__ void Empty(int slot) const {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (!active(j)) continue;
+#pragma unroll
+      for (int q = 0; q < kRanks; ++q) {
+        StoreRelaxed(FloatSlot(job_.group.rank, slot, j) + q * kWarp,
+                     {kEmpty, kEmpty, kEmpty, kEmpty});
+      }
     }
   }
 
   // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 in turn.
-  __device__ void Finish(int64_t row, const uint2 (&h)[kChunks], int turn) {
-    const int64_t offset = row * job_.norm.hidden;
-    const unsigned lane = threadIdx.x % 32;
+  __device__ void Finish(int row, const uint2 (&h)[kChunks], int turn) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      if (active(j))
-        StoreBf16Quad<kAligned>(job_.norm.residual + offset + column(j), h[j], left(j));
+      if (active(j)) {
+        StoreBf16Quad<kAligned>(job_.norm.residual + Element(row, j), h[j], left(j));
+      }
       const float sum = TreeOfLanes(active(j) ? SumOfSquares(h[j]) : 0.0f);
-      float* const to = reinterpret_cast<float*>(sums_[turn]) + column(j) / (kQuad * 32);
-      if (cluster_ == 1) {
+      float* const to = reinterpret_cast<float*>(sums_[turn]) + quad(j) / 32;
+      if (job_.cluster == 1) {
         if (lane == 0) *to = sum;
-      } else if (lane < cluster_) {
-        StoreToBlock(AddressInBlock(SharedAddress(to), lane), sum);
+      } else if (lane < job_.cluster) {
+        StoreToBlock(AddressInBlock(SharedAddress(to), static_cast<uint32_t>(lane)), sum);
       }
     }
-    if (cluster_ == 1) {
+    if constexpr (!kKeepsWeight) LoadWeight();
+    if (job_.cluster == 1) {
       __syncthreads();
     } else {
       ArriveCluster();
@@ -239,7 +260,7 @@ class RowPart {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       if (!active(j)) continue;
-      StoreBf16Quad<kAligned>(job_.norm.out + offset + column(j),
+      StoreBf16Quad<kAligned>(job_.norm.out + Element(row, j),
                               {NormalisePair(h[j].x, inverse_rms, weight_[j].x),
                                NormalisePair(h[j].y, inverse_rms, weight_[j].y)},
                               left(j));
@@ -247,103 +268,111 @@ class RowPart {
   }
 
  private:
-  __device__ int64_t left(int j) const { return job_.norm.hidden - column(j); }
+  // Of a single row it is fetched before the predecessor has ended; for many there are no
+  // registers.
+  static constexpr bool kKeepsWeight = kChunks == 1;
+  __device__ void LoadWeight() {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (active(j)) weight_[j] = LoadBf16Quad<kAligned>(job_.norm.weight + column(j), left(j));
+    }
+  }
+
+  __device__ int quad(int j) const { return first_ + j * static_cast<int>(blockDim.x); }
+  __device__ int column(int j) const { return kQuad * quad(j); }
+  __device__ int left(int j) const { return static_cast<int>(job_.norm.hidden) - column(j); }
+  __device__ int64_t Element(int row, int j) const { return row * job_.norm.hidden + column(j); }
+  __device__ float4 Bias(int j) const {
+    if (job_.norm.bias == nullptr) return {0.0f, 0.0f, 0.0f, 0.0f};
+    const uint4 v = LoadFloatQuad<kAligned>(job_.norm.bias + column(j), left(j));
+    return {contract::FromBits(v.x), contract::FromBits(v.y), contract::FromBits(v.z),
+            contract::FromBits(v.w)};
+  }
 
   const AllReduceJob& job_;
   Sums& sums_;
-  const unsigned cluster_;
-  const int first_quad_;
-  const int64_t columns_;  // of a mailbox's row
+  const int first_;  // of this thread
+  size_t mailbox_ = 0;
   uint2 weight_[kChunks];
 };
 
 // The part of the kernel of every operation that meets the peers, off the way of the data.
-__device__ __forceinline__ void MeetPeers(const RankGroup& group) {
+__device__ __forceinline__ void MeetPeers(const RankGroup& group, int release) {
+  if (release == 0) ReleaseSuccessor();
   WaitForPredecessor();
+  if (release == 1) ReleaseSuccessor();
   Operation operation(group);
   operation.TakeTicket();
   if (blockIdx.x == 0) operation.Meet();
-  ReleaseSuccessor();
+  if (release == 2) ReleaseSuccessor();
   operation.End();
 }
 
 inline __global__ void __launch_bounds__(32)
     BarrierKernel(const __grid_constant__ RankGroup group) {
-  MeetPeers(group);
+  MeetPeers(group, 2);
 }
 
-template <int kRanks, int kChunks, bool kAligned>
-__global__ void __launch_bounds__(1024) OneShotKernel(const __grid_constant__ AllReduceJob job) {
-  __shared__ typename RowPart<kRanks, kChunks, kAligned>::Sums sums;
-  const unsigned cluster = BlocksOfCluster();
-  if (blockIdx.x < cluster) return MeetPeers(job.group);
+template <int kRanks, bool kAligned>
+__global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
+  using Part = RowPart<kRanks, 1, kAligned>;
+  __shared__ typename Part::Sums sums;
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, job.release);
   if (job.release == 0) ReleaseSuccessor();
   ArriveCluster();
-  RowPart<kRanks, kChunks, kAligned> part(job, sums);
+  Part part(job, sums);
   WaitForPredecessor();
   if (job.release == 1) ReleaseSuccessor();
   Operation operation(job.group);
+  part.Choose(operation);
   const int rank = job.group.rank;
-  const int64_t rows = job.norm.rows;
-  const int64_t stride = gridDim.x / cluster - 1;
-  const int64_t first = blockIdx.x / cluster - 1;
+  const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
   int turn = 0;
-  for (int64_t row = first; row < rows; row += stride, turn ^= 1) {
-    uint4 own[kChunks] = {};
-    uint2 residual[kChunks] = {};
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      if (!part.active(j)) continue;
-      own[j] = part.Partial(row, j);
-      residual[j] = part.Residual(row, j);
+  for (int row = first; row < static_cast<int>(job.norm.rows); row += job.clusters, turn ^= 1) {
+    uint4 own[1] = {};
+    uint2 residual[1] = {};
+    if (part.active(0)) {
+      own[0] = part.Partial(row, 0);
+      residual[0] = part.Residual(row, 0);
 #pragma unroll
       for (int d = 1; d < kRanks; ++d) {
-        StoreRelaxed(part.FloatSlot((rank + d) % kRanks, operation.number(), rank * rows + row, j),
-                     own[j]);
+        StoreRelaxed(part.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
       }
     }
     if (row == first) {
       operation.TakeTicket();
       WaitCluster();
     }
-    uint2 h[kChunks] = {};
-    part.Collect(
-        operation, own, residual, [&](int q) { return q * rows + row; }, h);
+    uint2 h[1] = {};
+    part.Collect(operation, own, residual, row, h);
     part.Finish(row, h, turn);
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      if (!part.active(j)) continue;
-#pragma unroll
-      for (int d = 1; d < kRanks; ++d) {
-        StoreRelaxed(part.FloatSlot(rank, operation.number(), (rank + d) % kRanks * rows + row, j),
-                     {kEmpty, kEmpty, kEmpty, kEmpty});
-      }
-    }
+    part.Empty(row);
   }
   if (job.release == 2) ReleaseSuccessor();
   operation.End();
 }
 
-// Row r belongs to rank r % kRanks. Its mailbox has the peers' partials of its rows, rank after
-// rank, then a bf16 row of the new residual for every row.
+// Row r belongs to rank r % kRanks, whose mailbox has the peers' partials of its rows, then a bf16
+// row of the new residual for every row.
 template <int kRanks, int kChunks, bool kAligned>
-__global__ void __launch_bounds__(1024) TwoShotKernel(const __grid_constant__ AllReduceJob job) {
-  __shared__ typename RowPart<kRanks, kChunks, kAligned>::Sums sums;
-  const unsigned cluster = BlocksOfCluster();
-  if (blockIdx.x < cluster) return MeetPeers(job.group);
+__global__ void __launch_bounds__(1024 / kChunks, kChunks)
+    TwoShotKernel(const __grid_constant__ AllReduceJob job) {
+  using Part = RowPart<kRanks, kChunks, kAligned>;
+  __shared__ typename Part::Sums sums;
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, job.release);
   if (job.release == 0) ReleaseSuccessor();
   ArriveCluster();
-  RowPart<kRanks, kChunks, kAligned> part(job, sums);
+  Part part(job, sums);
   WaitForPredecessor();
   if (job.release == 1) ReleaseSuccessor();
   Operation operation(job.group);
+  part.Choose(operation);
   const int rank = job.group.rank;
-  const int64_t rows = job.norm.rows;
-  const int64_t owned = (rows + kRanks - 1) / kRanks;
-  const int64_t stride = gridDim.x / cluster - 1;
-  const int64_t first = blockIdx.x / cluster - 1;
-  const auto give = [&](int64_t row) {
-    const int owner = static_cast<int>(row % kRanks);
+  const int rows = static_cast<int>(job.norm.rows);
+  const int owned = (rows + kRanks - 1) / kRanks;
+  const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
+  const auto give = [&](int row) {
+    const int owner = row % kRanks;
     if (row >= rows || owner == rank) return;
     uint4 own[kChunks];
 #pragma unroll
@@ -353,16 +382,15 @@ __global__ void __launch_bounds__(1024) TwoShotKernel(const __grid_constant__ Al
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       if (!part.active(j)) continue;
-      StoreRelaxed(part.FloatSlot(owner, operation.number(), rank * owned + row / kRanks, j),
-                   own[j]);
+      StoreRelaxed(part.FloatSlot(owner, row / kRanks, j) + rank * kWarp, own[j]);
     }
   };
   give(first);
   operation.TakeTicket();
   WaitCluster();
   int turn = 0;
-  for (int64_t row = first; row < rows; row += stride, turn ^= 1) {
-    give(row + stride);
+  for (int row = first; row < rows; row += job.clusters, turn ^= 1) {
+    give(row + job.clusters);
     uint2 h[kChunks] = {};
     if (row % kRanks == rank) {
       uint4 own[kChunks] = {};
@@ -373,41 +401,18 @@ __global__ void __launch_bounds__(1024) TwoShotKernel(const __grid_constant__ Al
         own[j] = part.Partial(row, j);
         residual[j] = part.Residual(row, j);
       }
-      const auto slot_of = [&](int q) { return q * owned + row / kRanks; };
-      part.Collect(operation, own, residual, slot_of, h);
+      part.Collect(operation, own, residual, row / kRanks, h);
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
         if (!part.active(j)) continue;
 #pragma unroll
         for (int d = 1; d < kRanks; ++d) {
-          StoreRelaxed(
-              part.Bf16Slot((rank + d) % kRanks, operation.number(), kRanks * owned, row, j), h[j]);
-        }
-#pragma unroll
-        for (int d = 1; d < kRanks; ++d) {
-          StoreRelaxed(part.FloatSlot(rank, operation.number(), slot_of((rank + d) % kRanks), j),
-                       {kEmpty, kEmpty, kEmpty, kEmpty});
+          StoreRelaxed(part.Bf16Slot((rank + d) % kRanks, owned, row, j), h[j]);
         }
       }
+      part.Empty(row / kRanks);
     } else {
-      const auto slot = [&](int j) {
-        return part.Bf16Slot(rank, operation.number(), kRanks * owned, row, j);
-      };
-      Wait wait(operation);
-      while (true) {
-        bool full = true;
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) {
-          if (!part.active(j)) continue;
-          h[j] = LoadRelaxed(slot(j));
-          full = full && Full(h[j]);
-        }
-        if (full || !wait.Again()) break;
-      }
-#pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
-        if (part.active(j)) StoreRelaxed(slot(j), {kEmpty, kEmpty});
-      }
+      part.Receive(operation, owned, row, h);
     }
     part.Finish(row, h, turn);
   }

@@ -13,7 +13,11 @@
 // k before all have begun it: so who writes in operation k+2 writes where its peers have emptied,
 // in operation k, what they read there.
 //
-// A peer that does not come, for `timeout`, ends the wait of all ranks: see Check.
+// A peer that does not come, for `timeout`, ends the wait of all ranks: see Check. Ranks may share a
+// GPU (to test more ranks than there are GPUs), but then no rank may, between its operations, need
+// the GPU to come to rest: another waits there for this one. Loading a kernel at its first launch
+// does (CUDA_MODULE_LOADING=EAGER loads all at start), and so do cudaFree and streams that share a
+// hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=32).
 #ifndef ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
 

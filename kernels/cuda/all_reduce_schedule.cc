@@ -38,10 +38,9 @@ AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks) {
   return ranks <= 4 ? Spread(true, hidden, 2, 320) : Spread(true, hidden, 1, 512);
 }
 
-int64_t MailboxColumns(int64_t hidden) { return CeilDiv(hidden, kQuad) * kQuad; }
-
 int64_t MailboxBytes(const AllReduceSchedule& schedule, int64_t rows, int64_t hidden, int ranks) {
-  const int64_t columns = MailboxColumns(hidden);
+  constexpr int64_t kPiece = kWarp * kQuad;
+  const int64_t columns = CeilDiv(hidden, kPiece) * kPiece;
   if (!schedule.two_shots) return rows * ranks * columns * 4;
   return CeilDiv(rows, ranks) * ranks * columns * 4 + rows * columns * 2;
 }

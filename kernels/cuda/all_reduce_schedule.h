@@ -26,9 +26,8 @@ struct AllReduceSchedule {
 // rows >= 0, 1 <= hidden <= kMaxAllReduceHidden, ranks 2, 4 or 8.
 AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks);
 
-// Bytes of the mailbox that the ranks' messages to one rank fill. A mailbox's row has `hidden`
-// rounded up to whole vectors of four columns.
-int64_t MailboxColumns(int64_t hidden);
+// Bytes of the mailbox that the ranks' messages to one rank fill: rows of whole pieces of 128
+// columns.
 int64_t MailboxBytes(const AllReduceSchedule& schedule, int64_t rows, int64_t hidden, int ranks);
 
 }  // namespace isobit::cuda

@@ -16,11 +16,6 @@ __device__ __forceinline__ void WaitCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ uint32_t BlocksOfCluster() {
-  uint32_t blocks;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-  return blocks;
-}
 __device__ __forceinline__ uint32_t BlockInCluster() {
   uint32_t block;
   asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(block));

@@ -25,11 +25,13 @@ struct alignas(256) RankControl {
 inline constexpr uint32_t kFailed = 0x80000000u;
 inline constexpr int kReporterShift = 8;
 
+inline constexpr int64_t kTick = 1024;  // nanoseconds
+
 // The group as one rank's kernels see it.
 struct RankGroup {
   std::byte* memory[kMaxRanks];  // of each rank, the RankControl first
   uint32_t* reports;             // a failure word for each rank, in host memory
-  uint64_t timeout_ns;
+  uint32_t timeout;              // in ticks
   int rank;
   int size;
 
@@ -94,9 +96,9 @@ class Wait {
     if (++looks_ % kLooks != 0) return true;
     const RankGroup& group = operation_.group_;
     if (LoadRelaxed(&group.control(group.rank)->failed) != 0) return false;
-    const uint64_t now = GlobalTimer();
+    const auto now = static_cast<uint32_t>(GlobalTimer() / kTick);
     if (looks_ == kLooks) began_ = now;
-    if (now - began_ < group.timeout_ns) return true;
+    if (now - began_ < group.timeout) return true;
     Fail();
     return false;
   }
@@ -119,7 +121,7 @@ class Wait {
 
   const Operation& operation_;
   uint32_t looks_ = 0;
-  uint64_t began_ = 0;
+  uint32_t began_ = 0;  // in ticks
 };
 
 __device__ inline void Operation::Meet() const {
