@@ -14,6 +14,7 @@ absl::Status CheckGpuSupport();
 absl::Status BenchGemm();
 absl::Status BenchAttention();
 absl::Status BenchOps();
+absl::Status BenchAllReduce();
 absl::Status BenchScore();
 
 }  // namespace isobit::bench

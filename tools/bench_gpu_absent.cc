@@ -12,6 +12,7 @@ absl::Status CheckGpuSupport() {
 absl::Status BenchGemm() { return CheckGpuSupport(); }
 absl::Status BenchAttention() { return CheckGpuSupport(); }
 absl::Status BenchOps() { return CheckGpuSupport(); }
+absl::Status BenchAllReduce() { return CheckGpuSupport(); }
 absl::Status BenchScore() { return CheckGpuSupport(); }
 
 }  // namespace isobit::bench

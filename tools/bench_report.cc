@@ -10,8 +10,9 @@
 #include "common/base/status_macros.h"
 
 ABSL_FLAG(int, rounds, 7, "gemm, attention, ops: rounds, of which the median counts");
-ABSL_FLAG(bool, quick, false, "gemm, attention, ops: a few cases, 3 short rounds each");
-ABSL_FLAG(std::string, json, "", "gemm, attention, ops: a file to write every figure to");
+ABSL_FLAG(bool, quick, false, "gemm, attention, ops, allreduce: a few cases, 3 short rounds each");
+ABSL_FLAG(std::string, json, "",
+          "gemm, attention, ops, allreduce: a file to write every figure to");
 
 namespace isobit::bench {
 

@@ -10,13 +10,14 @@ namespace isobit::bench {
 namespace {
 
 constexpr char kUsage[] =
-    "isobit-bench cpu|gemm|attention|ops|score [flags]\n\n"
+    "isobit-bench cpu|gemm|attention|ops|allreduce|score [flags]\n\n"
     "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
     "plain\n"
     "           fp32 FMA product over the same bf16 weights.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
     "attention  Decode beside the copy rate, prefill beside --peer.\n"
     "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n"
+    "allreduce  The sum over ranks, fused with RMSNorm, beside NCCL's.\n"
     "score      The scorer on GPUs, by shards, beside cuBLAS for its matrix products alone.\n\n"
     "Peers run in the same process, in turn with ours. '!' marks a figure below its target. A "
     "flag's\n"
@@ -31,6 +32,7 @@ constexpr Subcommand kSubcommands[] = {{"cpu", false, BenchCpu},
                                        {"gemm", true, BenchGemm},
                                        {"attention", true, BenchAttention},
                                        {"ops", true, BenchOps},
+                                       {"allreduce", true, BenchAllReduce},
                                        {"score", true, BenchScore}};
 
 int ExitCode(const absl::Status& status) {
@@ -48,7 +50,9 @@ int Main(int argc, char** argv) {
     return ExitCode(subcommand.run());
   }
   ParseFlagsOrExit(argc, argv, kUsage);
-  std::fprintf(stderr, "isobit-bench: expected a subcommand: cpu, gemm, attention, ops or score\n");
+  std::fprintf(
+      stderr,
+      "isobit-bench: expected a subcommand: cpu, gemm, attention, ops, allreduce or score\n");
   return 2;
 }
 
