@@ -18,6 +18,8 @@ inline constexpr int kMaxRequestBytes = 16 << 20;
 // A client pings an idle connection that often; a server allows pings up to three times as often.
 inline constexpr int kKeepaliveTimeMs = 30000;
 inline constexpr int kMinPingIntervalMs = 10000;
+// The longest pause between two attempts to connect.
+inline constexpr int kMaxReconnectBackoffMs = 2000;
 // A connection whose ping stays unanswered that long is dead.
 inline constexpr int kKeepaliveTimeoutMs = 10000;
 

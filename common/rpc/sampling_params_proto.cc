@@ -1,4 +1,4 @@
-// Reads sampling parameters off the wire. See sampling_params_proto.h.
+// Reads sampling parameters off the wire, and writes them. See sampling_params_proto.h.
 #include "common/rpc/sampling_params_proto.h"
 
 #include <algorithm>
@@ -30,6 +30,30 @@ SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto) {
   std::sort(p.logit_bias.begin(), p.logit_bias.end());
   if (proto.has_logprobs()) p.logprobs = proto.logprobs();
   return p;
+}
+
+v1::SamplingParams SamplingParamsToProto(const SamplingParams& params) {
+  v1::SamplingParams proto;
+  proto.set_temperature(params.temperature);
+  proto.set_top_p(params.top_p);
+  proto.set_top_k(params.top_k);
+  proto.set_min_p(params.min_p);
+  if (params.seed) proto.set_seed(*params.seed);
+  proto.set_n(params.n);
+  proto.set_max_tokens(params.max_tokens);
+  proto.set_min_tokens(params.min_tokens);
+  for (const int32_t id : params.stop_token_ids) {
+    proto.add_stop_token_ids(static_cast<uint32_t>(id));
+  }
+  proto.set_ignore_eos(params.ignore_eos);
+  proto.set_repetition_penalty(params.repetition_penalty);
+  proto.set_presence_penalty(params.presence_penalty);
+  proto.set_frequency_penalty(params.frequency_penalty);
+  for (const auto& [id, bias] : params.logit_bias) {
+    (*proto.mutable_logit_bias())[static_cast<uint32_t>(id)] = bias;
+  }
+  proto.set_logprobs(params.logprobs);
+  return proto;
 }
 
 }  // namespace isobit

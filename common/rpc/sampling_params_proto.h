@@ -1,5 +1,5 @@
 // The wire's sampling parameters as the services' own struct, unset fields at their documented
-// defaults. Checks nothing: ValidateSamplingParams does.
+// defaults, and back. Checks nothing: ValidateSamplingParams does.
 #ifndef ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
 #define ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
 
@@ -9,6 +9,9 @@
 namespace isobit {
 
 SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto);
+
+// Its inverse: every field set.
+v1::SamplingParams SamplingParamsToProto(const SamplingParams& params);
 
 // A token id on the wire is unsigned; what does not fit becomes the largest id, which no vocabulary
 // has.

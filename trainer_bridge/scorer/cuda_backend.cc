@@ -10,6 +10,8 @@
 
 namespace isobit::scorer {
 
+absl::StatusOr<std::string> NewGroupId() { return NewNcclId(); }
+
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   for (const int device : options.devices) {
     ISOBIT_RETURN_IF_ERROR(cuda::GetDeviceInfo(device).status());

@@ -4,9 +4,19 @@
 
 namespace isobit::scorer {
 
-absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*/) {
+namespace {
+
+absl::Status Absent() {
   return absl::UnimplementedError(
       "--backend=cuda: this isobit-scorer was built without CUDA (make build-gpu)");
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> NewGroupId() { return Absent(); }
+
+absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*/) {
+  return Absent();
 }
 
 }  // namespace isobit::scorer

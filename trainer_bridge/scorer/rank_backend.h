@@ -28,9 +28,13 @@ struct CudaBackendOptions {
   std::vector<int> devices;                    // CUDA ordinals of this process's ranks, each once
   int num_shards = 1;                          // ranks of all processes
   int first_rank = 0;                          // of this process
-  std::string nccl_id{};   // the group's; empty: it lies in this process alone
+  std::string nccl_id{};                       // the group's; empty: it lies in this process alone
   std::chrono::milliseconds timeout{120'000};  // of what waits for another rank
 };
+
+// Names a group of ranks of several processes, for CudaBackendOptions::nccl_id. UNIMPLEMENTED: the
+// binary was built without CUDA.
+absl::StatusOr<std::string> NewGroupId();
 
 // One GPU a rank, blocks gathered by NCCL. UNIMPLEMENTED: the binary was built without CUDA.
 // FAILED_PRECONDITION: a device that is not there or not Hopper.

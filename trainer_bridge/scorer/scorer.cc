@@ -2,11 +2,13 @@
 #include "trainer_bridge/scorer/scorer.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "kernels/model/numerics.h"
 #include "trainer_bridge/scorer/packing.h"
 
 namespace isobit::scorer {
@@ -48,25 +50,35 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                           OpenModelAs(options.load_format, options.model_root, model_path, ""));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
+  if (options.local_shards == 0) options.local_shards = options.num_shards;
+  std::shared_ptr<PeerRanks> peers;
+  if (options.local_shards < options.num_shards) {
+    ISOBIT_ASSIGN_OR_RETURN(
+        peers, options.assemble({.model_digest = model.digests.checkpoint,
+                                 .fingerprint = FingerprintOf(model.config, options.numerics),
+                                 .max_context = options.max_context}));
+  }
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ShardRanks> ranks,
                           ShardRanks::Create(model.config, {.num_shards = options.num_shards,
                                                             .first_rank = 0,
-                                                            .num_ranks = options.num_shards,
+                                                            .num_ranks = options.local_shards,
                                                             .numerics = options.numerics,
                                                             .max_context = options.max_context,
                                                             .chunk_rows = options.chunk_rows,
                                                             .make_ops = options.make_ops,
                                                             .make_gather = options.make_gather}));
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(model, 1));
-  return std::unique_ptr<Scorer>(
-      new Scorer(std::move(options), model, std::move(ranks), std::move(weights)));
+  if (peers != nullptr) ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
+  return std::unique_ptr<Scorer>(new Scorer(std::move(options), model, std::move(ranks),
+                                            std::move(peers), std::move(weights)));
 }
 
 Scorer::Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
-               std::shared_ptr<const ShardedVersion> weights)
+               std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights)
     : options_(std::move(options)),
       dtypes_(DTypesOf(model.checkpoint)),
       ranks_(std::move(ranks)),
+      peers_(std::move(peers)),
       weights_(std::move(weights)) {
   engine_ = std::thread([this] { Run(); });
 }
@@ -130,7 +142,7 @@ void Scorer::Run() {
     running_ = true;
     lock.unlock();
     const Clock::time_point start = Clock::now();
-    const absl::Status status = ranks_->Score(*weights, items);
+    const absl::Status status = ScoreBatch(*weights, items);
     const std::chrono::microseconds time = Since(start);
     if (!status.ok()) Fault(status);
     lock.lock();
@@ -187,6 +199,21 @@ Scorer::RankItems Scorer::TakeBatch() {
   }
   for (size_t s = 0; s < packed.count; ++s) owners[s]->next = indices[s] + 1;
   return items;
+}
+
+absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const RankItems& items) {
+  if (peers_ == nullptr) return ranks_->Score(weights, items);
+  const auto num_local = static_cast<size_t>(options_.local_shards);
+  const absl::Span<const std::vector<ScoreItem>> all = items;
+  std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
+    absl::Status status = peers_->Score(weights.version, all.subspan(num_local));
+    if (!status.ok()) ranks_->Abort(status);
+    return status;
+  });
+  const absl::Status here = ranks_->Score(weights, all.first(num_local));
+  if (!here.ok()) peers_->Abort(here);
+  const absl::Status there = elsewhere.get();
+  return here.ok() ? there : here;
 }
 
 void Scorer::Account(const RankItems& items, std::chrono::microseconds time) {
@@ -252,7 +279,13 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const Weight
                           OpenModelAs(options_.load_format, options_.model_root, update.model_path,
                                       update.expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
-  return ranks_->Cut(model, version);
+  if (peers_ == nullptr) return ranks_->Cut(model, version);
+  std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
+    return peers_->Stage(update.model_path, version, model.digests.checkpoint);
+  });
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> here = ranks_->Cut(model, version);
+  ISOBIT_RETURN_IF_ERROR(elsewhere.get());
+  return here;
 }
 
 absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedVersion> next,

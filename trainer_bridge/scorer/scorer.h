@@ -21,6 +21,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
 #include "kernels/model/load_format.h"
+#include "trainer_bridge/scorer/peer_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 
@@ -29,7 +30,8 @@ namespace isobit::scorer {
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
   LoadFormat load_format = LoadFormat::kAuto;
-  int num_shards = 2;  // in [1, 64]
+  int num_shards = 2;    // of all processes, in [1, 64]
+  int local_shards = 0;  // of this process, the first ones; 0: all
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
   int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
@@ -38,6 +40,10 @@ struct ScorerOptions {
   size_t chunk_rows = 64;
   decltype(ShardRanksOptions::make_ops) make_ops;
   decltype(ShardRanksOptions::make_gather) make_gather = nullptr;
+  // With fewer local shards than all: waits for the processes of the others, before the backend is
+  // made.
+  std::function<absl::StatusOr<std::shared_ptr<PeerRanks>>(const GroupIdentity& identity)>
+      assemble = nullptr;
   // Called once, from the engine's thread, when a device or the group of ranks has failed: nothing
   // can be scored any more. May be null.
   std::function<void(const absl::Status&)> on_fault = nullptr;
@@ -47,8 +53,8 @@ struct ScorerOptions {
 // as far as a pass is longer than it would be without.
 struct ScorerWork {
   int64_t passes = 0;
-  int64_t tokens = 0;                    // of all ranks
-  std::chrono::microseconds passing{0};  // from the start to the end of each pass
+  int64_t tokens = 0;                      // of all ranks
+  std::chrono::microseconds passing{0};    // from the start to the end of each pass
   std::chrono::microseconds gathering{0};  // of it, on the rank where that took longest
 };
 
@@ -121,10 +127,11 @@ class Scorer {
   using RankItems = std::vector<std::vector<ScoreItem>>;
 
   Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
-         std::shared_ptr<const ShardedVersion> weights);
+         std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights);
 
   void Run();
   RankItems TakeBatch();
+  absl::Status ScoreBatch(const ShardedVersion& weights, const RankItems& items);
   // Adds a pass to what was done, and logs that from time to time.
   void Account(const RankItems& items, std::chrono::microseconds time);
   void Fault(const absl::Status& status);
@@ -143,6 +150,7 @@ class Scorer {
   const ScorerOptions options_;
   const std::map<std::string, DType> dtypes_;
   const std::unique_ptr<ShardRanks> ranks_;
+  const std::shared_ptr<PeerRanks> peers_;  // null: all ranks are of this process
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

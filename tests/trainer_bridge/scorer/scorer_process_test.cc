@@ -73,12 +73,28 @@ TEST_F(ScorerProcessTest, SigtermDrainsACallInFlightAndExitsZero) {
 }
 
 TEST_F(ScorerProcessTest, BadFlagsExitTwo) {
-  for (const char* flag :
-       {"--shards=0", "--shards=65", "--shards=x", "--threads_per_shard=0", "--numerics=exact",
-        "--isa=mmx", "--max_batch_tokens=0", "--max_context=-1", "--max_sequences=0",
-        "--max_queued_sequences=1", "--max_logprobs=-1", "--model_root=", "--model=", "--speed=1",
-        "--backend=tpu", "--devices=0", "--devices=0,0", "--devices=0,x",
-        "--gather_timeout_seconds=0"}) {
+  for (const char* flag : {"--shards=0",
+                           "--shards=65",
+                           "--shards=x",
+                           "--threads_per_shard=0",
+                           "--numerics=exact",
+                           "--isa=mmx",
+                           "--max_batch_tokens=0",
+                           "--max_context=-1",
+                           "--max_sequences=0",
+                           "--max_queued_sequences=1",
+                           "--max_logprobs=-1",
+                           "--model_root=",
+                           "--model=",
+                           "--speed=1",
+                           "--backend=tpu",
+                           "--devices=0",
+                           "--devices=0,0",
+                           "--devices=0,x",
+                           "--gather_timeout_seconds=0",
+                           "--world_size=2",
+                           "--world_size=0",
+                           "--rank=1"}) {
     ServerProcess process(ISOBIT_SCORER, Flags(flag));
     EXPECT_EQ(process.Join(), 2) << flag;
   }

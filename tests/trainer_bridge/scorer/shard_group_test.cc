@@ -1,0 +1,271 @@
+// A scorer of several processes, which are threads here, over loopback gRPC: who may join, what
+// they compute together, and how the group ends.
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/parallel/host_block_gather.h"
+#include "common/parallel/thread_group.h"
+#include "gtest/gtest.h"
+#include "kernels/model/numerics.h"
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+#include "tests/trainer_bridge/scorer/scoring_fixture.h"
+#include "trainer_bridge/scorer/group_leader.h"
+#include "trainer_bridge/scorer/group_member.h"
+
+namespace isobit::scorer {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::StatusIs;
+
+using AllBits = std::vector<std::vector<uint32_t>>;
+
+constexpr milliseconds kPatience(60'000);
+
+class ShardGroupTest : public testing::Test {
+ protected:
+  ShardGroupTest() : config_(testing_support::TinyConfig(Architecture::kQwen3)) {
+    testing_support::WriteTinyModel(config_, 1, dir_.File("first"));
+    testing_support::WriteTinyModel(config_, 2, dir_.File("second"));
+  }
+
+  ScorerOptions Options() const {
+    ScorerOptions options;
+    options.model_root = dir_.path();
+    options.num_shards = 1;
+    options.max_batch_tokens = 64;
+    options.make_ops = [](int) { return MakeOracleOps(); };
+    return options;
+  }
+
+  // A backend whose ranks, of all processes, meet in `group`.
+  static RankBackend Backend(ThreadGroup& group, int first_rank) {
+    return {.make_ops = [](int) { return MakeOracleOps(); },
+            .make_gather =
+                [&group, first_rank](int rank, Ops&, size_t bytes) {
+                  return std::make_unique<HostBlockGather>(group.rank(first_rank + rank), bytes);
+                }};
+  }
+
+  GroupLeaderOptions LeaderOptions(int world_size, milliseconds timeout = kPatience) {
+    return {.host = "127.0.0.1",
+            .world_size = world_size,
+            .local_ranks = 1,
+            .nccl_id = "id",
+            .timeout = timeout,
+            .on_lost = [this](const absl::Status& status) { lost_.set_value(status); },
+            .on_listening = [this](int port) { port_.set_value(port); }};
+  }
+
+  GroupMemberOptions MemberOptions(int rank, int world_size) {
+    return {.leader = "127.0.0.1:" + std::to_string(PortOfLeader()),
+            .rank = rank,
+            .world_size = world_size,
+            .timeout = kPatience,
+            .model = "first",
+            .scorer = Options(),
+            .make_backend = [](const std::string&) -> absl::StatusOr<RankBackend> {
+              return absl::InternalError("no pass was expected");
+            }};
+  }
+
+  int PortOfLeader() { return listening_.get(); }
+
+  AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs) {
+    const Submitted submitted = MakeJob(inputs, FullOptions());
+    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
+    ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
+    AllBits bits;
+    for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
+    EXPECT_EQ(bits.size(), inputs.size());
+    return bits;
+  }
+
+  // A leader of `first`, which only waits for its members.
+  std::future<absl::Status> Assemble(GroupLeaderOptions options) {
+    const std::string digest = OpenModel(dir_.path(), "first", "")->digests.checkpoint;
+    const GroupIdentity identity = {.model_digest = digest,
+                                    .fingerprint = FingerprintOf(config_, NumericsMode::kTree),
+                                    .max_context = config_.max_position_embeddings};
+    return std::async(std::launch::async, [options = std::move(options), identity] {
+      return GroupLeader::Assemble(options, identity).status();
+    });
+  }
+
+  const testing_support::TempDir dir_;
+  const ModelConfig config_;
+  std::promise<absl::Status> lost_;
+  std::promise<int> port_;
+  std::shared_future<int> listening_ = port_.get_future().share();
+};
+
+// A leader's scorer and its members, from start to end.
+class RunningGroup {
+ public:
+  RunningGroup(int world_size, int local_ranks) : group_(world_size * local_ranks) {}
+
+  ThreadGroup& threads() { return group_; }
+  void StartMember(GroupMemberOptions options) {
+    members_.push_back(std::make_unique<GroupMember>(std::move(options)));
+    ends_.push_back(
+        std::async(std::launch::async, [member = members_.back().get()] { return member->Run(); }));
+  }
+  GroupMember& member(size_t i) { return *members_[i]; }
+  absl::Status End(size_t i) { return ends_[i].get(); }
+  size_t size() const { return ends_.size(); }
+
+ private:
+  ThreadGroup group_;
+  std::vector<std::unique_ptr<GroupMember>> members_;
+  std::vector<std::future<absl::Status>> ends_;
+};
+
+TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 20, 40);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(Options(), "first"));
+  const AllBits before = Score(*alone, inputs);
+  ISOBIT_ASSERT_OK(alone->UpdateWeights({.model_path = "second"}));
+  const AllBits after = Score(*alone, inputs);
+  EXPECT_NE(before, after);
+
+  for (const auto& [world_size, local_ranks] : std::vector<std::pair<int, int>>{{2, 2}, {3, 1}}) {
+    port_ = {};
+    listening_ = port_.get_future().share();
+    RunningGroup group(world_size, local_ranks);
+    std::vector<std::thread> starters;
+    ScorerOptions options = Options();
+    options.num_shards = world_size * local_ranks;
+    options.local_shards = local_ranks;
+    RankBackend backend = Backend(group.threads(), 0);
+    options.make_ops = backend.make_ops;
+    options.make_gather = backend.make_gather;
+    GroupLeaderOptions leader = LeaderOptions(world_size);
+    leader.local_ranks = local_ranks;
+    options.assemble = [leader](const GroupIdentity& identity) {
+      return GroupLeader::Assemble(leader, identity);
+    };
+    auto loading =
+        std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+    for (int rank = 1; rank < world_size; ++rank) {
+      GroupMemberOptions member = MemberOptions(rank, world_size);
+      member.local_ranks = local_ranks;
+      member.make_backend = [&group, first = rank * local_ranks](const std::string& id) {
+        EXPECT_EQ(id, "id");
+        return Backend(group.threads(), first);
+      };
+      group.StartMember(std::move(member));
+    }
+    {
+      ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
+      EXPECT_EQ(Score(*scorer, inputs), before) << world_size << " processes";
+      EXPECT_EQ(Score(*scorer, {inputs[0]})[0], before[0]);
+      ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
+      EXPECT_EQ(Score(*scorer, inputs), after) << world_size << " processes";
+      EXPECT_THAT(scorer->UpdateWeights({.model_path = "absent"}).status(),
+                  StatusIs(absl::StatusCode::kNotFound));
+      EXPECT_EQ(Score(*scorer, inputs), after);
+    }
+    for (size_t i = 0; i < group.size(); ++i) ISOBIT_EXPECT_OK(group.End(i));
+  }
+}
+
+TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
+  RunningGroup group(2, 1);
+  ScorerOptions options = Options();
+  options.num_shards = 2;
+  options.local_shards = 1;
+  RankBackend backend = Backend(group.threads(), 0);
+  options.make_ops = backend.make_ops;
+  options.make_gather = backend.make_gather;
+  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
+    return GroupLeader::Assemble(leader, identity);
+  };
+  auto loading =
+      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  group.StartMember(std::move(member));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
+
+  group.member(0).Cancel();
+  EXPECT_FALSE(group.End(0).ok());
+  std::future<absl::Status> lost = lost_.get_future();
+  ASSERT_EQ(lost.wait_for(kPatience), std::future_status::ready);
+  EXPECT_THAT(lost.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 has gone")));
+  const Submitted job = MakeJob(RandomInputs(config_, 1, 5, 20));
+  if (scorer->Submit(job.job).ok()) {
+    EXPECT_THAT(job.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kUnavailable));
+  }
+}
+
+TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(4, milliseconds(1500)));
+  GroupMember member(MemberOptions(2, 4));
+  auto end = std::async(std::launch::async, [&member] { return member.Run(); });
+  EXPECT_THAT(assembled.get(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        AllOf(HasSubstr("1500 ms"), HasSubstr("rank 1, 3"))));
+  EXPECT_FALSE(end.get().ok());
+}
+
+TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
+  struct Case {
+    const char* what;
+    std::function<void(GroupMemberOptions&)> change;
+  };
+  const std::vector<Case> cases = {
+      {"world size: the leader has 2, the member 3",
+       [](GroupMemberOptions& member) { member.world_size = 3; }},
+      {"shards of a process: the leader has 1, the member 2",
+       [](GroupMemberOptions& member) { member.local_ranks = 2; }},
+      {"digest of the weights: the leader has ",
+       [](GroupMemberOptions& member) { member.model = "second"; }},
+      {"fingerprint of the numerics: the leader has ",
+       [](GroupMemberOptions& member) { member.scorer.numerics = NumericsMode::kVanilla; }},
+      {"max_context: the leader has ",
+       [](GroupMemberOptions& member) { member.scorer.max_context = 17; }},
+      {"expected 1 to 1", [](GroupMemberOptions& member) { member.rank = 2; }},
+  };
+  for (const Case& c : cases) {
+    port_ = {};
+    listening_ = port_.get_future().share();
+    std::future<absl::Status> assembled = Assemble(LeaderOptions(2));
+    GroupMemberOptions options = MemberOptions(1, 2);
+    c.change(options);
+    GroupMember member(std::move(options));
+    const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(c.what));
+    EXPECT_THAT(member.Run(), refused);
+    EXPECT_THAT(assembled.get(), refused);
+  }
+}
+
+TEST_F(ShardGroupTest, ASecondProcessOfOneRankIsRefused) {
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(3, milliseconds(3000)));
+  GroupMember first(MemberOptions(1, 3));
+  GroupMember second(MemberOptions(1, 3));
+  auto first_end = std::async(std::launch::async, [&first] { return first.Run(); });
+  auto second_end = std::async(std::launch::async, [&second] { return second.Run(); });
+  EXPECT_THAT(assembled.get(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("come: rank 2")));
+  const absl::Status ends[] = {first_end.get(), second_end.get()};
+  EXPECT_EQ(absl::IsAlreadyExists(ends[0]) + absl::IsAlreadyExists(ends[1]), 1)
+      << ends[0].ToString() << "; " << ends[1].ToString();
+}
+
+TEST_F(ShardGroupTest, WithoutALeaderAMemberGivesUp) {
+  port_.set_value(1);  // nobody listens there
+  GroupMemberOptions options = MemberOptions(1, 2);
+  options.timeout = milliseconds(500);
+  GroupMember member(std::move(options));
+  EXPECT_THAT(member.Run(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("127.0.0.1:1")));
+}
+
+}  // namespace
+}  // namespace isobit::scorer

@@ -1,0 +1,280 @@
+// Each member's call has a thread of the gRPC server for its whole life: there are few, and none
+// comes and goes. See group_leader.h.
+#include "trainer_bridge/scorer/group_leader.h"
+
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/limits.h"
+#include "common/rpc/status_convert.h"
+#include "trainer_bridge/scorer/group_messages.h"
+
+namespace isobit::scorer {
+namespace {
+
+constexpr std::chrono::seconds kGoodbyeTimeout(5);
+
+}  // namespace
+
+grpc::Status GroupLeader::Service::Join(grpc::ServerContext* context, Stream* stream) {
+  return ToGrpcStatus(leader_.Serve(*context, *stream));
+}
+
+absl::StatusOr<std::shared_ptr<GroupLeader>> GroupLeader::Assemble(GroupLeaderOptions options,
+                                                                   const GroupIdentity& identity) {
+  std::shared_ptr<GroupLeader> leader(new GroupLeader(std::move(options), identity));
+  ISOBIT_RETURN_IF_ERROR(leader->Listen());
+  ISOBIT_RETURN_IF_ERROR(leader->WaitForMembers());
+  return leader;
+}
+
+GroupLeader::GroupLeader(GroupLeaderOptions options, const GroupIdentity& identity)
+    : options_(std::move(options)),
+      identity_(MakeGroupIdentity(identity, options_.world_size, options_.local_ranks)) {
+  for (int rank = 1; rank < options_.world_size; ++rank) {
+    members_.push_back(std::make_unique<Member>());
+  }
+}
+
+GroupLeader::~GroupLeader() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (failure_.ok()) failure_ = absl::CancelledError("the shard group has ended");
+    changed_.notify_all();
+  }
+  v1::LeaderMessage goodbye;
+  goodbye.set_goodbye(true);
+  for (const auto& member : members_) Send(*member, goodbye);
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now() + kGoodbyeTimeout);
+    server_->Wait();
+  }
+}
+
+absl::Status GroupLeader::Listen() {
+  const bool is_ipv6 = absl::StrContains(options_.host, ':');
+  const std::string address =
+      absl::StrCat(is_ipv6 ? "[" : "", options_.host, is_ipv6 ? "]" : "", ":", options_.port);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service_);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat("shard group: cannot listen on ", address));
+  }
+  ISOBIT_LOG(Info) << "shard group: waiting for " << members_.size() << " processes on "
+                   << options_.host << ":" << port;
+  if (options_.on_listening) options_.on_listening(port);
+  return absl::OkStatus();
+}
+
+absl::Status GroupLeader::WaitForMembers() {
+  std::unique_lock lock(mutex_);
+  std::vector<int> missing;
+  const bool in_time = changed_.wait_for(lock, options_.timeout, [&] {
+    missing.clear();
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (!members_[i]->joined) missing.push_back(static_cast<int>(i) + 1);
+    }
+    return missing.empty() || !failure_.ok();
+  });
+  if (in_time) return failure_;
+  failure_ = absl::DeadlineExceededError(absl::StrCat(
+      "shard group of ", options_.world_size, " processes: within ", options_.timeout.count(),
+      " ms these did not come: rank ", absl::StrJoin(missing, ", ")));
+  changed_.notify_all();
+  return failure_;
+}
+
+absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
+  v1::MemberMessage message;
+  if (!stream.Read(&message) || !message.has_hello()) {
+    return absl::InvalidArgumentError("shard group: expected a hello");
+  }
+  ISOBIT_ASSIGN_OR_RETURN(const int rank, Admit(message.hello(), context, stream));
+  const absl::Status status = ServeMember(rank, stream);
+  {
+    const std::lock_guard lock(member(rank).write_mutex);
+    member(rank).stream = nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  member(rank).context = nullptr;
+  return closing_ ? absl::OkStatus() : status;
+}
+
+absl::Status GroupLeader::ServeMember(int rank, Stream& stream) {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] {
+      return !failure_.ok() ||
+             std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m->joined; });
+    });
+    if (!failure_.ok()) return failure_;
+  }
+  v1::LeaderMessage welcome;
+  welcome.mutable_welcome()->set_nccl_id(options_.nccl_id);
+  Send(member(rank), welcome);
+  v1::MemberMessage message;
+  while (stream.Read(&message)) Handle(rank, message);
+  Lose(absl::UnavailableError(absl::StrCat("shard group: rank ", rank, " has gone")));
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, grpc::ServerContext& context,
+                                       Stream& stream) {
+  const std::string who = absl::StrCat("shard group, rank ", hello.rank(), " at ", context.peer());
+  absl::Status status = Annotate(CheckSameGroup(identity_, hello.identity()), who);
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  if (status.ok() && (hello.rank() < 1 || hello.rank() >= options_.world_size)) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat(who, ": expected 1 to ", options_.world_size - 1));
+  }
+  if (!status.ok()) {
+    failure_ = status;
+    changed_.notify_all();
+    return status;
+  }
+  Member& newcomer = member(hello.rank());
+  if (newcomer.joined) {
+    return absl::AlreadyExistsError(absl::StrCat(who, ": another process has that rank"));
+  }
+  {
+    const std::lock_guard write_lock(newcomer.write_mutex);
+    newcomer.stream = &stream;
+  }
+  newcomer.joined = true;
+  newcomer.context = &context;
+  ISOBIT_LOG(Info) << who << ": joined";
+  changed_.notify_all();
+  return hello.rank();
+}
+
+void GroupLeader::Handle(int rank, const v1::MemberMessage& message) {
+  if (message.has_scored()) return Deliver(rank, message.scored());
+  const std::string who = absl::StrCat("shard group, rank ", rank);
+  const std::lock_guard lock(mutex_);
+  Member& from = member(rank);
+  if (message.has_ready()) from.ready = Annotate(StatusOf(message.ready()), who);
+  if (message.has_pass_done()) from.pass_done = Annotate(StatusOf(message.pass_done()), who);
+  if (message.has_staged()) from.staged = Annotate(StatusOf(message.staged()), who);
+  changed_.notify_all();
+}
+
+void GroupLeader::Deliver(int rank, const v1::SequenceScored& scored) {
+  std::unique_lock lock(mutex_);
+  const auto local = static_cast<size_t>(scored.rank());
+  const auto index = static_cast<size_t>(scored.index());
+  const size_t first = static_cast<size_t>(rank - 1) * static_cast<size_t>(options_.local_ranks);
+  if (first + local >= pass_items_.size() || index >= pass_items_[first + local].size()) return;
+  const ScoreItem item = pass_items_[first + local][index];
+  const WeightVersion version = pass_version_;
+  lock.unlock();
+  if (scored.outcome().code() != 0) {
+    item.job->End(StatusOf(scored.outcome()));
+    return;
+  }
+  SequenceScore score = ScoreOf(scored);
+  score.index = item.index;
+  score.version = version;
+  item.job->Deliver(std::move(score));
+}
+
+void GroupLeader::Lose(const absl::Status& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_ || !failure_.ok()) return;
+  }
+  Abort(reason);
+  if (options_.on_lost) options_.on_lost(reason);
+}
+
+void GroupLeader::Abort(const absl::Status& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return;
+  failure_ = reason;
+  for (const auto& member : members_) {
+    if (member->context != nullptr) member->context->TryCancel();
+  }
+  changed_.notify_all();
+}
+
+// A write that fails means that the member's call ends; its thread tells.
+void GroupLeader::Send(Member& member, const v1::LeaderMessage& message) {
+  const std::lock_guard lock(member.write_mutex);
+  if (member.stream != nullptr) member.stream->Write(message);
+}
+
+absl::Status GroupLeader::WaitForAll(std::optional<absl::Status> Member::*answer) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return !failure_.ok() || std::all_of(members_.begin(), members_.end(), [answer](const auto& m) {
+      return ((*m).*answer).has_value();
+    });
+  });
+  ISOBIT_RETURN_IF_ERROR(failure_);
+  for (const auto& member : members_) ISOBIT_RETURN_IF_ERROR(*((*member).*answer));
+  return absl::OkStatus();
+}
+
+absl::Status GroupLeader::WaitUntilReady() { return WaitForAll(&Member::ready); }
+
+absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
+                                const std::string& expected_digest) {
+  {
+    const std::lock_guard lock(mutex_);
+    ISOBIT_RETURN_IF_ERROR(failure_);
+    for (const auto& member : members_) member->staged.reset();
+  }
+  v1::LeaderMessage order;
+  order.mutable_stage()->set_model_path(model_path);
+  order.mutable_stage()->set_weight_version(version);
+  order.mutable_stage()->set_expected_digest(expected_digest);
+  for (const auto& member : members_) Send(*member, order);
+  return WaitForAll(&Member::staged);
+}
+
+absl::Status GroupLeader::Score(const WeightVersion& version,
+                                absl::Span<const std::vector<ScoreItem>> items) {
+  {
+    const std::lock_guard lock(mutex_);
+    ISOBIT_RETURN_IF_ERROR(failure_);
+    for (const auto& member : members_) member->pass_done.reset();
+    pass_version_ = version;
+    pass_items_.assign(items.begin(), items.end());
+  }
+  size_t next = 0;
+  for (const auto& member : members_) {
+    v1::LeaderMessage order;
+    order.mutable_run_pass()->set_weight_version(version.id);
+    for (int r = 0; r < options_.local_ranks; ++r) {
+      v1::RankWork& work = *order.mutable_run_pass()->add_ranks();
+      for (const ScoreItem& item : items[next++]) *work.add_items() = MakeWorkItem(item);
+    }
+    Send(*member, order);
+  }
+  const absl::Status status = WaitForAll(&Member::pass_done);
+  const std::lock_guard lock(mutex_);
+  pass_items_.clear();
+  return status;
+}
+
+}  // namespace isobit::scorer

@@ -1,0 +1,109 @@
+// The leading process's side of a shard group: waits for the other processes, refuses those that
+// cannot belong to it, and has them make their part of each pass.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_
+
+#include <grpcpp/server.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isobit/v1/shard_group.grpc.pb.h"
+#include "trainer_bridge/scorer/peer_ranks.h"
+
+namespace isobit::scorer {
+
+struct GroupLeaderOptions {
+  std::string host;     // to listen on: an address of this process that the members reach
+  int port = 0;         // 0: the system chooses
+  int world_size = 2;   // processes, this one among them
+  int local_ranks = 1;  // shard ranks of each
+  std::string nccl_id;  // for the members
+  std::chrono::milliseconds timeout{120'000};
+  // Called once, from any thread, when a member that had joined goes. May be null.
+  std::function<void(const absl::Status&)> on_lost = nullptr;
+  // Called with the port once members can come. May be null.
+  std::function<void(int port)> on_listening = nullptr;
+};
+
+class GroupLeader final : public PeerRanks {
+ public:
+  // Waits until all members have joined. DEADLINE_EXCEEDED, naming those that have not come;
+  // FAILED_PRECONDITION: a process came that differs in `identity`, world size or local ranks;
+  // UNAVAILABLE: the address cannot be bound.
+  static absl::StatusOr<std::shared_ptr<GroupLeader>> Assemble(GroupLeaderOptions options,
+                                                               const GroupIdentity& identity);
+  // Ends the group in order.
+  ~GroupLeader() override;
+
+  absl::Status WaitUntilReady() override;
+  absl::Status Stage(const std::string& model_path, uint64_t version,
+                     const std::string& expected_digest) override;
+  absl::Status Score(const WeightVersion& version,
+                     absl::Span<const std::vector<ScoreItem>> items) override;
+  void Abort(const absl::Status& reason) override;
+
+ private:
+  using Stream = grpc::ServerReaderWriter<v1::LeaderMessage, v1::MemberMessage>;
+
+  class Service final : public v1::ShardGroupService::Service {
+   public:
+    explicit Service(GroupLeader& leader) : leader_(leader) {}
+    grpc::Status Join(grpc::ServerContext* context, Stream* stream) override;
+
+   private:
+    GroupLeader& leader_;
+  };
+
+  // Another process.
+  struct Member {
+    std::mutex write_mutex;
+    Stream* stream = nullptr;  // while its call lasts; guarded by write_mutex
+
+    bool joined = false;
+    grpc::ServerContext* context = nullptr;                // while its call lasts
+    std::optional<absl::Status> ready, pass_done, staged;  // set when it answers
+  };
+
+  GroupLeader(GroupLeaderOptions options, const GroupIdentity& identity);
+  absl::Status Listen();
+  absl::Status WaitForMembers();
+
+  // A member's call, from its first message to its end.
+  absl::Status Serve(grpc::ServerContext& context, Stream& stream);
+  absl::Status ServeMember(int rank, Stream& stream);
+  absl::StatusOr<int> Admit(const v1::MemberHello& hello, grpc::ServerContext& context,
+                            Stream& stream);
+  void Handle(int rank, const v1::MemberMessage& message);
+  void Deliver(int rank, const v1::SequenceScored& scored);
+  void Lose(const absl::Status& reason);
+  void Send(Member& member, const v1::LeaderMessage& message);
+  // Waits until all members have set `answer`, or the group has ended; the first error.
+  absl::Status WaitForAll(std::optional<absl::Status> Member::*answer);
+  Member& member(int rank) { return *members_[static_cast<size_t>(rank - 1)]; }
+
+  const GroupLeaderOptions options_;
+  const v1::GroupIdentity identity_;
+  Service service_{*this};
+  std::unique_ptr<grpc::Server> server_;
+
+  std::mutex mutex_;  // guards what follows, but for the members' streams
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Member>> members_;  // of the ranks 1, 2, ...
+  absl::Status failure_;
+  bool closing_ = false;
+  WeightVersion pass_version_;
+  std::vector<std::vector<ScoreItem>> pass_items_;  // of the pass that runs
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_

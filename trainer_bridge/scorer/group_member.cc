@@ -1,0 +1,201 @@
+// See group_member.h.
+#include "trainer_bridge/scorer/group_member.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status_convert.h"
+#include "kernels/model/numerics.h"
+#include "trainer_bridge/scorer/group_messages.h"
+
+namespace isobit::scorer {
+
+// Sends one sequence's result to the leader.
+class GroupMember::Forwarder final : public ScoreReceiver {
+ public:
+  Forwarder(GroupMember& member, int rank, int index)
+      : member_(member), rank_(rank), index_(index) {}
+
+  void OnScore(SequenceScore score) override { Send(MakeScored(score)); }
+  void OnDone(const absl::Status& status) override {
+    if (status.ok()) return;
+    v1::SequenceScored scored;
+    *scored.mutable_outcome() = MakeOutcome(status);
+    Send(std::move(scored));
+  }
+  bool CanTakeMore() const override { return true; }
+
+ private:
+  void Send(v1::SequenceScored scored) {
+    scored.set_rank(rank_);
+    scored.set_index(index_);
+    v1::MemberMessage message;
+    *message.mutable_scored() = std::move(scored);
+    member_.Send(message);
+  }
+
+  GroupMember& member_;
+  const int rank_;
+  const int index_;
+};
+
+absl::Status GroupMember::Run() {
+  const ScorerOptions& scorer = options_.scorer;
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(scorer.load_format, scorer.model_root, options_.model, ""));
+  const int64_t max_context =
+      scorer.max_context > 0 ? scorer.max_context : model.config.max_position_embeddings;
+  ISOBIT_RETURN_IF_ERROR(Join({.model_digest = model.digests.checkpoint,
+                               .fingerprint = FingerprintOf(model.config, scorer.numerics),
+                               .max_context = max_context}));
+  v1::LeaderMessage message;
+  absl::Status status;
+  if (stream_->Read(&message) && message.has_welcome()) {
+    status = Load(model, message.welcome().nccl_id());
+    v1::MemberMessage ready;
+    *ready.mutable_ready() = MakeOutcome(status);
+    Send(ready);
+    if (status.ok()) {
+      if (options_.on_ready) options_.on_ready();
+      status = Obey();
+    }
+  }
+  if (!status.ok()) context_.TryCancel();
+  stream_->WritesDone();
+  const absl::Status end = FromGrpcStatus(stream_->Finish(), context_);
+  if (status.ok()) status = Annotate(end, "shard group: the leader ended it");
+  if (!status.ok() && ranks_ != nullptr) ranks_->Abort(status);
+  if (pass_.valid()) pass_.wait();
+  if (stage_.valid()) stage_.wait();
+  const std::lock_guard lock(mutex_);
+  return failure_.ok() ? status : failure_;
+}
+
+void GroupMember::Cancel() { context_.TryCancel(); }
+
+absl::Status GroupMember::Join(const GroupIdentity& identity) {
+  ISOBIT_LOG(Info) << "shard group: joining " << options_.leader << " as rank " << options_.rank
+                   << " of " << options_.world_size;
+  channel_ = MakeChannel(options_.leader);
+  ISOBIT_RETURN_IF_ERROR(
+      Annotate(WaitForReady(*channel_, options_.leader, options_.timeout), "shard group"));
+  stub_ = v1::ShardGroupService::NewStub(channel_);
+  stream_ = stub_->Join(&context_);
+  v1::MemberMessage message;
+  v1::MemberHello& hello = *message.mutable_hello();
+  *hello.mutable_identity() =
+      MakeGroupIdentity(identity, options_.world_size, options_.local_ranks);
+  hello.set_rank(options_.rank);
+  Send(message);
+  return absl::OkStatus();
+}
+
+absl::Status GroupMember::Load(const OpenedModel& model, const std::string& nccl_id) {
+  const ScorerOptions& scorer = options_.scorer;
+  ISOBIT_ASSIGN_OR_RETURN(RankBackend backend, options_.make_backend(nccl_id));
+  ISOBIT_ASSIGN_OR_RETURN(
+      ranks_,
+      ShardRanks::Create(model.config, {.num_shards = options_.world_size * options_.local_ranks,
+                                        .first_rank = options_.rank * options_.local_ranks,
+                                        .num_ranks = options_.local_ranks,
+                                        .numerics = scorer.numerics,
+                                        .max_context = scorer.max_context > 0
+                                                           ? scorer.max_context
+                                                           : model.config.max_position_embeddings,
+                                        .chunk_rows = scorer.chunk_rows,
+                                        .make_ops = std::move(backend.make_ops),
+                                        .make_gather = std::move(backend.make_gather)}));
+  ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(model, 1));
+  return absl::OkStatus();
+}
+
+absl::Status GroupMember::Obey() {
+  v1::LeaderMessage order;
+  while (stream_->Read(&order)) {
+    switch (order.message_case()) {
+      case v1::LeaderMessage::kRunPass:
+        if (pass_.valid()) pass_.wait();  // its end was what the leader waited for
+        pass_ =
+            std::async(std::launch::async, [this, order = order.run_pass()] { RunPass(order); });
+        break;
+      case v1::LeaderMessage::kStage:
+        if (stage_.valid()) stage_.wait();
+        stage_ = std::async(std::launch::async, [this, order = order.stage()] { Stage(order); });
+        break;
+      case v1::LeaderMessage::kGoodbye:
+        return absl::OkStatus();
+      default:
+        return absl::InternalError(
+            absl::StrCat("shard group: unknown order ", static_cast<int>(order.message_case())));
+    }
+  }
+  return absl::OkStatus();  // the call's status says why
+}
+
+void GroupMember::RunPass(const v1::RunPass& order) {
+  const absl::Status status = Score(order);
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = status;
+  }
+  v1::MemberMessage message;
+  *message.mutable_pass_done() = MakeOutcome(status);
+  Send(message);
+}
+
+absl::Status GroupMember::Score(const v1::RunPass& order) {
+  std::shared_ptr<const ShardedVersion> weights;
+  {
+    const std::lock_guard lock(mutex_);
+    if (staged_ != nullptr && staged_->version.id == order.weight_version()) {
+      serving_ = std::exchange(staged_, nullptr);
+    }
+    weights = serving_;
+  }
+  if (weights->version.id != order.weight_version() || order.ranks_size() != options_.local_ranks) {
+    return absl::InternalError(absl::StrCat(
+        "shard group: ordered to run version ", order.weight_version(), " on ", order.ranks_size(),
+        " ranks, has ", weights->version.id, " on ", options_.local_ranks));
+  }
+  std::vector<std::vector<ScoreItem>> items(static_cast<size_t>(order.ranks_size()));
+  for (int rank = 0; rank < order.ranks_size(); ++rank) {
+    for (int i = 0; i < order.ranks(rank).items_size(); ++i) {
+      const v1::WorkItem& item = order.ranks(rank).items(i);
+      std::vector<ScoreInput> inputs;
+      inputs.push_back(InputOf(item));
+      items[static_cast<size_t>(rank)].push_back(
+          {std::make_shared<ScoreJob>(std::move(inputs), OptionsOf(item),
+                                      std::make_shared<Forwarder>(*this, rank, i)),
+           0});
+    }
+  }
+  return ranks_->Score(*weights, items);
+}
+
+void GroupMember::Stage(const v1::StageWeights& order) {
+  const auto stage = [&]() -> absl::Status {
+    ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                            OpenModelAs(options_.scorer.load_format, options_.scorer.model_root,
+                                        order.model_path(), order.expected_digest()));
+    // That the model may replace the old one, the leader has checked: the digest is the same.
+    ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks_->Cut(model, order.weight_version()));
+    const std::lock_guard lock(mutex_);
+    staged_ = std::move(weights);
+    return absl::OkStatus();
+  };
+  v1::MemberMessage message;
+  *message.mutable_staged() = MakeOutcome(stage());
+  Send(message);
+}
+
+// A write that fails means that the call ends; the next read tells.
+void GroupMember::Send(const v1::MemberMessage& message) {
+  const std::lock_guard lock(write_mutex_);
+  stream_->Write(message);
+}
+
+}  // namespace isobit::scorer

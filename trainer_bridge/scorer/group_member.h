@@ -1,0 +1,83 @@
+// A member process's side of a shard group: joins the leader, then makes its part of each pass and
+// loads what the leader asks for, until the group ends.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/sync_stream.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isobit/v1/shard_group.grpc.pb.h"
+#include "trainer_bridge/scorer/rank_backend.h"
+#include "trainer_bridge/scorer/scorer.h"
+#include "trainer_bridge/scorer/shard_ranks.h"
+
+namespace isobit::scorer {
+
+struct GroupMemberOptions {
+  std::string leader;   // host:port
+  int rank = 1;         // of this process, in [1, world_size)
+  int world_size = 2;   // processes
+  int local_ranks = 1;  // shard ranks of each
+  std::chrono::milliseconds timeout{120'000};
+  std::string model;  // below scorer.model_root
+  // model_root, load_format, numerics, max_context and chunk_rows count.
+  ScorerOptions scorer;
+  // Makes the backend once the group's id is known.
+  std::function<absl::StatusOr<RankBackend>(const std::string& nccl_id)> make_backend;
+  // Called once, when the first weights are loaded. May be null.
+  std::function<void()> on_ready = nullptr;
+};
+
+class GroupMember {
+ public:
+  explicit GroupMember(GroupMemberOptions options) : options_(std::move(options)) {}
+  GroupMember(const GroupMember&) = delete;
+  GroupMember& operator=(const GroupMember&) = delete;
+
+  // Joins and serves; returns when the leader says goodbye, or why the group ended. Only once.
+  // UNAVAILABLE: no leader within the timeout, or it has gone; else its refusal, or this process's
+  // own error.
+  absl::Status Run();
+
+  // Ends Run, and with it the group. Any thread.
+  void Cancel();
+
+ private:
+  class Forwarder;
+
+  absl::Status Join(const GroupIdentity& identity);
+  absl::Status Load(const OpenedModel& model, const std::string& nccl_id);
+  // Orders of the leader, until the last.
+  absl::Status Obey();
+  void RunPass(const v1::RunPass& order);
+  absl::Status Score(const v1::RunPass& order);
+  void Stage(const v1::StageWeights& order);
+  void Send(const v1::MemberMessage& message);
+
+  const GroupMemberOptions options_;
+  grpc::ClientContext context_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::ShardGroupService::Stub> stub_;
+  std::mutex write_mutex_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::LeaderMessage>> stream_;
+  std::unique_ptr<ShardRanks> ranks_;
+
+  std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const ShardedVersion> serving_, staged_;
+  absl::Status failure_;  // of a pass
+
+  std::future<void> pass_, stage_;  // at most one each
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_

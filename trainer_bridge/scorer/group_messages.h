@@ -1,0 +1,30 @@
+// Between the messages of a shard group and what its processes work with.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_
+
+#include "absl/status/status.h"
+#include "isobit/v1/shard_group.pb.h"
+#include "trainer_bridge/scorer/peer_ranks.h"
+#include "trainer_bridge/scorer/score_job.h"
+
+namespace isobit::scorer {
+
+v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_size, int local_ranks);
+// FAILED_PRECONDITION naming the first field that differs.
+absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupIdentity& actual);
+
+v1::Outcome MakeOutcome(const absl::Status& status);
+absl::Status StatusOf(const v1::Outcome& outcome);
+
+v1::WorkItem MakeWorkItem(const ScoreItem& item);
+ScoreInput InputOf(const v1::WorkItem& item);
+ScoreOptions OptionsOf(const v1::WorkItem& item);
+
+// All but where it belongs.
+v1::SequenceScored MakeScored(const SequenceScore& score);
+// All but index and version.
+SequenceScore ScoreOf(const v1::SequenceScored& scored);
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_

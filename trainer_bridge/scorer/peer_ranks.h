@@ -1,0 +1,49 @@
+// The shard ranks of other processes, as the leading process's engine sees them. Not here: how they
+// are reached.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/opened_model.h"
+#include "trainer_bridge/scorer/scoring_rank.h"
+
+namespace isobit::scorer {
+
+// What must be the same in all processes of a group.
+struct GroupIdentity {
+  std::string model_digest;  // of the first weights
+  std::string fingerprint;   // of config and numerics
+  int64_t max_context = 0;
+};
+
+// The ranks 1 * local .. world_size * local - 1, where each process has `local` ranks. An error is
+// final, unless it says otherwise.
+class PeerRanks {
+ public:
+  virtual ~PeerRanks() = default;
+
+  // Waits until all have loaded the first weights.
+  virtual absl::Status WaitUntilReady() = 0;
+
+  // Has all load other weights beside those that serve, and waits for that; passes go on meanwhile.
+  // An error leaves the old weights serving.
+  virtual absl::Status Stage(const std::string& model_path, uint64_t version,
+                             const std::string& expected_digest) = 0;
+
+  // One pass, as ShardRanks::Score: items[i] are those of the i-th of these ranks. Weights that
+  // were staged before and are older than `version` are not needed any more.
+  virtual absl::Status Score(const WeightVersion& version,
+                             absl::Span<const std::vector<ScoreItem>> items) = 0;
+
+  // Ends the group: waiting and later calls fail with `reason`, an error. Any thread.
+  virtual void Abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_

@@ -1,0 +1,35 @@
+// What isobit-scorer's command line and environment say, checked.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer_bridge/scorer/process_place.h"
+#include "trainer_bridge/scorer/rank_backend.h"
+#include "trainer_bridge/scorer/scorer.h"
+#include "trainer_bridge/scorer/scorer_service.h"
+
+namespace isobit::scorer {
+
+struct Settings {
+  std::string model;
+  ScorerOptions scorer;  // without a backend
+  ScorerService::Options service;
+  ProcessPlace place;
+  std::vector<int> devices;           // CUDA ordinals; empty: the CPU
+  std::chrono::milliseconds timeout;  // of what waits for another rank or process
+};
+
+// INVALID_ARGUMENT, naming the flag or variable.
+absl::StatusOr<Settings> SettingsFromFlags();
+
+// The backend that the flags ask for. nccl_id: as CudaBackendOptions has it. Errors: as
+// MakeCudaBackend.
+absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::string& nccl_id);
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_
