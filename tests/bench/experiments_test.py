@@ -9,8 +9,9 @@ import unittest
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
+import machine
 import numpy as np
 import one_prompt
 import soak
@@ -77,7 +78,7 @@ class ExperimentsTest(unittest.TestCase):
                     self.assertLessEqual(timing["first_tokens_s"], timing["total_s"])
 
     def test_soak(self):
-        result = self.run_quick("soak")
+        result = self.run_quick("soak", "--dummy_weights")
         self.assertEqual(len(result["rests"]), 3)
         self.assertEqual([rest["left_taken"] for rest in result["rests"]], [{}, {}, {}])
         for name in ("comparisons", "requests taken whole", "requests cancelled", "requests aborted"):
@@ -136,6 +137,35 @@ class DivergenceTest(unittest.TestCase):
         self.assertEqual((merged.positions, merged.unequal_positions, merged.first_parting), (4, 1, 7))
         self.assertAlmostEqual(merged.mean, 0.15)
         self.assertEqual(merged.maximum, 0.5)
+
+
+class MachineTest(unittest.TestCase):
+    def device_memory(self, processes: str, uses_gpu: bool = True) -> float | None:
+        """Of the processes 17 and 18 on two GPUs of which 300 MiB are in use."""
+        with tempfile.TemporaryDirectory() as scratch:
+            program = Path(scratch) / "nvidia-smi"
+            program.write_text(
+                f"#!/bin/sh\ncase $1 in *memory.used) echo 100; echo 200;; *) {processes};; esac\n"
+            )
+            program.chmod(0o755)
+            with (
+                patch.dict(os.environ, PATH=f"{scratch}:{os.environ['PATH']}"),
+                patch.object(machine, "_has_gpu_open", return_value=uses_gpu),
+            ):
+                return machine.device_memory_mib([17, 18])
+
+    def test_device_memory(self):
+        self.assertEqual(self.device_memory("echo 17, 40; echo 18, 50; echo 19, 60"), 90)
+        self.assertEqual(self.device_memory("echo 17, [N/A]"), 300)
+        self.assertEqual(self.device_memory(":"), 300)
+        self.assertIsNone(self.device_memory(":", uses_gpu=False))
+
+    def test_host_memory_of_this_process(self):
+        before = machine.host_memory_mib(os.getpid())["own"]
+        held = np.ones(64 << 20, np.uint8)
+        grown = machine.host_memory_mib(os.getpid())["own"] - before
+        self.assertAlmostEqual(grown, held.nbytes / (1 << 20), delta=8)
+        self.assertFalse(machine._has_gpu_open(os.getpid()))
 
 
 class ContractTest(unittest.TestCase):

@@ -1,7 +1,9 @@
 """What this machine says of memory: of a process, by /proc, and of the GPUs, by nvidia-smi."""
 
+import contextlib
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 _MIB = 1 << 20
@@ -9,13 +11,21 @@ _MIB = 1 << 20
 
 def gpu_names() -> list[str]:
     """One for each GPU; empty without nvidia-smi."""
-    return _nvidia_smi("name")
+    return _nvidia_smi("--query-gpu=name")
 
 
-def device_memory_mib() -> float | None:
-    """In use on all GPUs together, by whomever; None without one."""
-    used = _nvidia_smi("memory.used")
-    return sum(float(value) for value in used) if used else None
+def device_memory_mib(pids: Collection[int]) -> float | None:
+    """In use by these processes on all GPUs together; None if none of them has a GPU open.
+
+    Where the driver does not tell processes apart, the memory in use by whomever.
+    """
+    if not any(map(_has_gpu_open, pids)):
+        return None
+    rows = [row.split(", ") for row in _nvidia_smi("--query-compute-apps=pid,used_memory")]
+    own = [used for pid, used in rows if int(pid) in pids]
+    if not own or not all(used.isdigit() for used in own):
+        own = _nvidia_smi("--query-gpu=memory.used")
+    return sum(map(float, own))
 
 
 def host_memory_mib(pid: int) -> dict[str, float]:
@@ -31,10 +41,19 @@ def host_memory_mib(pid: int) -> dict[str, float]:
     return {"total": fields["VmRSS"], "own": fields["RssAnon"] + fields["RssShmem"]}
 
 
-def _nvidia_smi(column: str) -> Sequence[str]:
-    command = ["nvidia-smi", f"--query-gpu={column}", "--format=csv,noheader,nounits"]
+def _has_gpu_open(pid: int) -> bool:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(entry).startswith("/dev/nvidia"):
+                return True
+    return False
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    """The lines of its answer; none without nvidia-smi."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return result.stdout.split("\n")[:-1]
+    return result.stdout.splitlines()

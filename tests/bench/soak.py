@@ -5,8 +5,8 @@
 Clients send random requests and cancel, abort or outlive some of them; a comparator compares completions
 all the time, and some of its calls are cancelled; every so often both sides switch weights, to and fro
 between two directories with --shape, else to the same again. Each of several rounds ends with nothing in
-flight. The exit status is 0 only if no compared token was unequal, nothing stayed taken, neither a process
-nor the GPUs' memory grew, no call failed in a way that it must not, and every service ended well.
+flight. The exit status is 0 only if no compared token was unequal, nothing stayed taken, no process grew
+on host or GPUs, no call failed in a way that it must not, and every service ended well.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--clients", type=int, default=32, metavar="N", help="that send random requests")
     add("--max_tokens", type=int, default=256, metavar="N", help="of each prompt and completion")
     add("--host_growth_mib", type=float, default=64, metavar="N", help="that a process may grow by")
-    add("--device_growth_mib", type=float, default=0, metavar="N", help="that all GPUs together may grow by")
+    add("--device_growth_mib", type=float, default=0, metavar="N", help="on all GPUs together, likewise")
     parser.set_defaults(modes=[CONTRACT_MODE])
 
 
@@ -116,7 +116,7 @@ class Soak:
                 name: host_memory_mib(service.process.pid)
                 for name, service in zip(SERVICES, self._services, strict=True)
             },
-            "device_mib": device_memory_mib(),
+            "device_mib": device_memory_mib([service.process.pid for service in self._services]),
         }
 
     def _taken(self) -> dict[str, int]:
