@@ -23,13 +23,14 @@ def parse(
     add(
         "--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help=f"some of {', '.join(MODES)}"
     )
+    add("--backend", choices=("cpu", "cuda"), default="cpu", help="of the services")
     for service in ("rollout", "scorer"):
         add(
             f"--{service}_flag",
             action="append",
             default=[],
             metavar="FLAG",
-            help=f"for isobit-{service}, such as --{service}_flag=--backend=cuda; may be repeated",
+            help=f"for isobit-{service}, such as --{service}_flag=--devices=4,5; may be repeated",
         )
     add("--seed", type=int, default=20, help="of prompts and sampling")
     add("--start_timeout_s", type=float, default=600, metavar="S", help="for a service to serve")

@@ -139,7 +139,7 @@ class Experiment:
 
     def start_rollout(self, services: Services, source: Source, name: str, *flags: str) -> Service:
         setting = Setting(source.numerics, source.tp_size, shards=1)
-        given = (*self._load_flags(), *flags, *self.arguments.rollout_flag)
+        given = (*self._common_flags(), *flags, *self.arguments.rollout_flag)
         return start_rollout(services, setting, self.model, name, *given)
 
     def start_trio(
@@ -148,8 +148,10 @@ class Experiment:
         """Rollout, scorer and the comparator between them, all serving."""
         name = f"{source.numerics}-tp{source.tp_size}"
         with self.screen.progress(f"starting rollout, scorer and comparator, {source}"):
-            rollout = self.start_rollout(services, source, f"rollout-{name}", *rollout_flags)
-            given = (*self._load_flags(), *self.arguments.scorer_flag)
+            # The scorer takes memory of the same GPUs, at the same time.
+            flags = ("--gpu_memory_fraction=0.5", *rollout_flags)
+            rollout = self.start_rollout(services, source, f"rollout-{name}", *flags)
+            given = (*self._common_flags(), *self.arguments.scorer_flag)
             setting = Setting(source.numerics, source.tp_size, shards)
             scorer = start_scorer(services, setting, self.model, f"scorer-{name}", *given)
             comparator = start_comparator(services, rollout, scorer, f"comparator-{name}")
@@ -177,8 +179,9 @@ class Experiment:
             "result": self.result,
         }
 
-    def _load_flags(self) -> Sequence[str]:
-        return ("--load_format=dummy",) if self.arguments.dummy_weights else ()
+    def _common_flags(self) -> Sequence[str]:
+        load_format = "dummy" if self.arguments.dummy_weights else "auto"
+        return (f"--backend={self.arguments.backend}", f"--load_format={load_format}")
 
 
 def numerics_name(info: types_pb2.ServerInfo) -> str:

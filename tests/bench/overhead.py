@@ -2,8 +2,8 @@
 
     python3 tests/bench/overhead.py [--shape qwen3-8b] [--tp_size 4] [--rounds 3] [--json FILE]
 
-Three loads, each in turn on one rollout of every mode, several rounds; all rollouts stay up, so give each its
-share of the memory. A ratio is the median of the rounds' ratios to `vanilla`.
+Three loads, each in turn on one rollout of every mode, several rounds. A ratio is the median of the rounds'
+ratios to `vanilla`.
   latency     one batch of requests of equal length (figures 9 and 12 of the paper on tree-based invariant
               kernels): until every request has its first token, and the time of each later token
   throughput  many requests of 90 to 110 tokens (the table of "Defeating Nondeterminism in LLM Inference")
@@ -131,11 +131,14 @@ class Measurement:
 def body(experiment: Experiment) -> None:
     arguments = experiment.arguments
     sources = experiment.sources([arguments.tp_size])
-    flags = [f"--max_running={max(arguments.batch_size, arguments.concurrency, arguments.streams)}"]
+    max_running = max(arguments.batch_size, arguments.concurrency, arguments.streams)
     with ExitStack() as stack:
-        clients = {
-            source.numerics: stack.enter_context(experiment.rollout(source, *flags)) for source in sources
-        }
+        clients = {}
+        for index, source in enumerate(sources):
+            # Of what those before have left, so that all have the same share.
+            share = 0.9 / (len(sources) - index)
+            flags = (f"--max_running={max_running}", f"--gpu_memory_fraction={share:.3f}")
+            clients[source.numerics] = stack.enter_context(experiment.rollout(source, *flags))
         targets = {mode: client.target for mode, client in clients.items()}
         info = next(iter(clients.values())).get_server_info()
         loads = Loads(arguments, info.server.model.vocab_size, info.max_n)
