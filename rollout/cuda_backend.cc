@@ -38,6 +38,7 @@ absl::Status UseCuda(const CudaBackendOptions& cuda, const ModelConfig& config,
     runner.num_pages = static_cast<int32_t>(std::min<int64_t>(affordable, useful));
   }
   runner.make_rank = MakeCudaRank({.devices = devices,
+                                   .peer_memory = cuda.peer_memory,
                                    .use_graphs = cuda.use_graphs,
                                    .peer_timeout = cuda.peer_timeout,
                                    .fault_rank = cuda.fault_rank,

@@ -16,6 +16,7 @@ namespace isobit {
 struct CudaBackendOptions {
   std::vector<int> devices;      // by rank; empty: 0, 1, ...
   double memory_fraction = 0.9;  // of the GPUs' free memory, that the engine may take
+  bool peer_memory = true;       // see CudaRankOptions
   bool use_graphs = true;
   absl::Duration peer_timeout = absl::Seconds(2);
   int fault_rank = -1;  // see CudaRankOptions

@@ -40,6 +40,9 @@ ABSL_FLAG(double, gpu_memory_fraction, 0.9,
           "Part of each GPU's free memory that the engine may take (--backend=cuda).");
 ABSL_FLAG(bool, cuda_graphs, true,
           "Replay CUDA graphs for decode steps; it changes speed, never a bit (--backend=cuda).");
+ABSL_FLAG(bool, peer_memory, true,
+          "Exchange through the GPUs' mapped memory, else by NCCL; it changes speed, never a bit "
+          "(--backend=cuda).");
 ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
           "How long a rank's GPU waits for another one until the service fails (--backend=cuda).");
 ABSL_FLAG(std::string, inject_gpu_fault, "",
@@ -164,6 +167,7 @@ absl::StatusOr<CudaBackendOptions> CudaOptionsFromFlags() {
   }
   options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
+  options.peer_memory = absl::GetFlag(FLAGS_peer_memory);
   options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
   const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("peer_timeout_ms", timeout, 1, 60'000));

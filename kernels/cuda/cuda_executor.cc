@@ -7,19 +7,24 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/parallel/nccl_group.h"
 #include "common/parallel/peer_group.h"
 #include "kernels/cuda/all_reduce.h"
 #include "kernels/cuda/captured_graph.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/nccl_all_reduce.h"
 #include "kernels/cuda/step_kernels.h"
 
 namespace isobit {
@@ -29,8 +34,6 @@ using cuda::PeerAllReduce;
 
 // What the ranks of one engine share.
 struct RankGroup {
-  // Every rank is as large as rank 0, which has the widest part of the vocabulary or no narrower
-  // one.
   static absl::StatusOr<std::shared_ptr<RankGroup>> Create(const CudaRankOptions& options,
                                                            const RankOptions& rank) {
     const int size = rank.shape.size;
@@ -38,35 +41,77 @@ struct RankGroup {
       return absl::InvalidArgumentError(
           absl::StrCat("expected ", size, " devices, one a rank, got ", options.devices.size()));
     }
-    ISOBIT_ASSIGN_OR_RETURN(PeerGroup peers, PeerGroup::Create(options.devices));
+    if (std::set<int>(options.devices.begin(), options.devices.end()).size() !=
+        options.devices.size()) {
+      return absl::InvalidArgumentError("two ranks on one device would wait for each other");
+    }
     auto group = std::make_shared<RankGroup>();
-    int64_t widest = 0;
     group->columns.num_ranks = size;
     for (int r = 0; r < size; ++r) {
       ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
       group->columns.begin[r + 1] = shape.vocab.end;
-      widest = std::max(widest, shape.vocab.size());
+      group->widest = std::max(group->widest, shape.vocab.size());
     }
-    const auto sequences = static_cast<size_t>(rank.max_sequences);
-    ISOBIT_ASSIGN_OR_RETURN(
-        group->logits, peers.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
-    ISOBIT_ASSIGN_OR_RETURN(group->draws, peers.Allocate(sequences * sizeof(int32_t), 0));
-    for (int r = 0; r < size; ++r) {
-      group->columns.of_rank[r] = reinterpret_cast<const float*>(group->logits.of_rank(r));
+    if (size > 1 && (rank.mode == NumericsMode::kVanilla || !options.peer_memory)) {
+      ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
     }
-    if (size > 1) {
-      ISOBIT_ASSIGN_OR_RETURN(group->sums,
-                              PeerAllReduce::Create(peers, {.hidden = rank.config.hidden_size,
-                                                            .mode = rank.mode,
-                                                            .timeout = options.peer_timeout}));
+    if (size == 1 || options.peer_memory) {
+      ISOBIT_RETURN_IF_ERROR(group->MapMemory(options, rank));
     }
     return group;
   }
 
-  std::vector<std::unique_ptr<PeerAllReduce>> sums;  // by rank; empty with one rank
-  PeerMemory logits;                                 // [max_sequences, the rank's columns] fp32
-  PeerMemory draws;                                  // [max_sequences]
-  cuda::RankColumns columns;                         // of `logits`
+  void Abort(const absl::Status& reason) const {
+    for (const auto& end : nccl) end->Abort(reason);
+  }
+
+  std::vector<std::unique_ptr<PeerAllReduce>> peers;  // by rank; empty: one rank, or NCCL alone
+  std::vector<std::unique_ptr<NcclGroup>> nccl;       // by rank; empty: not in use
+  PeerMemory logits;          // [max_sequences, the rank's columns] fp32; not with NCCL alone
+  PeerMemory draws;           // [max_sequences]; likewise
+  cuda::RankColumns columns;  // of the vocabulary; pointers into `logits`
+  int64_t widest = 0;         // most columns of a rank
+
+ private:
+  absl::Status MapMemory(const CudaRankOptions& options, const RankOptions& rank) {
+    ISOBIT_ASSIGN_OR_RETURN(const PeerGroup group, PeerGroup::Create(options.devices));
+    const auto sequences = static_cast<size_t>(rank.max_sequences);
+    ISOBIT_ASSIGN_OR_RETURN(
+        logits, group.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
+    ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
+    for (int r = 0; r < group.size(); ++r) {
+      columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
+    }
+    if (group.size() == 1) return absl::OkStatus();
+    // In vanilla mode for its barrier alone.
+    const NumericsMode mode = rank.mode == NumericsMode::kVanilla ? NumericsMode::kTree : rank.mode;
+    ISOBIT_ASSIGN_OR_RETURN(peers, PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
+                                                                 .mode = mode,
+                                                                 .timeout = options.peer_timeout}));
+    return absl::OkStatus();
+  }
+
+  // Every end waits for the others, so each is made on a thread of its own.
+  absl::Status ConnectNccl(const CudaRankOptions& options) {
+    ISOBIT_ASSIGN_OR_RETURN(const std::string id, NewNcclId());
+    const size_t size = options.devices.size();
+    nccl.resize(size);
+    std::vector<absl::Status> status(size);
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        auto end = NcclGroup::Create({.id = id,
+                                      .rank = static_cast<int>(r),
+                                      .size = static_cast<int>(size),
+                                      .device = options.devices[r]});
+        status[r] = end.status();
+        if (end.ok()) nccl[r] = *std::move(end);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& s : status) ISOBIT_RETURN_IF_ERROR(s);
+    return absl::OkStatus();
+  }
 };
 
 class PeerSum final : public AllReduce {
@@ -84,12 +129,22 @@ class PeerSum final : public AllReduce {
 class CudaExecutor final : public RankExecutor {
  public:
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(const RankOptions& options,
-                                                              const CudaRankOptions& cuda,
+                                                              const CudaRankOptions& cuda_options,
                                                               std::shared_ptr<RankGroup> group) {
-    const int device = cuda.devices[static_cast<size_t>(options.shape.rank)];
+    const int device = cuda_options.devices[static_cast<size_t>(options.shape.rank)];
     ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
-    std::unique_ptr<CudaExecutor> rank(
-        new CudaExecutor(options, cuda, device, std::move(group), std::move(ops)));
+    const auto r = static_cast<size_t>(options.shape.rank);
+    std::unique_ptr<AllReduce> all_reduce;
+    if (!group->nccl.empty()) {
+      ISOBIT_ASSIGN_OR_RETURN(
+          all_reduce,
+          cuda::NcclAllReduce::Create(options.mode, options.config.hidden_size, options.max_rows,
+                                      *ops, *group->nccl[r], ops->stream()));
+    } else if (!group->peers.empty()) {
+      all_reduce = std::make_unique<PeerSum>(*group->peers[r], ops->stream());
+    }
+    std::unique_ptr<CudaExecutor> rank(new CudaExecutor(
+        options, cuda_options, device, std::move(group), std::move(ops), std::move(all_reduce)));
     ISOBIT_RETURN_IF_ERROR(rank->AllocateMemory());
     return rank;
   }
@@ -105,38 +160,8 @@ class CudaExecutor final : public RankExecutor {
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
 
-  absl::Status Launch(const ModelStep& step) override {
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    if (num_launched_ == cuda_.fault_step && options_.shape.rank == cuda_.fault_rank) {
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(ops_->stream()));
-    }
-    Slot& slot = slots_[num_launched_++ % kDepth];
-    ids_ = step.batch.ids;
-    for (size_t s = 0; s < step.feeds.size(); ++s) {
-      if (step.feeds[s] < 0) continue;
-      ids_[static_cast<size_t>(step.batch.sequences[s].first_row)] = -1 - step.feeds[s];
-    }
-    const auto graph = GraphOf(step.batch);
-    if (graph != graphs_.end()) {
-      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
-      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(ops_->stream().handle));
-    } else {
-      ISOBIT_RETURN_IF_ERROR(Forward(step.batch));
-    }
-    ISOBIT_RETURN_IF_ERROR(Draw(step.rows, slot));
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, ops_->stream().handle));
-    return absl::OkStatus();
-  }
-
-  absl::Status Collect(ModelStep& step) override {
-    Slot& slot = slots_[num_collected_++ % kDepth];
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(slot.done));
-    ISOBIT_RETURN_IF_ERROR(CheckPeers());
-    slot.log_probs.Read(Args(slot));
-    std::copy(slot.rows.begin(), slot.rows.end(),
-              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row));
-    return absl::OkStatus();
-  }
+  absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }
+  absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }
 
   absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
                                   const ResidentWeights* /*first*/) const override {
@@ -163,30 +188,61 @@ class CudaExecutor final : public RankExecutor {
   };
   using Graphs = std::map<int64_t, cuda::CapturedGraph>;  // by padded batch size
 
+  // A peer may wait for this rank in a collective that only this ends.
+  absl::Status EndGroupOn(const absl::Status& status) const {
+    if (!status.ok()) group_->Abort(status);
+    return status;
+  }
+
+  absl::Status LaunchStep(const ModelStep& step) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    if (num_launched_ == cuda_.fault_step && options_.shape.rank == cuda_.fault_rank) {
+      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(ops_->stream()));
+    }
+    Slot& slot = slots_[num_launched_++ % kDepth];
+    ids_ = step.batch.ids;
+    for (size_t s = 0; s < step.feeds.size(); ++s) {
+      if (step.feeds[s] < 0) continue;
+      ids_[static_cast<size_t>(step.batch.sequences[s].first_row)] = -1 - step.feeds[s];
+    }
+    const auto graph = GraphOf(step.batch);
+    if (graph != graphs_.end()) {
+      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
+      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(ops_->stream().handle));
+    } else {
+      ISOBIT_RETURN_IF_ERROR(Forward(step.batch));
+    }
+    ISOBIT_RETURN_IF_ERROR(Draw(step.rows, slot));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, ops_->stream().handle));
+    return absl::OkStatus();
+  }
+
+  absl::Status CollectStep(ModelStep& step) {
+    Slot& slot = slots_[num_collected_++ % kDepth];
+    ISOBIT_RETURN_IF_ERROR(Wait(slot.done));
+    ISOBIT_RETURN_IF_ERROR(CheckPeers());
+    slot.log_probs.Read(Args(slot));
+    std::copy(slot.rows.begin(), slot.rows.end(),
+              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row));
+    return absl::OkStatus();
+  }
+
   CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
-               std::shared_ptr<RankGroup> group, std::unique_ptr<CudaOps> ops)
+               std::shared_ptr<RankGroup> group, std::unique_ptr<CudaOps> ops,
+               std::unique_ptr<AllReduce> all_reduce)
       : options_(options),
         cuda_(cuda),
         device_(device),
         group_(std::move(group)),
         ops_(std::move(ops)),
         layout_(options.config, options.shape, *ops_),
-        peer_sum_(group_->sums.empty() ? nullptr
-                                       : std::make_unique<PeerSum>(
-                                             *group_->sums[static_cast<size_t>(options.shape.rank)],
-                                             ops_->stream())),
-        transformer_(layout_, options.rope, options.mode, *ops_, peer_sum_.get()) {}
+        all_reduce_(std::move(all_reduce)),
+        transformer_(layout_, options.rope, options.mode, *ops_, all_reduce_.get()) {}
 
   size_t rank() const { return static_cast<size_t>(options_.shape.rank); }
   size_t num_ranks() const { return static_cast<size_t>(options_.shape.size); }
   int64_t max_positions() const {
     return 2 * static_cast<int64_t>(options_.rope.cosine.size()) / options_.config.head_dim;
-  }
-  float* logits() const {
-    return reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
-  }
-  int32_t* draws() const {
-    return reinterpret_cast<int32_t*>(group_->draws.of_rank(options_.shape.rank));
   }
 
   absl::Status AllocateMemory() {
@@ -197,6 +253,20 @@ class CudaExecutor final : public RankExecutor {
         hidden_, ops_->Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
     ISOBIT_ASSIGN_OR_RETURN(last_, ops_->Allocate(sequences * width * sizeof(Bf16)));
     ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->Allocate(sequences * sizeof(int32_t)));
+    const auto columns = static_cast<size_t>(group_->widest);
+    if (group_->peers.empty() && num_ranks() > 1) {
+      ISOBIT_ASSIGN_OR_RETURN(own_logits_, ops_->Allocate(sequences * columns * sizeof(float)));
+      ISOBIT_ASSIGN_OR_RETURN(all_logits_,
+                              ops_->Allocate(num_ranks() * sequences * columns * sizeof(float)));
+      ISOBIT_ASSIGN_OR_RETURN(own_draws_, ops_->Allocate(sequences * sizeof(int32_t)));
+      ISOBIT_ASSIGN_OR_RETURN(all_draws_,
+                              ops_->Allocate(num_ranks() * sequences * sizeof(int32_t)));
+      logits_ = reinterpret_cast<float*>(own_logits_.get());
+      draws_ = reinterpret_cast<int32_t*>(own_draws_.get());
+    } else {
+      logits_ = reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
+      draws_ = reinterpret_cast<int32_t*>(group_->draws.of_rank(options_.shape.rank));
+    }
     if (num_ranks() > 1) {
       const size_t rows = (sequences + num_ranks() - 1) / num_ranks();
       ISOBIT_ASSIGN_OR_RETURN(
@@ -243,7 +313,7 @@ class CudaExecutor final : public RankExecutor {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     ISOBIT_RETURN_IF_ERROR(FeedIds(step, size));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, size, *weights_, *cache_, hidden));
-    return transformer_.Logits(hidden, size, *weights_, logits(), layout_.shape().vocab.size());
+    return transformer_.Logits(hidden, size, *weights_, logits_, layout_.shape().vocab.size());
   }
 
   // Any step, likewise.
@@ -258,7 +328,7 @@ class CudaExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
     ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, step.sequences.device->first_row, sequences,
                                                 options_.config.hidden_size, last, ops_->stream()));
-    return transformer_.Logits(last, sequences, *weights_, logits(), layout_.shape().vocab.size());
+    return transformer_.Logits(last, sequences, *weights_, logits_, layout_.shape().vocab.size());
   }
 
   LogProbArgs Args(Slot& slot) const {
@@ -267,10 +337,7 @@ class CudaExecutor final : public RankExecutor {
             .vocab = options_.config.vocab_size};
   }
 
-  // Rows are dealt out to the ranks in runs. The first barrier says that all logits are there, the
-  // second that all draws are: and that the peers have read the logits, which the next step writes.
-  // It writes draws after its first barrier, which a peer enters once it has read those of this
-  // step.
+  // Rows are dealt out to the ranks in runs.
   absl::Status Draw(const std::vector<LogProbRow>& rows, Slot& slot) {
     const auto begin_of = [&](size_t r) {
       return static_cast<std::ptrdiff_t>(rows.size() * r / num_ranks());
@@ -279,25 +346,58 @@ class CudaExecutor final : public RankExecutor {
     slot.rows.assign(rows.begin() + begin_of(rank()), rows.begin() + begin_of(rank() + 1));
     auto* const ids = reinterpret_cast<int32_t*>(ids_of_step_.get());
     if (num_ranks() == 1) {
-      PointRows(slot, logits());
+      PointRows(slot, logits_);
       return slot.log_probs.Launch(Args(slot), ids, ops_->stream());
     }
-    PeerAllReduce& peers = *group_->sums[rank()];
     auto* const whole = reinterpret_cast<float*>(whole_rows_.get());
     PointRows(slot, whole);
-    ISOBIT_RETURN_IF_ERROR(peers.Barrier(ops_->stream()));
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::RankColumns columns, MeetLogits(rows.size()));
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchGatherRows(columns, static_cast<int64_t>(slot.first_row),
+                                                  static_cast<int64_t>(slot.rows.size()), whole,
+                                                  ops_->stream()));
     ISOBIT_RETURN_IF_ERROR(
-        cuda::LaunchGatherRows(group_->columns, static_cast<int64_t>(slot.first_row),
-                               static_cast<int64_t>(slot.rows.size()), whole, ops_->stream()));
-    ISOBIT_RETURN_IF_ERROR(
-        slot.log_probs.Launch(Args(slot), draws() + slot.first_row, ops_->stream()));
-    ISOBIT_RETURN_IF_ERROR(peers.Barrier(ops_->stream()));
-    cuda::RankDraws all = {.num_ranks = static_cast<int>(num_ranks())};
+        slot.log_probs.Launch(Args(slot), draws_ + slot.first_row, ops_->stream()));
+    ISOBIT_ASSIGN_OR_RETURN(cuda::RankDraws draws, MeetDraws(rows.size()));
     for (size_t r = 0; r < num_ranks(); ++r) {
-      all.of_rank[r] = reinterpret_cast<const int32_t*>(group_->draws.of_rank(static_cast<int>(r)));
-      all.begin[r + 1] = static_cast<int32_t>(begin_of(r + 1));
+      draws.begin[r + 1] = static_cast<int32_t>(begin_of(r + 1));
     }
-    return cuda::LaunchGatherDraws(all, ids, ops_->stream());
+    return cuda::LaunchGatherDraws(draws, ids, ops_->stream());
+  }
+
+  // The two meetings of a step: all ranks' logits are there, then all draws. After the second the
+  // peers have also read the logits, which the next step writes; it writes draws after its first
+  // meeting, to which a peer comes once it has read those of this step.
+  absl::StatusOr<cuda::RankColumns> MeetLogits(size_t rows) {
+    cuda::RankColumns columns = group_->columns;
+    if (!group_->peers.empty()) {
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+      return columns;
+    }
+    const size_t bytes = rows * static_cast<size_t>(group_->widest) * sizeof(float);
+    ISOBIT_RETURN_IF_ERROR(
+        group_->nccl[rank()]->AllGather(logits_, all_logits_.get(), bytes, ops_->stream().handle));
+    for (size_t r = 0; r < num_ranks(); ++r) {
+      columns.of_rank[r] = reinterpret_cast<const float*>(all_logits_.get() + r * bytes);
+    }
+    return columns;
+  }
+
+  absl::StatusOr<cuda::RankDraws> MeetDraws(size_t rows) {
+    cuda::RankDraws draws = {.num_ranks = static_cast<int>(num_ranks())};
+    const size_t bytes = rows * sizeof(int32_t);
+    if (group_->peers.empty()) {
+      ISOBIT_RETURN_IF_ERROR(
+          group_->nccl[rank()]->AllGather(draws_, all_draws_.get(), bytes, ops_->stream().handle));
+    } else {
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+    }
+    for (size_t r = 0; r < num_ranks(); ++r) {
+      const std::byte* const of_rank = group_->peers.empty()
+                                           ? all_draws_.get() + r * bytes
+                                           : group_->draws.of_rank(static_cast<int>(r));
+      draws.of_rank[r] = reinterpret_cast<const int32_t*>(of_rank);
+    }
+    return draws;
   }
 
   void PointRows(Slot& slot, const float* logits) const {
@@ -327,9 +427,26 @@ class CudaExecutor final : public RankExecutor {
     return CheckPeers();
   }
 
+  // Waits for an event of the stream. With NCCL a peer that fails must end the wait.
+  absl::Status Wait(cudaEvent_t event) const {
+    if (group_->nccl.empty()) {
+      ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(event));
+      return absl::OkStatus();
+    }
+    for (;;) {
+      const cudaError_t state = cudaEventQuery(event);
+      if (state != cudaErrorNotReady) {
+        ISOBIT_RETURN_IF_CUDA_ERROR(state);
+        return absl::OkStatus();
+      }
+      ISOBIT_RETURN_IF_ERROR(group_->nccl[rank()]->Check());
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
   // Whether a kernel has given up waiting for a peer.
   absl::Status CheckPeers() const {
-    return group_->sums.empty() ? absl::OkStatus() : group_->sums[rank()]->Check();
+    return group_->peers.empty() ? absl::OkStatus() : group_->peers[rank()]->Check();
   }
 
   const RankOptions options_;
@@ -338,16 +455,20 @@ class CudaExecutor final : public RankExecutor {
   const std::shared_ptr<RankGroup> group_;
   const std::unique_ptr<CudaOps> ops_;
   const WeightLayout layout_;
-  const std::unique_ptr<PeerSum> peer_sum_;  // null: one rank
+  const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
   Transformer transformer_;
   std::optional<KvCache> cache_;
   PackedRank weights_;
   Graphs graphs_;
 
-  Memory hidden_;       // [max_rows, hidden_size] bf16
-  Memory last_;         // [max_sequences, hidden_size] bf16: last rows
-  Memory whole_rows_;   // [this rank's rows, vocab] fp32, with several ranks
-  Memory ids_of_step_;  // [max_sequences] int32: what the last launched step has drawn
+  Memory hidden_;  // [max_rows, hidden_size] bf16
+  Memory last_;    // [max_sequences, hidden_size] bf16: last rows
+  // With NCCL alone: what this rank sends, and what it has from all, [ranks, ...].
+  Memory own_logits_, all_logits_, own_draws_, all_draws_;
+  float* logits_ = nullptr;   // [max_sequences, this rank's columns]
+  int32_t* draws_ = nullptr;  // [max_sequences]: what this rank has drawn, in its places
+  Memory whole_rows_;         // [this rank's rows, vocab] fp32, with several ranks
+  Memory ids_of_step_;        // [max_sequences] int32: what the last launched step has drawn
   Slot slots_[kDepth];
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;

@@ -13,18 +13,20 @@
 namespace isobit {
 
 struct CudaRankOptions {
-  // Rank r runs on devices[r]; ranks may share one. They must map each other's memory.
-  std::vector<int> devices;
+  std::vector<int> devices;  // rank r runs on devices[r], alone
+  // Whether ranks reach each other's memory directly; else NCCL carries all that they exchange. It
+  // changes speed, never a bit. Vanilla's sums are NCCL's either way.
+  bool peer_memory = true;
   bool use_graphs = true;
-  absl::Duration peer_timeout = absl::Seconds(2);  // how long a kernel waits for a peer
+  absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
   // For tests: rank `fault_rank` fails on the GPU in its step number `fault_step`. -1: never.
   int fault_rank = -1;
   int64_t fault_step = 0;
 };
 
 // All ranks of one engine come from one such function. Errors at the making of a rank: devices are
-// not as many as the ranks (INVALID_ARGUMENT), absent, not Hopper or unable to map each other's
-// memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
+// not as many as the ranks, each another (INVALID_ARGUMENT), absent, not Hopper or unable to map
+// each other's memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
 // Batch sizes for which decode graphs are captured, ascending: steps in between are padded.

@@ -2,6 +2,7 @@
 // registers between the sum of squares and its use.
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/alignment.h"
@@ -30,6 +31,19 @@ __device__ __forceinline__ float TreeOfWarps(float sum, int warp, int num_warps,
   return TreeOfLanes(lane < num_warps ? sums[lane] : 0.0f);
 }
 
+__device__ __forceinline__ float FloatOf(float x) { return x; }
+__device__ __forceinline__ float FloatOf(Bf16 x) { return contract::Bf16ToFloat(x); }
+
+__device__ __forceinline__ void LoadSum(const float* x, float (&v)[kColumns]) { LoadFloats(x, v); }
+__device__ __forceinline__ void LoadSum(const Bf16* x, float (&v)[kColumns]) {
+  const Columns columns = LoadColumns(x);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    v[2 * i] = LowOf(columns.pairs[i]);
+    v[2 * i + 1] = HighOf(columns.pairs[i]);
+  }
+}
+
 // contract::AddResidual of each column. `bias` may be null.
 __device__ __forceinline__ Columns AddResidualColumns(const Columns& residual,
                                                       const float (&sum)[kColumns],
@@ -49,9 +63,12 @@ __device__ __forceinline__ Columns AddResidualColumns(const Columns& residual,
 
 // blockDim: (32 lanes, warps of a row, rows). A warp holds kVectors chunks of 256 columns that lie
 // side by side, so that its sum is one aligned subtree of the row's.
-template <bool kHasSum>
-__global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfSum : kVectorsOfRow))
-    RmsNormKernel(const RmsNormArgs a) {
+// Sum: of the row-parallel result, float or Bf16; void: there is none.
+template <typename Sum>
+__global__ void __launch_bounds__(kMaxHidden / kColumns /
+                                  (std::is_void_v<Sum> ? kVectorsOfRow : kVectorsOfSum))
+    RmsNormKernel(const RmsNormArgs a, const Sum* a_sum) {
+  constexpr bool kHasSum = !std::is_void_v<Sum>;
   constexpr int kVectors = kHasSum ? kVectorsOfSum : kVectorsOfRow;
   __shared__ float sums[kMaxWarps];
   ReleaseSuccessor();
@@ -75,7 +92,7 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfS
   for (int v = 0; v < kVectors; ++v) {
     if (!inside || first + v * kChunk >= hidden) continue;
     x[v] = LoadColumns(a.residual + offset + v * kChunk);
-    if constexpr (kHasSum) LoadFloats(a.sum + offset + v * kChunk, sum[v]);
+    if constexpr (kHasSum) LoadSum(a_sum + offset + v * kChunk, sum[v]);
   }
   if constexpr (kHasSum) {
 #pragma unroll
@@ -110,7 +127,9 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns / (kHasSum ? kVectorsOfS
 }
 
 // Any width and alignment: one block a row, a leaf a thread, segment after segment.
-__global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsNormArgs a) {
+template <typename Sum>
+__global__ void __launch_bounds__(kRaggedThreads)
+    RaggedRmsNormKernel(const RmsNormArgs a, const Sum* a_sum) {
   constexpr int kWarps = kRaggedThreads / kWarp;
   __shared__ float sums[kWarps];
   ReleaseSuccessor();
@@ -118,11 +137,11 @@ __global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsN
   const int thread = static_cast<int>(threadIdx.y) * kWarp + static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;
   Bf16* residual = a.residual + row * a.hidden;
-  if (a.sum != nullptr) {
-    const float* sum = a.sum + row * a.hidden;
+  if (a_sum != nullptr) {
+    const Sum* sum = a_sum + row * a.hidden;
     for (int64_t i = thread; i < a.hidden; i += kRaggedThreads) {
       residual[i] =
-          contract::AddResidual(residual[i], sum[i], a.bias == nullptr ? 0.0f : a.bias[i]);
+          contract::AddResidual(residual[i], FloatOf(sum[i]), a.bias == nullptr ? 0.0f : a.bias[i]);
     }
     __syncthreads();
   }
@@ -141,25 +160,37 @@ __global__ void __launch_bounds__(kRaggedThreads) RaggedRmsNormKernel(const RmsN
   }
 }
 
-}  // namespace
-
-absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream) {
+template <typename Sum>
+absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum* sum, const Stream& stream) {
   const bool aligned = args.hidden % kColumns == 0 &&
-                       Aligned16(args.residual, args.sum, args.bias, args.weight, args.out);
+                       Aligned16(args.residual, args.bias, args.weight, args.out) &&
+                       Aligned16(static_cast<const void*>(sum));
   if (!aligned || args.hidden > kMaxHidden) {
+    using RaggedSum = std::conditional_t<std::is_void_v<Sum>, float, Sum>;
     const Grid grid = {.blocks = dim3(static_cast<unsigned>(args.rows)),
                        .threads = dim3(kWarp, kRaggedThreads / kWarp)};
-    return Launch(RaggedRmsNormKernel, grid, stream, args);
+    return Launch(RaggedRmsNormKernel<RaggedSum>, grid, stream, args,
+                  static_cast<const RaggedSum*>(sum));
   }
   constexpr unsigned kLeastWarps = 4;  // of a block
-  const bool has_sum = args.sum != nullptr;
-  const int64_t columns_of_warp = kChunk * (has_sum ? kVectorsOfSum : kVectorsOfRow);
+  const int64_t columns_of_warp = kChunk * (std::is_void_v<Sum> ? kVectorsOfRow : kVectorsOfSum);
   const auto warps = static_cast<unsigned>((args.hidden + columns_of_warp - 1) / columns_of_warp);
   const unsigned rows = std::max(1u, kLeastWarps / warps);
   const Grid grid = {.blocks = dim3(static_cast<unsigned>((args.rows + rows - 1) / rows)),
                      .threads = dim3(kWarp, warps, rows)};
-  return has_sum ? Launch(RmsNormKernel<true>, grid, stream, args)
-                 : Launch(RmsNormKernel<false>, grid, stream, args);
+  return Launch(RmsNormKernel<Sum>, grid, stream, args, sum);
+}
+
+}  // namespace
+
+absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream) {
+  return args.sum != nullptr ? LaunchWithSum(args, args.sum, stream)
+                             : LaunchWithSum<void>(args, nullptr, stream);
+}
+
+absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum,
+                                    const Stream& stream) {
+  return LaunchWithSum(args, sum, stream);
 }
 
 }  // namespace isobit::cuda

@@ -21,6 +21,8 @@ namespace isobit::cuda {
 
 absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
 absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
+// The same with the sum in bf16, [rows, hidden], in place of args.sum: for vanilla mode alone.
+absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
 absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
 
 // Reads args.sequences.device. The k heads of args.qkv are left as they are: attention reads the
