@@ -36,6 +36,7 @@ ABSL_FLAG(std::vector<std::string>, shards, std::vector<std::string>({"1"}),
           "score: numbers of shards, one GPU each");
 ABSL_FLAG(int64_t, score_tokens, 16384, "score: tokens of one rank's pass");
 ABSL_FLAG(int64_t, score_sequence, 1024, "score: tokens of a sequence, a quarter of them prompt");
+ABSL_FLAG(int64_t, score_chunk_rows, 1024, "score: rows of logits that exist at one time");
 ABSL_FLAG(int, score_passes, 4, "score: passes that are timed");
 
 namespace isobit::bench {
@@ -103,51 +104,74 @@ absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<scorer::ScoreInput
   return receiver->Wait();
 }
 
-// Seconds that cuBLAS takes for the matrix products of one rank's pass.
+// One matrix product of a pass, on memory of its own.
+struct Product {
+  LinearShape shape;
+  int64_t m = 0;
+  Memory w, x, y;
+};
+
+absl::StatusOr<Product> MakeProduct(Ops& ops, LinearShape shape, int64_t m) {
+  shape.gated = false;
+  Product product;
+  product.shape = shape;
+  product.m = m;
+  const size_t w_bytes = ops.PackedBytes(shape);
+  const size_t x_bytes = static_cast<size_t>(m * shape.k) * sizeof(Bf16);
+  // Zeros would flatter: a GPU draws less power for them, and keeps a higher clock.
+  std::vector<Bf16> values(std::max(w_bytes, x_bytes) / sizeof(Bf16));
+  std::mt19937 random(2);
+  for (Bf16& value : values) value = static_cast<Bf16>(0x3e00 | (random() & 0x81ff));
+  ISOBIT_ASSIGN_OR_RETURN(product.w, ops.Allocate(w_bytes));
+  ISOBIT_ASSIGN_OR_RETURN(product.x, ops.Allocate(x_bytes));
+  ISOBIT_ASSIGN_OR_RETURN(product.y, ops.Allocate(static_cast<size_t>(m * shape.n) * sizeof(Bf16)));
+  ISOBIT_RETURN_IF_ERROR(ops.Copy(product.w.get(), values.data(), w_bytes));
+  ISOBIT_RETURN_IF_ERROR(ops.Copy(product.x.get(), values.data(), x_bytes));
+  ISOBIT_RETURN_IF_ERROR(ops.Synchronize());
+  return product;
+}
+
+absl::Status Launch(Ops& ops, const Product& product) {
+  return ops.Linear({.x = reinterpret_cast<const Bf16*>(product.x.get()),
+                     .ldx = product.shape.k,
+                     .m = product.m,
+                     .weight = {product.shape, product.w.get()},
+                     .bf16_out = reinterpret_cast<Bf16*>(product.y.get()),
+                     .ldy = product.shape.n,
+                     .mode = NumericsMode::kVanilla});
+}
+
+// Seconds that cuBLAS takes for the matrix products of one rank's pass, pass after pass for long
+// enough that the GPU gets as warm as it does while it scores.
 absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_rows,
                                      int64_t chunk_rows) {
   const int64_t rows = absl::GetFlag(FLAGS_score_tokens);
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaOps> ops,
                           MakeCudaOps({.mode = NumericsMode::kVanilla}));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
-  double seconds = 0.0;
-  const auto time = [&](LinearShape linear, int64_t m, double times) -> absl::Status {
-    linear.gated = false;
-    const size_t weight_bytes = ops->PackedBytes(linear);
-    const auto m_size = static_cast<size_t>(m);
-    const size_t x_bytes = m_size * static_cast<size_t>(linear.k) * sizeof(Bf16);
-    const size_t y_bytes = m_size * static_cast<size_t>(linear.n) * sizeof(Bf16);
-    // Zeros would flatter: a GPU draws less power for them, and keeps a higher clock.
-    std::vector<Bf16> values(std::max(weight_bytes, x_bytes) / sizeof(Bf16));
-    std::mt19937 random(2);
-    for (Bf16& value : values) value = static_cast<Bf16>(0x3f00 | (random() & 0x807f));
-    ISOBIT_ASSIGN_OR_RETURN(const Memory w, ops->Allocate(weight_bytes));
-    ISOBIT_ASSIGN_OR_RETURN(const Memory x, ops->Allocate(x_bytes));
-    ISOBIT_ASSIGN_OR_RETURN(const Memory y, ops->Allocate(y_bytes));
-    ISOBIT_RETURN_IF_ERROR(ops->Copy(w.get(), values.data(), weight_bytes));
-    ISOBIT_RETURN_IF_ERROR(ops->Copy(x.get(), values.data(), x_bytes));
-    const LinearArgs args = {.x = reinterpret_cast<const Bf16*>(x.get()),
-                             .ldx = linear.k,
-                             .m = m,
-                             .weight = {linear, w.get()},
-                             .bf16_out = reinterpret_cast<Bf16*>(y.get()),
-                             .ldy = linear.n,
-                             .mode = NumericsMode::kVanilla};
-    for (int i = 0; i < 3; ++i) ISOBIT_RETURN_IF_ERROR(ops->Linear(args));
-    ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
-    constexpr int kRuns = 20;
-    const Clock::time_point start = Clock::now();
-    for (int i = 0; i < kRuns; ++i) ISOBIT_RETURN_IF_ERROR(ops->Linear(args));
-    ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
-    seconds += SecondsSince(start) / kRuns * times;
-    return absl::OkStatus();
-  };
+  std::vector<Product> layer;
   for (const LinearShape& linear : {shape.qkv, shape.o, shape.gate_up, shape.down}) {
-    ISOBIT_RETURN_IF_ERROR(time(linear, rows, config.num_layers));
+    ISOBIT_ASSIGN_OR_RETURN(Product product, MakeProduct(*ops, linear, rows));
+    layer.push_back(std::move(product));
   }
-  ISOBIT_RETURN_IF_ERROR(time(shape.head, chunk_rows,
-                              static_cast<double>(head_rows) / static_cast<double>(chunk_rows)));
-  return seconds;
+  ISOBIT_ASSIGN_OR_RETURN(const Product head, MakeProduct(*ops, shape.head, chunk_rows));
+  const auto pass = [&]() -> absl::Status {
+    for (int i = 0; i < config.num_layers; ++i) {
+      for (const Product& product : layer) ISOBIT_RETURN_IF_ERROR(Launch(*ops, product));
+    }
+    for (int64_t row = 0; row < head_rows; row += chunk_rows) {
+      ISOBIT_RETURN_IF_ERROR(Launch(*ops, head));
+    }
+    return ops->Synchronize();
+  };
+  constexpr double kWarmSeconds = 1.0;
+  for (const Clock::time_point start = Clock::now(); SecondsSince(start) < kWarmSeconds;) {
+    ISOBIT_RETURN_IF_ERROR(pass());
+  }
+  const Clock::time_point start = Clock::now();
+  int passes = 0;
+  for (; SecondsSince(start) < kWarmSeconds; ++passes) ISOBIT_RETURN_IF_ERROR(pass());
+  return SecondsSince(start) / passes;
 }
 
 struct Result {
@@ -198,12 +222,12 @@ absl::Status BenchIn(const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> shard_counts,
                           Numbers("shards", absl::GetFlag(FLAGS_shards), 64));
-  constexpr int64_t kChunkRows = 1024;  // as isobit-scorer has it
+  const int64_t chunk_rows = absl::GetFlag(FLAGS_score_chunk_rows);
   const int64_t rank_tokens = absl::GetFlag(FLAGS_score_tokens);
   const int64_t most = *std::max_element(shard_counts.begin(), shard_counts.end());
   const int64_t tokens = rank_tokens * most * absl::GetFlag(FLAGS_score_passes);
   const int64_t head_rows = rank_tokens - rank_tokens / 4;
-  ISOBIT_ASSIGN_OR_RETURN(const double cublas, CublasSeconds(config, head_rows, kChunkRows));
+  ISOBIT_ASSIGN_OR_RETURN(const double cublas, CublasSeconds(config, head_rows, chunk_rows));
   const double cublas_rate = static_cast<double>(rank_tokens) / cublas;
   absl::PrintF("%s, %d layers, %d tokens a rank and pass, in sequences of %d\n",
                absl::GetFlag(FLAGS_score_model), config.num_layers, rank_tokens,
@@ -213,7 +237,7 @@ absl::Status BenchIn(const std::string& root) {
   std::vector<Result> results;
   for (const int64_t shards : shard_counts) {
     ISOBIT_ASSIGN_OR_RETURN(Result result,
-                            Run(config, root, static_cast<int>(shards), tokens, kChunkRows));
+                            Run(config, root, static_cast<int>(shards), tokens, chunk_rows));
     results.push_back(std::move(result));
     const double rate = results.back().tokens_per_second;
     absl::PrintF("        %.3f of cuBLAS, a GPU; %.2f times %d shard(s)%s\n",
