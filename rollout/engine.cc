@@ -90,7 +90,8 @@ void Engine::Loop() {
 
 bool Engine::WaitForWork() {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, next_expiry_, [this] {
+  const Clock::time_point expiry = next_expiry_;
+  changed_.wait_until(lock, expiry, [this] {
     // A pause or an update that waits for the last request to finish has waited long enough.
     return stopping_ || num_in_flight() > 0 || attention_ || !pauses_.empty() ||
            (update_ && update_->staged) || (!paused_ && scheduler_.HasWork());
