@@ -91,11 +91,7 @@ void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   if (backlog.tokens.empty()) ready_.push_back(sample);
   backlog_bytes_ += BytesOf(token);
   backlog.tokens.push_back(std::move(token));
-}
-
-void GenerateStream::Flush() {
-  const std::lock_guard lock(mutex_);
-  Write();
+  Flush();
   if (backlog_bytes_ <= max_backlog_bytes_ || done_) return;
   done_ = absl::ResourceExhaustedError(
       absl::StrCat("the reader is too slow: over ", max_backlog_bytes_, " bytes wait for it"));
@@ -123,22 +119,22 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty()) ready_.push_back(sample);
   backlog.complete = std::move(complete);
-  Write();
+  Flush();
 }
 
 void GenerateStream::OnDone(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
   if (!done_) done_ = status;
-  Write();
+  Flush();
 }
 
 void GenerateStream::OnWritable() {
   const std::lock_guard lock(mutex_);
   is_full_ = false;
-  Write();
+  Flush();
 }
 
-void GenerateStream::Write() {
+void GenerateStream::Flush() {
   while (!is_full_ && !ready_.empty()) {
     const uint32_t sample = ready_.front();
     switch (writer_->Write(NextMessage(sample))) {

@@ -37,7 +37,6 @@ class GenerateStream final : public RequestSink,
                                                         const absl::Status& error);
 
   void OnToken(uint32_t sample, SampledToken token) override;
-  void Flush() override;
   void OnSampleEnd(uint32_t sample, SampleEnd end) override;
   void OnDone(const absl::Status& status) override;
 
@@ -49,7 +48,7 @@ class GenerateStream final : public RequestSink,
 
   void CancelRequest();
   // Holds mutex_. Writes until the writer is full or nothing is left.
-  void Write();
+  void Flush();
   // Holds mutex_. The next message of a sample with a backlog, and what to do once it is written.
   v1::GenerateResponse NextMessage(uint32_t sample) const;
   void DropWritten(uint32_t sample);

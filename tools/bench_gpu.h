@@ -15,6 +15,7 @@ absl::Status BenchGemm();
 absl::Status BenchAttention();
 absl::Status BenchOps();
 absl::Status BenchAllReduce();
+absl::Status BenchDecode();
 absl::Status BenchScore();
 
 }  // namespace isobit::bench

@@ -13,6 +13,7 @@ absl::Status BenchGemm() { return CheckGpuSupport(); }
 absl::Status BenchAttention() { return CheckGpuSupport(); }
 absl::Status BenchOps() { return CheckGpuSupport(); }
 absl::Status BenchAllReduce() { return CheckGpuSupport(); }
+absl::Status BenchDecode() { return CheckGpuSupport(); }
 absl::Status BenchScore() { return CheckGpuSupport(); }
 
 }  // namespace isobit::bench

@@ -35,15 +35,9 @@ using testing_support::BitwiseEqual;
 using testing_support::StatusIs;
 using Stub = v1::RolloutService::Stub;
 
-// The parameter: the depth of the ranks.
-class RolloutServiceTest : public ServiceFixture, public testing::WithParamInterface<int> {
- protected:
-  RolloutServiceTest() { depth_ = GetParam(); }
-};
-INSTANTIATE_TEST_SUITE_P(Depth, RolloutServiceTest, testing::Values(1, 2),
-                         testing::PrintToStringParamName());
+class RolloutServiceTest : public ServiceFixture {};
 
-TEST_P(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
+TEST_F(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
   StartServer();
   v1::GenerateRequest request = MakeProto("mine");
   request.mutable_sampling()->set_logprobs(2);
@@ -73,7 +67,7 @@ TEST_P(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
       << "the server names requests that bring no name";
 }
 
-TEST_P(RolloutServiceTest, SendsTheEnginesBits) {
+TEST_F(RolloutServiceTest, SendsTheEnginesBits) {
   const SampleResult expected = EngineFixture::Generate(*MakeEngine(), MakeRequest("r"));
   StartServer();
   const Generated generated = Generate(MakeProto());
@@ -84,7 +78,7 @@ TEST_P(RolloutServiceTest, SendsTheEnginesBits) {
             expected.tokens);
 }
 
-TEST_P(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
+TEST_F(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
   StartServer();
   v1::GenerateRequest request;
   request.add_prompt_token_ids(3);
@@ -108,7 +102,7 @@ TEST_P(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
       << "zero is not unset";
 }
 
-TEST_P(RolloutServiceTest, StreamsEverySample) {
+TEST_F(RolloutServiceTest, StreamsEverySample) {
   StartServer();
   v1::GenerateRequest request = MakeProto();
   request.mutable_sampling()->set_n(5);
@@ -126,7 +120,7 @@ TEST_P(RolloutServiceTest, StreamsEverySample) {
 }
 
 // Field, value and bound of every bad input.
-TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
+TEST_F(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
   StartServer();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const struct {
@@ -185,7 +179,7 @@ TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
   ISOBIT_EXPECT_OK(Generate(MakeProto()).status) << "and lives on";
 }
 
-TEST_P(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
+TEST_F(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 10;
   options.scheduler.max_batch_tokens = 60;
@@ -201,7 +195,7 @@ TEST_P(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
   ISOBIT_EXPECT_OK(Generate(request).status);
 }
 
-TEST_P(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
+TEST_F(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
   StartServer(DefaultOptions(), /*load=*/false);
   EXPECT_THAT(Generate(MakeProto()).status, StatusIs(StatusCode::kUnavailable));
   v1::RolloutServerInfo info;
@@ -209,7 +203,7 @@ TEST_P(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
   EXPECT_FALSE(info.server().has_weight_version());
 }
 
-TEST_P(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
+TEST_F(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 1;
   options.max_waiting_requests = 1;
@@ -236,7 +230,7 @@ TEST_P(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
   ISOBIT_EXPECT_OK(generated.status);
 }
 
-TEST_P(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
+TEST_F(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
   StartServer();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, MakeLongProto("r"));
@@ -248,7 +242,7 @@ TEST_P(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
   });
 }
 
-TEST_P(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
+TEST_F(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
   StartServer();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
@@ -268,7 +262,7 @@ TEST_P(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
   AwaitLoad([](const auto& load) { return load.num_used_pages() == 0; });
 }
 
-TEST_P(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
+TEST_F(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
   StartServer();
   v1::PauseGenerationResponse paused;
   ISOBIT_ASSERT_OK(Call(&Stub::PauseGeneration, *stub_, v1::PauseGenerationRequest(), paused));
@@ -281,7 +275,7 @@ TEST_P(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
   EXPECT_EQ(generated.complete.at(0).num_completion_tokens(), 0u);
 }
 
-TEST_P(RolloutServiceTest, AbortReturnsWhatThereIs) {
+TEST_F(RolloutServiceTest, AbortReturnsWhatThereIs) {
   StartServer();
   grpc::ClientContext context;
   v1::GenerateRequest request = MakeLongProto("r");
@@ -314,7 +308,7 @@ TEST_P(RolloutServiceTest, AbortReturnsWhatThereIs) {
   ISOBIT_EXPECT_OK(Call(&Stub::Abort, *stub_, abort, aborted));
 }
 
-TEST_P(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
+TEST_F(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
   StartServer();
   v1::UpdateWeightsRequest update;
   update.set_model_path("v2");
@@ -356,7 +350,7 @@ TEST_P(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
               StatusIs(StatusCode::kInvalidArgument, HasSubstr("mode")));
 }
 
-TEST_P(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
+TEST_F(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
   testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
   weights.tensors["model.embed_tokens.weight"][15 * 40] = 0x7f80;  // token 15 is infinite
   testing_support::WriteModel(config_, weights, root_.File("v1"));
@@ -366,7 +360,7 @@ TEST_P(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
   EXPECT_TRUE(generated.tokens.empty());
 }
 
-TEST_P(RolloutServiceTest, DescribesItself) {
+TEST_F(RolloutServiceTest, DescribesItself) {
   StartServer();
   v1::RolloutServerInfo info;
   ISOBIT_ASSERT_OK(Call(&Stub::GetServerInfo, *stub_, v1::GetServerInfoRequest(), info));
@@ -405,7 +399,7 @@ v1::GenerateRequest Bulky(v1::GenerateRequest request) {
   return request;
 }
 
-TEST_P(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
+TEST_F(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
   StartServer(options);
@@ -427,7 +421,7 @@ TEST_P(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
   EXPECT_LT(slow.num_messages, 16u * 100 / 2);
 }
 
-TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
+TEST_F(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
   StartServer(options, /*load=*/true, /*max_backlog_bytes=*/64 << 10);
@@ -444,7 +438,7 @@ TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
 
 // Requests that come, go and are cancelled from several threads, with fixed seeds: in the end
 // nothing is left, and who read to the end got the bits of an undisturbed run.
-TEST_P(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
+TEST_F(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 40;  // some are preempted
   StartServer(options);

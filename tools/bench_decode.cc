@@ -1,0 +1,301 @@
+// isobit-bench decode: the rollout engine's ranks without requests around them: the time of a
+// decode step by batch size, mode and parallel size, what the step is made of, and the rate of
+// prefill. A model with random weights; every step feeds the next on the GPU, as in the engine.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/config/numerics_mode.h"
+#include "kernels/cuda/cuda_executor.h"
+#include "kernels/model/load_format.h"
+#include "rollout/model_runner.h"
+#include "rollout/weight_stage.h"
+#include "tools/bench_gpu.h"
+#include "tools/bench_report.h"
+#include "tools/kernel_trace.h"
+#include "tools/model_shapes.h"
+#include "tools/random_model.h"
+
+ABSL_FLAG(std::string, decode_model, "qwen3-8b", "decode: a model shape, by isobit-model's name");
+ABSL_FLAG(int, decode_layers, 0, "decode: its layers, to save time; 0: all");
+ABSL_FLAG(int, decode_tp, 4, "decode: tensor-parallel size, one GPU each");
+ABSL_FLAG(std::vector<std::string>, decode_modes, std::vector<std::string>({"tree", "vanilla"}),
+          "decode: numerics modes, the last of which the others are compared with");
+ABSL_FLAG(std::vector<std::string>, decode_batch, std::vector<std::string>({"1", "64"}),
+          "decode: sequences of a step");
+ABSL_FLAG(int64_t, decode_context, 1024, "decode: tokens of each sequence before the first step");
+ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
+ABSL_FLAG(bool, decode_kernels, false, "decode: print every kernel's share, not only the classes'");
+
+namespace isobit::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kPageSize = 16;
+constexpr int64_t kPrefillRows = 8192;  // of a step
+constexpr int kTracedSteps = 20;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What a kernel is for, by its name.
+enum Class { kGemm, kAllReduce, kAttention, kSampling, kRows, kClasses };
+constexpr const char* kClassNames[] = {"GEMM", "all-reduce", "attention", "sampling", "other"};
+
+Class ClassOf(const std::string& name) {
+  const auto has = [&name](const char* part) { return absl::StrContains(name, part); };
+  if (has("AllReduce") || has("Barrier") || has("nccl") || has("Shot")) return kAllReduce;
+  if (has("LogProb") || has("Plain") || has("GatherRows") || has("GatherDraws") || has("Ranked") ||
+      has("FeedIds")) {
+    return kSampling;
+  }
+  if (has("Linear") || has("tile::") || has("nvjet") || has("gemm") || has("cutlass") ||
+      has("cublas") || has("splitK")) {
+    return kGemm;
+  }
+  if (has("Attention") || has("Decode") || has("Prefill") || has("Fold")) return kAttention;
+  return kRows;
+}
+
+// Sequences of `context` tokens and then one more a step, in pages of their own.
+class Load {
+ public:
+  Load(const ModelConfig& config, int64_t batch, int64_t context, int64_t steps)
+      : batch_(batch), context_(context) {
+    const int64_t pages = (context + steps + kPageSize) / kPageSize;
+    std::mt19937 random(5);
+    for (int64_t s = 0; s < batch; ++s) {
+      pages_.emplace_back(static_cast<size_t>(pages));
+      std::iota(pages_.back().begin(), pages_.back().end(), static_cast<int32_t>(s * pages));
+      for (int64_t i = 0; i < context; ++i) {
+        prompt_.push_back(
+            static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab_size)));
+      }
+    }
+  }
+
+  // Whole sequences, as many as kPrefillRows hold, from `first` on.
+  ModelStep Prefill(int64_t first) const {
+    ModelStep step;
+    for (int64_t s = first; s < batch_ && (s - first + 1) * context_ <= kPrefillRows; ++s) {
+      Append(step, s, 0, context_);
+      const auto begin = prompt_.begin() + s * context_;
+      step.batch.ids.insert(step.batch.ids.end(), begin, begin + context_);
+    }
+    return step;
+  }
+
+  ModelStep Decode(int64_t number) const {
+    ModelStep step;
+    for (int64_t s = 0; s < batch_; ++s) Append(step, s, context_ + number, 1);
+    step.batch.ids.assign(static_cast<size_t>(batch_), 1);
+    if (number > 0) {
+      step.feeds.resize(static_cast<size_t>(batch_));
+      std::iota(step.feeds.begin(), step.feeds.end(), 0);
+    }
+    return step;
+  }
+
+ private:
+  void Append(ModelStep& step, int64_t s, int64_t position, int64_t rows) const {
+    const int64_t first = step.batch.sequences.empty() ? 0
+                                                       : step.batch.sequences.back().first_row +
+                                                             step.batch.sequences.back().num_rows;
+    step.batch.sequences.push_back({.first_row = first,
+                                    .num_rows = rows,
+                                    .first_position = position,
+                                    .pages = pages_[static_cast<size_t>(s)].data()});
+    LogProbRow row;
+    row.sampling.seed = static_cast<uint64_t>(s);
+    row.sampling.position = static_cast<uint32_t>(position + rows);
+    step.rows.push_back(row);
+  }
+
+  const int64_t batch_;
+  const int64_t context_;
+  std::vector<std::vector<int32_t>> pages_;
+  std::vector<int32_t> prompt_;
+};
+
+// Steps [first, last), each launched before the one before it is collected. Seconds.
+absl::StatusOr<double> RunDecode(ModelRunner& runner, const Load& load, int64_t first,
+                                 int64_t last) {
+  const Clock::time_point start = Clock::now();
+  ModelStep before = load.Decode(first);
+  ISOBIT_RETURN_IF_ERROR(runner.Launch(before));
+  for (int64_t i = first + 1; i < last; ++i) {
+    ModelStep step = load.Decode(i);
+    ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
+    ISOBIT_RETURN_IF_ERROR(runner.Collect(before));
+    before = std::move(step);
+  }
+  ISOBIT_RETURN_IF_ERROR(runner.Collect(before));
+  return SecondsSince(start);
+}
+
+absl::StatusOr<double> RunPrefill(ModelRunner& runner, const Load& load, int64_t batch) {
+  const Clock::time_point start = Clock::now();
+  for (int64_t first = 0; first < batch;) {
+    ModelStep step = load.Prefill(first);
+    first += static_cast<int64_t>(step.rows.size());
+    ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
+    ISOBIT_RETURN_IF_ERROR(runner.Collect(step));
+  }
+  return SecondsSince(start);
+}
+
+// Of the first device: us a step by class, and idle, when no kernel ran.
+void PrintShares(const std::vector<KernelRecord>& records) {
+  std::array<double, kClasses> us = {};
+  std::vector<std::pair<double, std::string>> kernels;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t idle = 0;
+  for (const KernelRecord& record : records) {
+    if (record.device != 0) continue;
+    if (begin == 0) begin = end = record.start_ns;
+    if (record.start_ns > end) idle += record.start_ns - end;
+    // Only the part that no kernel before it was running: dependents start early, and wait.
+    const uint64_t from = std::max(record.start_ns, end);
+    const double alone = record.end_ns > from ? static_cast<double>(record.end_ns - from) / 1e3 : 0;
+    us[ClassOf(record.name)] += alone;
+    const auto it = std::find_if(kernels.begin(), kernels.end(),
+                                 [&](const auto& k) { return k.second == record.name; });
+    if (it == kernels.end()) {
+      kernels.emplace_back(alone, record.name);
+    } else {
+      it->first += alone;
+    }
+    end = std::max(end, record.end_ns);
+  }
+  const double total = static_cast<double>(end - begin) / 1e3;
+  absl::PrintF("        traced %.0f us a step:", total / kTracedSteps);
+  for (int c = 0; c < kClasses; ++c) {
+    absl::PrintF(" %s %.0f (%.1f%%),", kClassNames[c], us[static_cast<size_t>(c)] / kTracedSteps,
+                 100 * us[static_cast<size_t>(c)] / total);
+  }
+  absl::PrintF(" idle %.0f (%.1f%%)\n", static_cast<double>(idle) / 1e3 / kTracedSteps,
+               100 * static_cast<double>(idle) / 1e3 / total);
+  if (!absl::GetFlag(FLAGS_decode_kernels)) return;
+  std::sort(kernels.rbegin(), kernels.rend());
+  for (const auto& [time, name] : kernels) {
+    absl::PrintF("        %8.1f us  %-10s %s\n", time / kTracedSteps, kClassNames[ClassOf(name)],
+                 name.substr(0, 150));
+  }
+}
+
+struct Times {
+  double step_us = 0;
+  double prefill_rate = 0;  // tokens/s
+};
+
+absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config, int64_t batch) {
+  const int64_t context = absl::GetFlag(FLAGS_decode_context);
+  const int64_t steps = absl::GetFlag(FLAGS_decode_steps);
+  constexpr int64_t kWarmUp = 10;
+  const Load load(config, batch, context, kWarmUp + steps + kTracedSteps + 1);
+  ISOBIT_RETURN_IF_ERROR(RunPrefill(runner, load, batch).status());
+  ISOBIT_ASSIGN_OR_RETURN(const double prefill, RunPrefill(runner, load, batch));
+  ISOBIT_RETURN_IF_ERROR(RunDecode(runner, load, 0, kWarmUp).status());
+  ISOBIT_ASSIGN_OR_RETURN(const double seconds, RunDecode(runner, load, kWarmUp, kWarmUp + steps));
+  ISOBIT_RETURN_IF_ERROR(StartKernelTrace());
+  ISOBIT_RETURN_IF_ERROR(
+      RunDecode(runner, load, kWarmUp + steps, kWarmUp + steps + kTracedSteps).status());
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<KernelRecord> records, StopKernelTrace());
+  const Times times = {.step_us = seconds * 1e6 / static_cast<double>(steps),
+                       .prefill_rate = static_cast<double>(batch * context) / prefill};
+  absl::PrintF("%6d  %9.1f  %16.0f\n", batch, times.step_us, times.prefill_rate);
+  PrintShares(records);
+  return times;
+}
+
+absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const ModelConfig& config,
+                                             const std::string& mode_name,
+                                             const std::vector<int64_t>& batches) {
+  ISOBIT_ASSIGN_OR_RETURN(const NumericsMode mode, ParseNumericsMode(mode_name));
+  const int tp_size = absl::GetFlag(FLAGS_decode_tp);
+  const int64_t most = *std::max_element(batches.begin(), batches.end());
+  const int64_t positions =
+      absl::GetFlag(FLAGS_decode_context) + absl::GetFlag(FLAGS_decode_steps) + 64;
+  std::vector<int> devices(static_cast<size_t>(tp_size));
+  std::iota(devices.begin(), devices.end(), 0);
+  const int64_t pages = most * ((positions + kPageSize) / kPageSize + 1);
+  ISOBIT_ASSIGN_OR_RETURN(const auto runner,
+                          ModelRunner::Create(config,
+                                              {.tensor_parallel_size = tp_size,
+                                               .mode = mode,
+                                               .page_size = kPageSize,
+                                               .num_pages = static_cast<int32_t>(pages),
+                                               .max_positions = positions,
+                                               .make_rank = MakeCudaRank({.devices = devices})},
+                                              most, std::max(kPrefillRows, most)));
+  const Clock::time_point load = Clock::now();
+  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights,
+                          StageWeights(LoadFormat::kDummy, root, "model", "", config, {}, *runner));
+  ISOBIT_RETURN_IF_ERROR(runner->Serve(std::move(weights.weights)).status());
+  absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
+               tp_size, SecondsSince(load));
+  std::vector<Times> times;
+  for (const int64_t batch : batches) {
+    ISOBIT_ASSIGN_OR_RETURN(const Times t, BenchBatch(*runner, config, batch));
+    times.push_back(t);
+  }
+  return times;
+}
+
+absl::Status BenchIn(const std::string& root) {
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_decode_model)));
+  if (const int layers = absl::GetFlag(FLAGS_decode_layers); layers > 0) {
+    config.num_layers = layers;
+    config.layer_windows.clear();
+  }
+  ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
+                          Numbers("decode_batch", absl::GetFlag(FLAGS_decode_batch), 4096));
+  absl::PrintF("%s, %d layers, context %d\n", absl::GetFlag(FLAGS_decode_model), config.num_layers,
+               absl::GetFlag(FLAGS_decode_context));
+  const std::vector<std::string> modes = absl::GetFlag(FLAGS_decode_modes);
+  std::vector<std::vector<Times>> times;
+  for (const std::string& mode : modes) {
+    ISOBIT_ASSIGN_OR_RETURN(auto of_mode, BenchMode(root, config, mode, batches));
+    times.push_back(std::move(of_mode));
+  }
+  for (size_t m = 0; m + 1 < modes.size(); ++m) {
+    for (size_t b = 0; b < batches.size(); ++b) {
+      absl::PrintF("%s to %s, batch %d: %.3f of its step time, %.3f of its prefill time\n",
+                   modes[m], modes.back(), batches[b],
+                   times[m][b].step_us / times.back()[b].step_us,
+                   times.back()[b].prefill_rate / times[m][b].prefill_rate);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BenchDecode() {
+  const std::filesystem::path root =
+      std::filesystem::temp_directory_path() / absl::StrCat("isobit-bench-", getpid());
+  const absl::Status status = BenchIn(root.string());
+  std::error_code ignored;
+  std::filesystem::remove_all(root, ignored);
+  return status;
+}
+
+}  // namespace isobit::bench
