@@ -107,9 +107,10 @@ class Operands {
   absl::Status NcclAndNorm(int64_t rows, int64_t i, absl::Span<const cuda::Stream> streams) {
     ISOBIT_RETURN_IF_ERROR(Nccl(rows, i, streams));
     return team_.Each([&](int r) {
-      RmsNormArgs norm = Norm(r, rows);
-      norm.sum = reinterpret_cast<const float*>(ranks_[static_cast<size_t>(r)].partial[0].get());
-      return cuda::LaunchRmsNorm(norm, streams[static_cast<size_t>(r)]);
+      const auto i_of_rank = static_cast<size_t>(r);
+      return cuda::LaunchRmsNormOfBf16Sum(
+          Norm(r, rows), reinterpret_cast<const Bf16*>(ranks_[i_of_rank].sum.get()),
+          streams[i_of_rank]);
     });
   }
 

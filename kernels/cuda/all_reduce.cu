@@ -77,6 +77,7 @@ struct AllReduceState {
     if (reports != nullptr) cudaFreeHost(reports);
   }
 
+  bool alone() const { return group.most_ranks_on_a_device() == 1; }
   absl::Status AllocateMemory();
   absl::Status PlanSchedules();
 
@@ -89,19 +90,17 @@ struct AllReduceState {
 };
 
 absl::Status AllReduceState::AllocateMemory() {
-  for (const Plan& plan : plans) {
-    // The largest mailbox of a schedule is that of its last row.
-    for (int64_t rows = 1; rows <= options.max_rows; ++rows) {
-      if (ChooseAllReduce(rows, options.hidden, group.size()) != plan.schedule) continue;
-      const int64_t bytes = MailboxBytes(plan.schedule, rows, options.hidden, group.size());
-      mailbox_bytes = std::max(mailbox_bytes, static_cast<size_t>(bytes));
-    }
+  for (int64_t rows = 1; rows <= options.max_rows; ++rows) {
+    const AllReduceSchedule schedule = ChooseAllReduce(rows, options.hidden, group.size());
+    const int64_t bytes = MailboxBytes(schedule, rows, options.hidden, group.size());
+    mailbox_bytes = std::max(mailbox_bytes, static_cast<size_t>(bytes));
   }
   mailbox_bytes = (mailbox_bytes + 255) / 256 * 256;
   ISOBIT_ASSIGN_OR_RETURN(memory, group.Allocate(sizeof(RankControl) + 2 * mailbox_bytes, 0xff));
   for (int r = 0; r < group.size(); ++r) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemset(memory.of_rank(r), 0, sizeof(RankControl)));
   }
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the ranks' streams do not wait for it
   const size_t bytes = static_cast<size_t>(group.size()) * sizeof(uint32_t);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&reports), bytes,
                                             cudaHostAllocPortable | cudaHostAllocMapped));
@@ -116,8 +115,7 @@ absl::Status AllReduceState::PlanSchedules() {
     if (std::ranges::none_of(plans, same)) plans.push_back({schedule, INT64_MAX});
   }
   // Ranks that share a device leave room for each other, and for what else their streams run.
-  const int sharers = group.most_ranks_on_a_device();
-  const int share = sharers == 1 ? 1 : 2 * sharers;
+  const int share = alone() ? 1 : 2 * group.most_ranks_on_a_device();
   for (int r = 0; r < group.size(); ++r) {
     ISOBIT_ASSIGN_OR_RETURN(const DeviceInfo info, GetDeviceInfo(group.device(r)));
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(group.device(r)));
@@ -137,10 +135,12 @@ absl::Status AllReduceState::PlanSchedules() {
 
 absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Create(
     const PeerGroup& group, const AllReduceOptions& options) {
-  if (options.hidden < 1 || options.hidden > kMaxAllReduceHidden || options.max_rows < 1) {
+  constexpr int64_t kMostRows = 32768;  // whose places in a mailbox 32 bits count
+  if (options.hidden < 1 || options.hidden > kMaxAllReduceHidden || options.max_rows < 1 ||
+      options.max_rows > kMostRows) {
     return absl::InvalidArgumentError(
         absl::StrCat("an all-reduce of up to ", options.max_rows, " rows of ", options.hidden,
-                     " columns: expected at least one row of 1 to ", kMaxAllReduceHidden));
+                     " columns: expected 1 to ", kMostRows, " rows of 1 to ", kMaxAllReduceHidden));
   }
   if (options.timeout <= absl::ZeroDuration() || options.timeout > absl::Minutes(10)) {
     return absl::InvalidArgumentError(absl::StrCat("an all-reduce that waits ",
@@ -194,7 +194,7 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
                         .partial = partial + begin * norm.hidden,
                         .norm = norm,
                         .hops = state.options.mode == NumericsMode::kBatchInvariant,
-                        .release = state.options.release};
+                        .alone = state.alone()};
     job.quads = static_cast<int>((norm.hidden + kQuad - 1) / kQuad);
     job.pieces = (job.quads + kWarp - 1) / kWarp;
     job.norm.residual += begin * norm.hidden;
@@ -220,7 +220,8 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
 
 absl::Status PeerAllReduce::Barrier(const Stream& stream) {
   if (state_->group.size() == 1) return absl::OkStatus();
-  return Launch(BarrierKernel, {.blocks = dim3(1), .threads = dim3(32)}, stream, Group());
+  return Launch(BarrierKernel, {.blocks = dim3(1), .threads = dim3(kWarp)}, stream, Group(),
+                state_->alone());
 }
 
 absl::Status PeerAllReduce::Check() const {

@@ -6,14 +6,12 @@
 
 #include <cstdint>
 
-#include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/rank_meeting.cuh"
-#include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/row_quads.cuh"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
@@ -28,11 +26,10 @@ struct AllReduceJob {
   int cluster;   // blocks
   int clusters;  // that take rows; one more comes before them
   bool hops;     // add in rank order with bf16 between (vanilla.h), not in tree order
-  int release;   // XXX 0 top, 1 after wait, 2 end
+  bool alone;    // no other rank has this GPU
 };
 
 inline constexpr int kWarp = 32;
-inline constexpr int kQuad = 4;            // columns
 inline constexpr int kMaxChunkSums = 128;  // of 32 quads each
 inline constexpr uint32_t kEmpty = ~0u;    // a word of a mailbox that nobody has written
 inline constexpr uint32_t kAnyNan = 0x7fffffffu;
@@ -47,76 +44,6 @@ __device__ __forceinline__ uint32_t Sendable(uint32_t v) {
   return (v & 0x7fffffffu) > 0x7f800000u ? kAnyNan : v;
 }
 
-// Four columns of a row, +0 beyond its end. kAligned: the row is whole quads, at multiples of 16
-// bytes.
-template <bool kAligned>
-__device__ __forceinline__ uint4 LoadFloatQuad(const float* x, int left) {
-  if constexpr (kAligned) return *reinterpret_cast<const uint4*>(x);
-  return {contract::BitsOf(x[0]), left > 1 ? contract::BitsOf(x[1]) : 0u,
-          left > 2 ? contract::BitsOf(x[2]) : 0u, left > 3 ? contract::BitsOf(x[3]) : 0u};
-}
-template <bool kAligned>
-__device__ __forceinline__ uint2 LoadBf16Quad(const Bf16* x, int left) {
-  if constexpr (kAligned) return *reinterpret_cast<const uint2*>(x);
-  const auto at = [&](int i) { return left > i ? static_cast<uint32_t>(x[i]) : 0u; };
-  return {at(0) | at(1) << 16, at(2) | at(3) << 16};
-}
-template <bool kAligned>
-__device__ __forceinline__ void StoreBf16Quad(Bf16* x, uint2 v, int left) {
-  if constexpr (kAligned) {
-    *reinterpret_cast<uint2*>(x) = v;
-  } else {
-    x[0] = static_cast<Bf16>(v.x);
-    if (left > 1) x[1] = static_cast<Bf16>(v.x >> 16);
-    if (left > 2) x[2] = static_cast<Bf16>(v.y);
-    if (left > 3) x[3] = static_cast<Bf16>(v.y >> 16);
-  }
-}
-
-// contract::AddResidual of the sum of one column's partials, all before the last rounding.
-template <int kRanks>
-__device__ __forceinline__ float DeltaOf(const uint32_t (&partials)[kRanks], float bias,
-                                         bool hops) {
-  float values[kRanks];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r) values[r] = contract::FromBits(partials[r]);
-  const float sum = hops ? contract::HopSum(values, kRanks, 0) : contract::TreeOf(values, kRanks);
-  return contract::Add(sum, bias);
-}
-
-// contract::AddResidual of four columns.
-template <int kRanks>
-__device__ __forceinline__ uint2 AddPartials(uint2 residual, const uint4 (&partials)[kRanks],
-                                             float4 bias, bool hops) {
-  uint32_t x[kRanks], y[kRanks], z[kRanks], w[kRanks];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r) {
-    x[r] = partials[r].x, y[r] = partials[r].y, z[r] = partials[r].z, w[r] = partials[r].w;
-  }
-  const uint32_t low = PackBf16(DeltaOf(x, bias.x, hops), DeltaOf(y, bias.y, hops));
-  const uint32_t high = PackBf16(DeltaOf(z, bias.z, hops), DeltaOf(w, bias.w, hops));
-  return {PackBf16(contract::Add(LowOf(residual.x), LowOf(low)),
-                   contract::Add(HighOf(residual.x), HighOf(low))),
-          PackBf16(contract::Add(LowOf(residual.y), LowOf(high)),
-                   contract::Add(HighOf(residual.y), HighOf(high)))};
-}
-
-// The leaf of the row's tree of squares (C5).
-__device__ __forceinline__ float SumOfSquares(uint2 h) {
-  static_assert(contract::kNormLeaf == kQuad);
-  float leaf = contract::Mul(LowOf(h.x), LowOf(h.x));
-  leaf = contract::Fma(HighOf(h.x), HighOf(h.x), leaf);
-  leaf = contract::Fma(LowOf(h.y), LowOf(h.y), leaf);
-  return contract::Fma(HighOf(h.y), HighOf(h.y), leaf);
-}
-
-__device__ __forceinline__ uint32_t NormalisePair(uint32_t x, float inverse_rms, uint32_t weight) {
-  const uint32_t unit =
-      PackBf16(contract::Mul(LowOf(x), inverse_rms), contract::Mul(HighOf(x), inverse_rms));
-  return PackBf16(contract::Mul(LowOf(weight), LowOf(unit)),
-                  contract::Mul(HighOf(weight), HighOf(unit)));
-}
-
 // A block's part of the rows that its cluster computes. Rows, columns and quads are counted in 32
 // bits: registers are few.
 template <int kRanks, int kChunks, bool kAligned>
@@ -129,7 +56,7 @@ class RowPart {
       : job_(job),
         sums_(sums),
         first_(static_cast<int>(BlockInCluster() * kChunks * blockDim.x + threadIdx.x)) {
-    const int written = job_.cluster * kChunks * static_cast<int>(blockDim.x) / 32;
+    const int written = job_.cluster * kChunks * static_cast<int>(blockDim.x) / kWarp;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * kMaxChunkSums;
          i += static_cast<int>(blockDim.x)) {
       if (i % kMaxChunkSums >= written) reinterpret_cast<float*>(sums_)[i] = 0.0f;
@@ -232,14 +159,14 @@ class RowPart {
 
   // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 in turn.
   __device__ void Finish(int row, const uint2 (&h)[kChunks], int turn) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       if (active(j)) {
         StoreBf16Quad<kAligned>(job_.norm.residual + Element(row, j), h[j], left(j));
       }
       const float sum = TreeOfLanes(active(j) ? SumOfSquares(h[j]) : 0.0f);
-      float* const to = reinterpret_cast<float*>(sums_[turn]) + quad(j) / 32;
+      float* const to = reinterpret_cast<float*>(sums_[turn]) + quad(j) / kWarp;
       if (job_.cluster == 1) {
         if (lane == 0) *to = sum;
       } else if (lane < job_.cluster) {
@@ -296,33 +223,39 @@ class RowPart {
   uint2 weight_[kChunks];
 };
 
-// The part of the kernel of every operation that meets the peers, off the way of the data.
-__device__ __forceinline__ void MeetPeers(const RankGroup& group, int release) {
-  if (release == 0) ReleaseSuccessor();
+// The blocks that meet the peers in every operation, off the way of the data.
+__device__ __forceinline__ void MeetPeers(const RankGroup& group) {
   WaitForPredecessor();
-  if (release == 1) ReleaseSuccessor();
+  if (blockIdx.x == 0) AnnounceOperation(group);
   Operation operation(group);
   operation.TakeTicket();
-  if (blockIdx.x == 0) operation.Meet();
-  if (release == 2) ReleaseSuccessor();
+  if (blockIdx.x == 0) operation.AwaitPeers();
   operation.End();
 }
 
-inline __global__ void __launch_bounds__(32)
-    BarrierKernel(const __grid_constant__ RankGroup group) {
-  MeetPeers(group, 2);
+// What follows in a step is a linear layer, which fetches its weights while this kernel waits for
+// the peers: 2 us less for each sum of a decode step than with a release at the end
+// (row_kernels.h). But its blocks would keep those of another rank, for which this one waits, from
+// a shared GPU.
+__device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
+  if (early) ReleaseSuccessor();
+}
+
+inline __global__ void __launch_bounds__(kWarp)
+    BarrierKernel(const __grid_constant__ RankGroup group, bool alone) {
+  ReleaseSuccessorIf(alone);
+  MeetPeers(group);
 }
 
 template <int kRanks, bool kAligned>
 __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
   using Part = RowPart<kRanks, 1, kAligned>;
   __shared__ typename Part::Sums sums;
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, job.release);
-  if (job.release == 0) ReleaseSuccessor();
+  ReleaseSuccessorIf(job.alone);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group);
   ArriveCluster();
   Part part(job, sums);
   WaitForPredecessor();
-  if (job.release == 1) ReleaseSuccessor();
   Operation operation(job.group);
   part.Choose(operation);
   const int rank = job.group.rank;
@@ -348,7 +281,6 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
     part.Finish(row, h, turn);
     part.Empty(row);
   }
-  if (job.release == 2) ReleaseSuccessor();
   operation.End();
 }
 
@@ -359,12 +291,11 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     TwoShotKernel(const __grid_constant__ AllReduceJob job) {
   using Part = RowPart<kRanks, kChunks, kAligned>;
   __shared__ typename Part::Sums sums;
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, job.release);
-  if (job.release == 0) ReleaseSuccessor();
+  ReleaseSuccessorIf(job.alone);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group);
   ArriveCluster();
   Part part(job, sums);
   WaitForPredecessor();
-  if (job.release == 1) ReleaseSuccessor();
   Operation operation(job.group);
   part.Choose(operation);
   const int rank = job.group.rank;
@@ -416,7 +347,6 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     }
     part.Finish(row, h, turn);
   }
-  if (job.release == 2) ReleaseSuccessor();
   operation.End();
 }
 

@@ -13,11 +13,11 @@
 // k before all have begun it: so who writes in operation k+2 writes where its peers have emptied,
 // in operation k, what they read there.
 //
-// A peer that does not come, for `timeout`, ends the wait of all ranks: see Check. Ranks may share a
-// GPU (to test more ranks than there are GPUs), but then no rank may, between its operations, need
-// the GPU to come to rest: another waits there for this one. Loading a kernel at its first launch
-// does (CUDA_MODULE_LOADING=EAGER loads all at start), and so do cudaFree and streams that share a
-// hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=32).
+// A peer that does not come, for `timeout`, ends the wait of all ranks: see Check. Ranks may share
+// a GPU (to test more ranks than there are GPUs), but then no rank may, between its operations,
+// need the GPU to come to rest: another waits there for this one. Loading a kernel at its first
+// launch does (CUDA_MODULE_LOADING=EAGER loads all at start), and so do cudaFree and streams that
+// share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=32).
 #ifndef ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_CUDA_ALL_REDUCE_H_
 
@@ -37,12 +37,12 @@
 namespace isobit::cuda {
 
 struct AllReduceOptions {
-  int64_t hidden = 0;       // columns of a row, 1 .. kMaxAllReduceHidden
-  int64_t max_rows = 2048;  // of one kernel; more rows are several. A rank's GPU holds about 12
-                            // bytes x hidden x max_rows of mailboxes
+  int64_t hidden = 0;  // columns of a row, 1 .. kMaxAllReduceHidden
+  // Of one kernel, up to 32768; more rows are several kernels, which costs 6 % at twice as many. A
+  // rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
+  int64_t max_rows = 4096;
   NumericsMode mode = NumericsMode::kTree;    // or kBatchInvariant; kVanilla's ring is NCCL's
   absl::Duration timeout = absl::Seconds(2);  // how long a kernel waits for a peer
-  int release = 2;                            // XXX to be measured: 0 top, 1 after the wait, 2 end
 };
 
 struct AllReduceState;  // all_reduce.cu

@@ -17,7 +17,7 @@ struct alignas(256) RankControl {
   uint32_t ended;             // operations that this rank has ended; it alone writes it
   uint32_t failed;            // a failure word, or 0; any rank writes it
   uint32_t tickets;           // blocks that have begun the present operation
-  uint32_t begun[kMaxRanks];  // [q]: operations that rank q has begun; q writes it
+  uint32_t begun[kMaxRanks];  // [q]: operations that rank q has begun; q adds to it
 };
 
 // A failure word: this bit, the number of the rank that gave up, and a bit for each rank that had
@@ -66,10 +66,8 @@ class Operation {
     }
   }
 
-  // Tells every peer that this rank has begun, with all that it wrote before, and returns when
-  // every peer has. For the first threads of one block; formally, this is what orders the
-  // operations of different ranks.
-  __device__ void Meet() const;
+  // Returns when every peer has announced this operation. For the first threads of a block.
+  __device__ void AwaitPeers() const;
 
  private:
   friend class Wait;
@@ -124,13 +122,21 @@ class Wait {
   uint32_t began_ = 0;  // in ticks
 };
 
-__device__ inline void Operation::Meet() const {
+__device__ inline void Operation::AwaitPeers() const {
   const int q = static_cast<int>(threadIdx.x);
   if (q >= group_.size || q == group_.rank) return;
-  StoreRelease(&group_.control(q)->begun[group_.rank], number_ + 1);
   Wait wait(*this);
   while (!Begun(q) && wait.Again()) {
   }
+}
+
+// Tells every peer that this rank has begun its next operation, with all that it wrote before. For
+// the first threads of one block, once; together with AwaitPeers, this is what formally orders the
+// operations of different ranks.
+__device__ __forceinline__ void AnnounceOperation(const RankGroup& group) {
+  const int q = static_cast<int>(threadIdx.x);
+  if (q >= group.size || q == group.rank) return;
+  AddRelease(&group.control(q)->begun[group.rank], 1);
 }
 
 }  // namespace isobit::cuda

@@ -47,8 +47,8 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* from) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
-__device__ __forceinline__ void StoreRelease(uint32_t* to, uint32_t v) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+__device__ __forceinline__ void AddRelease(uint32_t* to, uint32_t v) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
 
 // Nanoseconds, in steps of up to a microsecond.

@@ -200,7 +200,8 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
   for (const int size : {2, 4, 8}) {
     for (const std::vector<int>& devices : Placements(size)) {
       for (const int64_t hidden : {64, 99, 100, 576, 1024, 2048, 4096, 5120, 16384}) {
-        Ranks ranks(devices, {.hidden = hidden, .max_rows = 600, .timeout = absl::Seconds(5)});
+        const int64_t max_rows = hidden == 64 || hidden == 1024 ? 4096 : 600;
+        Ranks ranks(devices, {.hidden = hidden, .max_rows = max_rows, .timeout = absl::Seconds(5)});
         for (const int64_t rows : {1, 3, 16, 1, 64, 100, 256, 2, 1024, 4099, 33}) {
           if (HasFailure()) return;
           if (rows * hidden * size > Scaled(40'000'000)) continue;
@@ -400,7 +401,8 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int
 // host, ranks come late by turns, and the kernel before an all-reduce lets it start at once.
 TEST_F(AllReduceTest, ReplaysWithDelays) {
   constexpr int64_t kHidden = 1536;
-  const std::vector<int64_t> rows = {100, 3, 256, 1, 64, 17, 300, 16, 130, 2, 40};
+  const std::vector<int64_t> rows = {100, 3, 256, 1, 64, 17, 300, 16, 2100, 2, 40};
+  const int64_t most = std::ranges::max(rows) * kHidden;
   const int replays = Scaled(60);
   const int64_t steps = replays * static_cast<int64_t>(rows.size());
   int64_t compared = 0;
@@ -410,11 +412,11 @@ TEST_F(AllReduceTest, ReplaysWithDelays) {
       for (const bool dependent : {false, true}) {
         SCOPED_TRACE(
             absl::StrCat("devices ", absl::StrJoin(devices, ","), dependent ? ", PDL" : ""));
-        Ranks ranks(devices, {.hidden = kHidden, .max_rows = 270, .timeout = absl::Seconds(5)});
+        Ranks ranks(devices, {.hidden = kHidden, .max_rows = 2090, .timeout = absl::Seconds(5)});
         std::vector<std::unique_ptr<StepBuffers>> buffers;
         std::vector<std::unique_ptr<Graph>> graphs;
         ranks.Each([&](int r) {
-          buffers.push_back(std::make_unique<StepBuffers>(300 * kHidden, kHidden, steps));
+          buffers.push_back(std::make_unique<StepBuffers>(most, kHidden, steps));
           StepBuffers& b = *buffers.back();
           const Stream stream = {ranks.stream(r), dependent};
           graphs.push_back(std::make_unique<Graph>(stream.handle, [&] {
@@ -581,6 +583,7 @@ TEST_F(AllReduceTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal({.hidden = 0}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 16385}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .max_rows = 0}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal({.hidden = 64, .max_rows = 32769}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .mode = NumericsMode::kVanilla}),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .timeout = absl::ZeroDuration()}),
