@@ -211,7 +211,7 @@ class ContractTest(unittest.TestCase):
         }
         more_memory = {"total": 190.0, "own": 150.0}
         grown = {**rest, "host_mib": dict.fromkeys(soak.SERVICES, more_memory)}
-        self.experiment.arguments = Namespace(host_growth_mib=64, device_growth_mib=0)
+        self.experiment.arguments = Namespace(host_growth_mib=64, device_growth_mib=4, tp_size=1, shards=1)
         for last, num_unequal, updates, failed in (
             (rest, 0, 2, 0),
             (rest, 1, 2, 1),
@@ -219,7 +219,7 @@ class ContractTest(unittest.TestCase):
             ({**rest, "left_taken": {"pages": 3}}, 0, 2, 1),
             ({**rest, "obstacle": "weights differ"}, 0, 2, 1),
             (grown, 0, 2, 3),
-            ({**rest, "device_mib": 1002.0}, 0, 2, 1),
+            ({**rest, "device_mib": 1006.0}, 0, 2, 1),
         ):
             self.experiment.reset_mock()
             total = Namespace(statistics=Namespace(num_tokens=9, num_unequal=num_unequal))
