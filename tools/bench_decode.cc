@@ -26,7 +26,7 @@
 #include "rollout/weight_stage.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_report.h"
-#include "tools/kernel_trace.h"
+#include "tools/bench_trace.h"
 #include "tools/model_shapes.h"
 #include "tools/random_model.h"
 

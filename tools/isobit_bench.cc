@@ -52,9 +52,9 @@ int Main(int argc, char** argv) {
     return ExitCode(subcommand.run());
   }
   ParseFlagsOrExit(argc, argv, kUsage);
-  std::fprintf(
-      stderr,
-      "isobit-bench: expected a subcommand: cpu, gemm, attention, ops, allreduce, decode or score\n");
+  std::fprintf(stderr,
+               "isobit-bench: expected a subcommand: cpu, gemm, attention, ops, allreduce, decode "
+               "or score\n");
   return 2;
 }
 

@@ -1,5 +1,5 @@
-// See kernel_trace.h.
-#include "tools/kernel_trace.h"
+// See bench_trace.h.
+#include "tools/bench_trace.h"
 
 #include <cupti.h>
 #include <cxxabi.h>

@@ -1,6 +1,6 @@
 // What ran on a GPU in a span of time, kernel by kernel, from CUPTI's activity records.
-#ifndef ISOBIT_TOOLS_KERNEL_TRACE_H_
-#define ISOBIT_TOOLS_KERNEL_TRACE_H_
+#ifndef ISOBIT_TOOLS_BENCH_TRACE_H_
+#define ISOBIT_TOOLS_BENCH_TRACE_H_
 
 #include <cstdint>
 #include <string>
@@ -26,4 +26,4 @@ absl::StatusOr<std::vector<KernelRecord>> StopKernelTrace();
 
 }  // namespace isobit::bench
 
-#endif  // ISOBIT_TOOLS_KERNEL_TRACE_H_
+#endif  // ISOBIT_TOOLS_BENCH_TRACE_H_
