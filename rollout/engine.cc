@@ -72,6 +72,7 @@ void Engine::Stop() {
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
+  emitter_.Stop();
   if (stager_.joinable()) stager_.join();
   while (num_in_flight() > 0 && runner_->Collect(SlotOf(num_collected_).model).ok()) {
     ++num_collected_;
@@ -79,6 +80,7 @@ void Engine::Stop() {
 }
 
 void Engine::Start() {
+  emitter_.Start();
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -88,8 +90,7 @@ void Engine::Loop() {
 
 bool Engine::WaitForWork() {
   std::unique_lock lock(mutex_);
-  Clock::time_point expiry = Clock::time_point::max();
-  for (const auto& [ticket, request] : requests_) expiry = std::min(expiry, request->expiry);
+  const Clock::time_point expiry = next_expiry_;
   changed_.wait_until(lock, expiry, [this] {
     // A pause or an update that waits for the last request to finish has waited long enough.
     return stopping_ || num_in_flight() > 0 || attention_ || !pauses_.empty() ||
@@ -103,7 +104,7 @@ bool Engine::Step() {
   const bool launched = LaunchNext();
   const bool collects = num_in_flight() > 0 && (!launched || num_in_flight() == depth_);
   if (collects) CollectOldest();
-  Emit();
+  emitter_.Emit(outbox_);
   return launched || collects;
 }
 
@@ -200,13 +201,13 @@ void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
   const int32_t token = row.token.id;
   sequence.tokens.push_back(token);
   sequence.sampling.Append(token);
-  sequence.weights = version_;
-  SampledToken sampled{
-      .id = token, .logprob = row.token.logprob, .weight_version = version_->id, .top = TopOf(row)};
-  outbox_.push_back(
-      [sink = request.sink, sample = sequence.sample, sampled = std::move(sampled)]() mutable {
-        sink->OnToken(sample, std::move(sampled));
-      });
+  if (sequence.weights != version_) sequence.weights = version_;
+  outbox_.push_back(TokenEmission{.sink = request.sink.get(),
+                                  .sample = sequence.sample,
+                                  .token = {.id = token,
+                                            .logprob = row.token.logprob,
+                                            .weight_version = version_->id,
+                                            .top = TopOf(row)}});
   if (sequence.sampling.IsStop(token)) {
     EndSequence(sequence, {.reason = FinishReason::kStop, .stop_token = token});
   } else if (sequence.sampling.num_completion_tokens() == request.max_tokens) {
@@ -239,10 +240,6 @@ Engine::Requests::iterator Engine::Close(Requests::iterator it, const absl::Stat
   // (EngineTest.StepsInFlightOutliveTheirRequests).
   if (num_in_flight() > 0) SlotOf(num_launched_ - 1).closed.push_back(std::move(it->second));
   return requests_.erase(it);
-}
-
-void Engine::Emit() {
-  for (auto& call : std::exchange(outbox_, {})) call();
 }
 
 void Engine::Fail(const absl::Status& failure) {
@@ -305,8 +302,11 @@ absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
   accepted->ticket = ticket;
   tickets_.emplace(accepted->id, ticket);
   for (const auto& sequence : accepted->samples) scheduler_.Add(*sequence);
+  if (accepted->expiry < next_expiry_) {
+    next_expiry_ = accepted->expiry;
+    attention_ = true;  // who waits, waits for too long
+  }
   requests_.emplace(ticket, std::move(accepted));
-  attention_ = true;  // its expiry may be the next
   changed_.notify_all();
   return ticket;
 }

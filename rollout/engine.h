@@ -3,7 +3,8 @@
 // A step is scheduled, launched on the ranks, collected, committed and emitted. Where the ranks can
 // hold two (ModelRunner::depth), the host is one step behind: it launches a step while the one
 // before is computed, and commits that one meanwhile. Ends of requests take effect between two
-// launches; pauses and the switch of weights wait until nothing is in flight. All on one thread.
+// launches; pauses and the switch of weights wait until nothing is in flight. All on one thread,
+// but for the calls to sinks and replies, which an Emitter makes.
 #ifndef ISOBIT_ROLLOUT_ENGINE_H_
 #define ISOBIT_ROLLOUT_ENGINE_H_
 
@@ -25,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
+#include "rollout/emitter.h"
 #include "rollout/kv_pages.h"
 #include "rollout/model_runner.h"
 #include "rollout/request.h"
@@ -41,7 +43,7 @@ struct EngineOptions {
   SamplingLimits sampling;               // vocab_size is taken from the model
   size_t max_waiting_requests = 1024;    // that may queue
   int64_t max_waiting_tokens = 4 << 20;  // of prompts that may queue; an empty queue takes any one
-  // Called once, on the engine thread, when a rank has failed: nothing can be computed any more.
+  // Called once, as sinks are, when a rank has failed: nothing can be computed any more.
   std::function<void(const absl::Status&)> on_failure;
 };
 
@@ -76,8 +78,8 @@ struct EngineLoad {
   bool paused = false;
 };
 
-// Receives a result or an error, on the engine thread or, if refused at once, on the caller's. It
-// must not block.
+// Receives a result or an error, on the thread that calls sinks or, if refused at once, on the
+// caller's. It must not block.
 template <typename T>
 using Reply = std::function<void(absl::StatusOr<T>)>;
 
@@ -92,15 +94,15 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Starts a thread that steps whenever there is work.
+  // Starts a thread that steps whenever there is work, and one that calls sinks and replies.
   void Start();
 
-  // Ends the thread after its present step; nothing is computed or emitted any more.
+  // Ends the threads after the present step, whose tokens still reach their sinks.
   void Stop();
 
   // Launches a step, if there is work, and collects the oldest, once as many are in flight as can
-  // be or nothing else is to do. For callers that bring their own thread instead of Start. False:
-  // there was nothing to do.
+  // be or nothing else is to do. For callers that bring their own thread instead of Start, which
+  // then calls sinks and replies too. False: there was nothing to do.
   bool Step();
 
   // Queues a request and returns its ticket. INVALID_ARGUMENT: see ValidateRequest. ALREADY_EXISTS:
@@ -176,7 +178,6 @@ class Engine {
   std::vector<Sequence*> Schedule();
   void Prepare(std::vector<Sequence*> batch, StepInFlight& step);
   void CollectOldest();
-  void Emit();
   size_t num_in_flight() const { return num_launched_ - num_collected_; }
   StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
 
@@ -186,6 +187,7 @@ class Engine {
   void HoldNewcomersWhileWaiting();
   void Fail(const absl::Status& failure);
 
+  void EndRequests(std::chrono::steady_clock::time_point now);  // those aborted and expired
   void SettlePauses();
   void SettleUpdate();
   bool IsQuiet();  // nothing is in flight; if false, nothing is launched until it is
@@ -209,7 +211,8 @@ class Engine {
   std::array<StepInFlight, 2> slots_;  // in turn
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
-  std::vector<std::function<void()>> outbox_;  // calls to sinks and replies, for Emit
+  std::vector<Emission> outbox_;  // for the emitter
+  PackedWeights retired_;         // of no use any more; freed without the lock
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -222,6 +225,8 @@ class Engine {
   std::map<std::string, DType> dtypes_;           // of those weights, by tensor name
   std::vector<PendingPause> pauses_;
   std::optional<PendingUpdate> update_;
+  // No request expires before; it may be earlier than the first that does.
+  std::chrono::steady_clock::time_point next_expiry_ = std::chrono::steady_clock::time_point::max();
   bool attention_ = false;      // Settle has something to do
   bool hold_launches_ = false;  // it waits until nothing is in flight
   bool paused_ = false;
@@ -232,6 +237,7 @@ class Engine {
   // After all that steps in flight point to, so that the ranks end before it.
   const std::unique_ptr<ModelRunner> runner_;
 
+  Emitter emitter_;
   std::thread stager_;  // of the last update
   std::thread thread_;
 };

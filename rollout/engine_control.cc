@@ -1,4 +1,5 @@
 // What the engine does between steps: ends requests, pauses, switches weights. See engine.h.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -123,19 +124,30 @@ void Engine::BeginDrain() {
 void Engine::Settle() {
   {
     const std::lock_guard lock(mutex_);
-    attention_ = hold_launches_ = false;
     const Clock::time_point now = Clock::now();
-    for (auto it = requests_.begin(); it != requests_.end();) {
-      Request& request = *it->second;
-      if (now >= request.expiry) request.abort_reason = "timeout_ms has passed";
-      it = request.abort_reason.empty() ? std::next(it) : AbortRequest(it, request.abort_reason);
-    }
+    if (attention_ || now >= next_expiry_) EndRequests(now);
+    attention_ = hold_launches_ = false;
     SettlePauses();
     SettleUpdate();
     if (draining_ && paused_) AbortRequests("the server stops while generation is paused");
     HoldNewcomersWhileWaiting();
   }
-  Emit();
+  retired_.clear();
+  emitter_.Emit(outbox_);
+}
+
+void Engine::EndRequests(Clock::time_point now) {
+  next_expiry_ = Clock::time_point::max();
+  for (auto it = requests_.begin(); it != requests_.end();) {
+    Request& request = *it->second;
+    if (now >= request.expiry) request.abort_reason = "timeout_ms has passed";
+    if (request.abort_reason.empty()) {
+      next_expiry_ = std::min(next_expiry_, request.expiry);
+      ++it;
+    } else {
+      it = AbortRequest(it, request.abort_reason);
+    }
+  }
 }
 
 void Engine::SettlePauses() {
@@ -212,8 +224,7 @@ void Engine::SwitchWeights() {
                     .digest = std::move(staged.digest)};
   version_ = std::make_shared<const WeightVersion>(result.current);
   dtypes_ = std::move(staged.dtypes);
-  // The old weights are freed there, without the lock.
-  outbox_.push_back([weights = std::make_shared<PackedWeights>(*std::move(old))] {});
+  retired_ = *std::move(old);
   result.stage_time = update_->stage_time;
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "

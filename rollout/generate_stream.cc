@@ -91,7 +91,11 @@ void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   if (backlog.tokens.empty()) ready_.push_back(sample);
   backlog_bytes_ += BytesOf(token);
   backlog.tokens.push_back(std::move(token));
-  Flush();
+}
+
+void GenerateStream::Flush() {
+  const std::lock_guard lock(mutex_);
+  Write();
   if (backlog_bytes_ <= max_backlog_bytes_ || done_) return;
   done_ = absl::ResourceExhaustedError(
       absl::StrCat("the reader is too slow: over ", max_backlog_bytes_, " bytes wait for it"));
@@ -119,22 +123,22 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty()) ready_.push_back(sample);
   backlog.complete = std::move(complete);
-  Flush();
+  Write();
 }
 
 void GenerateStream::OnDone(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
   if (!done_) done_ = status;
-  Flush();
+  Write();
 }
 
 void GenerateStream::OnWritable() {
   const std::lock_guard lock(mutex_);
   is_full_ = false;
-  Flush();
+  Write();
 }
 
-void GenerateStream::Flush() {
+void GenerateStream::Write() {
   while (!is_full_ && !ready_.empty()) {
     const uint32_t sample = ready_.front();
     switch (writer_->Write(NextMessage(sample))) {

@@ -37,6 +37,7 @@ class GenerateStream final : public RequestSink,
                                                         const absl::Status& error);
 
   void OnToken(uint32_t sample, SampledToken token) override;
+  void Flush() override;
   void OnSampleEnd(uint32_t sample, SampleEnd end) override;
   void OnDone(const absl::Status& status) override;
 
@@ -48,7 +49,7 @@ class GenerateStream final : public RequestSink,
 
   void CancelRequest();
   // Holds mutex_. Writes until the writer is full or nothing is left.
-  void Flush();
+  void Write();
   // Holds mutex_. The next message of a sample with a backlog, and what to do once it is written.
   v1::GenerateResponse NextMessage(uint32_t sample) const;
   void DropWritten(uint32_t sample);

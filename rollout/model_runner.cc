@@ -5,9 +5,15 @@
 
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/parallel/spin_wait.h"
 #include "kernels/model/numerics.h"
 
 namespace isobit {
+namespace {
+
+constexpr std::chrono::microseconds kAwake(50);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConfig& config,
                                                                  const ModelRunnerOptions& options,
@@ -39,14 +45,14 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConf
 ModelRunner::ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options)
     : config_(config),
       rope_(RopeTableOf(config, options.max_positions)),
-      group_(options.tensor_parallel_size) {}
+      group_(options.tensor_parallel_size),
+      awake_(std::thread::hardware_concurrency() >
+                     static_cast<unsigned>(options.tensor_parallel_size)
+                 ? kAwake
+                 : std::chrono::microseconds(0)) {}
 
 ModelRunner::~ModelRunner() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    changed_.notify_all();
-  }
+  Publish(nullptr);
   for (const auto& rank : ranks_) {
     if (rank->thread.joinable()) rank->thread.join();
   }
@@ -81,30 +87,32 @@ absl::StatusOr<PackedWeights> ModelRunner::Serve(PackedWeights weights) {
 }
 
 absl::Status ModelRunner::OnEachRank(const Job& job) {
-  std::unique_lock lock(mutex_);
   if (!failure_.ok()) return failure_;
-  job_ = &job;
-  ++num_jobs_;
-  num_busy_ = ranks_.size();
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return num_busy_ == 0; });
+  auto num_busy = static_cast<uint32_t>(ranks_.size());
+  num_busy_.store(num_busy, std::memory_order_relaxed);
+  Publish(&job);
+  while (num_busy > 0) num_busy = AwaitChange(num_busy_, num_busy, awake_);
   return failure_;
 }
 
+void ModelRunner::Publish(const Job* job) {
+  job_ = job;
+  num_jobs_.fetch_add(1, std::memory_order_release);
+  num_jobs_.notify_all();
+}
+
 void ModelRunner::ServeRank(size_t rank) {
-  uint64_t num_done = 0;
-  std::unique_lock lock(mutex_);
+  uint32_t num_jobs = 0;
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || num_jobs_ > num_done; });
-    if (stopping_) return;
-    ++num_done;
-    const Job& job = *job_;
-    lock.unlock();
-    const absl::Status status = job(*ranks_[rank]->executor, rank);
-    if (!status.ok()) group_.Abort(status);
-    lock.lock();
-    if (failure_.ok()) failure_ = status;
-    if (--num_busy_ == 0) changed_.notify_all();
+    num_jobs = AwaitChange(num_jobs_, num_jobs, awake_);
+    if (job_ == nullptr) return;
+    const absl::Status status = (*job_)(*ranks_[rank]->executor, rank);
+    if (!status.ok()) {
+      group_.Abort(status);
+      const std::lock_guard lock(failure_mutex_);
+      if (failure_.ok()) failure_ = status;
+    }
+    if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();
   }
 }
 

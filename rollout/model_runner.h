@@ -3,7 +3,8 @@
 #ifndef ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 #define ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 
-#include <condition_variable>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,6 +71,7 @@ class ModelRunner {
   // Runs `job` on every rank's thread and waits for all. The error is that of the first rank to
   // fail; it ends the group, so that the other ranks do not wait for it.
   absl::Status OnEachRank(const Job& job);
+  void Publish(const Job* job);
   void ServeRank(size_t rank);
 
   const ModelConfig config_;
@@ -77,12 +79,13 @@ class ModelRunner {
   ThreadGroup group_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 
-  std::mutex mutex_;  // guards all below
-  std::condition_variable changed_;
-  const Job* job_ = nullptr;
-  uint64_t num_jobs_ = 0;
-  size_t num_busy_ = 0;  // ranks at work on job_
-  bool stopping_ = false;
+  // How long who waits for a job, or for its end, stays awake: a step has two jobs, of which the
+  // second follows at once. Zero where there are not cores enough.
+  const std::chrono::microseconds awake_;
+  const Job* job_ = nullptr;           // the last one published; null: the ranks' threads end
+  std::atomic<uint32_t> num_jobs_{0};  // published
+  std::atomic<uint32_t> num_busy_{0};  // ranks at work on job_
+  std::mutex failure_mutex_;           // between ranks at work
   absl::Status failure_;
 };
 

@@ -47,7 +47,7 @@ struct SampledToken {
   int32_t id = 0;
   float logprob = 0.0f;  // finite
   uint64_t weight_version = 0;
-  std::vector<TokenLogProb> top;  // most likely first
+  std::vector<TokenLogProb> top{};  // most likely first
 };
 
 struct SampleEnd {
@@ -61,13 +61,15 @@ struct SampleEnd {
   uint32_t num_preemptions = 0;
 };
 
-// Where a request's results go. The engine thread calls it between steps, so it must not block:
-// OnToken and one OnSampleEnd for each sample, interleaved; at last OnDone, once. After an error
+// Where a request's results go. One thread calls all sinks, so they must not block: OnToken and one
+// OnSampleEnd for each sample, interleaved; at last OnDone, once, but for Flush. After an error
 // some samples may lack their end.
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
   virtual void OnToken(uint32_t sample, SampledToken token) = 0;
+  // After OnToken, of one or more steps: no more will come at once.
+  virtual void Flush() {}
   virtual void OnSampleEnd(uint32_t sample, SampleEnd end) = 0;
   virtual void OnDone(const absl::Status& status) = 0;
 };

@@ -4,16 +4,20 @@
 
 #include "common/config/flags.h"
 #include "tools/bench_cpu.h"
+#include "tools/bench_engine.h"
 #include "tools/bench_gpu.h"
 
 namespace isobit::bench {
 namespace {
 
 constexpr char kUsage[] =
-    "isobit-bench cpu|gemm|attention|ops|allreduce|decode|score [flags]\n\n"
+    "isobit-bench cpu|engine|gemm|attention|ops|allreduce|decode|score [flags]\n\n"
     "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
     "plain\n"
     "           fp32 FMA product over the same bf16 weights.\n"
+    "engine     What a step costs the rollout's host code, and what the gRPC front costs, over "
+    "ranks that\n"
+    "           compute nothing.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
     "attention  Decode beside the copy rate, prefill beside --peer.\n"
     "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n"
@@ -29,13 +33,11 @@ struct Subcommand {
   bool needs_gpu;
   absl::Status (*run)();
 };
-constexpr Subcommand kSubcommands[] = {{"cpu", false, BenchCpu},
-                                       {"gemm", true, BenchGemm},
-                                       {"attention", true, BenchAttention},
-                                       {"ops", true, BenchOps},
-                                       {"allreduce", true, BenchAllReduce},
-                                       {"decode", true, BenchDecode},
-                                       {"score", true, BenchScore}};
+constexpr Subcommand kSubcommands[] = {
+    {"cpu", false, BenchCpu},      {"engine", false, BenchEngine},
+    {"gemm", true, BenchGemm},     {"attention", true, BenchAttention},
+    {"ops", true, BenchOps},       {"allreduce", true, BenchAllReduce},
+    {"decode", true, BenchDecode}, {"score", true, BenchScore}};
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
@@ -53,8 +55,8 @@ int Main(int argc, char** argv) {
   }
   ParseFlagsOrExit(argc, argv, kUsage);
   std::fprintf(stderr,
-               "isobit-bench: expected a subcommand: cpu, gemm, attention, ops, allreduce, decode "
-               "or score\n");
+               "isobit-bench: expected a subcommand: cpu, engine, gemm, attention, ops, allreduce, "
+               "decode or score\n");
   return 2;
 }
 

@@ -35,9 +35,15 @@ using testing_support::BitwiseEqual;
 using testing_support::StatusIs;
 using Stub = v1::RolloutService::Stub;
 
-class RolloutServiceTest : public ServiceFixture {};
+// The parameter: the depth of the ranks.
+class RolloutServiceTest : public ServiceFixture, public testing::WithParamInterface<int> {
+ protected:
+  RolloutServiceTest() { depth_ = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Depth, RolloutServiceTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
 
-TEST_F(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
+TEST_P(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
   StartServer();
   v1::GenerateRequest request = MakeProto("mine");
   request.mutable_sampling()->set_logprobs(2);
@@ -67,7 +73,7 @@ TEST_F(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
       << "the server names requests that bring no name";
 }
 
-TEST_F(RolloutServiceTest, SendsTheEnginesBits) {
+TEST_P(RolloutServiceTest, SendsTheEnginesBits) {
   const SampleResult expected = EngineFixture::Generate(*MakeEngine(), MakeRequest("r"));
   StartServer();
   const Generated generated = Generate(MakeProto());
@@ -78,7 +84,7 @@ TEST_F(RolloutServiceTest, SendsTheEnginesBits) {
             expected.tokens);
 }
 
-TEST_F(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
+TEST_P(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
   StartServer();
   v1::GenerateRequest request;
   request.add_prompt_token_ids(3);
@@ -102,7 +108,7 @@ TEST_F(RolloutServiceTest, UnsetParametersHaveTheirDocumentedDefaults) {
       << "zero is not unset";
 }
 
-TEST_F(RolloutServiceTest, StreamsEverySample) {
+TEST_P(RolloutServiceTest, StreamsEverySample) {
   StartServer();
   v1::GenerateRequest request = MakeProto();
   request.mutable_sampling()->set_n(5);
@@ -120,7 +126,7 @@ TEST_F(RolloutServiceTest, StreamsEverySample) {
 }
 
 // Field, value and bound of every bad input.
-TEST_F(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
+TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
   StartServer();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const struct {
@@ -179,7 +185,7 @@ TEST_F(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
   ISOBIT_EXPECT_OK(Generate(MakeProto()).status) << "and lives on";
 }
 
-TEST_F(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
+TEST_P(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 10;
   options.scheduler.max_batch_tokens = 60;
@@ -195,7 +201,7 @@ TEST_F(RolloutServiceTest, RefusesAtOnceWhatCanNeverFit) {
   ISOBIT_EXPECT_OK(Generate(request).status);
 }
 
-TEST_F(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
+TEST_P(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
   StartServer(DefaultOptions(), /*load=*/false);
   EXPECT_THAT(Generate(MakeProto()).status, StatusIs(StatusCode::kUnavailable));
   v1::RolloutServerInfo info;
@@ -203,7 +209,7 @@ TEST_F(RolloutServiceTest, IsUnavailableBeforeWeightsAreLoaded) {
   EXPECT_FALSE(info.server().has_weight_version());
 }
 
-TEST_F(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
+TEST_P(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 1;
   options.max_waiting_requests = 1;
@@ -230,7 +236,7 @@ TEST_F(RolloutServiceTest, RefusesAnIdInFlightAndGivesARetryHintWhenFull) {
   ISOBIT_EXPECT_OK(generated.status);
 }
 
-TEST_F(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
+TEST_P(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
   StartServer();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, MakeLongProto("r"));
@@ -242,7 +248,7 @@ TEST_F(RolloutServiceTest, ClientThatIsGoneFreesItsPages) {
   });
 }
 
-TEST_F(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
+TEST_P(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
   StartServer();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
@@ -262,7 +268,7 @@ TEST_F(RolloutServiceTest, PassedDeadlineFreesItsPagesEvenWhilePaused) {
   AwaitLoad([](const auto& load) { return load.num_used_pages() == 0; });
 }
 
-TEST_F(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
+TEST_P(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
   StartServer();
   v1::PauseGenerationResponse paused;
   ISOBIT_ASSERT_OK(Call(&Stub::PauseGeneration, *stub_, v1::PauseGenerationRequest(), paused));
@@ -275,7 +281,7 @@ TEST_F(RolloutServiceTest, TimeoutReturnsWhatThereIs) {
   EXPECT_EQ(generated.complete.at(0).num_completion_tokens(), 0u);
 }
 
-TEST_F(RolloutServiceTest, AbortReturnsWhatThereIs) {
+TEST_P(RolloutServiceTest, AbortReturnsWhatThereIs) {
   StartServer();
   grpc::ClientContext context;
   v1::GenerateRequest request = MakeLongProto("r");
@@ -308,7 +314,7 @@ TEST_F(RolloutServiceTest, AbortReturnsWhatThereIs) {
   ISOBIT_EXPECT_OK(Call(&Stub::Abort, *stub_, abort, aborted));
 }
 
-TEST_F(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
+TEST_P(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
   StartServer();
   v1::UpdateWeightsRequest update;
   update.set_model_path("v2");
@@ -350,7 +356,7 @@ TEST_F(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
               StatusIs(StatusCode::kInvalidArgument, HasSubstr("mode")));
 }
 
-TEST_F(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
+TEST_P(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
   testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
   weights.tensors["model.embed_tokens.weight"][15 * 40] = 0x7f80;  // token 15 is infinite
   testing_support::WriteModel(config_, weights, root_.File("v1"));
@@ -360,7 +366,7 @@ TEST_F(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
   EXPECT_TRUE(generated.tokens.empty());
 }
 
-TEST_F(RolloutServiceTest, DescribesItself) {
+TEST_P(RolloutServiceTest, DescribesItself) {
   StartServer();
   v1::RolloutServerInfo info;
   ISOBIT_ASSERT_OK(Call(&Stub::GetServerInfo, *stub_, v1::GetServerInfoRequest(), info));
@@ -399,7 +405,7 @@ v1::GenerateRequest Bulky(v1::GenerateRequest request) {
   return request;
 }
 
-TEST_F(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
+TEST_P(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
   StartServer(options);
@@ -421,7 +427,7 @@ TEST_F(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
   EXPECT_LT(slow.num_messages, 16u * 100 / 2);
 }
 
-TEST_F(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
+TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
   StartServer(options, /*load=*/true, /*max_backlog_bytes=*/64 << 10);
@@ -438,7 +444,7 @@ TEST_F(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
 
 // Requests that come, go and are cancelled from several threads, with fixed seeds: in the end
 // nothing is left, and who read to the end got the bits of an undisturbed run.
-TEST_F(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
+TEST_P(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 40;  // some are preempted
   StartServer(options);

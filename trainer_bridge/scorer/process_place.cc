@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 
 namespace isobit::scorer {
@@ -83,6 +84,10 @@ absl::StatusOr<ProcessPlace> PlaceOfProcess(
       const std::optional<int> port,
       source.Number("master_port", flags.master_port, {"MASTER_PORT"}, 1, 65535));
   place.master_port = port.value_or(place.master_port);
+  // torchrun's agent listens on the port that it tells its workers.
+  const char* const agent_store = environment("TORCHELASTIC_USE_AGENT_STORE");
+  const bool is_taken = agent_store != nullptr && absl::string_view(agent_store) == "True";
+  if (!flags.master_port && is_taken && place.master_port < 65535) ++place.master_port;
   place.master_addr = source.Text(flags.master_addr, {"MASTER_ADDR", "LWS_LEADER_ADDRESS"});
   if (place.master_addr.empty()) {
     return absl::InvalidArgumentError(

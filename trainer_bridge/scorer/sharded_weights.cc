@@ -30,7 +30,7 @@ class Cutter {
          absl::Span<const std::unique_ptr<Ops>> ops, std::vector<RankShards>& ranks)
       : layout_(layout),
         checkpoint_(checkpoint),
-        block_bytes_(GatheredBytes(layout, num_ranks)),
+        num_ranks_(num_ranks),
         first_rank_(static_cast<size_t>(first_rank)),
         ops_(ops),
         ranks_(ranks) {}
@@ -47,16 +47,18 @@ class Cutter {
 
  private:
   void Pack() {
-    const AlignedBytes full = AllocateAligned(block_bytes_);
+    const AlignedBytes full = AllocateAligned(GatheredBytes(layout_, num_ranks_));
     while (true) {
       int block = 0;
       {
         const std::lock_guard lock(mutex_);
         if (!status_.ok() || next_ == layout_.num_blocks()) return;
-        block = next_++;
+        // The head and the embedding, by far the largest, go first.
+        block = (next_++ + layout_.num_blocks() - 1) % layout_.num_blocks();
       }
       const size_t bytes = layout_.BlockBytes(block);
-      std::memset(full.get() + bytes, 0, block_bytes_ - bytes);
+      const size_t padded = ShardBytes(bytes, num_ranks_) * static_cast<size_t>(num_ranks_);
+      std::memset(full.get() + bytes, 0, padded - bytes);
       layout_.PackBlock(checkpoint_, *ops_.front(), block, full.get());
       const std::lock_guard lock(mutex_);  // backends serve one thread at a time
       if (status_.ok()) status_ = Distribute(block, full.get());
@@ -75,7 +77,7 @@ class Cutter {
 
   const WeightLayout& layout_;
   const Checkpoint& checkpoint_;
-  const size_t block_bytes_;
+  const int num_ranks_;
   const size_t first_rank_;
   const absl::Span<const std::unique_ptr<Ops>> ops_;
 

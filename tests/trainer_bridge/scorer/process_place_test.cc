@@ -46,6 +46,15 @@ TEST(ProcessPlaceTest, TorchrunsVariables) {
   EXPECT_EQ(place.master_port, 1234);
 }
 
+TEST(ProcessPlaceTest, ThePortThatTorchrunTakesIsLeftToIt) {
+  Environment environment = kTorchrun;
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(Place({}, environment)->master_port, 1235);
+  EXPECT_EQ(Place({.master_port = 1234}, environment)->master_port, 1234);
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  EXPECT_EQ(Place({}, environment)->master_port, 1234);
+}
+
 TEST(ProcessPlaceTest, LeaderWorkerSetsVariables) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ProcessPlace place, Place({}, kLeaderWorkerSet));
   EXPECT_EQ(place.rank, 2);
