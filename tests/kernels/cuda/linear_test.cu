@@ -216,6 +216,18 @@ std::vector<LinearSchedule> Tiles(const LinearShape& shape, bool mappable) {
   return tiles;
 }
 
+// Some of the schedules: `wanted`, or all if that is 0, of which again the share that Scaled
+// leaves.
+std::vector<LinearSchedule> Thinned(std::vector<LinearSchedule> schedules, size_t wanted,
+                                    Random& random) {
+  if (wanted == 0) wanted = schedules.size();
+  wanted = static_cast<size_t>(Scaled(static_cast<int>(wanted)));
+  if (wanted >= schedules.size()) return schedules;
+  std::shuffle(schedules.begin(), schedules.end(), random);
+  schedules.resize(wanted);
+  return schedules;
+}
+
 // Every schedule that computes a layer; thinned out to about `wanted`, and one of tiles, if that is
 // not 0.
 std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool mappable,
@@ -240,13 +252,9 @@ std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool 
   std::erase_if(all, [&](const LinearSchedule& schedule) {
     return !CheckSchedule(schedule, shape, mappable).ok();
   });
-  std::vector<LinearSchedule> tiles = Tiles(shape, mappable);
-  if (wanted != 0) {
-    std::shuffle(all.begin(), all.end(), random);
-    all.resize(std::min(all.size(), wanted));
-    std::shuffle(tiles.begin(), tiles.end(), random);
-    tiles.resize(std::min<size_t>(tiles.size(), 1));
-  }
+  all = Thinned(std::move(all), wanted, random);
+  const std::vector<LinearSchedule> tiles =
+      Thinned(Tiles(shape, mappable), wanted == 0 ? 0 : 1, random);
   all.insert(all.end(), tiles.begin(), tiles.end());
   all.push_back(ChooseLinear(shape, m, mappable));
   return all;
@@ -334,7 +342,7 @@ TEST_F(LinearTest, TilesOfManyRows) {
   Random random(9);
   for (int i = 0; i < Scaled(400) && !HasFatalFailure(); ++i) {
     const Problem p = RandomProblem(random, 400);
-    ExpectCpuBits(p, Tiles(p.shape, p.mappable()));
+    ExpectCpuBits(p, Thinned(Tiles(p.shape, p.mappable()), 0, random));
   }
 }
 
@@ -351,7 +359,7 @@ TEST_F(LinearTest, TilesLargerThanAWave) {
         p.ldx = k;
         p.ldy = p.columns();
         Fill(p, Family::kNormal, true, random);
-        ExpectCpuBits(p, Tiles(p.shape, true));
+        ExpectCpuBits(p, Thinned(Tiles(p.shape, true), 0, random));
         if (HasFatalFailure()) return;
       }
     }
@@ -530,7 +538,7 @@ TEST_F(LinearTest, DependentLayersOnTwoStreamsAndInGraphs) {
       SCOPED_TRACE(absl::StrCat(Describe(schedule), ", m ", m));
       first.Poison();
       second.Poison();
-      for (int repeat = 0; repeat < 5; ++repeat) {
+      for (int repeat = 0; repeat < Scaled(5); ++repeat) {
         first.Launch(streams[0], &schedule);
         second.Launch(streams[1], &schedule);
       }
@@ -545,7 +553,7 @@ TEST_F(LinearTest, DependentLayersOnTwoStreamsAndInGraphs) {
     second.Launch(streams[0], nullptr);
     ISOBIT_CHECK_CUDA(cudaStreamEndCapture(streams[0], &graph));
     ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    for (int replay = 0; replay < 3; ++replay) {
+    for (int replay = 0; replay < Scaled(3); ++replay) {
       first.Poison();
       second.Poison();
       for (int i = 0; i < 4; ++i) ISOBIT_CHECK_CUDA(cudaGraphLaunch(executable, streams[0]));

@@ -198,7 +198,7 @@ TEST_F(LogProbsTest, EveryTargetOfASmallRow) {
       requests.push_back(std::move(r));
     }
   }
-  ExpectCpuBits(requests, 1);
+  ExpectCpuBits(Share(std::move(requests), random), 1);
 }
 
 TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
