@@ -144,6 +144,8 @@ absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const S
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(device_.data));
     device_ = {};
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&device_.data), layout.bytes));
+    // Outputs come back whole, also those that no row asked for.
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(device_.data, 0, layout.bytes, stream.handle));
     device_.bytes = layout.bytes;
   }
   if (const size_t bytes = LogProbWorkspaceBytes(args.num_rows); bytes > workspace_.bytes) {
