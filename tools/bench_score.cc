@@ -13,6 +13,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -97,11 +98,16 @@ std::vector<scorer::ScoreInput> Inputs(const ModelConfig& config, int64_t tokens
   return inputs;
 }
 
+// Returns after the last pass has ended, which is a little after its last score.
 absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<scorer::ScoreInput> inputs) {
+  int64_t tokens = scorer.work().tokens;
+  for (const scorer::ScoreInput& input : inputs) tokens += input.num_tokens();
   const auto receiver = std::make_shared<Digester>(inputs.size());
   ISOBIT_RETURN_IF_ERROR(scorer.Submit(
       std::make_shared<scorer::ScoreJob>(std::move(inputs), scorer::ScoreOptions(), receiver)));
-  return receiver->Wait();
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, receiver->Wait());
+  while (scorer.work().tokens < tokens) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  return digest;
 }
 
 // One matrix product of a pass, on memory of its own.
