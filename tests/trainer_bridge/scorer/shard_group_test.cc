@@ -207,11 +207,11 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
 }
 
 TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
-  std::future<absl::Status> assembled = Assemble(LeaderOptions(4, milliseconds(1500)));
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(4, milliseconds(5000)));
   GroupMember member(MemberOptions(2, 4));
   auto end = std::async(std::launch::async, [&member] { return member.Run(); });
   EXPECT_THAT(assembled.get(), StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                        AllOf(HasSubstr("1500 ms"), HasSubstr("rank 1, 3"))));
+                                        AllOf(HasSubstr("5000 ms"), HasSubstr("rank 1, 3"))));
   EXPECT_FALSE(end.get().ok());
 }
 
@@ -247,7 +247,7 @@ TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
 }
 
 TEST_F(ShardGroupTest, ASecondProcessOfOneRankIsRefused) {
-  std::future<absl::Status> assembled = Assemble(LeaderOptions(3, milliseconds(3000)));
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(3, milliseconds(5000)));
   GroupMember first(MemberOptions(1, 3));
   GroupMember second(MemberOptions(1, 3));
   auto first_end = std::async(std::launch::async, [&first] { return first.Run(); });
