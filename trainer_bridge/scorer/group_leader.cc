@@ -44,15 +44,18 @@ GroupLeader::GroupLeader(GroupLeaderOptions options, const GroupIdentity& identi
 }
 
 GroupLeader::~GroupLeader() {
+  bool in_order = false;
   {
     const std::lock_guard lock(mutex_);
-    closing_ = true;
-    if (failure_.ok()) failure_ = absl::CancelledError("the shard group has ended");
+    in_order = failure_.ok();
+    if (in_order) failure_ = absl::CancelledError("the shard group has ended");
     changed_.notify_all();
   }
   v1::LeaderMessage goodbye;
   goodbye.set_goodbye(true);
-  for (const auto& member : members_) Send(*member, goodbye);
+  for (const auto& member : members_) {
+    if (in_order) Send(*member, goodbye);
+  }
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now() + kGoodbyeTimeout);
     server_->Wait();
@@ -116,7 +119,7 @@ absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
   }
   const std::lock_guard lock(mutex_);
   member(rank).context = nullptr;
-  return closing_ ? absl::OkStatus() : status;
+  return status;
 }
 
 absl::Status GroupLeader::ServeMember(int rank, Stream& stream) {
@@ -201,7 +204,7 @@ void GroupLeader::Deliver(int rank, const v1::SequenceScored& scored) {
 void GroupLeader::Lose(const absl::Status& reason) {
   {
     const std::lock_guard lock(mutex_);
-    if (closing_ || !failure_.ok()) return;
+    if (!failure_.ok()) return;
   }
   Abort(reason);
   if (options_.on_lost) options_.on_lost(reason);

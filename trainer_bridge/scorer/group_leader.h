@@ -99,7 +99,6 @@ class GroupLeader final : public PeerRanks {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Member>> members_;  // of the ranks 1, 2, ...
   absl::Status failure_;
-  bool closing_ = false;
   WeightVersion pass_version_;
   std::vector<std::vector<ScoreItem>> pass_items_;  // of the pass that runs
 };

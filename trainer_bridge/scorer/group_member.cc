@@ -54,6 +54,7 @@ absl::Status GroupMember::Run() {
                                .max_context = max_context}));
   v1::LeaderMessage message;
   absl::Status status;
+  bool in_order = false;
   if (stream_->Read(&message) && message.has_welcome()) {
     status = Load(model, message.welcome().nccl_id());
     v1::MemberMessage ready;
@@ -61,13 +62,16 @@ absl::Status GroupMember::Run() {
     Send(ready);
     if (status.ok()) {
       if (options_.on_ready) options_.on_ready();
-      status = Obey();
+      in_order = Obey();
     }
   }
   if (!status.ok()) context_.TryCancel();
   stream_->WritesDone();
   const absl::Status end = FromGrpcStatus(stream_->Finish(), context_);
-  if (status.ok()) status = Annotate(end, "shard group: the leader ended it");
+  if (status.ok() && !in_order) {
+    status = end.ok() ? absl::UnavailableError("shard group: the leader has gone")
+                      : Annotate(end, "shard group: the leader ended it");
+  }
   if (!status.ok() && ranks_ != nullptr) ranks_->Abort(status);
   if (pass_.valid()) pass_.wait();
   if (stage_.valid()) stage_.wait();
@@ -113,7 +117,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, const std::string& nccl
   return absl::OkStatus();
 }
 
-absl::Status GroupMember::Obey() {
+bool GroupMember::Obey() {
   v1::LeaderMessage order;
   while (stream_->Read(&order)) {
     switch (order.message_case()) {
@@ -127,13 +131,15 @@ absl::Status GroupMember::Obey() {
         stage_ = std::async(std::launch::async, [this, order = order.stage()] { Stage(order); });
         break;
       case v1::LeaderMessage::kGoodbye:
-        return absl::OkStatus();
+        return true;
       default:
-        return absl::InternalError(
-            absl::StrCat("shard group: unknown order ", static_cast<int>(order.message_case())));
+        ISOBIT_LOG(Error) << "shard group: unknown order "
+                          << static_cast<int>(order.message_case());
+        context_.TryCancel();
+        return false;
     }
   }
-  return absl::OkStatus();  // the call's status says why
+  return false;
 }
 
 void GroupMember::RunPass(const v1::RunPass& order) {

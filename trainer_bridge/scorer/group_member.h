@@ -56,8 +56,8 @@ class GroupMember {
 
   absl::Status Join(const GroupIdentity& identity);
   absl::Status Load(const OpenedModel& model, const std::string& nccl_id);
-  // Orders of the leader, until the last.
-  absl::Status Obey();
+  // Orders of the leader; true if the last was its goodbye.
+  bool Obey();
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
   void Stage(const v1::StageWeights& order);
