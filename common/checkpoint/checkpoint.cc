@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/digest.h"
+#include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
 #include "common/checkpoint/model_directory.h"
@@ -143,13 +145,26 @@ const Tensor* Checkpoint::Find(absl::string_view name) const {
 
 CheckpointDigests DigestCheckpoint(const Checkpoint& checkpoint) {
   CheckpointDigests digests;
-  Sha256 whole;
+  std::vector<const Tensor*> tensors;
   for (const Tensor& tensor : checkpoint.tensors()) {
-    const std::string digest = TensorDigest(tensor);
+    tensors.push_back(&tensor);
+    digests.tensors.emplace(tensor.name, "");
+  }
+  // The largest first: what the last thread is left with is then small.
+  std::sort(tensors.begin(), tensors.end(),
+            [](const Tensor* a, const Tensor* b) { return a->size_bytes > b->size_bytes; });
+  const absl::Status done =
+      ParallelFor(tensors.size(), tensors.size(), [&](size_t item, size_t /*worker*/) {
+        digests.tensors.at(tensors[item]->name) = TensorDigest(*tensors[item]);
+        return absl::OkStatus();
+      });
+  ISOBIT_CHECK(done.ok()) << done.message();
+
+  Sha256 whole;
+  for (const auto& [name, digest] : digests.tensors) {
     // The length in front keeps a name with a line break from reading as two entries.
-    const std::string line = absl::StrCat(tensor.name.size(), " ", tensor.name, " ", digest, "\n");
+    const std::string line = absl::StrCat(name.size(), " ", name, " ", digest, "\n");
     whole.Update(line.data(), line.size());
-    digests.tensors.emplace(tensor.name, digest);
   }
   digests.checkpoint = whole.HexFinish();
   return digests;

@@ -51,7 +51,7 @@ struct CheckpointDigests {
   std::string checkpoint;  // SHA-256 of the sorted names and digests: independent of the sharding
 };
 
-// Reads every byte of the checkpoint.
+// Reads every byte of the checkpoint, on all cores.
 CheckpointDigests DigestCheckpoint(const Checkpoint& checkpoint);
 
 // Writes model.safetensors.index.json for shards already in `directory`. `weight_map`: tensor name
