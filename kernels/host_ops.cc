@@ -25,6 +25,10 @@ absl::StatusOr<std::shared_ptr<const std::byte>> HostOps::Share(
   return host;
 }
 
+absl::Status HostOps::Upload(void* to, const void* from, size_t bytes) {
+  return HostOps::Copy(to, from, bytes);
+}
+
 absl::Status HostOps::Copy(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memmove(to, from, bytes);  // no bytes may have no address
   return absl::OkStatus();

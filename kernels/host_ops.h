@@ -15,6 +15,8 @@ class HostOps : public Ops {
   absl::StatusOr<Memory> Allocate(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
                                                          size_t bytes) override;
+  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override { return Allocate(bytes); }
+  absl::Status Upload(void* to, const void* from, size_t bytes) override;
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
   absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,

@@ -246,6 +246,11 @@ class Ops {
   // Host bytes for the ops to read: a copy of them, or the bytes themselves.
   virtual absl::StatusOr<std::shared_ptr<const std::byte>> Share(
       std::shared_ptr<const std::byte> host, size_t bytes) = 0;
+  // For any thread, while another one uses the ops, which neither wait for these calls nor are
+  // waited for: memory like Allocate's, if what is then left is enough for the ops (else
+  // RESOURCE_EXHAUSTED); and a copy of host bytes into the backend's memory, done on return.
+  virtual absl::StatusOr<Memory> AllocateBeside(size_t bytes) = 0;
+  virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
   // Copies in order with the ops, within the backend's memory or between it and host memory, where
   // what is read must stay, and what is written must wait, until Synchronize.
   virtual absl::Status Copy(void* to, const void* from, size_t bytes) = 0;

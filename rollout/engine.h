@@ -212,7 +212,7 @@ class Engine {
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
   std::vector<Emission> outbox_;  // for the emitter
-  PackedWeights retired_;         // of no use any more; freed without the lock
+  StagedRanks retired_;           // switched to; freed without the lock
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

@@ -215,16 +215,15 @@ void Engine::SwitchWeights() {
     scheduler_.PreemptAll();
   }
   StagedWeights& staged = **update_->staged;
-  absl::StatusOr<PackedWeights> old = runner_->Serve(std::move(staged.weights));
-  if (!old.ok()) {
-    FinishUpdate(old.status());
-    return Fail(old.status());
+  if (const absl::Status switched = runner_->Serve(staged.ranks); !switched.ok()) {
+    FinishUpdate(switched);
+    return Fail(switched);
   }
   result.current = {.id = update_->update.weight_version.value_or(result.previous.id + 1),
                     .digest = std::move(staged.digest)};
   version_ = std::make_shared<const WeightVersion>(result.current);
   dtypes_ = std::move(staged.dtypes);
-  retired_ = *std::move(old);
+  retired_ = std::move(staged.ranks);
   result.stage_time = update_->stage_time;
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/parallel/spin_wait.h"
 #include "kernels/model/numerics.h"
@@ -58,16 +57,10 @@ ModelRunner::~ModelRunner() {
   }
 }
 
-absl::StatusOr<PackedWeights> ModelRunner::Pack(const Checkpoint& checkpoint) const {
-  PackedWeights weights;
-  for (const auto& rank : ranks_) {
-    ISOBIT_LOG(Info) << "packing weights of rank " << weights.size() + 1 << " of " << ranks_.size();
-    ISOBIT_ASSIGN_OR_RETURN(
-        PackedRank packed,
-        rank->executor->Pack(checkpoint, weights.empty() ? nullptr : weights.front().get()));
-    weights.push_back(std::move(packed));
-  }
-  return weights;
+absl::StatusOr<StagedRanks> ModelRunner::Stage(const Checkpoint& checkpoint) const {
+  std::vector<ResidentWeights*> weights;
+  for (const auto& rank : ranks_) weights.push_back(rank->executor->weights());
+  return StageBlocks(checkpoint, weights);
 }
 
 absl::Status ModelRunner::Launch(const ModelStep& step) {
@@ -78,12 +71,8 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
   return OnEachRank([&step](RankExecutor& rank, size_t /*r*/) { return rank.Collect(step); });
 }
 
-absl::StatusOr<PackedWeights> ModelRunner::Serve(PackedWeights weights) {
-  ISOBIT_RETURN_IF_ERROR(OnEachRank([&weights](RankExecutor& rank, size_t r) -> absl::Status {
-    ISOBIT_ASSIGN_OR_RETURN(weights[r], rank.Serve(std::move(weights[r])));
-    return absl::OkStatus();
-  }));
-  return weights;
+absl::Status ModelRunner::Serve(const StagedRanks& staged) {
+  return OnEachRank([&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged[r]); });
 }
 
 absl::Status ModelRunner::OnEachRank(const Job& job) {

@@ -31,8 +31,8 @@ struct ModelRunnerOptions {
   MakeRank make_rank;         // the backend
 };
 
-// The weights of all ranks, packed.
-using PackedWeights = std::vector<PackedRank>;
+// Weights that do not serve yet, [rank].
+using StagedRanks = std::vector<StagedBlocks>;
 
 class ModelRunner {
  public:
@@ -49,16 +49,15 @@ class ModelRunner {
   std::string backend() const { return ranks_.front()->executor->backend(); }
 
   // Packs a checkpoint that ValidateCheckpoint has accepted. From one thread, any thread, even
-  // while a step runs. RESOURCE_EXHAUSTED: the weights do not fit.
-  absl::StatusOr<PackedWeights> Pack(const Checkpoint& checkpoint) const;
+  // while a step runs.
+  absl::StatusOr<StagedRanks> Stage(const Checkpoint& checkpoint) const;
 
   // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
   // final.
   int depth() const { return ranks_.front()->executor->depth(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
-  // Returns the weights that served before, if they are of no use any more.
-  absl::StatusOr<PackedWeights> Serve(PackedWeights weights);
+  absl::Status Serve(const StagedRanks& staged);
 
  private:
   struct Rank {

@@ -36,8 +36,8 @@ absl::StatusOr<StagedWeights> StageWeights(LoadFormat format, const std::string&
     return absl::Status(model.status().code(), absl::StrCat("model_path \"", model_path,
                                                             "\": ", model.status().message()));
   }
-  ISOBIT_ASSIGN_OR_RETURN(PackedWeights weights, runner.Pack(model->checkpoint));
-  return StagedWeights{.weights = std::move(weights),
+  ISOBIT_ASSIGN_OR_RETURN(StagedRanks ranks, runner.Stage(model->checkpoint));
+  return StagedWeights{.ranks = std::move(ranks),
                        .digest = std::move(model->digests.checkpoint),
                        .dtypes = DTypesOf(model->checkpoint)};
 }

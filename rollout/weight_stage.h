@@ -15,7 +15,7 @@
 namespace isobit {
 
 struct StagedWeights {
-  PackedWeights weights;
+  StagedRanks ranks;
   std::string digest;  // of the checkpoint, 64 hex digits
   std::map<std::string, DType> dtypes;
 };

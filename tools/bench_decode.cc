@@ -248,7 +248,7 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
   const Clock::time_point load = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights,
                           StageWeights(LoadFormat::kDummy, root, "model", "", config, {}, *runner));
-  ISOBIT_RETURN_IF_ERROR(runner->Serve(std::move(weights.weights)).status());
+  ISOBIT_RETURN_IF_ERROR(runner->Serve(weights.ranks));
   absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
                tp_size, SecondsSince(load));
   std::vector<Times> times;

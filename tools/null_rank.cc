@@ -40,11 +40,8 @@ class NullRank final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<PackedRank> Pack(const Checkpoint& /*checkpoint*/,
-                                  const ResidentWeights* /*first*/) const override {
-    return nullptr;
-  }
-  absl::StatusOr<PackedRank> Serve(PackedRank /*weights*/) override { return nullptr; }
+  ResidentWeights* weights() override { return nullptr; }
+  absl::Status Serve(const StagedBlocks& /*staged*/) override { return absl::OkStatus(); }
 
  private:
   const size_t rank_;

@@ -163,17 +163,13 @@ class CudaExecutor final : public RankExecutor {
   absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }
   absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }
 
-  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
-                                  const ResidentWeights* /*first*/) const override {
-    return ResidentWeights::Pack(layout_, checkpoint, *ops_, nullptr);
-  }
+  ResidentWeights* weights() override { return weights_.get(); }
 
-  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
+  absl::Status Serve(const StagedBlocks& staged) override {
+    ISOBIT_RETURN_IF_ERROR(weights_->Commit(staged));
+    if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    graphs_.clear();
-    weights_.swap(weights);
-    if (cuda_.use_graphs) ISOBIT_RETURN_IF_ERROR(CaptureGraphs());
-    return weights;
+    return CaptureGraphs();
   }
 
  private:
@@ -248,6 +244,7 @@ class CudaExecutor final : public RankExecutor {
   absl::Status AllocateMemory() {
     const auto width = static_cast<size_t>(options_.config.hidden_size);
     const auto sequences = static_cast<size_t>(options_.max_sequences);
+    ISOBIT_ASSIGN_OR_RETURN(weights_, ResidentWeights::Create(layout_, *ops_));
     ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
     ISOBIT_ASSIGN_OR_RETURN(
         hidden_, ops_->Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
@@ -458,7 +455,7 @@ class CudaExecutor final : public RankExecutor {
   const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
   Transformer transformer_;
   std::optional<KvCache> cache_;
-  PackedRank weights_;
+  std::unique_ptr<ResidentWeights> weights_;  // at the addresses that the graphs hold
   Graphs graphs_;
 
   Memory hidden_;  // [max_rows, hidden_size] bf16

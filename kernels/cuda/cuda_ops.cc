@@ -34,6 +34,20 @@ absl::StatusOr<Memory> AllocateDevice(size_t bytes) {
   return Memory(static_cast<std::byte*>(memory), [](std::byte* p) { cudaFree(p); });
 }
 
+// Memory that AllocateBeside leaves for scratch of the ops that has yet to grow.
+constexpr size_t kSpareBytes = size_t{1} << 30;
+
+// Of AllocateBeside and Upload; the memory keeps it alive.
+struct SideStream {
+  SideStream() = default;
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+  ~SideStream() {
+    if (handle != nullptr) cudaStreamDestroy(handle);
+  }
+  cudaStream_t handle = nullptr;
+};
+
 class StreamOps final : public CudaOps {
  public:
   static absl::StatusOr<std::unique_ptr<CudaOps>> Create(const CudaOptions& options) {
@@ -42,6 +56,8 @@ class StreamOps final : public CudaOps {
     std::unique_ptr<StreamOps> ops(new StreamOps(options, info));
     ISOBIT_RETURN_IF_CUDA_ERROR(
         cudaStreamCreateWithFlags(&ops->stream_.handle, cudaStreamNonBlocking));
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaStreamCreateWithFlags(&ops->side_->handle, cudaStreamNonBlocking));
     if (options.mode == NumericsMode::kVanilla) {
       ISOBIT_ASSIGN_OR_RETURN(ops->cublas_, cuda::CublasLinear::Create(options.device));
     }
@@ -66,6 +82,36 @@ class StreamOps final : public CudaOps {
     ISOBIT_RETURN_IF_ERROR(Synchronize());
     std::byte* const copy = memory.get();
     return std::shared_ptr<const std::byte>(std::make_shared<Memory>(std::move(memory)), copy);
+  }
+
+  // From the device's pool, in the order of the side stream: cudaMalloc and cudaFree wait for
+  // kernels, also for those that wait for a peer which the caller holds up.
+  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    size_t free = 0;
+    size_t total = 0;
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total));
+    if (free < kSpareBytes || free - kSpareBytes < bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no room for ", bytes, " bytes beside ", kSpareBytes, " to spare: ", free, " are free"));
+    }
+    void* memory = nullptr;
+    const cudaError_t error = cudaMallocAsync(&memory, std::max<size_t>(bytes, 1), side_->handle);
+    if (error != cudaSuccess) {
+      return CudaStatus(error, absl::StrCat("cudaMallocAsync of ", bytes, " bytes").c_str());
+    }
+    return Memory(static_cast<std::byte*>(memory), [side = side_](std::byte* p) {
+      cudaFreeAsync(p, side->handle);
+      cudaStreamSynchronize(side->handle);  // then the pool gives back to the device
+    });
+  }
+
+  absl::Status Upload(void* to, const void* from, size_t bytes) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, side_->handle));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(side_->handle));
+    return absl::OkStatus();
   }
 
   absl::Status Copy(void* to, const void* from, size_t bytes) override {
@@ -184,6 +230,7 @@ class StreamOps final : public CudaOps {
   const int device_;
   const std::string name_;
   cuda::Stream stream_;
+  const std::shared_ptr<SideStream> side_ = std::make_shared<SideStream>();
   cuda::SequenceStage stage_;
   cuda::LogProbStage log_probs_;
   std::unique_ptr<cuda::CublasLinear> cublas_;  // mode vanilla alone

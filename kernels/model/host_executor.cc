@@ -15,9 +15,15 @@ namespace {
 
 class HostExecutor final : public RankExecutor {
  public:
-  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(const RankOptions& options,
-                                                              std::unique_ptr<Ops> ops) {
+  // embedding: where rank 0 keeps the one that all ranks of an engine read; set by rank 0.
+  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
+      const RankOptions& options, std::unique_ptr<Ops> ops, std::weak_ptr<std::byte[]>& embedding) {
     std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops)));
+    const bool first = options.shape.rank == 0;
+    ISOBIT_ASSIGN_OR_RETURN(
+        rank->weights_,
+        ResidentWeights::Create(rank->layout_, *rank->ops_, first ? nullptr : embedding.lock()));
+    if (first) embedding = rank->weights_->embedding();
     ISOBIT_ASSIGN_OR_RETURN(
         rank->cache_, KvCache::Create(options.config, options.shape, options.num_pages,
                                       options.page_size, /*shared_layers=*/false, *rank->ops_));
@@ -51,16 +57,9 @@ class HostExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
-                                  const ResidentWeights* first) const override {
-    return ResidentWeights::Pack(layout_, checkpoint, *ops_,
-                                 first == nullptr ? nullptr : first->embedding());
-  }
+  ResidentWeights* weights() override { return weights_.get(); }
 
-  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
-    weights_.swap(weights);
-    return weights;
-  }
+  absl::Status Serve(const StagedBlocks& staged) override { return weights_->Commit(staged); }
 
  private:
   HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops)
@@ -123,7 +122,7 @@ class HostExecutor final : public RankExecutor {
   GatherAllReduce all_reduce_;
   std::optional<KvCache> cache_;
   Transformer transformer_;
-  PackedRank weights_;
+  std::unique_ptr<ResidentWeights> weights_;
 
   // They grow and never shrink.
   std::vector<Bf16> hidden_;       // [rows of the step, hidden_size]
@@ -136,8 +135,9 @@ class HostExecutor final : public RankExecutor {
 }  // namespace
 
 MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops) {
-  return [make_ops = std::move(make_ops)](const RankOptions& options) {
-    return HostExecutor::Create(options, make_ops());
+  return [make_ops = std::move(make_ops),
+          embedding = std::make_shared<std::weak_ptr<std::byte[]>>()](const RankOptions& options) {
+    return HostExecutor::Create(options, make_ops(), *embedding);
   };
 }
 

@@ -11,12 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/model_config.h"
 #include "common/parallel/communicator.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/rank_shape.h"
+#include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
-#include "kernels/model/weights.h"
 #include "kernels/ops.h"
 
 namespace isobit {
@@ -32,9 +32,6 @@ struct ModelStep {
   std::vector<LogProbRow>
       rows;  // [sequences]; `logits` is not read, the outputs are set by Collect
 };
-
-// The weights of one rank, packed, that do not serve yet.
-using PackedRank = std::unique_ptr<ResidentWeights>;
 
 // Launch, Collect and Serve are called on one thread, the rank's own. All ranks of a group get the
 // same calls in the same order. Their errors are final: the ranks no longer agree on anything.
@@ -54,15 +51,12 @@ class RankExecutor {
   // rank has drawn; each row belongs to one rank.
   virtual absl::Status Collect(ModelStep& step) = 0;
 
-  // Packs a checkpoint that ValidateCheckpoint has accepted. On any one thread, even while a step
-  // runs. first: the same weights packed for rank 0, or null if this is rank 0. RESOURCE_EXHAUSTED:
-  // they do not fit.
-  virtual absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
-                                          const ResidentWeights* first) const = 0;
+  // The rank's own, for StageBlocks on any thread; null if it computes without.
+  virtual ResidentWeights* weights() = 0;
 
-  // Makes these the weights of the steps to come. No step is launched and not collected. Returns
-  // those that served before, if they are of no use any more.
-  virtual absl::StatusOr<PackedRank> Serve(PackedRank weights) = 0;
+  // Makes the staged blocks, of all ranks the same version, the weights of the steps to come. No
+  // step is launched and not collected.
+  virtual absl::Status Serve(const StagedBlocks& staged) = 0;
 };
 
 // What a rank's executor is made from; all outlive it.

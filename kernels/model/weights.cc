@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
@@ -252,25 +251,6 @@ void WeightLayout::PackLayer(const Checkpoint& checkpoint, const Ops& ops, int l
     CopyBias(gate_up("bias"), out + layer_.gate_up_bias);
     CopyBias(all("mlp.down_proj.bias"), out + layer_.down_bias);
   }
-}
-
-absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Pack(
-    const WeightLayout& layout, const Checkpoint& checkpoint, Ops& ops,
-    std::shared_ptr<const std::byte> embedding) {
-  std::unique_ptr<ResidentWeights> weights(new ResidentWeights);
-  for (int block = 0; block < layout.num_blocks(); ++block) {
-    if (block == 0 && embedding != nullptr) {
-      weights->blocks_.push_back(std::move(embedding));
-      continue;
-    }
-    const size_t bytes = layout.BlockBytes(block);
-    std::shared_ptr<std::byte[]> packed = AllocateAligned(bytes);
-    layout.PackBlock(checkpoint, ops, block, packed.get());
-    ISOBIT_ASSIGN_OR_RETURN(
-        auto shared, ops.Share(std::shared_ptr<const std::byte>(packed, packed.get()), bytes));
-    weights->blocks_.push_back(std::move(shared));
-  }
-  return weights;
 }
 
 }  // namespace isobit

@@ -93,27 +93,6 @@ struct AlignedFree {
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedFree>;
 AlignedBytes AllocateAligned(size_t bytes);
 
-// All blocks of one rank in the backend's memory. The embedding, which every rank needs whole, may
-// be shared between ranks.
-class ResidentWeights final : public WeightSource {
- public:
-  // `embedding`: another rank's embedding block to share, or null to pack one.
-  // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
-  static absl::StatusOr<std::unique_ptr<ResidentWeights>> Pack(
-      const WeightLayout& layout, const Checkpoint& checkpoint, Ops& ops,
-      std::shared_ptr<const std::byte> embedding);
-  absl::StatusOr<const std::byte*> Acquire(int block) override {
-    return blocks_[static_cast<size_t>(block)].get();
-  }
-  void Release(int /*block*/) override {}
-  std::shared_ptr<const std::byte> embedding() const { return blocks_[0]; }
-
- private:
-  ResidentWeights() = default;
-
-  std::vector<std::shared_ptr<const std::byte>> blocks_;
-};
-
 }  // namespace isobit
 
 #endif  // ISOBIT_KERNELS_MODEL_WEIGHTS_H_

@@ -13,6 +13,7 @@
 #include "common/parallel/thread_group.h"
 #include "kernels/gather_all_reduce.h"
 #include "kernels/model/numerics.h"
+#include "kernels/model/resident_weights.h"
 
 namespace isobit::invariance {
 namespace {
@@ -136,7 +137,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
     ranks.emplace_back([&, rank] {
       const std::unique_ptr<Ops> ops = schedule.make_ops();
       const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size), *ops);
-      const auto weights = Must(ResidentWeights::Pack(layout, *checkpoint_, *ops, nullptr));
+      const auto weights = Must(ResidentWeights::Create(layout, *ops));
+      Must(weights->Commit(Must(StageBlocks(*checkpoint_, {weights.get()})).front()));
       const KvCache cache = Must(KvCache::Create(
           config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
       Poison(cache, config_.num_layers, *ops);

@@ -139,15 +139,43 @@ TEST_F(CudaEngineTest, VanillaRunsAndHasOtherBits) {
   }
 }
 
+// Graphs captured over the first weights run over the later ones, which are staged while steps run.
 TEST_F(CudaEngineTest, GivesTheBitsOfTheNewWeightsAfterAnUpdate) {
-  const auto cpu = MakeEngine(DefaultOptions(), "v2");
-  const auto engine = MakeEngine(OnGpus(Ranks(HaveGpus(2) ? 2 : 1)));
-  const auto before = Generate(*engine, MakeRequest("before"));
-  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2"}).status());
-  const auto after = Generate(*engine, MakeRequest("after"));
-  ExpectSameTokens(after, Generate(*cpu, MakeRequest("after")));
-  EXPECT_FALSE(testing_support::BitwiseEqual(after.logprobs, before.logprobs))
+  const auto first = Generate(*MakeEngine(DefaultOptions(), "v1"), MakeRequest("r"));
+  const auto second = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));
+  EXPECT_FALSE(testing_support::BitwiseEqual(first.logprobs, second.logprobs))
       << "a control: the weights differ";
+  for (const int size : {1, 2, 4}) {
+    if (!HaveGpus(size)) break;
+    SCOPED_TRACE(size);
+    const auto engine = MakeEngine(OnGpus(Ranks(size)));
+    for (const bool update : {true, false, true}) {
+      GenerationRequest beside = MakeRequest("beside");
+      beside.sampling.max_tokens = 150;
+      const auto sink = Submit(*engine, beside);
+      ISOBIT_ASSERT_OK(Update(
+          *engine, {.model_path = update ? "v2" : "v1", .mode = InFlightMode::kRecomputeKv}));
+      ExpectSameTokens(Generate(*engine, MakeRequest("r")), update ? second : first);
+      EXPECT_EQ(sink->done, absl::OkStatus());
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, AFullGpuTakesItsUpdateFromTheHost) {
+  const auto expected = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));
+  const auto engine = MakeEngine(OnGpus(Ranks(1)));
+  Generate(*engine, MakeRequest("warm"));  // scratch grows before the memory is gone
+  size_t free = 0;
+  size_t total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  void* hog = nullptr;
+  constexpr size_t kLeft = size_t{600} << 20;
+  ASSERT_GT(free, kLeft);
+  ASSERT_EQ(cudaMalloc(&hog, free - kLeft), cudaSuccess);
+  const absl::StatusOr<WeightUpdateResult> updated = Update(*engine, {.model_path = "v2"});
+  EXPECT_EQ(cudaFree(hog), cudaSuccess);
+  ISOBIT_ASSERT_OK(updated.status());
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), expected);
 }
 
 TEST_F(CudaEngineTest, FewPagesChangeNoBit) {

@@ -83,14 +83,11 @@ class DeferredExecutor final : public RankExecutor {
     return ShareTokens(own);
   }
 
-  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
-                                  const ResidentWeights* first) const override {
-    return rank_->Pack(checkpoint, first);
-  }
+  ResidentWeights* weights() override { return rank_->weights(); }
 
-  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
+  absl::Status Serve(const StagedBlocks& staged) override {
     if (!launched_.empty()) return absl::FailedPreconditionError("Serve with a step in flight");
-    return rank_->Serve(std::move(weights));
+    return rank_->Serve(staged);
   }
 
  private:

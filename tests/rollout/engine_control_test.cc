@@ -299,6 +299,24 @@ TEST_P(EngineControlTest, DummyWeightsAreUpdatedFromSeedToSeed) {
   ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
 }
 
+// A backend without room for a second version.
+class FullOps final : public testing_support::ForwardingOps {
+ public:
+  FullOps() : ForwardingOps(MakeCpuOps({})) {}
+  absl::StatusOr<Memory> AllocateBeside(size_t /*bytes*/) override {
+    return absl::ResourceExhaustedError("full");
+  }
+};
+
+TEST_P(EngineControlTest, UpdatesThatTheBackendHasNoRoomForComeFromHostMemory) {
+  const SampleResult expected = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));
+  EngineOptions options = DefaultOptions();
+  options.runner.make_rank = RankOf([] { return std::make_unique<FullOps>(); });
+  const auto engine = MakeEngine(options);
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2"}));
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), expected);
+}
+
 TEST_P(EngineControlTest, OneUpdateAtATime) {
   const auto engine = MakeEngine();
   std::optional<absl::StatusOr<WeightUpdateResult>> first;
@@ -506,13 +524,8 @@ class FailingRank final : public RankExecutor {
   absl::Status Collect(ModelStep& step) override {
     return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
   }
-  absl::StatusOr<PackedRank> Pack(const Checkpoint& checkpoint,
-                                  const ResidentWeights* first) const override {
-    return rank_->Pack(checkpoint, first);
-  }
-  absl::StatusOr<PackedRank> Serve(PackedRank weights) override {
-    return rank_->Serve(std::move(weights));
-  }
+  ResidentWeights* weights() override { return rank_->weights(); }
+  absl::Status Serve(const StagedBlocks& staged) override { return rank_->Serve(staged); }
 
  private:
   bool Fails(Call call) { return call == call_ && --countdown_ == 0; }

@@ -21,6 +21,12 @@ class ForwardingOps : public Ops {
                                                          size_t bytes) override {
     return ops_->Share(std::move(host), bytes);
   }
+  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
+    return ops_->AllocateBeside(bytes);
+  }
+  absl::Status Upload(void* to, const void* from, size_t bytes) override {
+    return ops_->Upload(to, from, bytes);
+  }
   absl::Status Copy(void* to, const void* from, size_t bytes) override {
     return ops_->Copy(to, from, bytes);
   }

@@ -45,6 +45,30 @@ TEST(CudaOpsTest, CopiesInOrderAndSharesACopy) {
   EXPECT_EQ(received, sent);
 }
 
+TEST(CudaOpsTest, UploadsBesideTheOps) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  const std::vector<int32_t> sent(1 << 20, 7);
+  const size_t bytes = sent.size() * sizeof(int32_t);
+  size_t before = 0, after = 0, total = 0;
+  ASSERT_TRUE(ops->AllocateBeside(bytes).ok());  // the device makes its pool
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  for (int i = 0; i < 3; ++i) {
+    const Memory memory = ops->AllocateBeside(bytes).value();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % 256, 0u);
+    ASSERT_TRUE(ops->Upload(memory.get(), sent.data(), bytes).ok());
+    std::vector<int32_t> received(sent.size());
+    ASSERT_TRUE(ops->Copy(received.data(), memory.get(), bytes).ok());
+    ASSERT_TRUE(ops->Synchronize().ok());
+    EXPECT_EQ(received, sent);
+  }
+  ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+  EXPECT_EQ(after, before) << "what was freed is not the device's again";
+  // It leaves some to spare where Allocate would not.
+  EXPECT_EQ(ops->AllocateBeside(before - (size_t{512} << 20)).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST(CudaOpsTest, SaysThatMemoryIsExhausted) {
   ISOBIT_SKIP_WITHOUT_GPU();
   const auto ops = MakeCudaOps({}).value();

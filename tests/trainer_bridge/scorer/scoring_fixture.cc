@@ -12,6 +12,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
+#include "kernels/model/resident_weights.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
 #include "kernels/oracle/oracle_ops.h"
@@ -137,7 +138,8 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const ModelConfig config = Must(LoadModelConfig(model_directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
-  const auto weights = Must(ResidentWeights::Pack(layout, checkpoint, *ops, nullptr));
+  const auto weights = Must(ResidentWeights::Create(layout, *ops));
+  Must(weights->Commit(Must(StageBlocks(checkpoint, {weights.get()})).front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   Transformer transformer(layout, rope, mode, *ops, /*all_reduce=*/nullptr);
 

@@ -1,0 +1,66 @@
+// A rank's weights in its backend's memory, and how others take their place.
+#ifndef ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
+#define ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/checkpoint.h"
+#include "kernels/model/weights.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// One rank's blocks of weights that do not serve yet: each in the backend's memory, in host memory
+// where that had no room, or null where Commit has nothing to copy.
+using StagedBlocks = std::vector<Memory>;
+
+// INVARIANT: a block stays at one address for life, so that captured graphs remain valid
+// (ResidentWeightsTest.UpdatesInPlace).
+class ResidentWeights final : public WeightSource {
+ public:
+  // Allocates all blocks, with nothing in them yet. `layout` and `ops` outlive the object.
+  // embedding: that of another rank in the same memory, which it shares; or null.
+  // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
+  static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
+      const WeightLayout& layout, Ops& ops, std::shared_ptr<std::byte[]> embedding = nullptr);
+
+  absl::StatusOr<const std::byte*> Acquire(int block) override {
+    return blocks_[static_cast<size_t>(block)].get();
+  }
+  void Release(int /*block*/) override {}
+
+  // Puts staged blocks into the place of those that serve. On the thread of `ops`, after every op
+  // that reads the old ones; waits. An error is final: some blocks are new.
+  absl::Status Commit(const StagedBlocks& staged);
+
+  std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
+  // In the backend's memory, without a shared embedding.
+  size_t bytes() const;
+
+ private:
+  friend class WeightStager;
+  ResidentWeights(const WeightLayout& layout, Ops& ops) : layout_(layout), ops_(ops) {}
+  bool owns(int block) const { return block > 0 || owns_embedding_; }
+
+  const WeightLayout& layout_;
+  Ops& ops_;
+  std::vector<std::shared_ptr<std::byte[]>> blocks_;
+  bool owns_embedding_ = true;
+  bool loaded_ = false;  // Commit has been called
+};
+
+// Packs a checkpoint that ValidateCheckpoint has accepted for all `ranks` of one model, [rank],
+// null for one without weights, on all cores, while the old weights may serve. The first weights of
+// a rank go straight to their place. One call at a time, and none beside a Commit. Errors leave the
+// weights that serve alone.
+absl::StatusOr<std::vector<StagedBlocks>> StageBlocks(const Checkpoint& checkpoint,
+                                                      absl::Span<ResidentWeights* const> ranks);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_

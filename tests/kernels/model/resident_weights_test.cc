@@ -1,0 +1,198 @@
+// Weights in place: staged on all cores they are the bytes of serial packing, they serve from the
+// switch on and not before, where they always lay, and wherever they waited for it.
+#include "kernels/model/resident_weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/support/forwarding_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tools/model_shapes.h"
+#include "tools/random_model.h"
+
+namespace isobit {
+namespace {
+
+using testing_support::StatusIs;
+
+// What the memory of all ranks' backends does.
+struct MemoryRules {
+  size_t largest = SIZE_MAX;         // Allocate refuses more bytes
+  size_t largest_beside = SIZE_MAX;  // AllocateBeside likewise
+  absl::Status beside;               // or always answers with this error
+  absl::Status upload;               // that of each Upload
+  std::atomic<int> num_refused = 0;
+};
+
+class RuledOps final : public testing_support::ForwardingOps {
+ public:
+  explicit RuledOps(MemoryRules& rules) : ForwardingOps(MakeCpuOps({})), rules_(rules) {}
+
+  absl::StatusOr<Memory> Allocate(size_t bytes) override {
+    if (bytes <= rules_.largest) return ForwardingOps::Allocate(bytes);
+    return absl::ResourceExhaustedError("full");
+  }
+  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
+    if (!rules_.beside.ok()) return rules_.beside;
+    if (bytes <= rules_.largest_beside) return ForwardingOps::AllocateBeside(bytes);
+    ++rules_.num_refused;
+    return absl::ResourceExhaustedError("full");
+  }
+  absl::Status Upload(void* to, const void* from, size_t bytes) override {
+    return rules_.upload.ok() ? ForwardingOps::Upload(to, from, bytes) : rules_.upload;
+  }
+
+ private:
+  MemoryRules& rules_;
+};
+
+class ResidentWeightsTest : public testing::Test {
+ protected:
+  static constexpr int kRanks = 4;
+  using Bytes = std::vector<std::vector<std::byte>>;  // [block]
+
+  ResidentWeightsTest() : config_(*NamedModelShape("tiny-qwen2")) {
+    for (const uint64_t seed : {1, 2}) {
+      const std::string path = root_.File(std::to_string(seed));
+      ISOBIT_EXPECT_OK(MakeRandomModel(config_, seed, path));
+      checkpoints_.push_back(*Checkpoint::Open(path));
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      ops_.push_back(std::make_unique<RuledOps>(rules_));
+      layouts_.push_back(
+          std::make_unique<WeightLayout>(config_, *ShapeOfRank(config_, r, kRanks), *ops_.back()));
+      ranks_.push_back(*ResidentWeights::Create(*layouts_.back(), *ops_.back(),
+                                                r == 0 ? nullptr : ranks_.front()->embedding()));
+      pointers_.push_back(ranks_.back().get());
+    }
+  }
+
+  absl::StatusOr<std::vector<StagedBlocks>> Stage(int model) {
+    return StageBlocks(checkpoints_[static_cast<size_t>(model)], pointers_);
+  }
+  void Commit(const std::vector<StagedBlocks>& staged) {
+    for (size_t r = 0; r < ranks_.size(); ++r) ISOBIT_EXPECT_OK(ranks_[r]->Commit(staged[r]));
+  }
+  void Load(int model) {
+    const auto staged = Stage(model);
+    ISOBIT_ASSERT_OK(staged);
+    Commit(*staged);
+  }
+
+  // What serves on a rank.
+  Bytes Serving(size_t r) const {
+    Bytes blocks;
+    for (int block = 0; block < layouts_[r]->num_blocks(); ++block) {
+      const std::byte* bytes = *ranks_[r]->Acquire(block);
+      blocks.emplace_back(bytes, bytes + layouts_[r]->BlockBytes(block));
+    }
+    return blocks;
+  }
+  // One block after the other, by itself.
+  Bytes Packed(int model, size_t r) const {
+    Bytes blocks;
+    for (int block = 0; block < layouts_[r]->num_blocks(); ++block) {
+      const AlignedBytes packed = AllocateAligned(layouts_[r]->BlockBytes(block));
+      layouts_[r]->PackBlock(checkpoints_[static_cast<size_t>(model)], *ops_[r], block,
+                             packed.get());
+      blocks.emplace_back(packed.get(), packed.get() + layouts_[r]->BlockBytes(block));
+    }
+    return blocks;
+  }
+  void ExpectServing(int model) const {
+    for (size_t r = 0; r < ranks_.size(); ++r) EXPECT_EQ(Serving(r), Packed(model, r)) << r;
+  }
+
+  const testing_support::TempDir root_;
+  const ModelConfig config_;
+  std::vector<Checkpoint> checkpoints_;
+  MemoryRules rules_;
+  std::vector<std::unique_ptr<RuledOps>> ops_;
+  std::vector<std::unique_ptr<WeightLayout>> layouts_;
+  std::vector<std::unique_ptr<ResidentWeights>> ranks_;
+  std::vector<ResidentWeights*> pointers_;
+};
+
+TEST_F(ResidentWeightsTest, TheFirstGoStraightToTheirPlace) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const std::vector<StagedBlocks> staged, Stage(0));
+  for (const StagedBlocks& blocks : staged) {
+    for (const Memory& block : blocks) EXPECT_EQ(block, nullptr);
+  }
+  Commit(staged);
+  ExpectServing(0);
+}
+
+TEST_F(ResidentWeightsTest, UpdatesInPlace) {
+  Load(0);
+  std::vector<const std::byte*> places;
+  for (const auto& rank : ranks_) {
+    for (int block = 0; block < layouts_[0]->num_blocks(); ++block) {
+      places.push_back(*rank->Acquire(block));
+    }
+  }
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const std::vector<StagedBlocks> staged, Stage(1));
+  ExpectServing(0);
+  Commit(staged);
+  ExpectServing(1);
+  auto place = places.begin();
+  for (const auto& rank : ranks_) {
+    for (int block = 0; block < layouts_[0]->num_blocks(); ++block) {
+      EXPECT_EQ(*rank->Acquire(block), *place++) << block;
+    }
+  }
+}
+
+TEST_F(ResidentWeightsTest, WhatHasNoRoomInTheBackendWaitsInHostMemory) {
+  Load(0);
+  const size_t layer = layouts_[0]->BlockBytes(1);
+  for (const size_t largest : {size_t{0}, layer}) {
+    for (const int model : {1, 0}) {
+      rules_.largest_beside = largest;
+      rules_.num_refused = 0;
+      Load(model);
+      EXPECT_GT(rules_.num_refused, 0);
+      ExpectServing(model);
+    }
+  }
+}
+
+TEST_F(ResidentWeightsTest, ErrorsLeaveTheOldOnesServing) {
+  Load(0);
+  rules_.upload = absl::DataLossError("upload");
+  EXPECT_THAT(Stage(1), StatusIs(absl::StatusCode::kDataLoss));
+  rules_.upload = absl::OkStatus();
+  rules_.beside = absl::InternalError("allocation");
+  EXPECT_THAT(Stage(1), StatusIs(absl::StatusCode::kInternal));
+  rules_.beside = absl::OkStatus();
+  ExpectServing(0);
+  Load(1);
+  ExpectServing(1);
+}
+
+TEST_F(ResidentWeightsTest, RanksInOneMemoryShareTheEmbedding) {
+  const size_t embedding = layouts_[0]->BlockBytes(0);
+  EXPECT_EQ(*ranks_[3]->Acquire(0), *ranks_[0]->Acquire(0));
+  size_t rest = 0;
+  for (int block = 1; block < layouts_[3]->num_blocks(); ++block) {
+    rest += layouts_[3]->BlockBytes(block);
+  }
+  EXPECT_EQ(ranks_[3]->bytes(), rest);
+  EXPECT_GT(ranks_[0]->bytes(), embedding);
+}
+
+TEST_F(ResidentWeightsTest, SaysThatTheyDoNotFit) {
+  rules_.largest = layouts_[0]->BlockBytes(1) - 1;
+  EXPECT_THAT(ResidentWeights::Create(*layouts_[0], *ops_[0]),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+}  // namespace
+}  // namespace isobit
