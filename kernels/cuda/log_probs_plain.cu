@@ -1,7 +1,9 @@
 // Rows whose tokens need no order: each range is one task, and the block that ends a row's last
-// task joins its ranges. Blocks are persistent, with one warp that fetches the next task's logits
-// chunk by chunk as the others are done with the present one's, so that memory never waits for
-// arithmetic.
+// task joins its ranges. Blocks are persistent, and a task passes through four groups of warps: one
+// warp fetches its logits, chunk by chunk as the workers are done with those of the task before;
+// two survey them, as they arrive, for their maximum; eight, the workers, sum weights and draw; one
+// hands the result on. So memory never waits for arithmetic, and the workers never for each other,
+// unless single logits are to be changed.
 #include <algorithm>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -14,9 +16,13 @@ namespace {
 
 constexpr int kBlocksPerSm = 2;
 constexpr size_t kBlockBytes = (228 / kBlocksPerSm - 1) * 1024;  // shared memory that each can have
-constexpr size_t kChunkBytes = kChunk * sizeof(float);
+constexpr int kCopyAlignment = 128;                              // bytes
+constexpr int kSlot = kChunk + kCopyAlignment / static_cast<int>(sizeof(float));
+constexpr size_t kSlotBytes = kSlot * sizeof(float);
 constexpr int kFetchThreads = 32;
-constexpr int kThreads = kRangeThreads + kFetchThreads + 32;
+constexpr int kSurveyWarps = 2;
+constexpr int kSurveyThreads = 32 * kSurveyWarps;
+constexpr int kThreads = kRangeThreads + kFetchThreads + kSurveyThreads + 32;
 
 // A row's place in the workspace.
 struct RowRecord {
@@ -24,17 +30,28 @@ struct RowRecord {
   unsigned arrivals;  // of finished ranges; zero between launches
 };
 
-// A task's parameters and what the workers find out.
+// A task's parameters and what is found out about it.
 struct Task {
   DeviceLogProbRow row;
   RowPlan plan;
   int64_t index;  // of the row
   int32_t range;  // -1: there are no more
-  RangeMax raw;
+  RangeMax surveyed[kSurveyWarps];
+  RangeScratch scratch;
   RangeMax processed;
   float target_logit;
   WarpTotals sums[kRangeWarps];
   WarpTotals draw[kRangeWarps];  // the sums' too, unless RowPlan::separate
+
+  // Of the unprocessed logits.
+  __device__ RangeMax Raw() const {
+    RangeMax raw = surveyed[0];
+    for (int w = 1; w < kSurveyWarps; ++w) {
+      raw.max = fmaxf(raw.max, surveyed[w].max);
+      raw.unfit |= surveyed[w].unfit;
+    }
+    return raw;
+  }
 };
 
 // Tasks that a block has in hand: one is fetched and one worked on while others are handed on.
@@ -42,22 +59,40 @@ constexpr int kPlaces = 4;
 
 // In front of the ring of chunks. The n-th task that a block works on lies in place n % kPlaces,
 // and its chunks follow those of the one before.
-struct alignas(16) Shared {
-  RangeScratch scratch;
-  uint64_t empty[kMaxChunks];  // barriers, one a slot: it may be overwritten
-  uint64_t full[kPlaces];      // the task and its logits have arrived
-  uint64_t done[kPlaces];      // the workers are done with the task
+struct alignas(kCopyAlignment) Shared {
+  uint64_t full[kMaxChunks];   // barriers, one a slot: its chunk has arrived
+  uint64_t empty[kMaxChunks];  // it may be overwritten
+  uint64_t posted[kPlaces];    // the task's parameters are there
+  uint64_t ready[kPlaces];     // its logits have arrived and are surveyed
+  uint64_t done[kPlaces];      // the workers are done with it
   uint64_t free[kPlaces];      // its place may be overwritten
   Task tasks[kPlaces];
 };
-extern __shared__ __align__(16) std::byte shared_memory[];
+extern __shared__ __align__(128) std::byte shared_memory[];
 
-__device__ float* Ring() { return reinterpret_cast<float*>(shared_memory + sizeof(Shared)); }
+// A task's range. Its logits lie as far from a multiple of kCopyAlignment as in memory: between
+// places that differ in this, bulk copies are slow.
+__device__ VocabRange RangeOfTask(const LogProbJob& job, int range, const float* logits,
+                                  const RingPlace& place) {
+  VocabRange result =
+      RangeOf(job, range, reinterpret_cast<float*>(shared_memory + sizeof(Shared)), place);
+  result.stride = kSlot;
+  result.ring += reinterpret_cast<uintptr_t>(logits + result.first) % kCopyAlignment / 16 * 4;
+  return result;
+}
 
-// Waits until task n's place has served the task before it there.
-__device__ void AwaitFree(Shared& shared, int n) {
-  if (n < kPlaces) return;
-  WaitBarrier(SharedAddress(&shared.free[n % kPlaces]), static_cast<uint32_t>(n / kPlaces - 1) % 2);
+// Waits for what `barriers` say of task n.
+__device__ void Await(const uint64_t (&barriers)[kPlaces], int n) {
+  WaitBarrier(SharedAddress(&barriers[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
+}
+// Says it, by every thread that calls.
+__device__ void Tell(const uint64_t (&barriers)[kPlaces], int n) {
+  Arrive(SharedAddress(&barriers[n % kPlaces]));
+}
+// Says it, by one lane, once all lanes of the warp have come here.
+__device__ void TellByOne(const uint64_t (&barriers)[kPlaces], int n) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) Tell(barriers, n);
 }
 
 // The fetching warp.
@@ -73,7 +108,7 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
     const float* logits = end ? nullptr : row->logits;
     const RowPlan plan(*row, job.args.vocab);
     if (!end && (logits == nullptr || IsRanked(plan, *row))) continue;
-    AwaitFree(shared, n);
+    if (n >= kPlaces) Await(shared.free, n - kPlaces);
     Task& task = shared.tasks[n % kPlaces];
     static_assert(sizeof(DeviceLogProbRow) % 4 == 0 && sizeof(DeviceLogProbRow) <= 4 * 32);
     if (lane < static_cast<int>(sizeof(DeviceLogProbRow) / 4)) {
@@ -84,19 +119,53 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
       task.index = t / kRanges;
       task.range = end ? -1 : static_cast<int32_t>(t % kRanges);
     }
-    const uint32_t full = SharedAddress(&shared.full[n % kPlaces]);
-    if (end) {
-      for (int c = 0; c < chunks; ++c) Arrive(full);
-      return;
-    }
-    const VocabRange range = RangeOf(job, static_cast<int>(t % kRanges), Ring(), place);
+    Tell(shared.posted, n);
+    if (end) return;
+    const VocabRange range = RangeOfTask(job, static_cast<int>(t % kRanges), logits, place);
     for (int c = 0; c < chunks; ++c) {
-      WaitBarrier(SharedAddress(&shared.empty[range.SlotOf(c)]), range.PhaseOf(c) ^ 1);
+      const int slot = range.SlotOf(c);
+      WaitBarrier(SharedAddress(&shared.empty[slot]), range.PhaseOf(c) ^ 1);
       __syncwarp();
-      StartChunk<kFetchThreads>(range, logits, c, lane, full);
+      StartChunk<kFetchThreads>(range, logits, c, lane, SharedAddress(&shared.full[slot]));
     }
     place.Advance(chunks, job.slots);
     ++n;
+  }
+}
+
+// The surveying warps; this is thread number `thread` of them.
+__device__ void Survey(const LogProbJob& job, Shared& shared, int thread) {
+  constexpr int kStep = 4 * kSurveyThreads;
+  const int chunks = NumChunks(job);
+  RingPlace place;
+  for (int n = 0;; ++n, place.Advance(chunks, job.slots)) {
+    Await(shared.posted, n);
+    Task& task = shared.tasks[n % kPlaces];
+    if (task.range < 0) return Tell(shared.ready, n);
+    const VocabRange range = RangeOfTask(job, task.range, task.row.logits, place);
+    LogitMax max;
+    for (int c = 0; c < chunks; ++c) {
+      WaitBarrier(SharedAddress(&shared.full[range.SlotOf(c)]), range.PhaseOf(c));
+      const int size = range.size - c * kChunk;
+      if (size >= kChunk) {
+        const float* const mine = range.Chunk(c) + 4 * thread;
+#pragma unroll
+        for (int i = 0; i < kChunk; i += kStep) {
+          const float4 v = *reinterpret_cast<const float4*>(mine + i);
+          max.Add({{v.x, v.y, v.z, v.w}}, 4);
+        }
+      } else {
+        for (int i = 4 * thread; i < size; i += kStep) {
+          max.Add(LoadFour(range, c * kChunk + i), size - i);
+        }
+      }
+    }
+    const RangeMax mine = max.Get();
+    const RangeMax of_warp = {FromAscendingBits(__reduce_max_sync(~0u, AscendingBits(mine.max))),
+                              __any_sync(~0u, mine.unfit) != 0};
+    if (thread % 32 == 0) task.surveyed[thread / 32] = of_warp;
+    if (thread < 32) task.scratch.BeginDraw(task.row.seed, static_cast<uint32_t>(thread));
+    Tell(shared.ready, n);
   }
 }
 
@@ -105,15 +174,15 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
   const DeviceLogProbRow& row = task.row;
   const RowPlan& plan = task.plan;
   const int chunks = NumChunks(job);
-  const VocabRange range = RangeOf(job, task.range, Ring(), place);
-  RangeScratch& scratch = shared.scratch;
+  const VocabRange range = RangeOfTask(job, task.range, task.row.logits, place);
+  RangeScratch& scratch = task.scratch;
   const bool first_lane = threadIdx.x % 32 == 0;
   const auto keep = [](int) {};
   const auto release = [&](int slot) {
     __syncwarp();
     if (first_lane) Arrive(SharedAddress(&shared.empty[slot]));
   };
-  const RangeMax raw = MaxOfLogits(range, row.seed, scratch);
+  const RangeMax raw = task.Raw();
   if (plan.separate) {
     const WarpTotals sums =
         Summarise(range, chunks, 1.0f, raw.max, row, true, false, scratch, keep);
@@ -127,7 +196,6 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
     inverse = 1.0f;
   }
   if (threadIdx.x == 0) {
-    task.raw = raw;
     task.processed = processed;
     if (range.Holds(row.target)) {
       task.target_logit = contract::Mul(range.At(row.target - range.first), inverse);
@@ -143,17 +211,18 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
 __device__ void HandOn(const LogProbJob& job, Shared& shared) {
   for (int n = 0;; ++n) {
     const Task& task = shared.tasks[n % kPlaces];
-    WaitBarrier(SharedAddress(&shared.done[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
+    Await(shared.done, n);
     if (task.range < 0) return;
     const RowPlan& plan = task.plan;
+    const RangeMax raw = task.Raw();
     const WarpTotals draw = JoinWarps(task.draw);
     RangeResult result{
-        .sum = plan.separate ? SumOf(task.raw.max, JoinWarps(task.sums))
-                             : SumOf(task.processed.max, draw),
+        .sum =
+            plan.separate ? SumOf(raw.max, JoinWarps(task.sums)) : SumOf(task.processed.max, draw),
         .target_logit = task.target_logit,
         .best = draw.best,
         .best_logit = draw.best_logit,
-        .unfit = task.raw.unfit || task.processed.unfit,
+        .unfit = raw.unfit || task.processed.unfit,
         .alive = task.processed.max > kMinusInfinity,
     };
     RowRecord& record = reinterpret_cast<RowRecord*>(job.args.workspace)[task.index];
@@ -165,8 +234,7 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
       if (last) __threadfence();
     }
     if (__any_sync(~0u, last) != 0) FinishRow(job, task.index, task.row, plan, record.ranges);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.free[n % kPlaces]));
+    TellByOne(shared.free, n);
   }
 }
 
@@ -174,11 +242,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     PlainLogProbs(const __grid_constant__ LogProbJob job) {
   auto& shared = *reinterpret_cast<Shared*>(shared_memory);
   if (threadIdx.x < kMaxChunks) {
+    InitBarrier(SharedAddress(&shared.full[threadIdx.x]), kFetchThreads);
     InitBarrier(SharedAddress(&shared.empty[threadIdx.x]), kRangeWarps);
   }
   if (threadIdx.x < kPlaces) {
-    InitBarrier(SharedAddress(&shared.full[threadIdx.x]),
-                static_cast<uint32_t>(NumChunks(job)) * kFetchThreads);
+    InitBarrier(SharedAddress(&shared.posted[threadIdx.x]), kFetchThreads);
+    InitBarrier(SharedAddress(&shared.ready[threadIdx.x]), kSurveyThreads);
     InitBarrier(SharedAddress(&shared.done[threadIdx.x]), kRangeWarps);
     InitBarrier(SharedAddress(&shared.free[threadIdx.x]), 1);
   }
@@ -186,18 +255,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   __syncthreads();
   ReleaseSuccessor();
   WaitForPredecessor();
-  if (threadIdx.x >= kRangeThreads + kFetchThreads) return HandOn(job, shared);
-  if (threadIdx.x >= kRangeThreads) return Fetch(job, shared);
+  const int thread = static_cast<int>(threadIdx.x) - kRangeThreads;
+  if (thread >= kFetchThreads + kSurveyThreads) return HandOn(job, shared);
+  if (thread >= kFetchThreads) return Survey(job, shared, thread - kFetchThreads);
+  if (thread >= 0) return Fetch(job, shared);
   RingPlace place;
-  for (int n = 0;; ++n) {
-    WaitBarrier(SharedAddress(&shared.full[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
+  for (int n = 0;; ++n, place.Advance(NumChunks(job), job.slots)) {
+    Await(shared.ready, n);
     Task& task = shared.tasks[n % kPlaces];
     const bool end = task.range < 0;
     if (!end) Work(job, task, place, shared);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(SharedAddress(&shared.done[n % kPlaces]));
+    TellByOne(shared.done, n);
     if (end) return;
-    place.Advance(NumChunks(job), job.slots);
   }
 }
 
@@ -217,9 +286,9 @@ absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream) {
   grid.blocks = dim3(static_cast<unsigned>(std::min<int64_t>(tasks, kBlocksPerSm * info->num_sms)));
   grid.threads = dim3(kThreads);
   LogProbJob sized = job;
-  sized.slots = std::clamp(static_cast<int>((kBlockBytes - sizeof(Shared)) / kChunkBytes),
+  sized.slots = std::clamp(static_cast<int>((kBlockBytes - sizeof(Shared)) / kSlotBytes),
                            NumChunks(job), kMaxChunks);
-  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(sized.slots) * kChunkBytes;
+  grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(sized.slots) * kSlotBytes;
   return Launch(PlainLogProbs, grid, stream, sized);
 }
 

@@ -26,8 +26,9 @@ inline constexpr int kMaxChunks =
 
 // The chunks of a range lie in a ring of slots of shared memory.
 struct VocabRange {
-  float* ring = nullptr;  // [slots, kChunk], 16-byte aligned
-  int32_t slots = 0;      // at least the range's chunks
+  float* ring = nullptr;  // [slots, stride], 16-byte aligned
+  int32_t stride = kChunk;
+  int32_t slots = 0;  // at least the range's chunks
   int32_t first_slot = 0;
   uint32_t first_phase = 0;  // parity of that slot's barriers; the next one's from slot 0 on
   int32_t size = 0;
@@ -37,7 +38,7 @@ struct VocabRange {
   __device__ bool Wraps(int chunk) const { return first_slot + chunk >= slots; }
   __device__ int SlotOf(int chunk) const { return first_slot + chunk - (Wraps(chunk) ? slots : 0); }
   __device__ uint32_t PhaseOf(int chunk) const { return first_phase ^ (Wraps(chunk) ? 1u : 0u); }
-  __device__ float* Chunk(int chunk) const { return ring + SlotOf(chunk) * kChunk; }
+  __device__ float* Chunk(int chunk) const { return ring + SlotOf(chunk) * stride; }
   // The i-th logit; those up to the next multiple of kChunk follow it.
   __device__ float& At(int i) const { return Chunk(i / kChunk)[i % kChunk]; }
 };
@@ -62,9 +63,8 @@ struct NoiseKey {
 struct alignas(16) RoundKeys {
   uint32_t words[2 * contract::kPhiloxRounds];
 
-  // By the first threads of the block.
-  __device__ void Set(uint64_t seed) {
-    const uint32_t t = threadIdx.x;
+  // By threads 0, 1, ..., of which the first 2 * kPhiloxRounds are needed.
+  __device__ void Set(uint64_t seed, uint32_t t) {
     if (t >= 2 * contract::kPhiloxRounds) return;
     words[t] = t % 2 == 0 ? static_cast<uint32_t>(seed) + t / 2 * 0x9e3779b9u
                           : static_cast<uint32_t>(seed >> 32) + t / 2 * 0xbb67ae85u;
@@ -82,11 +82,19 @@ struct WarpTotals {
 
 // What the threads of a block share while they work on a range.
 struct RangeScratch {
-  RoundKeys keys;           // this and the next two are made ready by BlockMax
+  RoundKeys keys;
   unsigned long long best;  // TokenKey of the largest value so far
   float prune;              // PruneFactor of it
   uint32_t words[kRangeWarps];
   uint32_t flags[kRangeWarps];
+
+  // Makes it ready for a draw with this seed, by threads 0, 1, ... of at least a warp.
+  __device__ void BeginDraw(uint64_t seed, uint32_t thread) {
+    keys.Set(seed, thread);
+    if (thread != 0) return;
+    best = 0;
+    prune = contract::kInfinity;
+  }
 };
 
 // Of the threads that work on a range: a block may have others.
@@ -123,11 +131,7 @@ __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed
   const uint32_t word = __reduce_max_sync(~0u, AscendingBits(mine.max));
   const bool flag = __any_sync(~0u, mine.unfit) != 0;
   SyncRange();
-  scratch.keys.Set(seed);
-  if (threadIdx.x == 0) {
-    scratch.best = 0;
-    scratch.prune = contract::kInfinity;
-  }
+  scratch.BeginDraw(seed, threadIdx.x);
   if (threadIdx.x % 32 == 0) {
     scratch.words[threadIdx.x / 32] = word;
     scratch.flags[threadIdx.x / 32] = flag ? 1 : 0;
@@ -199,7 +203,7 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks,
   const auto next = [&] { slot = slot + 1 == range.slots ? 0 : slot + 1; };
 #pragma unroll kUnroll
   for (int c = 0; c < whole; ++c, next()) {
-    const float* chunk = range.ring + slot * kChunk + mine;
+    const float* chunk = range.ring + slot * range.stride + mine;
     const float4 a = *reinterpret_cast<const float4*>(chunk);
     const float4 b = *reinterpret_cast<const float4*>(chunk + kStride);
     loaded(slot);
@@ -219,23 +223,35 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit
       range, 0, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
 }
 
-// The maximum of unprocessed logits. Unfit: one of them is not finite.
+// The maximum of a thread's unprocessed logits. Unfit: one of them is not finite.
+class LogitMax {
+ public:
+  // The first `n` of four, of which the rest are -inf.
+  __device__ __forceinline__ void Add(const Four& four, int n) {
+    const float(&z)[4] = four.z;
+    max_ = fmaxf(max_, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j < n) zeros_[j % 2] = contract::Fma(z[j], 0.0f, zeros_[j % 2]);
+    }
+  }
+  __device__ RangeMax Get() const {
+    const float zero = contract::Add(zeros_[0], zeros_[1]);
+    return {max_, zero != zero};
+  }
+
+ private:
+  float max_ = kMinusInfinity;
+  float zeros_[2] = {};  // NaN as soon as a logit is not finite
+};
+
 __device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_t seed,
                                                 RangeScratch& scratch) {
-  float max = kMinusInfinity;
-  float zeros[2] = {};  // NaN as soon as a logit is not finite
+  LogitMax max;
   ForEachFour<2>(
       range, 0, [](int) {},
-      [&](int i, const Four& four, bool whole) {
-        const float(&z)[4] = four.z;
-        max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (whole || i + j < range.size) zeros[j % 2] = contract::Fma(z[j], 0.0f, zeros[j % 2]);
-        }
-      });
-  const float zero = contract::Add(zeros[0], zeros[1]);
-  return BlockMax({max, zero != zero}, seed, scratch);
+      [&](int i, const Four& four, bool whole) { max.Add(four, whole ? 4 : range.size - i); });
+  return BlockMax(max.Get(), seed, scratch);
 }
 
 // ---- From logits to processed ones

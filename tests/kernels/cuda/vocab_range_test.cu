@@ -75,7 +75,7 @@ __global__ void CheckFractions(unsigned* failures) {
 __global__ void CheckNoise(unsigned* failures) {
   __shared__ RoundKeys keys;
   const NoiseKey key{Mix(blockIdx.x), blockIdx.x, static_cast<uint32_t>(Mix(blockIdx.x + 7))};
-  keys.Set(key.seed);
+  keys.Set(key.seed, threadIdx.x);
   __syncthreads();
   for (uint32_t i = 0; i < 64; ++i) {
     const auto group = static_cast<uint32_t>(Mix(uint64_t{i} << 32 | threadIdx.x));
