@@ -32,8 +32,8 @@ barriers='--num-cuda-barriers 256'
 declare -A options=(
   # A test provokes an error of the API, memory that is not there: that is no finding.
   [memcheck]='--report-api-errors no'
-  # racecheck does not see that a bulk copy has completed on an mbarrier: it reports the pipelines of
-  # cuBLAS's own kernels as well as ours. What those copies fill is left out.
+  # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
+  # complete on mbarriers: what they fill is left out.
   [racecheck]="--racecheck-memcpy-async no $barriers"
   [synccheck]="$barriers"
 )
