@@ -1,0 +1,17 @@
+// What the table of schedules is fitted to: the times of all that may be the fastest.
+#ifndef ISOBIT_TOOLS_BENCH_GEMM_SCHEDULES_H_
+#define ISOBIT_TOOLS_BENCH_GEMM_SCHEDULES_H_
+
+#include "absl/status/status.h"
+#include "tools/bench_gemm_cases.h"
+#include "tools/bench_harness.h"
+
+namespace isobit::bench {
+
+// Races cuBLAS and every candidate schedule, the chosen one first among them, and prints their
+// microseconds as a line of JSON: the median of three short rounds, good to some 2 %.
+absl::Status SweepSchedules(Harness& harness, const Calls& calls);
+
+}  // namespace isobit::bench
+
+#endif  // ISOBIT_TOOLS_BENCH_GEMM_SCHEDULES_H_
