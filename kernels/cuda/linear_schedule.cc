@@ -108,10 +108,31 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
 }
 
 // Two leaves or one, each of a few stages: x is then most of what a block reads, and tiles, which
-// read it once for 64 rows of the weight, are faster.
+// read it once for 48 or 64 rows of the weight, are faster.
 bool IsShort(const LinearShape& shape) {
-  return shape.sum == contract::LeafSum::kTree && shape.num_leaves <= 2 &&
-         shape.k <= 512 * shape.num_leaves && BlocksOf(shape).uniform;
+  return shape.sum == contract::LeafSum::kTree && !shape.gated && shape.num_leaves <= 2 &&
+         shape.k <= 1024 * shape.num_leaves && BlocksOf(shape).uniform;
+}
+
+// The head of a vocabulary: a tile of 144 rows of the weight for every multiprocessor at least.
+bool IsHead(const LinearShape& shape) {
+  return shape.sum == contract::LeafSum::kChain && !shape.gated &&
+         shape.n > 143 * kMultiprocessors && BlocksOf(shape).uniform;
+}
+
+// Of 33 to 64 rows.
+LinearSchedule ChooseMiddle(const LinearShape& shape) {
+  LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
+  if (IsHead(shape)) {
+    schedule.tile = {.rows = 64, .columns = 144, .split = 1};
+  } else if (IsShort(shape)) {
+    const bool pair = shape.num_leaves == 2;
+    schedule.tile = {.rows = 64, .columns = pair ? 64 : 48, .split = pair ? 2 : 1};
+  } else {
+    schedule.kind = LinearSchedule::Kind::kStream;
+    schedule.stream = ChooseStream(shape, kMaxStreamRows);
+  }
+  return schedule;
 }
 
 }  // namespace
@@ -132,11 +153,7 @@ LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable) 
     schedule.tile = ChooseTile(shape, m);
     return schedule;
   }
-  if (m > 32 && IsShort(shape)) {
-    schedule.kind = LinearSchedule::Kind::kTile;
-    schedule.tile = {.columns = 64, .split = shape.num_leaves};
-    return schedule;
-  }
+  if (m > 32) return ChooseMiddle(shape);
   schedule.kind = LinearSchedule::Kind::kStream;
   schedule.stream = ChooseStream(shape, m);
   return schedule;
@@ -173,7 +190,8 @@ absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& sh
 std::string Describe(const LinearSchedule& schedule) {
   if (schedule.kind == LinearSchedule::Kind::kGeneral) return "general";
   if (schedule.kind == LinearSchedule::Kind::kTile) {
-    return absl::StrCat("tile 128x", schedule.tile.columns, " split ", schedule.tile.split);
+    return absl::StrCat("tile ", schedule.tile.rows, "x", schedule.tile.columns, " split ",
+                        schedule.tile.split);
   }
   const StreamSchedule& stream = schedule.stream;
   return absl::StrCat("stream ", stream.columns, "x", stream.rows, " l", stream.leaves, " s",

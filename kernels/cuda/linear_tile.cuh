@@ -2,9 +2,9 @@
 // the leaf loop that empties it into accumulators.
 //
 // A block is three warpgroups. The first's four warps (the producers) take turns in issuing bulk
-// copies, one lane each: x by tensor map, 128 rows x 64 columns; the weights as plain copies of
-// packed rows. One warp alone is not fast enough. The other two warpgroups (the consumers) multiply
-// 64 rows each.
+// copies, one lane each: x by tensor map, 64 columns of the tile's rows; the weights as plain
+// copies of packed rows. One warp alone is not fast enough. The other two warpgroups (the
+// consumers) multiply (TileSize).
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 
@@ -25,11 +25,9 @@
 
 namespace isobit::cuda::tile {
 
-inline constexpr int kRows = 128;  // of x in a tile
 inline constexpr int kThreads = 384;
 inline constexpr int kConsumerWarps = 8;
-inline constexpr int kSharedLimit = 232448;  // bytes a block may have
-inline constexpr int kBarrierBytes = 256;
+inline constexpr int kBarrierBytes = 512;
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
 inline constexpr int kOperandStep = 2;  // descriptor units from one k16 step to the next
 
@@ -59,14 +57,32 @@ struct Work {
   TileOutput out;
 };
 
+// A tile's rows of x and packed rows of the weight, and what a consumer has of it: 64 rows and all
+// columns of a tile of 128 rows; all rows and half of the columns of one of 64. The latter's blocks
+// take half of a multiprocessor, so that the next kernel's fetch their weights beside them.
+template <int kRows_, int kColumns_>
+struct TileSize {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static_assert(kRows == 64 || kRows == 128);
+  static constexpr int kConsumerColumns = kRows == 128 ? kColumns : kColumns / 2;
+  static constexpr int kConsumerRowOffset = kRows == 128 ? 64 : 0;
+  static constexpr int kConsumerColumnOffset = kColumns - kConsumerColumns;
+  static constexpr int kValues = kConsumerColumns / 2;  // sums of a thread
+  static constexpr int kGroups = kConsumerColumns / 8;
+  static constexpr int kBlocks = kRows == 128 ? 1 : 2;                 // of a multiprocessor
+  static constexpr int kSharedLimit = kBlocks == 1 ? 232448 : 115712;  // bytes of a block
+  static_assert(kConsumerColumns % 8 == 0);
+};
+
 // Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers.
-template <int kColumns, int kExtraBytes>
+template <class Size, int kExtraBytes>
 struct Ring {
-  static constexpr int kXBytes = kRows * kRowBytes;
-  static constexpr int kWeightBytes = kColumns * kRowBytes;
+  static constexpr int kXBytes = Size::kRows * kRowBytes;
+  static constexpr int kWeightBytes = Size::kColumns * kRowBytes;
   static constexpr int kAlignment = 1024;
   static constexpr int kStages =
-      (kSharedLimit - kAlignment - kBarrierBytes - kExtraBytes) / (kXBytes + kWeightBytes);
+      (Size::kSharedLimit - kAlignment - kBarrierBytes - kExtraBytes) / (kXBytes + kWeightBytes);
   static constexpr int kSharedBytes =
       kAlignment + kStages * (kXBytes + kWeightBytes) + kExtraBytes + kBarrierBytes;
   static_assert(kStages >= 3 && 16 * kStages + 64 <= kBarrierBytes);
@@ -113,11 +129,6 @@ struct Cursor {
   }
 };
 
-// Rows of one weight copy: it stays inside a row tile and inside a run of `run` rows.
-constexpr int PieceRows(int run) {
-  return run % 64 == 0 ? 64 : run % 32 == 0 ? 32 : run % 16 == 0 ? 16 : 8;
-}
-
 // Where packed row `row`, a multiple of 8, of a block of K lies.
 __device__ __forceinline__ const std::byte* WeightRow(const Work& work, int row, int block) {
   const int64_t tile_block =
@@ -125,10 +136,23 @@ __device__ __forceinline__ const std::byte* WeightRow(const Work& work, int row,
   return work.weights + tile_block * kBlockBytes + row % kTileRows * kRowBytes;
 }
 
+// Starts the copies of `rows` packed rows from `first` on, both multiples of 8, of a block of K; a
+// copy stays inside a row tile.
+__device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int rows, int block,
+                                               uint32_t to, uint32_t barrier) {
+#pragma unroll 1
+  for (int row = 0; row < rows;) {
+    const int piece = min(kTileRows - (first + row) % kTileRows, rows - row);
+    CopyBytes(to + row * kRowBytes, WeightRow(work, first + row, block), piece * kRowBytes, barrier,
+              work.weight_policy);
+    row += piece;
+  }
+}
+
 // A consumer's side of the ring. `zeros`: 1024 bytes of +0 in shared memory, for kRagged.
-template <int kColumns, bool kRagged, class RingT>
+template <class Size, bool kRagged, class RingT>
 struct Multiplier {
-  static constexpr int kValues = kColumns / 2;  // accumulators of a thread
+  static constexpr int kValues = Size::kValues;  // accumulators of a thread
 
   const LeafBlocks& leaves;
   const RingT& ring;
@@ -141,8 +165,9 @@ struct Multiplier {
                                         int consumer, uint32_t zero_address)
       : leaves(leaves_of_k),
         ring(the_ring),
-        x_operand(KMajorOperand(the_ring.x(0) + consumer * 64 * kRowBytes)),
-        weight_operand(KMajorOperand(the_ring.weight(0))),
+        x_operand(KMajorOperand(the_ring.x(0) + consumer * Size::kConsumerRowOffset * kRowBytes)),
+        weight_operand(
+            KMajorOperand(the_ring.weight(0) + consumer * Size::kConsumerColumnOffset * kRowBytes)),
         zeros(kRagged ? ZeroOperand(zero_address) : 0) {}
 
   // The four k16 steps of the block at the cursor, in the background.
@@ -156,8 +181,9 @@ struct Multiplier {
     for (int i = 0; i < 4; ++i) {
       // A step beyond the leaf becomes zeros times zeros, which changes no bit.
       const bool inside = !kRagged || i < steps;
-      Wgmma<kColumns>::Mma(sums, inside ? a + i * kOperandStep : zeros,
-                           inside ? b + i * kOperandStep : zeros, !(kFirst && i == 0));
+      Wgmma<Size::kConsumerColumns>::Mma(sums, inside ? a + i * kOperandStep : zeros,
+                                         inside ? b + i * kOperandStep : zeros,
+                                         !(kFirst && i == 0));
     }
     CommitMma();
   }
@@ -199,22 +225,53 @@ struct Multiplier {
   }
 };
 
-// a += b. Volatile, in place: the compiler may neither move additions into the next leaf nor copy
-// the sums.
-template <int kValues>
-__device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kValues]) {
+// a += b and b = a, as many as b has. Volatile, in place: the compiler may neither move additions
+// into the next leaf nor copy the sums.
+template <int kValues, int kCount>
+__device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(b[i]));
+  }
+}
+template <int kValues, int kCount>
+__device__ __forceinline__ void CopySums(float (&b)[kCount], const float (&a)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(b[i]) : "f"(a[i]));
+}
+
+// Part of the sums of one thread, [kFirst, kEnd), in shared memory: 16-byte words, no two threads
+// on one word.
+template <int kFirst, int kEnd, int kValues>
+__device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
+#pragma unroll
+  for (int i = kFirst; i < kEnd; i += 4) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (i - kFirst) * 512),
+                 "f"(sums[i]), "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
+                 : "memory");
+  }
+}
+template <int kFirst, int kEnd, int kValues>
+__device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
+#pragma unroll
+  for (int i = kFirst; i < kEnd; i += 4) {
+    float saved[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(saved[0]), "=f"(saved[1]), "=f"(saved[2]), "=f"(saved[3])
+                 : "r"(at + (i - kFirst) * 512)
+                 : "memory");
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[i + e] = contract::Add(sums[i + e], saved[e]);
   }
 }
 
 // The registers of a warpgroup's threads: what the producers leave is the consumers'.
 __device__ __forceinline__ void BecomeProducer() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
 }
+template <class Size>
 __device__ __forceinline__ void BecomeConsumer() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Size::kBlocks == 1 ? 240 : 104));
 }
 
 }  // namespace isobit::cuda::tile

@@ -1,4 +1,4 @@
-// The linear layer for many rows: 128 rows of x by a run of packed weight rows in one block's
+// The linear layer for many rows: 128 or 64 rows of x by a run of packed weight rows in one block's
 // registers, fed by bulk copies and multiplied by wgmma.
 //
 // With split 1 the blocks are persistent, and a tile's leaves follow one another in one block. With
@@ -18,7 +18,8 @@
 namespace isobit::cuda {
 
 struct TileSchedule {
-  int columns = 128;  // packed weight rows of a tile: 64, 96, 128 or 192
+  int rows = 128;     // of x in a tile: 64 or 128
+  int columns = 128;  // packed weight rows of a tile
   int split = 1;      // blocks that share a tile's leaves: 1, 2, 4 or 8
 
   friend bool operator==(const TileSchedule&, const TileSchedule&) = default;

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_tile.h"
 
 namespace isobit::cuda::tile {
 
@@ -12,11 +13,12 @@ struct Work;
 // num_sms: a persistent kernel's largest grid.
 using LaunchFn = absl::Status (*)(const Work& work, int num_sms, const Stream& stream);
 
-// Null: there is no such kernel. `columns`: of a tile; `ragged`: the leaves are not uniform.
-LaunchFn FindPersistentChain(int columns, bool ragged);
-LaunchFn FindPersistentTree(int num_leaves, int columns, bool ragged);
-LaunchFn FindSplitChain(int columns, int split);
-LaunchFn FindSplitTree(int columns, int split);
+// Null: there is no such kernel; the first two are for split 1, the others for more. `ragged`: the
+// leaves are not uniform.
+LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged);
+LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged);
+LaunchFn FindSplitChain(const TileSchedule& schedule);
+LaunchFn FindSplitTree(const TileSchedule& schedule);
 
 }  // namespace isobit::cuda::tile
 

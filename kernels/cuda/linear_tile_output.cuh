@@ -122,7 +122,7 @@ __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kVa
 }
 
 // Of two groups the even lanes take the first, the odd ones the second: four neighbouring columns
-// each, so that four lanes store 64 bytes of a row.
+// each, so that four lanes store 64 bytes of a row. Both have an odd last group.
 template <int kGroups, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
                                           int row, int group) {
@@ -132,9 +132,9 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
   OutputRows<float> rows(out, row, kWhole ? 8 * (group + lane % 2) + column : 0);
 #pragma unroll
   for (int i = 0; i < kGroups; i += 2) {
-    constexpr bool kPaired = kGroups % 2 == 0;
+    const bool paired = i + 1 < kGroups;
     const float* const first = &sums[4 * i];
-    const float* const second = &sums[kPaired ? 4 * i + 4 : 4 * i];
+    const float* const second = &sums[paired ? 4 * i + 4 : 4 * i];
     float got[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -145,9 +145,9 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
     const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
                            : make_float4(first[2], first[3], got[2], got[3]);
     if constexpr (kWhole) {
-      rows.template Store<true>(8 * i, 4, high, low);
+      rows.template Store<true>(paired ? 8 * i : 8 * (i - lane % 2), 4, high, low);
     } else {
-      const GroupColumns at = ColumnsOf(out.target, group + i + (kPaired ? lane % 2 : 0));
+      const GroupColumns at = ColumnsOf(out.target, group + i + (paired ? lane % 2 : 0));
       rows.template Store<false>(at.column + column, at.count - column, high, low);
     }
   }
@@ -201,8 +201,8 @@ __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[k
   const int end = 8 * (group + kGroups) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
   const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
   if (out.kind == LinearOutput::kFp32) {
-    if (whole && kGroups % 2 == 0) {
-      StoreFp32<kGroups, kGroups % 2 == 0>(out, sums, row, group);
+    if (whole) {
+      StoreFp32<kGroups, true>(out, sums, row, group);
     } else {
       StoreFp32<kGroups, false>(out, sums, row, group);
     }

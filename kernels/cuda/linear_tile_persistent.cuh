@@ -13,9 +13,9 @@ enum class Sums {
   kTree8,
 };
 
-template <int kColumns_, Sums kSums_, bool kRagged_>
+template <int kRows, int kColumns, Sums kSums_, bool kRagged_>
 struct PersistentTraits {
-  static constexpr int kColumns = kColumns_;
+  using Size = TileSize<kRows, kColumns>;
   static constexpr Sums kSums = kSums_;
   static constexpr bool kRagged = kRagged_;
   // The tree of 8 keeps its left half's sum here while it computes the right half.
@@ -25,7 +25,7 @@ struct PersistentTraits {
   // rows to be, whatever its strides are.
   static constexpr int kZeroBytes = kRagged ? kColumns * 16 * static_cast<int>(sizeof(Bf16)) : 0;
   static_assert(kZeroBytes % 1024 == 0);
-  using RingT = Ring<kColumns, kLeftBytes + kZeroBytes>;
+  using RingT = Ring<Size, kLeftBytes + kZeroBytes>;
 };
 
 // Row tiles whose weights are fetched from memory once and then stay in L2.
@@ -48,7 +48,6 @@ __device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
 template <class Traits>
 struct TileLoader {
   using RingT = typename Traits::RingT;
-  static constexpr int kPiece = PieceRows(Traits::kColumns);
 
   const Work& work;
   const RingT& ring;
@@ -59,17 +58,14 @@ struct TileLoader {
 
   // Announces the stage's bytes and starts the weights' copies.
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
-    const int first_row = tile.column_tile * Traits::kColumns;
-    const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::kColumns);
+    const int first_row = tile.column_tile * Traits::Size::kColumns;
+    const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
     ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
-#pragma unroll 1
-    for (int row = 0; row < rows; row += kPiece) {
-      CopyBytes(ring.weight(stage) + row * kRowBytes, WeightRow(work, first_row + row, block),
-                kPiece * kRowBytes, ring.full(stage), work.weight_policy);
-    }
+    CopyWeightRows(work, first_row, rows, block, ring.weight(stage), ring.full(stage));
   }
   __device__ __forceinline__ void LoadX(int stage, int column) const {
-    CopyBox(ring.x(stage), work.x, tile.row_tile * kRows, column, ring.full(stage), kEvictNormal);
+    CopyBox(ring.x(stage), work.x, tile.row_tile * Traits::Size::kRows, column, ring.full(stage),
+            kEvictNormal);
   }
 };
 
@@ -107,39 +103,16 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
   }
 }
 
-// The pending sums of one thread for a tree of 8: 16-byte words, no two threads on one word.
-template <int kValues>
-__device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
-#pragma unroll
-  for (int i = 0; i < kValues; i += 4) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * 512), "f"(sums[i]),
-                 "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
-                 : "memory");
-  }
-}
-template <int kValues>
-__device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
-#pragma unroll
-  for (int i = 0; i < kValues; i += 4) {
-    float saved[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(saved[0]), "=f"(saved[1]), "=f"(saved[2]), "=f"(saved[3])
-                 : "r"(at + i * 512)
-                 : "memory");
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[i + e] = contract::Add(sums[i + e], saved[e]);
-  }
-}
-
 template <class Traits>
 __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Traits::RingT& ring) {
-  constexpr int kValues = Traits::kColumns / 2;
+  using Size = typename Traits::Size;
+  constexpr int kValues = Size::kValues;
   const int consumer = threadIdx.x / 128 - 1;
   const int thread = threadIdx.x % 128;
   const uint32_t zeros = ring.extra() + Traits::kLeftBytes;
   const uint32_t left = ring.extra() + consumer * (Traits::kLeftBytes / 2) + thread * 16;
-  Multiplier<Traits::kColumns, Traits::kRagged, typename Traits::RingT> multiplier(
-      work.leaves, ring, consumer, zeros);
+  Multiplier<Size, Traits::kRagged, typename Traits::RingT> multiplier(work.leaves, ring, consumer,
+                                                                       zeros);
   const int tiles = work.row_tiles * work.column_tiles;
   // The second consumer starts each tile one block late: one then multiplies while the other adds
   // or stores. Not if the first could get so far ahead that it starts two tiles at once.
@@ -154,8 +127,10 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
     const auto release_second = [&] {
       if (skewed && threadIdx.x == 128) Arrive(ring.own(0));
     };
-    const int row = at.row_tile * kRows + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-    const int group = at.column_tile * (Traits::kColumns / 8);
+    const int row = at.row_tile * Size::kRows + consumer * Size::kConsumerRowOffset +
+                    thread / 32 * 16 + thread % 32 / 4;
+    const int group =
+        at.column_tile * (Size::kColumns / 8) + consumer * (Size::kConsumerColumnOffset / 8);
     float x[kValues];
     float y[kValues];
     if constexpr (Traits::kSums == Sums::kChain) {
@@ -178,22 +153,23 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
       } else {
         multiplier.Leaf(y, 4, [&] {
           AddSums(x, z);
-          SaveSums(left, x);
+          SaveSums<0, kValues>(left, x);
         });
         multiplier.Leaf(x, 5);
         multiplier.Leaf(z, 6, [&] { AddSums(x, y); });
         multiplier.Leaf(y, 7);
         AddSums(z, y);
         AddSums(x, z);
-        AddSaved(x, left);
+        AddSaved<0, kValues>(x, left);
       }
     }
-    StoreSums<Traits::kColumns / 8>(work.out, x, row, group);
+    StoreSums<Size::kGroups>(work.out, x, row, group);
   }
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
+    MultiplyTiles(const __grid_constant__ Work work) {
   extern __shared__ std::byte shared[];
   const typename Traits::RingT ring(shared);
   if (threadIdx.x == 0) {
@@ -221,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_consta
       ProduceTiles<Traits>(work, ring, warp, early);
     }
   } else {
-    BecomeConsumer();
+    BecomeConsumer<typename Traits::Size>();
     WaitForPredecessor();
     ConsumeTiles<Traits>(work, ring);
   }
@@ -231,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, 1) MultiplyTiles(const __grid_consta
 template <class Traits>
 absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
   const int tiles = work.row_tiles * work.column_tiles;
-  const Grid grid = {dim3(static_cast<unsigned>(std::min(tiles, num_sms))), dim3(kThreads),
-                     static_cast<size_t>(Traits::RingT::kSharedBytes)};
+  const Grid grid = {dim3(static_cast<unsigned>(std::min(tiles, num_sms * Traits::Size::kBlocks))),
+                     dim3(kThreads), static_cast<size_t>(Traits::RingT::kSharedBytes)};
   return Launch(MultiplyTiles<Traits>, grid, stream, work);
 }
 

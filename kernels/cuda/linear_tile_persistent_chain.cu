@@ -3,20 +3,39 @@
 #include "kernels/cuda/linear_tile_persistent.cuh"
 
 namespace isobit::cuda::tile {
+namespace {
 
-LaunchFn FindPersistentChain(int columns, bool ragged) {
+template <int kRows, int kColumns>
+constexpr LaunchFn kLaunch =
+    LaunchPersistent<PersistentTraits<kRows, kColumns, Sums::kChain, false>>;
+
+}  // namespace
+
+LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged) {
   if (ragged) {
-    return columns == 128 ? LaunchPersistent<PersistentTraits<128, Sums::kChain, true>> : nullptr;
+    return schedule == TileSchedule{}
+               ? LaunchPersistent<PersistentTraits<128, 128, Sums::kChain, true>>
+               : nullptr;
   }
-  switch (columns) {
-    case 64:
-      return LaunchPersistent<PersistentTraits<64, Sums::kChain, false>>;
-    case 96:
-      return LaunchPersistent<PersistentTraits<96, Sums::kChain, false>>;
-    case 128:
-      return LaunchPersistent<PersistentTraits<128, Sums::kChain, false>>;
-    case 192:
-      return LaunchPersistent<PersistentTraits<192, Sums::kChain, false>>;
+  switch (1000 * schedule.rows + schedule.columns) {
+    case 64048:
+      return kLaunch<64, 48>;
+    case 64144:
+      return kLaunch<64, 144>;
+    case 128064:
+      return kLaunch<128, 64>;
+    case 128096:
+      return kLaunch<128, 96>;
+    case 128128:
+      return kLaunch<128, 128>;
+    case 128144:
+      return kLaunch<128, 144>;
+    case 128160:
+      return kLaunch<128, 160>;
+    case 128192:
+      return kLaunch<128, 192>;
+    case 128208:
+      return kLaunch<128, 208>;
     default:
       return nullptr;
   }

@@ -6,20 +6,23 @@ namespace isobit::cuda::tile {
 namespace {
 
 template <Sums kSums>
-LaunchFn Find(int columns, bool ragged) {
-  if (columns == 128) {
-    return ragged ? LaunchPersistent<PersistentTraits<128, kSums, true>>
-                  : LaunchPersistent<PersistentTraits<128, kSums, false>>;
+LaunchFn Find(const TileSchedule& schedule, bool ragged) {
+  if (schedule.rows != 128) return nullptr;
+  if (schedule.columns == 128) {
+    return ragged ? LaunchPersistent<PersistentTraits<128, 128, kSums, true>>
+                  : LaunchPersistent<PersistentTraits<128, 128, kSums, false>>;
   }
-  if (columns == 64 && !ragged) return LaunchPersistent<PersistentTraits<64, kSums, false>>;
+  if (schedule.columns == 64 && !ragged) {
+    return LaunchPersistent<PersistentTraits<128, 64, kSums, false>>;
+  }
   return nullptr;
 }
 
 }  // namespace
 
-LaunchFn FindPersistentTree(int num_leaves, int columns, bool ragged) {
-  if (num_leaves == 4) return Find<Sums::kTree4>(columns, ragged);
-  return num_leaves == 8 ? Find<Sums::kTree8>(columns, ragged) : nullptr;
+LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged) {
+  if (num_leaves == 4) return Find<Sums::kTree4>(schedule, ragged);
+  return num_leaves == 8 ? Find<Sums::kTree8>(schedule, ragged) : nullptr;
 }
 
 }  // namespace isobit::cuda::tile

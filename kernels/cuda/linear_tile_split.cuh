@@ -14,16 +14,20 @@
 
 namespace isobit::cuda::tile {
 
-template <int kColumns_, int kSplit_, contract::LeafSum kSum_>
+template <int kRows, int kColumns, int kSplit_, contract::LeafSum kSum_>
 struct SplitTraits {
-  static constexpr int kColumns = kColumns_;
+  using Size = TileSize<kRows, kColumns>;
   static constexpr int kSplit = kSplit_;
   static constexpr contract::LeafSum kSum = kSum_;
-  static constexpr int kValues = kColumns / 2;
+  static constexpr int kValues = Size::kValues;
   static constexpr int kOwnValues = kValues / kSplit;
   static constexpr int kSlotBytes = kOwnValues * 128 * static_cast<int>(sizeof(float));
   static constexpr int kInboxBytes = (kSplit - 1) * kSlotBytes;  // of one consumer
-  using RingT = Ring<kColumns, 2 * kInboxBytes>;
+  // Of four leaves of a tree the first two's sum waits in registers, but for these values.
+  static constexpr int kSaved =
+      kSum == contract::LeafSum::kTree && kSplit == 2 && kValues > 64 ? kValues / 2 : 0;
+  static constexpr int kSavedBytes = kSaved * 128 * static_cast<int>(sizeof(float));
+  using RingT = Ring<Size, 2 * (kInboxBytes + kSavedBytes)>;
   // A block finishes whole groups, and gates with their ups.
   static_assert(kOwnValues % (kSum == contract::LeafSum::kChain ? 8 : 4) == 0);
 };
@@ -127,12 +131,12 @@ __device__ __forceinline__ void AddRound(const Exchange<Traits>& exchange,
 }
 
 // The producer's copies for the tile. Position p of the tile's weights in shared memory holds run
-// p ^ rank, so that a rank's own run comes first.
+// p ^ rank, so that a rank's own run comes first; if each consumer has columns of its own, of
+// those.
 template <class Traits>
 struct SplitLoader {
   using RingT = typename Traits::RingT;
-  static constexpr int kRun = Traits::kColumns / Traits::kSplit;
-  static constexpr int kPiece = PieceRows(kRun);
+  static constexpr int kRun = Traits::Size::kConsumerColumns / Traits::kSplit;
 
   const Work& work;
   const RingT& ring;
@@ -140,40 +144,39 @@ struct SplitLoader {
   int column_tile;
   int rank;
 
-  __device__ __forceinline__ int PieceRow(int i) const {
-    const int position = i * kPiece;
-    return column_tile * Traits::kColumns + ((position / kRun) ^ rank) * kRun + position % kRun;
-  }
   // Announces the stage's bytes and starts the weights' copies.
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
-    const int rows = work.weight_tiles * kTileRows - column_tile * Traits::kColumns;
-    ExpectBytes(ring.full(stage), RingT::kXBytes + min(rows, Traits::kColumns) * kRowBytes);
+    const int first_row = column_tile * Traits::Size::kColumns;
+    const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
+    ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
 #pragma unroll 1
-    for (int i = 0; i < Traits::kColumns / kPiece; ++i) {
-      const int row = PieceRow(i);
-      if (row >= work.weight_tiles * kTileRows) continue;
-      CopyBytes(ring.weight(stage) + i * kPiece * kRowBytes, WeightRow(work, row, block),
-                kPiece * kRowBytes, ring.full(stage), work.weight_policy);
+    for (int i = 0; i < Traits::Size::kColumns / kRun; ++i) {
+      const int run = (i ^ rank) * kRun;
+      CopyWeightRows(work, first_row + run, min(rows - run, kRun), block,
+                     ring.weight(stage) + i * kRun * kRowBytes, ring.full(stage));
     }
   }
   __device__ __forceinline__ void LoadX(int stage, int column) const {
-    CopyBox(ring.x(stage), work.x, row_tile * kRows, column, ring.full(stage), kEvictNormal);
+    CopyBox(ring.x(stage), work.x, row_tile * Traits::Size::kRows, column, ring.full(stage),
+            kEvictNormal);
   }
 };
 
 template <class Traits>
 __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Traits::RingT& ring,
                                              uint32_t rank) {
+  using Size = typename Traits::Size;
   constexpr int kOwn = Traits::kOwnValues;
   const int consumer = threadIdx.x / 128 - 1;
   const int thread = threadIdx.x % 128;
-  Multiplier<Traits::kColumns, false, typename Traits::RingT> multiplier(work.leaves, ring,
-                                                                         consumer, 0);
+  Multiplier<Size, false, typename Traits::RingT> multiplier(work.leaves, ring, consumer, 0);
   const Exchange<Traits> exchange(ring, consumer, rank);
   const int tile = static_cast<int>(blockIdx.x) / Traits::kSplit;
-  const int row =
-      tile % work.row_tiles * kRows + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const int group = (tile / work.row_tiles * Traits::kSplit + static_cast<int>(rank)) * (kOwn / 4);
+  const int row = tile % work.row_tiles * Size::kRows + consumer * Size::kConsumerRowOffset +
+                  thread / 32 * 16 + thread % 32 / 4;
+  const int group = tile / work.row_tiles * (Size::kColumns / 8) +
+                    consumer * (Size::kConsumerColumnOffset / 8) +
+                    static_cast<int>(rank) * (kOwn / 4);
   const int mine = work.leaves.num_leaves / Traits::kSplit;
   float x[Traits::kValues];
   if constexpr (Traits::kSum == contract::LeafSum::kTree) {
@@ -185,11 +188,17 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
       AddSums(x, y);
       if constexpr (Traits::kSplit == 2) {
         if (mine == 4) {
-          float z[Traits::kValues];
-          multiplier.Leaf(z, first + 2);
+          constexpr int kKept = Traits::kValues - Traits::kSaved;
+          const uint32_t saved =
+              ring.extra() + 2 * Traits::kInboxBytes + consumer * Traits::kSavedBytes + thread * 16;
+          float left[kKept];
+          CopySums(left, x);
+          SaveSums<kKept, Traits::kValues>(saved, x);
+          multiplier.Leaf(x, first + 2);
           multiplier.Leaf(y, first + 3);
-          AddSums(z, y);
-          AddSums(x, z);
+          AddSums(x, y);
+          AddSums(x, left);
+          AddSaved<kKept, Traits::kValues>(x, saved);
         }
       }
     }
@@ -202,18 +211,19 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
     float total[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) total[i] = 0.0f;  // no leaf's sum is -0
+    multiplier.Leaf(x, static_cast<int>(rank));
+    exchange.Send(x);
+    CopySums(own, x);
 #pragma unroll 1
-    for (int round = 0; round < mine; ++round) {
-      multiplier.Leaf(x, Traits::kSplit * round + static_cast<int>(rank));
-      if (round > 0) {
+    for (int round = 1; round < mine; ++round) {
+      multiplier.Leaf(x, Traits::kSplit * round + static_cast<int>(rank), [&] {
         exchange.WaitArrived(round - 1);
         AddRound(exchange, own, total);
         exchange.TellDrained();
-        exchange.WaitDrained(round - 1);
-      }
+      });
+      exchange.WaitDrained(round - 1);
       exchange.Send(x);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) own[i] = x[i];
+      CopySums(own, x);
     }
     exchange.WaitArrived(mine - 1);
     AddRound(exchange, own, total);
@@ -222,7 +232,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
     MultiplySplitTile(const __grid_constant__ Work work) {
   extern __shared__ std::byte shared[];
   using RingT = typename Traits::RingT;
@@ -276,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
     WaitCluster();
   } else {
-    BecomeConsumer();
+    BecomeConsumer<typename Traits::Size>();
     WaitForPredecessor();
     WaitCluster();
     ConsumeSplit<Traits>(work, ring, rank);

@@ -5,25 +5,26 @@
 namespace isobit::cuda::tile {
 namespace {
 
-template <int kColumns, int kSplit>
-constexpr LaunchFn kLaunch = LaunchSplit<SplitTraits<kColumns, kSplit, contract::LeafSum::kChain>>;
+template <int kRows, int kColumns, int kSplit>
+constexpr LaunchFn kLaunch =
+    LaunchSplit<SplitTraits<kRows, kColumns, kSplit, contract::LeafSum::kChain>>;
 
 }  // namespace
 
-LaunchFn FindSplitChain(int columns, int split) {
-  switch (1000 * split + columns) {
-    case 2064:
-      return kLaunch<64, 2>;
-    case 2096:
-      return kLaunch<96, 2>;
-    case 2128:
-      return kLaunch<128, 2>;
-    case 4064:
-      return kLaunch<64, 4>;
-    case 4128:
-      return kLaunch<128, 4>;
-    case 8128:
-      return kLaunch<128, 8>;
+LaunchFn FindSplitChain(const TileSchedule& schedule) {
+  switch (10000 * schedule.rows + 10 * schedule.columns + schedule.split) {
+    case 1280642:
+      return kLaunch<128, 64, 2>;
+    case 1280962:
+      return kLaunch<128, 96, 2>;
+    case 1281282:
+      return kLaunch<128, 128, 2>;
+    case 1280644:
+      return kLaunch<128, 64, 4>;
+    case 1281284:
+      return kLaunch<128, 128, 4>;
+    case 1281288:
+      return kLaunch<128, 128, 8>;
     default:
       return nullptr;
   }

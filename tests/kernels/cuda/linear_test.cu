@@ -531,9 +531,14 @@ TEST_F(LinearTest, DependentLayersOnTwoStreamsAndInGraphs) {
   for (const int64_t m : {1, 16, 64}) {
     LayerChain first(512, m, 10);
     LayerChain second(1024, m, 11);
-    // Of a tree: its schedules are a chain's too.
-    const LinearShape shape = ShapeOf(512, contract::PlanColumns(512), 0, 1, LeafSum::kTree);
-    std::vector<LinearSchedule> schedules = Schedules(shape, m, true, 12, random);
+    // Those that both sums have.
+    const LinearShape tree = ShapeOf(512, contract::PlanColumns(512), 0, 1, LeafSum::kTree);
+    const LinearShape chain = ShapeOf(512, contract::PlanColumns(512), 0, 1, LeafSum::kChain);
+    std::vector<LinearSchedule> schedules = Schedules(tree, m, true, 12, random);
+    for (const LinearSchedule& tile : Tiles(tree, true)) schedules.push_back(tile);
+    std::erase_if(schedules, [&](const LinearSchedule& schedule) {
+      return !CheckSchedule(schedule, chain, true).ok();
+    });
     for (const LinearSchedule& schedule : schedules) {
       SCOPED_TRACE(absl::StrCat(Describe(schedule), ", m ", m));
       first.Poison();
