@@ -58,6 +58,14 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                  .fingerprint = FingerprintOf(model.config, options.numerics),
                                  .max_context = options.max_context}));
   }
+  absl::StatusOr<std::unique_ptr<Scorer>> scorer = Start(std::move(options), model, peers);
+  if (!scorer.ok() && peers != nullptr) peers->Abort(scorer.status());
+  return scorer;
+}
+
+absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
+                                                      const OpenedModel& model,
+                                                      std::shared_ptr<PeerRanks> peers) {
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ShardRanks> ranks,
                           ShardRanks::Create(model.config, {.num_shards = options.num_shards,
                                                             .first_rank = 0,

@@ -126,6 +126,10 @@ class Scorer {
   };
   using RankItems = std::vector<std::vector<ScoreItem>>;
 
+  // With its peers, if any, that have joined.
+  static absl::StatusOr<std::unique_ptr<Scorer>> Start(ScorerOptions options,
+                                                       const OpenedModel& model,
+                                                       std::shared_ptr<PeerRanks> peers);
   Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
          std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights);
 

@@ -206,6 +206,27 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
   }
 }
 
+TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
+  RunningGroup group(2, 1);
+  ScorerOptions options = Options();
+  options.num_shards = 2;
+  options.local_shards = 1;
+  options.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Ops>> {
+    return absl::ResourceExhaustedError("no memory");
+  };
+  options.make_gather = Backend(group.threads(), 0).make_gather;
+  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
+    return GroupLeader::Assemble(leader, identity);
+  };
+  auto loading =
+      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  group.StartMember(std::move(member));
+  EXPECT_THAT(loading.get().status(), StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
+  EXPECT_FALSE(group.End(0).ok());
+}
+
 TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
   std::future<absl::Status> assembled = Assemble(LeaderOptions(4, milliseconds(5000)));
   GroupMember member(MemberOptions(2, 4));
