@@ -24,6 +24,7 @@
 
 ABSL_FLAG(std::string, peer, "", "attention: what tests/bench/attention_peer.py wrote");
 ABSL_FLAG(int, page_size, 128, "attention: positions of a KV page");
+ABSL_FLAG(bool, decode, true, "attention: measure decode too");
 
 namespace isobit::bench {
 namespace {
@@ -248,7 +249,7 @@ absl::Status BenchAttention() {
     return absl::OkStatus();
   };
   // What was measured before an error is worth its report.
-  absl::Status measured = run(kDecode, true);
+  absl::Status measured = absl::GetFlag(FLAGS_decode) ? run(kDecode, true) : absl::OkStatus();
   if (measured.ok()) measured = run(kPrefill, false);
   absl::PrintF(
       "\ntargets: decode %.0f%% of the copy rate at batch 64, prefill %.0f%% of the peer at 8192; "
