@@ -143,6 +143,7 @@ class Engine {
   const EngineOptions& options() const { return options_; }
   const RequestLimits& limits() const { return limits_; }
   std::string backend() const { return runner_->backend(); }
+  RankMemory memory() const { return runner_->memory(); }  // of the rank with the most
 
  private:
   struct PendingPause {

@@ -57,6 +57,15 @@ ModelRunner::~ModelRunner() {
   }
 }
 
+RankMemory ModelRunner::memory() const {
+  RankMemory most;
+  for (const auto& rank : ranks_) {
+    const RankMemory memory = rank->executor->memory();
+    if (memory.total() > most.total()) most = memory;
+  }
+  return most;
+}
+
 absl::StatusOr<StagedRanks> ModelRunner::Stage(const Checkpoint& checkpoint) const {
   std::vector<ResidentWeights*> weights;
   for (const auto& rank : ranks_) weights.push_back(rank->executor->weights());

@@ -47,6 +47,8 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
 
   std::string backend() const { return ranks_.front()->executor->backend(); }
+  // Of the rank with the most.
+  RankMemory memory() const;
 
   // Packs a checkpoint that ValidateCheckpoint has accepted. From one thread, any thread, even
   // while a step runs.

@@ -96,6 +96,10 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_running_requests(static_cast<uint32_t>(options.scheduler.max_running));
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
+  const RankMemory memory = engine.memory();
+  info.set_weight_bytes(memory.weights);
+  info.set_kv_cache_bytes(memory.kv_cache);
+  info.set_activation_bytes(memory.activations);
   return info;
 }
 

@@ -159,6 +159,11 @@ class CudaExecutor final : public RankExecutor {
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
+  RankMemory memory() const override {
+    return {.weights = weights_->bytes(),
+            .kv_cache = static_cast<size_t>(cache_->num_pages()) * cache_->page_bytes(),
+            .activations = Transformer::ReservedBytes(layout_, options_.max_rows)};
+  }
 
   absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }
   absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }

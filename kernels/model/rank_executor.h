@@ -3,6 +3,7 @@
 #ifndef ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
 #define ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,12 +34,22 @@ struct ModelStep {
       rows;  // [sequences]; `logits` is not read, the outputs are set by Collect
 };
 
+// What a rank has allocated of its backend's memory, in bytes.
+struct RankMemory {
+  size_t weights = 0;
+  size_t kv_cache = 0;
+  size_t activations = 0;  // reserved for the largest step; 0: they grow with the steps
+  size_t total() const { return weights + kv_cache + activations; }
+};
+
 // Launch, Collect and Serve are called on one thread, the rank's own. All ranks of a group get the
 // same calls in the same order. Their errors are final: the ranks no longer agree on anything.
 class RankExecutor {
  public:
   virtual ~RankExecutor() = default;
   virtual std::string backend() const = 0;  // e.g. "cpu/avx512"
+
+  virtual RankMemory memory() const { return {}; }
 
   // Steps that may be launched before the first of them is collected. 2: the host prepares a step
   // while the one before is computed, and `feeds` may be used.

@@ -53,6 +53,7 @@ class DeferredExecutor final : public RankExecutor {
 
   std::string backend() const override { return rank_->backend(); }
   int depth() const override { return 2; }
+  RankMemory memory() const override { return rank_->memory(); }
 
   absl::Status Launch(const ModelStep& step) override {
     if (launched_.size() == 2) return absl::FailedPreconditionError("a third step in flight");
