@@ -248,7 +248,7 @@ void Engine::Fail(const absl::Status& failure) {
   attention_ = true;  // for pauses and updates that wait
   while (!requests_.empty()) {
     Close(requests_.begin(),
-          absl::InternalError(absl::StrCat("the engine has failed: ", failure.message())));
+          absl::UnavailableError(absl::StrCat("the engine has failed: ", failure.message())));
   }
   // What is in flight is never collected; its slots stay as they are, since none is launched.
   num_collected_ = num_launched_;

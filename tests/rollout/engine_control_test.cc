@@ -553,7 +553,7 @@ TEST_P(EngineControlTest, ARankMayFailWithStepsInFlight) {
     const auto paused = Pause(*engine, PauseMode::kWait);
     Run(*engine);
     EXPECT_THAT(sink->done.value(),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("device lost")));
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device lost")));
     EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kUnavailable));
     EXPECT_EQ(num_failures, 1);
     EXPECT_EQ(engine->load().num_used_pages, 0);
@@ -575,7 +575,7 @@ TEST_P(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
   EXPECT_THAT(failures, testing::ElementsAre(StatusIs(absl::StatusCode::kInternal, "device lost")));
   for (const auto& sink : {a, b}) {
     EXPECT_THAT(sink->done.value(),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("device lost")));
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device lost")));
     EXPECT_GE(sink->samples[0].tokens.size(), 1u) << "what was emitted stays";
   }
   engine->Step();
