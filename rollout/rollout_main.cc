@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/allocator.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_config.h"
@@ -249,6 +250,7 @@ int Run() {
 }  // namespace isobit
 
 int main(int argc, char** argv) {
+  isobit::ReturnLargeBlocksWhenFreed();
   isobit::ServerRunner::BlockStopSignals();
   isobit::ParseFlagsOrExit(argc, argv, isobit::kUsage);
   return isobit::Run();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/allocator.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -119,6 +120,7 @@ int ServeLeader(const Settings& settings) {
 }  // namespace isobit::scorer
 
 int main(int argc, char** argv) {
+  isobit::ReturnLargeBlocksWhenFreed();
   isobit::ServerRunner::BlockStopSignals();  // before gRPC starts threads
   isobit::ParseFlagsOrExit(argc, argv, isobit::scorer::kUsage);
   const absl::StatusOr<isobit::scorer::Settings> settings = isobit::scorer::SettingsFromFlags();

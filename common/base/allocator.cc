@@ -1,0 +1,13 @@
+// See allocator.h.
+#include "common/base/allocator.h"
+
+#include <malloc.h>
+
+namespace isobit {
+
+void ReturnLargeBlocksWhenFreed() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // setting it also stops glibc from changing it
+  mallopt(M_MMAP_MAX, 1 << 20);        // blocks at one time; 65536 by default
+}
+
+}  // namespace isobit

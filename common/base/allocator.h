@@ -1,0 +1,14 @@
+// How the process's allocator treats large blocks.
+#ifndef ISOBIT_COMMON_BASE_ALLOCATOR_H_
+#define ISOBIT_COMMON_BASE_ALLOCATOR_H_
+
+namespace isobit {
+
+// For main: a block of 1 MiB or more goes back to the system when it is freed. Else glibc raises
+// its threshold with the first such block, and each of the many threads that pack weights keeps
+// blocks of a layer's size in an arena of its own, which looks like a leak over weight updates.
+void ReturnLargeBlocksWhenFreed();
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_BASE_ALLOCATOR_H_
