@@ -191,7 +191,6 @@ void Engine::Commit(StepInFlight& step) {
 
 void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
   Request& request = *sequence.request;
-  --sequence.num_pending;
   if (!row.finite || !std::isfinite(row.token.logprob)) {
     request.failure = absl::InternalError(absl::StrCat(
         "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
@@ -199,6 +198,7 @@ void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
     return;
   }
   const int32_t token = row.token.id;
+  --sequence.num_pending;
   sequence.tokens.push_back(token);
   sequence.sampling.Append(token);
   if (sequence.weights != version_) sequence.weights = version_;

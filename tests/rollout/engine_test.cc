@@ -521,5 +521,30 @@ TEST_P(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
   EXPECT_EQ(engine->load().num_used_pages, 0);
 }
 
+// At depth 2, a sequence may be back in the queue when its row comes.
+TEST_P(EngineTest, NonFiniteLogitsOfAPreemptedSequenceLeaveNothingInTheQueue) {
+  testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
+  const size_t width = static_cast<size_t>(config_.hidden_size);
+  weights.tensors["model.embed_tokens.weight"][50 * width + 3] = 0x7fc0;  // NaN
+  testing_support::WriteModel(config_, weights, root_.File("broken"));
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 4;  // the two begin with two each
+  for (int head_start = 0; head_start < 6; ++head_start) {
+    const auto engine = MakeEngine(options, "broken");
+    GenerationRequest sound = MakeRequest("sound");
+    sound.sampling.logit_bias = {{50, -1000.0f}};
+    const auto first = Submit(*engine, sound);
+    for (int i = 0; i < head_start; ++i) engine->Step();
+    GenerationRequest bad = MakeRequest("bad");
+    bad.prompt[2] = 50;
+    const auto second = Submit(*engine, bad);
+    Run(*engine);
+    ISOBIT_EXPECT_OK(first->done.value());
+    EXPECT_THAT(second->done.value(), StatusIs(absl::StatusCode::kInternal));
+    EXPECT_EQ(engine->load().num_waiting_tokens, 0) << "head start " << head_start;
+    EXPECT_EQ(engine->load().num_used_pages, 0);
+  }
+}
+
 }  // namespace
 }  // namespace isobit
