@@ -106,9 +106,11 @@ void ModelRunner::ServeRank(size_t rank) {
     if (job_ == nullptr) return;
     const absl::Status status = (*job_)(*ranks_[rank]->executor, rank);
     if (!status.ok()) {
+      {
+        const std::lock_guard lock(failure_mutex_);
+        if (failure_.ok()) failure_ = status;
+      }
       group_.Abort(status);
-      const std::lock_guard lock(failure_mutex_);
-      if (failure_.ok()) failure_ = status;
     }
     if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();
   }
