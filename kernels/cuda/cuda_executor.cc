@@ -171,10 +171,7 @@ class CudaExecutor final : public RankExecutor {
   ResidentWeights* weights() override { return weights_.get(); }
 
   absl::Status Serve(const StagedBlocks& staged) override {
-    ISOBIT_RETURN_IF_ERROR(weights_->Commit(staged));
-    if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    return CaptureGraphs();
+    return EndGroupOn(ServeBlocks(staged));
   }
 
  private:
@@ -226,6 +223,13 @@ class CudaExecutor final : public RankExecutor {
     std::copy(slot.rows.begin(), slot.rows.end(),
               step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row));
     return absl::OkStatus();
+  }
+
+  absl::Status ServeBlocks(const StagedBlocks& staged) {
+    ISOBIT_RETURN_IF_ERROR(weights_->Commit(staged));
+    if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    return CaptureGraphs();
   }
 
   CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
