@@ -32,6 +32,7 @@ absl::Status UseCuda(const CudaBackendOptions& cuda, const ModelConfig& config,
                                                      .page_size = runner.page_size,
                                                      .max_sequences = max_running,
                                                      .max_rows = options.scheduler.max_batch_tokens,
+                                                     .peer_memory = cuda.peer_memory,
                                                      .fraction = cuda.memory_fraction}));
     // More than this many can never be in use.
     const int64_t useful = (runner.max_positions / runner.page_size + 1) * max_running;

@@ -42,6 +42,16 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
     // The rank's columns of all logits, and its share of whole rows.
     needed += 2.0 * (sequences / size + 1) * static_cast<double>(config.vocab_size) * sizeof(float);
 
+    // What NCCL brings together: partial sums (NcclAllReduce) and all ranks' logits.
+    const bool vanilla = options.mode == NumericsMode::kVanilla;
+    if (size > 1 && (vanilla || !options.peer_memory)) {
+      needed += rows * static_cast<double>(config.hidden_size) *
+                (vanilla ? sizeof(Bf16) : static_cast<double>(size + 1) * sizeof(float));
+    }
+    if (size > 1 && !options.peer_memory) {
+      needed += (sequences + size) * static_cast<double>(config.vocab_size) * sizeof(float);
+    }
+
     size_t free = 0;
     size_t total = 0;
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total));

@@ -17,6 +17,7 @@ struct MemoryPlanOptions {
   int32_t page_size = 16;
   int64_t max_sequences = 0;  // of a step
   int64_t max_rows = 0;       // of a step
+  bool peer_memory = true;    // as in CudaRankOptions
   double fraction = 0.9;      // of each GPU's free memory that the engine may take, in (0, 1]
 };
 
