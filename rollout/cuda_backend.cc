@@ -8,12 +8,14 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/memory_plan.h"
+#include "kernels/model/rank_shape.h"
 
 namespace isobit {
 
 absl::Status UseCuda(const CudaBackendOptions& cuda, const ModelConfig& config,
                      EngineOptions& options) {
   ModelRunnerOptions& runner = options.runner;
+  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
   std::vector<int> devices = cuda.devices;
   if (devices.empty()) {
     devices.resize(static_cast<size_t>(runner.tensor_parallel_size));

@@ -24,8 +24,8 @@ struct CudaBackendOptions {
 };
 
 // Sets options.runner.make_rank and, if it is 0, options.runner.num_pages, to what fits. All else
-// of `options` is set already. FAILED_PRECONDITION: no usable GPU, or a build without CUDA. Errors
-// of MakeCudaRank and AffordablePages.
+// of `options` is set already. INVALID_ARGUMENT: tensor_parallel_size, or not as many devices.
+// FAILED_PRECONDITION: no usable GPU, or a build without CUDA. Errors of AffordablePages.
 absl::Status UseCuda(const CudaBackendOptions& cuda, const ModelConfig& config,
                      EngineOptions& options);
 

@@ -101,8 +101,13 @@ TEST_F(RolloutCudaProcessTest, AFaultOnAGpuEndsTheServiceWithinTenSeconds) {
 
 TEST_F(RolloutCudaProcessTest, RefusesBadFlags) {
   const std::vector<std::string> kBad[] = {
-      {"--devices=0,x"},           {"--devices=0,1,2"},        {"--devices=99", "--tp_size=1"},
-      {"--gpu_memory_fraction=0"}, {"--inject_gpu_fault=one"}, {"--peer_timeout_ms=0"},
+      {"--devices=0,x"},
+      {"--devices=0,1,2"},
+      {"--devices=99", "--tp_size=1"},
+      {"--gpu_memory_fraction=0"},
+      {"--inject_gpu_fault=one"},
+      {"--peer_timeout_ms=0"},
+      {"--tp_size=-1"},
   };
   for (const std::vector<std::string>& flags : kBad) {
     ServerProcess process(ROLLOUT_BINARY, Flags(flags));
