@@ -99,7 +99,8 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("num_pages", absl::GetFlag(FLAGS_num_pages), 0, kMaxInt));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("kv_cache_mb", absl::GetFlag(FLAGS_kv_cache_mb), 1, 1 << 30));
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", absl::GetFlag(FLAGS_max_running), 1, 65536));
+  // As many as a CUDA grid has along y (step_kernels.h).
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", absl::GetFlag(FLAGS_max_running), 1, 65535));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens),
                                         absl::GetFlag(FLAGS_max_running), 1 << 24));
   ISOBIT_RETURN_IF_ERROR(

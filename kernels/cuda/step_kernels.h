@@ -19,7 +19,7 @@ inline constexpr int kMaxRanks = contract::kLeaves;
 // ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
 
-// out[s] = hidden[first_row[s + 1] - 1], rows of `width` elements.
+// out[s] = hidden[first_row[s + 1] - 1], rows of `width` elements. sequences: at most 65535.
 absl::Status LaunchLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
                             int64_t width, Bf16* out, const Stream& stream);
 
@@ -30,7 +30,7 @@ struct RankColumns {
   int64_t begin[kMaxRanks + 1] = {};
   int num_ranks = 0;
 };
-// out[i] = row first + i, whole: [rows, begin[num_ranks]].
+// out[i] = row first + i, whole: [rows, begin[num_ranks]]. rows: at most 65535.
 absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t rows, float* out,
                               const Stream& stream);
 
