@@ -510,10 +510,10 @@ class FailingOps final : public testing_support::ForwardingOps {
   std::atomic<int>& countdown_;
 };
 
-// Another rank, whose n-th Launch or Collect fails.
+// Another rank, whose n-th call of one kind fails.
 class FailingRank final : public RankExecutor {
  public:
-  enum class Call { kLaunch, kCollect };
+  enum class Call { kLaunch, kCollect, kServe };
   FailingRank(std::unique_ptr<RankExecutor> rank, Call call, int countdown)
       : rank_(std::move(rank)), call_(call), countdown_(countdown) {}
   std::string backend() const override { return rank_->backend(); }
@@ -525,7 +525,9 @@ class FailingRank final : public RankExecutor {
     return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
   }
   ResidentWeights* weights() override { return rank_->weights(); }
-  absl::Status Serve(const StagedBlocks& staged) override { return rank_->Serve(staged); }
+  absl::Status Serve(const StagedBlocks& staged) override {
+    return Fails(Call::kServe) ? absl::InternalError("device lost") : rank_->Serve(staged);
+  }
 
  private:
   bool Fails(Call call) { return call == call_ && --countdown_ == 0; }
@@ -535,17 +537,20 @@ class FailingRank final : public RankExecutor {
   int countdown_;
 };
 
+// `make_rank`, with one rank that fails at the countdown's end.
+MakeRank WithFailure(const MakeRank& make_rank, FailingRank::Call call, int countdown) {
+  return [=](const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
+    auto made = make_rank(rank);
+    if (!made.ok() || rank.comm.rank() != 2) return made;
+    return std::make_unique<FailingRank>(*std::move(made), call, countdown);
+  };
+}
+
 TEST_P(EngineControlTest, ARankMayFailWithStepsInFlight) {
   for (const auto call : {FailingRank::Call::kLaunch, FailingRank::Call::kCollect}) {
     int num_failures = 0;
     EngineOptions options = DefaultOptions();
-    options.runner.make_rank =
-        [call, make_rank = options.runner.make_rank](
-            const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
-      auto made = make_rank(rank);
-      if (!made.ok() || rank.comm.rank() != 2) return made;
-      return std::make_unique<FailingRank>(*std::move(made), call, 4);
-    };
+    options.runner.make_rank = WithFailure(options.runner.make_rank, call, 4);
     options.on_failure = [&](const absl::Status&) { ++num_failures; };
     const auto engine = MakeEngine(options);
     const auto sink = Submit(*engine, MakeRequest("r"));
@@ -558,6 +563,24 @@ TEST_P(EngineControlTest, ARankMayFailWithStepsInFlight) {
     EXPECT_EQ(num_failures, 1);
     EXPECT_EQ(engine->load().num_used_pages, 0);
   }
+}
+
+TEST_P(EngineControlTest, ARankMayFailToSwitchWeights) {
+  int num_failures = 0;
+  EngineOptions options = DefaultOptions();
+  options.runner.make_rank =
+      WithFailure(options.runner.make_rank, FailingRank::Call::kServe, /*countdown=*/2);
+  options.on_failure = [&](const absl::Status&) { ++num_failures; };
+  const auto engine = MakeEngine(options);
+  const auto sink = Submit(*engine, MakeRequest("r"));
+  Steps(*engine, 2);
+  EXPECT_THAT(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}),
+              StatusIs(absl::StatusCode::kInternal, "device lost"));
+  EXPECT_THAT(sink->done.value(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device lost")));
+  EXPECT_EQ(num_failures, 1);
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  EXPECT_EQ(engine->load().num_used_pages, 0);
 }
 
 TEST_P(EngineControlTest, ARankThatFailsEndsTheEngineNotTheProcess) {
