@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/config/flags.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/model/load_format.h"
@@ -260,6 +261,11 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
 }
 
 absl::Status BenchIn(const std::string& root) {
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_tp", absl::GetFlag(FLAGS_decode_tp), 1, 8));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("decode_context", absl::GetFlag(FLAGS_decode_context), 1, kPrefillRows));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_decode_model)));
   if (const int layers = absl::GetFlag(FLAGS_decode_layers); layers > 0) {
     config.num_layers = layers;

@@ -3,10 +3,9 @@
 // digest of all scores is printed: it may not depend on the number of shards.
 #include <unistd.h>
 
-#include <bit>
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
+#include "common/config/flags.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/model/rank_shape.h"
 #include "tools/bench_gpu.h"
@@ -220,6 +220,14 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
 }
 
 absl::Status BenchIn(const std::string& root) {
+  const int64_t rank_tokens = absl::GetFlag(FLAGS_score_tokens);
+  const int64_t chunk_rows = absl::GetFlag(FLAGS_score_chunk_rows);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_tokens", rank_tokens, 8, 1 << 24));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("score_sequence", absl::GetFlag(FLAGS_score_sequence), 8, rank_tokens));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_chunk_rows", chunk_rows, 1, rank_tokens));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("score_passes", absl::GetFlag(FLAGS_score_passes), 1, 1000));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_score_model)));
   if (const int layers = absl::GetFlag(FLAGS_score_layers); layers > 0) {
     config.num_layers = layers;
@@ -228,8 +236,6 @@ absl::Status BenchIn(const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> shard_counts,
                           Numbers("shards", absl::GetFlag(FLAGS_shards), 64));
-  const int64_t chunk_rows = absl::GetFlag(FLAGS_score_chunk_rows);
-  const int64_t rank_tokens = absl::GetFlag(FLAGS_score_tokens);
   const int64_t most = *std::max_element(shard_counts.begin(), shard_counts.end());
   const int64_t tokens = rank_tokens * most * absl::GetFlag(FLAGS_score_passes);
   const int64_t head_rows = rank_tokens - rank_tokens / 4;
