@@ -23,6 +23,7 @@ class BackgroundLoad:
         self._client_type = client_type
         self._target = target
         self._action = action
+        self._lock = threading.Lock()  # guards counts
         self._stopped = threading.Event()
         self._errors: list[Exception] = []
         self._threads = [
@@ -34,7 +35,9 @@ class BackgroundLoad:
         try:
             with self._client_type(self._target) as client:
                 while not self._stopped.is_set():
-                    self.counts[self._action(client, generator)] += 1
+                    name = self._action(client, generator)
+                    with self._lock:
+                        self.counts[name] += 1
         except Exception as error:
             self._errors.append(error)
 
