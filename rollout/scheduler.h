@@ -54,7 +54,6 @@ class Scheduler {
   // Whether Schedule has something to do.
   bool HasWork() const { return !running_.empty() || HeadMayStart(); }
 
-  size_t num_running() const { return running_.size(); }  // sequences
   size_t num_waiting_requests() const { return num_waiting_requests_; }
   int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // that prefills will compute
 
