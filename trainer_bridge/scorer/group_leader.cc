@@ -136,7 +136,7 @@ absl::Status GroupLeader::ServeMember(int rank, Stream& stream) {
   Send(member(rank), welcome);
   v1::MemberMessage message;
   while (stream.Read(&message)) Handle(rank, message);
-  Lose(absl::UnavailableError(absl::StrCat("shard group: rank ", rank, " has gone")));
+  LoseUnlessOk(absl::UnavailableError(absl::StrCat("shard group: rank ", rank, " has gone")));
   const std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -173,12 +173,17 @@ absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, grpc::Serve
 
 void GroupLeader::Handle(int rank, const v1::MemberMessage& message) {
   if (message.has_scored()) return Deliver(rank, message.scored());
-  const std::string who = absl::StrCat("shard group, rank ", rank);
+  const auto told = [rank](const v1::Outcome& outcome) {
+    return Annotate(StatusOf(outcome), absl::StrCat("shard group, rank ", rank));
+  };
+  // At once: the other ranks may wait in a gather for one that has failed, up to their timeout.
+  if (message.has_ready()) LoseUnlessOk(told(message.ready()));
+  if (message.has_pass_done()) LoseUnlessOk(told(message.pass_done()));
   const std::lock_guard lock(mutex_);
   Member& from = member(rank);
-  if (message.has_ready()) from.ready = Annotate(StatusOf(message.ready()), who);
-  if (message.has_pass_done()) from.pass_done = Annotate(StatusOf(message.pass_done()), who);
-  if (message.has_staged()) from.staged = Annotate(StatusOf(message.staged()), who);
+  if (message.has_ready()) from.ready = told(message.ready());
+  if (message.has_pass_done()) from.pass_done = told(message.pass_done());
+  if (message.has_staged()) from.staged = told(message.staged());
   changed_.notify_all();
 }
 
@@ -201,23 +206,21 @@ void GroupLeader::Deliver(int rank, const v1::SequenceScored& scored) {
   item.job->Deliver(std::move(score));
 }
 
-void GroupLeader::Lose(const absl::Status& reason) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return;
-  }
-  Abort(reason);
-  if (options_.on_lost) options_.on_lost(reason);
+void GroupLeader::LoseUnlessOk(const absl::Status& status) {
+  if (!status.ok() && EndWith(status) && options_.on_lost) options_.on_lost(status);
 }
 
-void GroupLeader::Abort(const absl::Status& reason) {
+void GroupLeader::Abort(const absl::Status& reason) { EndWith(reason); }
+
+bool GroupLeader::EndWith(const absl::Status& reason) {
   const std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return;
+  if (!failure_.ok()) return false;
   failure_ = reason;
   for (const auto& member : members_) {
     if (member->context != nullptr) member->context->TryCancel();
   }
   changed_.notify_all();
+  return true;
 }
 
 // A write that fails means that the member's call ends; its thread tells.

@@ -28,7 +28,7 @@ struct GroupLeaderOptions {
   int local_ranks = 1;  // shard ranks of each
   std::string nccl_id;  // for the members
   std::chrono::milliseconds timeout{120'000};
-  // Called once, from any thread, when a member that had joined goes. May be null.
+  // Called once, from any thread, when a member that had been welcomed goes or fails. May be null.
   std::function<void(const absl::Status&)> on_lost = nullptr;
   // Called with the port once members can come. May be null.
   std::function<void(int port)> on_listening = nullptr;
@@ -84,7 +84,10 @@ class GroupLeader final : public PeerRanks {
                             Stream& stream);
   void Handle(int rank, const v1::MemberMessage& message);
   void Deliver(int rank, const v1::SequenceScored& scored);
-  void Lose(const absl::Status& reason);
+  // A member has gone or failed: ends the group, and tells on_lost.
+  void LoseUnlessOk(const absl::Status& status);
+  // False if the group had ended already.
+  bool EndWith(const absl::Status& reason);
   void Send(Member& member, const v1::LeaderMessage& message);
   // Waits until all members have set `answer`, or the group has ended; the first error.
   absl::Status WaitForAll(std::optional<absl::Status> Member::*answer);

@@ -56,7 +56,7 @@ absl::Status GroupMember::Run() {
   absl::Status status;
   bool in_order = false;
   if (stream_->Read(&message) && message.has_welcome()) {
-    status = Load(model, message.welcome().nccl_id());
+    status = Load(model, max_context, message.welcome().nccl_id());
     v1::MemberMessage ready;
     *ready.mutable_ready() = MakeOutcome(status);
     Send(ready);
@@ -65,8 +65,7 @@ absl::Status GroupMember::Run() {
       in_order = Obey();
     }
   }
-  if (!status.ok()) context_.TryCancel();
-  stream_->WritesDone();
+  EndWrites();  // no cancellation, which could overtake what this process failed with
   const absl::Status end = FromGrpcStatus(stream_->Finish(), context_);
   if (status.ok() && !in_order) {
     status = end.ok() ? absl::UnavailableError("shard group: the leader has gone")
@@ -98,7 +97,8 @@ absl::Status GroupMember::Join(const GroupIdentity& identity) {
   return absl::OkStatus();
 }
 
-absl::Status GroupMember::Load(const OpenedModel& model, const std::string& nccl_id) {
+absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
+                               const std::string& nccl_id) {
   const ScorerOptions& scorer = options_.scorer;
   ISOBIT_ASSIGN_OR_RETURN(RankBackend backend, options_.make_backend(nccl_id));
   ISOBIT_ASSIGN_OR_RETURN(
@@ -107,9 +107,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, const std::string& nccl
                                         .first_rank = options_.rank * options_.local_ranks,
                                         .num_ranks = options_.local_ranks,
                                         .numerics = scorer.numerics,
-                                        .max_context = scorer.max_context > 0
-                                                           ? scorer.max_context
-                                                           : model.config.max_position_embeddings,
+                                        .max_context = max_context,
                                         .chunk_rows = scorer.chunk_rows,
                                         .make_ops = std::move(backend.make_ops),
                                         .make_gather = std::move(backend.make_gather)}));
@@ -201,7 +199,13 @@ void GroupMember::Stage(const v1::StageWeights& order) {
 // A write that fails means that the call ends; the next read tells.
 void GroupMember::Send(const v1::MemberMessage& message) {
   const std::lock_guard lock(write_mutex_);
-  stream_->Write(message);
+  if (!writes_ended_) stream_->Write(message);
+}
+
+void GroupMember::EndWrites() {
+  const std::lock_guard lock(write_mutex_);
+  writes_ended_ = true;
+  stream_->WritesDone();
 }
 
 }  // namespace isobit::scorer

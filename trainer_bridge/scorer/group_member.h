@@ -55,20 +55,23 @@ class GroupMember {
   class Forwarder;
 
   absl::Status Join(const GroupIdentity& identity);
-  absl::Status Load(const OpenedModel& model, const std::string& nccl_id);
+  absl::Status Load(const OpenedModel& model, int64_t max_context, const std::string& nccl_id);
   // Orders of the leader; true if the last was its goodbye.
   bool Obey();
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
   void Stage(const v1::StageWeights& order);
+  // Nothing is sent after EndWrites, though a pass may still run.
   void Send(const v1::MemberMessage& message);
+  void EndWrites();
 
   const GroupMemberOptions options_;
   grpc::ClientContext context_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::ShardGroupService::Stub> stub_;
-  std::mutex write_mutex_;
+  std::mutex write_mutex_;  // guards the writing half of the stream
   std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::LeaderMessage>> stream_;
+  bool writes_ended_ = false;
   std::unique_ptr<ShardRanks> ranks_;
 
   std::mutex mutex_;  // guards what follows

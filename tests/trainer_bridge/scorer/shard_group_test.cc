@@ -227,6 +227,27 @@ TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
   EXPECT_FALSE(group.End(0).ok());
 }
 
+TEST_F(ShardGroupTest, TheLeaderSaysWhyAMemberCannotLoad) {
+  RunningGroup group(2, 1);
+  ScorerOptions options = Options();
+  options.num_shards = 2;
+  options.local_shards = 1;
+  options.make_gather = Backend(group.threads(), 0).make_gather;
+  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
+    return GroupLeader::Assemble(leader, identity);
+  };
+  auto loading =
+      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [](const std::string&) -> absl::StatusOr<RankBackend> {
+    return absl::ResourceExhaustedError("no memory");
+  };
+  group.StartMember(std::move(member));
+  EXPECT_THAT(loading.get().status(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                               HasSubstr("rank 1: no memory")));
+  EXPECT_THAT(group.End(0), StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
+}
+
 TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
   std::future<absl::Status> assembled = Assemble(LeaderOptions(4, milliseconds(5000)));
   GroupMember member(MemberOptions(2, 4));
