@@ -244,7 +244,7 @@ absl::Status GroupLeader::WaitForAll(std::optional<absl::Status> Member::*answer
 absl::Status GroupLeader::WaitUntilReady() { return WaitForAll(&Member::ready); }
 
 absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
-                                const std::string& expected_digest) {
+                                const std::string& expected_digest, uint64_t serving) {
   {
     const std::lock_guard lock(mutex_);
     ISOBIT_RETURN_IF_ERROR(failure_);
@@ -254,6 +254,7 @@ absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
   order.mutable_stage()->set_model_path(model_path);
   order.mutable_stage()->set_weight_version(version);
   order.mutable_stage()->set_expected_digest(expected_digest);
+  order.mutable_stage()->set_serving_version(serving);
   for (const auto& member : members_) Send(*member, order);
   return WaitForAll(&Member::staged);
 }

@@ -46,7 +46,7 @@ class GroupLeader final : public PeerRanks {
 
   absl::Status WaitUntilReady() override;
   absl::Status Stage(const std::string& model_path, uint64_t version,
-                     const std::string& expected_digest) override;
+                     const std::string& expected_digest, uint64_t serving) override;
   absl::Status Score(const WeightVersion& version,
                      absl::Span<const std::vector<ScoreItem>> items) override;
   void Abort(const absl::Status& reason) override;

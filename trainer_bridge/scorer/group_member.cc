@@ -152,14 +152,7 @@ void GroupMember::RunPass(const v1::RunPass& order) {
 }
 
 absl::Status GroupMember::Score(const v1::RunPass& order) {
-  std::shared_ptr<const ShardedVersion> weights;
-  {
-    const std::lock_guard lock(mutex_);
-    if (staged_ != nullptr && staged_->version.id == order.weight_version()) {
-      serving_ = std::exchange(staged_, nullptr);
-    }
-    weights = serving_;
-  }
+  const std::shared_ptr<const ShardedVersion> weights = Serving(order.weight_version());
   if (weights->version.id != order.weight_version() || order.ranks_size() != options_.local_ranks) {
     return absl::InternalError(absl::StrCat(
         "shard group: ordered to run version ", order.weight_version(), " on ", order.ranks_size(),
@@ -180,8 +173,21 @@ absl::Status GroupMember::Score(const v1::RunPass& order) {
   return ranks_->Score(*weights, items);
 }
 
+std::shared_ptr<const ShardedVersion> GroupMember::Serving(uint64_t version) {
+  const std::lock_guard lock(mutex_);
+  if (staged_ != nullptr && staged_->version.id == version) {
+    serving_ = std::exchange(staged_, nullptr);
+  }
+  return serving_;
+}
+
 void GroupMember::Stage(const v1::StageWeights& order) {
   const auto stage = [&]() -> absl::Status {
+    Serving(order.serving_version());  // no pass may have run since the switch to them
+    {
+      const std::lock_guard lock(mutex_);
+      staged_ = nullptr;  // given up; there is no room for three
+    }
     ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
                             OpenModelAs(options_.scorer.load_format, options_.scorer.model_root,
                                         order.model_path(), order.expected_digest()));

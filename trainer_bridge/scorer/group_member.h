@@ -61,6 +61,8 @@ class GroupMember {
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
   void Stage(const v1::StageWeights& order);
+  // The weights that serve, which are those that were staged if they are `version`.
+  std::shared_ptr<const ShardedVersion> Serving(uint64_t version);
   // Nothing is sent after EndWrites, though a pass may still run.
   void Send(const v1::MemberMessage& message);
   void EndWrites();

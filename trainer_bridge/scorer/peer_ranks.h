@@ -30,10 +30,11 @@ class PeerRanks {
   // Waits until all have loaded the first weights.
   virtual absl::Status WaitUntilReady() = 0;
 
-  // Has all load other weights beside those that serve, and waits for that; passes go on meanwhile.
-  // An error leaves the old weights serving.
+  // Has all load other weights beside version `serving`, and waits for that; passes of that version
+  // go on meanwhile. Weights that were staged before and are of neither version are not needed any
+  // more. An error leaves the old weights serving.
   virtual absl::Status Stage(const std::string& model_path, uint64_t version,
-                             const std::string& expected_digest) = 0;
+                             const std::string& expected_digest, uint64_t serving) = 0;
 
   // One pass, as ShardRanks::Score: items[i] are those of the i-th of these ranks. Weights that
   // were staged before and are older than `version` are not needed any more.

@@ -289,7 +289,7 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const Weight
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
   if (peers_ == nullptr) return ranks_->Cut(model, version);
   std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
-    return peers_->Stage(update.model_path, version, model.digests.checkpoint);
+    return peers_->Stage(update.model_path, version, model.digests.checkpoint, this->version().id);
   });
   absl::StatusOr<std::shared_ptr<const ShardedVersion>> here = ranks_->Cut(model, version);
   ISOBIT_RETURN_IF_ERROR(elsewhere.get());

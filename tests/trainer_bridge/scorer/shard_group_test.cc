@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/model/numerics.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -65,6 +66,20 @@ class ShardGroupTest : public testing::Test {
             .on_listening = [this](int port) { port_.set_value(port); }};
   }
 
+  // Of the scorer that leads a group whose ranks meet in `group`.
+  ScorerOptions LeadingOptions(ThreadGroup& group, int world_size, int local_ranks) {
+    ScorerOptions options = Options();
+    options.num_shards = world_size * local_ranks;
+    options.local_shards = local_ranks;
+    options.make_gather = Backend(group, 0).make_gather;
+    GroupLeaderOptions leader = LeaderOptions(world_size);
+    leader.local_ranks = local_ranks;
+    options.assemble = [leader](const GroupIdentity& identity) {
+      return GroupLeader::Assemble(leader, identity);
+    };
+    return options;
+  }
+
   GroupMemberOptions MemberOptions(int rank, int world_size) {
     return {.leader = "127.0.0.1:" + std::to_string(PortOfLeader()),
             .rank = rank,
@@ -78,6 +93,11 @@ class ShardGroupTest : public testing::Test {
   }
 
   int PortOfLeader() { return listening_.get(); }
+
+  static std::future<absl::StatusOr<std::unique_ptr<Scorer>>> Load(ScorerOptions options) {
+    return std::async(std::launch::async,
+                      [options = std::move(options)] { return Scorer::Load(options, "first"); });
+  }
 
   AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs) {
     const Submitted submitted = MakeJob(inputs, FullOptions());
@@ -140,20 +160,7 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
     port_ = {};
     listening_ = port_.get_future().share();
     RunningGroup group(world_size, local_ranks);
-    std::vector<std::thread> starters;
-    ScorerOptions options = Options();
-    options.num_shards = world_size * local_ranks;
-    options.local_shards = local_ranks;
-    RankBackend backend = Backend(group.threads(), 0);
-    options.make_ops = backend.make_ops;
-    options.make_gather = backend.make_gather;
-    GroupLeaderOptions leader = LeaderOptions(world_size);
-    leader.local_ranks = local_ranks;
-    options.assemble = [leader](const GroupIdentity& identity) {
-      return GroupLeader::Assemble(leader, identity);
-    };
-    auto loading =
-        std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+    auto loading = Load(LeadingOptions(group.threads(), world_size, local_ranks));
     for (int rank = 1; rank < world_size; ++rank) {
       GroupMemberOptions member = MemberOptions(rank, world_size);
       member.local_ranks = local_ranks;
@@ -177,19 +184,34 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
   }
 }
 
+TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 4, 20);
+  RunningGroup group(2, 1);
+  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  group.StartMember(std::move(member));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(auto scorer, loading.get());
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(Options(), "first"));
+
+  ISOBIT_ASSERT_OK(alone->UpdateWeights({.model_path = "second"}));
+  ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "first", .is_abandoned = [] { return true; }}),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(Score(*scorer, inputs), Score(*alone, inputs));
+
+  for (Scorer* one : {alone.get(), scorer.get()}) {
+    ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "second"}));
+    ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "first"}));
+  }
+  EXPECT_EQ(Score(*scorer, inputs), Score(*alone, inputs));
+  scorer.reset();
+  ISOBIT_EXPECT_OK(group.End(0));
+}
+
 TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
   RunningGroup group(2, 1);
-  ScorerOptions options = Options();
-  options.num_shards = 2;
-  options.local_shards = 1;
-  RankBackend backend = Backend(group.threads(), 0);
-  options.make_ops = backend.make_ops;
-  options.make_gather = backend.make_gather;
-  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
-    return GroupLeader::Assemble(leader, identity);
-  };
-  auto loading =
-      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
   group.StartMember(std::move(member));
@@ -208,18 +230,11 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
 
 TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
   RunningGroup group(2, 1);
-  ScorerOptions options = Options();
-  options.num_shards = 2;
-  options.local_shards = 1;
+  ScorerOptions options = LeadingOptions(group.threads(), 2, 1);
   options.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Ops>> {
     return absl::ResourceExhaustedError("no memory");
   };
-  options.make_gather = Backend(group.threads(), 0).make_gather;
-  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
-    return GroupLeader::Assemble(leader, identity);
-  };
-  auto loading =
-      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  auto loading = Load(std::move(options));
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
   group.StartMember(std::move(member));
@@ -229,23 +244,41 @@ TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
 
 TEST_F(ShardGroupTest, TheLeaderSaysWhyAMemberCannotLoad) {
   RunningGroup group(2, 1);
-  ScorerOptions options = Options();
-  options.num_shards = 2;
-  options.local_shards = 1;
-  options.make_gather = Backend(group.threads(), 0).make_gather;
-  options.assemble = [leader = LeaderOptions(2)](const GroupIdentity& identity) {
-    return GroupLeader::Assemble(leader, identity);
-  };
-  auto loading =
-      std::async(std::launch::async, [&options] { return Scorer::Load(options, "first"); });
+  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [](const std::string&) -> absl::StatusOr<RankBackend> {
     return absl::ResourceExhaustedError("no memory");
   };
   group.StartMember(std::move(member));
-  EXPECT_THAT(loading.get().status(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                               HasSubstr("rank 1: no memory")));
+  EXPECT_THAT(loading.get().status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("rank 1: no memory")));
   EXPECT_THAT(group.End(0), StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
+}
+
+TEST_F(ShardGroupTest, TheLeaderSaysWhyAMembersPassFailed) {
+  class Broken final : public testing_support::ForwardingOps {
+   public:
+    Broken() : ForwardingOps(MakeOracleOps()) {}
+    absl::Status LogProbs(const LogProbArgs&) override {
+      return absl::InternalError("broken device");
+    }
+  };
+  RunningGroup group(2, 1);
+  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&group](const std::string&) {
+    RankBackend backend = Backend(group.threads(), 1);
+    backend.make_ops = [](int) { return std::make_unique<Broken>(); };
+    return backend;
+  };
+  group.StartMember(std::move(member));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
+  const Submitted submitted = MakeJob(RandomInputs(config_, 1, 20, 40), FullOptions());
+  ISOBIT_EXPECT_OK(scorer->Submit(submitted.job));
+  const auto why = HasSubstr("rank 1: broken device");
+  EXPECT_THAT(submitted.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kUnavailable, why));
+  EXPECT_THAT(lost_.get_future().get(), StatusIs(absl::StatusCode::kInternal, why));
+  EXPECT_THAT(group.End(0), StatusIs(absl::StatusCode::kInternal, "broken device"));
 }
 
 TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
