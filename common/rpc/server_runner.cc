@@ -20,6 +20,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/channel.h"
 #include "common/rpc/limits.h"
 
 namespace isobit {
@@ -31,11 +32,6 @@ sigset_t StopSignals() {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   return signals;
-}
-
-std::string ListenAddress(const std::string& host, int port) {
-  const bool is_ipv6 = host.find(':') != std::string::npos && host.front() != '[';
-  return is_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
 }
 
 // Readers of `path` see no file or the whole number, since rename is atomic.
@@ -56,6 +52,18 @@ absl::Status WritePortFile(const std::string& path, int port) {
 void ServerRunner::BlockStopSignals() {
   const sigset_t signals = StopSignals();
   ISOBIT_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0) << "pthread_sigmask";
+}
+
+void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes) {
+  builder.SetMaxReceiveMessageSize(max_message_bytes);
+  builder.SetMaxSendMessageSize(max_message_bytes);
+  // Otherwise two servers may share one port and each get a part of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
 }
 
 ServerRunner::ServerRunner(ServerOptions options)
@@ -87,19 +95,11 @@ absl::Status ServerRunner::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-  const std::string address = ListenAddress(options_.host, options_.port);
+  const std::string address = HostAndPort(options_.host, options_.port);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
   for (grpc::Service* service : services_) builder.RegisterService(service);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
-  // Otherwise two servers may share one port and each get a part of the calls.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kMinPingIntervalMs);
+  SetServerArguments(builder, kMaxMessageBytes);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
@@ -108,7 +108,7 @@ absl::Status ServerRunner::Start() {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
   }
   SetServing(false);
-  ISOBIT_LOG(Info) << "listening on " << ListenAddress(options_.host, port_);
+  ISOBIT_LOG(Info) << "listening on " << HostAndPort(options_.host, port_);
   if (!options_.port_file.empty()) {
     ISOBIT_RETURN_IF_ERROR(WritePortFile(options_.port_file, port_));
   }

@@ -15,6 +15,7 @@
 #define ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include <chrono>
 #include <functional>
@@ -39,6 +40,10 @@ struct ServerOptions {
   // How long calls in flight may take to finish after a stop signal; then they are cancelled.
   std::chrono::milliseconds drain_timeout{30000};
 };
+
+// The house's limits and keepalive, as MakeChannel has them, and a port of its own. For a server
+// that is not a service's. max_message_bytes: in either direction; -1: any.
+void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes);
 
 class ServerRunner {
  public:

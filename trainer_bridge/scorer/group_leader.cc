@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/limits.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/server_runner.h"
 #include "common/rpc/status_convert.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
@@ -63,27 +63,18 @@ GroupLeader::~GroupLeader() {
 }
 
 absl::Status GroupLeader::Listen() {
-  const bool is_ipv6 = absl::StrContains(options_.host, ':');
-  const std::string address =
-      absl::StrCat(is_ipv6 ? "[" : "", options_.host, is_ipv6 ? "]" : "", ":", options_.port);
+  const std::string address = HostAndPort(options_.host, options_.port);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service_);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kMinPingIntervalMs);
+  SetServerArguments(builder, kMaxGroupMessageBytes);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("shard group: cannot listen on ", address));
   }
   ISOBIT_LOG(Info) << "shard group: waiting for " << members_.size() << " processes on "
-                   << options_.host << ":" << port;
+                   << HostAndPort(options_.host, port);
   if (options_.on_listening) options_.on_listening(port);
   return absl::OkStatus();
 }

@@ -83,7 +83,7 @@ void GroupMember::Cancel() { context_.TryCancel(); }
 absl::Status GroupMember::Join(const GroupIdentity& identity) {
   ISOBIT_LOG(Info) << "shard group: joining " << options_.leader << " as rank " << options_.rank
                    << " of " << options_.world_size;
-  channel_ = MakeChannel(options_.leader);
+  channel_ = MakeChannel(options_.leader, kMaxGroupMessageBytes);
   ISOBIT_RETURN_IF_ERROR(
       Annotate(WaitForReady(*channel_, options_.leader, options_.timeout), "shard group"));
   stub_ = v1::ShardGroupService::NewStub(channel_);

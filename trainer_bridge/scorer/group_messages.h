@@ -9,6 +9,11 @@
 
 namespace isobit::scorer {
 
+// Of a message between the processes: any. What it holds is bounded by what a client may ask for,
+// though not below gRPC's usual limits: a pass has sequences of many requests, and a result whose
+// client's message just fits may be longer here.
+inline constexpr int kMaxGroupMessageBytes = -1;
+
 v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_size, int local_ranks);
 // FAILED_PRECONDITION naming the first field that differs.
 absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupIdentity& actual);

@@ -6,12 +6,12 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/allocator.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/rpc/channel.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
 #include "trainer_bridge/scorer/group_leader.h"
@@ -92,7 +92,7 @@ int ServeLeader(const Settings& settings) {
     return 1;
   }
   GroupMember member(
-      {.leader = absl::StrCat(settings.place.master_addr, ":", settings.place.master_port),
+      {.leader = HostAndPort(settings.place.master_addr, settings.place.master_port),
        .rank = settings.place.rank,
        .world_size = settings.place.world_size,
        .local_ranks = settings.scorer.local_shards,

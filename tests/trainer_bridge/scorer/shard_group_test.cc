@@ -8,6 +8,8 @@
 
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
 #include "kernels/model/numerics.h"
 #include "kernels/oracle/oracle_ops.h"
@@ -18,6 +20,7 @@
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 #include "trainer_bridge/scorer/group_leader.h"
 #include "trainer_bridge/scorer/group_member.h"
+#include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit::scorer {
 namespace {
@@ -332,6 +335,21 @@ TEST_F(ShardGroupTest, ASecondProcessOfOneRankIsRefused) {
   const absl::Status ends[] = {first_end.get(), second_end.get()};
   EXPECT_EQ(absl::IsAlreadyExists(ends[0]) + absl::IsAlreadyExists(ends[1]), 1)
       << ends[0].ToString() << "; " << ends[1].ToString();
+}
+
+TEST_F(ShardGroupTest, AMessageMayBeLongerThanAClients) {
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(2));
+  const auto channel = MakeChannel(HostAndPort("127.0.0.1", PortOfLeader()), kMaxGroupMessageBytes);
+  const auto stub = v1::ShardGroupService::NewStub(channel);
+  grpc::ClientContext context;
+  const auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  message.mutable_hello()->mutable_identity()->set_version(std::string(kMaxMessageBytes, 'x'));
+  EXPECT_TRUE(stream->Write(message));
+  // It arrives, and is refused for what it says.
+  const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("version: "));
+  EXPECT_THAT(FromGrpcStatus(stream->Finish()), refused);
+  EXPECT_THAT(assembled.get(), refused);
 }
 
 TEST_F(ShardGroupTest, WithoutALeaderAMemberGivesUp) {
