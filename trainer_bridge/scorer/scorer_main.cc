@@ -1,4 +1,5 @@
 // The scorer process: isobit-scorer. Of several, rank 0 serves and the others work for it.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -29,8 +30,8 @@ constexpr char kUsage[] =
     "                [--backend=cuda [--devices=0,1,...]] [--world_size=N --rank=I "
     "--master_addr=HOST]";
 
-// A device that failed, or that waits for a rank that has gone, may never end what the destructors
-// wait for. All calls have been answered.
+// For a device that failed, or that waits for a rank that has gone: it may never end what the
+// destructors wait for. Calls that matter have been answered.
 [[noreturn]] void ExitAtOnce(int exit_code) {
   std::fflush(nullptr);
   std::_Exit(exit_code);
@@ -71,7 +72,7 @@ int Serve(const Settings& settings) {
   absl::StatusOr<std::unique_ptr<Scorer>> scorer = Load(settings, runner);
   if (!scorer.ok()) {
     ISOBIT_LOG(Error) << "cannot load " << settings.model << ": " << scorer.status().ToString();
-    return 1;
+    ExitAtOnce(1);
   }
   ISOBIT_LOG(Info) << "serving version 1, digest " << (*scorer)->version().digest << ", on "
                    << (*scorer)->options().num_shards << " shards of " << (*scorer)->shard_bytes()
@@ -102,16 +103,18 @@ int ServeLeader(const Settings& settings) {
        .make_backend =
            [&settings](const std::string& nccl_id) { return MakeBackend(settings, nccl_id); },
        .on_ready = [&runner] { runner.SetServing(true); }});
+  std::atomic<bool> ended = false;
   std::thread work([&] {
     if (const absl::Status end = member.Run(); end.ok()) {
+      ended = true;
       runner.Stop();
     } else {
       runner.Fail(end);
     }
   });
   const int exit_code = runner.Wait();
-  if (exit_code != 0) ExitAtOnce(exit_code);
-  member.Cancel();
+  // A stop signal may come in the middle of a pass; the leader sees the connection go.
+  if (!ended) ExitAtOnce(exit_code);
   work.join();
   return exit_code;
 }
