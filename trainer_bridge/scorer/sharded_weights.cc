@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 
 namespace isobit::scorer {
@@ -16,76 +16,12 @@ namespace {
 constexpr size_t kAlignment = 256;
 
 // Blocks that are packed at one time, each on a thread and in host memory of its own.
-constexpr int kMaxPackers = 8;
+constexpr size_t kMaxPackers = 8;
 
 size_t ShardBytes(size_t block_bytes, int num_ranks) {
   const size_t unit = kAlignment * static_cast<size_t>(num_ranks);
   return (block_bytes + unit - 1) / unit * kAlignment;
 }
-
-// Hands the blocks of a checkpoint out to threads that pack them and copy their shards.
-class Cutter {
- public:
-  Cutter(const WeightLayout& layout, const Checkpoint& checkpoint, int num_ranks, int first_rank,
-         absl::Span<const std::unique_ptr<Ops>> ops, std::vector<RankShards>& ranks)
-      : layout_(layout),
-        checkpoint_(checkpoint),
-        num_ranks_(num_ranks),
-        first_rank_(static_cast<size_t>(first_rank)),
-        ops_(ops),
-        ranks_(ranks) {}
-
-  absl::Status Run() {
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    std::vector<std::thread> packers;
-    for (int i = 0; i < std::min({kMaxPackers, cores, layout_.num_blocks()}); ++i) {
-      packers.emplace_back([this] { Pack(); });
-    }
-    for (std::thread& packer : packers) packer.join();
-    return status_;
-  }
-
- private:
-  void Pack() {
-    const AlignedBytes full = AllocateAligned(GatheredBytes(layout_, num_ranks_));
-    while (true) {
-      int block = 0;
-      {
-        const std::lock_guard lock(mutex_);
-        if (!status_.ok() || next_ == layout_.num_blocks()) return;
-        // The head and the embedding, by far the largest, go first.
-        block = (next_++ + layout_.num_blocks() - 1) % layout_.num_blocks();
-      }
-      const size_t bytes = layout_.BlockBytes(block);
-      const size_t padded = ShardBytes(bytes, num_ranks_) * static_cast<size_t>(num_ranks_);
-      std::memset(full.get() + bytes, 0, padded - bytes);
-      layout_.PackBlock(checkpoint_, *ops_.front(), block, full.get());
-      const std::lock_guard lock(mutex_);  // backends serve one thread at a time
-      if (status_.ok()) status_ = Distribute(block, full.get());
-    }
-  }
-
-  absl::Status Distribute(int block, const std::byte* full) {
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      const size_t bytes = ranks_[r].shard_bytes(block);
-      ISOBIT_RETURN_IF_ERROR(
-          ops_[r]->Copy(ranks_[r].shard(block), full + (first_rank_ + r) * bytes, bytes));
-    }
-    for (const std::unique_ptr<Ops>& ops : ops_) ISOBIT_RETURN_IF_ERROR(ops->Synchronize());
-    return absl::OkStatus();
-  }
-
-  const WeightLayout& layout_;
-  const Checkpoint& checkpoint_;
-  const int num_ranks_;
-  const size_t first_rank_;
-  const absl::Span<const std::unique_ptr<Ops>> ops_;
-
-  std::mutex mutex_;  // guards what follows
-  std::vector<RankShards>& ranks_;
-  int next_ = 0;
-  absl::Status status_;
-};
 
 }  // namespace
 
@@ -119,7 +55,27 @@ absl::StatusOr<std::vector<RankShards>> CutIntoShards(const WeightLayout& layout
     ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *rank_ops));
     ranks.push_back(std::move(shards));
   }
-  ISOBIT_RETURN_IF_ERROR(Cutter(layout, checkpoint, num_ranks, first_rank, ops, ranks).Run());
+  const auto num_blocks = static_cast<size_t>(layout.num_blocks());
+  AlignedBytes full_blocks[kMaxPackers];
+  std::mutex copying;  // backends serve one thread at a time
+  ISOBIT_RETURN_IF_ERROR(
+      ParallelFor(num_blocks, kMaxPackers, [&](size_t item, size_t packer) -> absl::Status {
+        // The head and the embedding, by far the largest, go first.
+        const int block = static_cast<int>((item + num_blocks - 1) % num_blocks);
+        AlignedBytes& full = full_blocks[packer];
+        if (full == nullptr) full = AllocateAligned(GatheredBytes(layout, num_ranks));
+        const size_t bytes = layout.BlockBytes(block);
+        const size_t shard_bytes = ShardBytes(bytes, num_ranks);
+        std::memset(full.get() + bytes, 0, shard_bytes * static_cast<size_t>(num_ranks) - bytes);
+        layout.PackBlock(checkpoint, *ops.front(), block, full.get());
+        const std::byte* shard = full.get() + static_cast<size_t>(first_rank) * shard_bytes;
+        const std::lock_guard lock(copying);
+        for (size_t r = 0; r < ranks.size(); ++r, shard += shard_bytes) {
+          ISOBIT_RETURN_IF_ERROR(ops[r]->Copy(ranks[r].shard(block), shard, shard_bytes));
+        }
+        for (const auto& rank_ops : ops) ISOBIT_RETURN_IF_ERROR(rank_ops->Synchronize());
+        return absl::OkStatus();
+      }));
   return ranks;
 }
 
