@@ -159,14 +159,7 @@ absl::Status FitToHostMemory(const ModelConfig& config, EngineOptions& options) 
 
 absl::StatusOr<CudaBackendOptions> CudaOptionsFromFlags() {
   CudaBackendOptions options;
-  for (const std::string& name : absl::GetFlag(FLAGS_devices)) {
-    int device = 0;
-    if (!absl::SimpleAtoi(name, &device) || device < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--devices names \"", name, "\", expected numbers such as 0,1,2,3"));
-    }
-    options.devices.push_back(device);
-  }
+  ISOBIT_ASSIGN_OR_RETURN(options.devices, ParseDevices(absl::GetFlag(FLAGS_devices)));
   options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
   options.peer_memory = absl::GetFlag(FLAGS_peer_memory);

@@ -10,6 +10,7 @@
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/base/status_macros.h"
@@ -72,6 +73,19 @@ std::string FlagsHelp() {
                     flag->Help(), "\n");
   }
   return help;
+}
+
+absl::StatusOr<std::vector<int>> ParseDevices(const std::vector<std::string>& names) {
+  std::vector<int> devices;
+  for (const std::string& name : names) {
+    int device = 0;
+    if (!absl::SimpleAtoi(name, &device) || device < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--devices names \"", name, "\", expected numbers such as 0,1,2,3"));
+    }
+    devices.push_back(device);
+  }
+  return devices;
 }
 
 void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage) {

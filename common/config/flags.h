@@ -6,6 +6,7 @@
 
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +34,9 @@ absl::Status RequireInRange(const char* name, T value, std::type_identity_t<T> l
   return absl::InvalidArgumentError(
       absl::StrCat("--", name, " is ", value, ", expected ", low, " to ", high));
 }
+
+// What a flag --devices names: CUDA ordinals. INVALID_ARGUMENT, naming what is not one.
+absl::StatusOr<std::vector<int>> ParseDevices(const std::vector<std::string>& names);
 
 }  // namespace isobit
 

@@ -2,12 +2,12 @@
 #include "trainer_bridge/scorer/scorer_settings.h"
 
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -83,21 +83,10 @@ absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
 
 // Of the flag --devices: one for each shard, none twice.
 absl::StatusOr<std::vector<int>> DevicesFromFlags(int num_shards, int local_rank) {
-  std::vector<int> devices;
-  const std::vector<std::string> names = absl::GetFlag(FLAGS_devices);
-  if (names.empty()) {
-    for (int shard = 0; shard < num_shards; ++shard) {
-      devices.push_back(local_rank * num_shards + shard);
-    }
-    return devices;
-  }
-  for (const std::string& name : names) {
-    int device = 0;
-    if (!absl::SimpleAtoi(name, &device) || device < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--devices names \"", name, "\", expected numbers such as 0,1,2,3"));
-    }
-    devices.push_back(device);
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<int> devices, ParseDevices(absl::GetFlag(FLAGS_devices)));
+  if (devices.empty()) {
+    devices.resize(static_cast<size_t>(num_shards));
+    std::iota(devices.begin(), devices.end(), local_rank * num_shards);
   }
   const std::set<int> different(devices.begin(), devices.end());
   if (different.size() != devices.size() || devices.size() != static_cast<size_t>(num_shards)) {
@@ -113,19 +102,19 @@ absl::Status ReadBackend(Settings& settings) {
   ScorerOptions& scorer = settings.scorer;
   const std::string backend = absl::GetFlag(FLAGS_backend);
   ISOBIT_RETURN_IF_ERROR(CpuOptionsFromFlags().status());
-  const int shards = absl::GetFlag(FLAGS_shards);
-  ISOBIT_ASSIGN_OR_RETURN(settings.devices, DevicesFromFlags(shards, settings.place.local_rank));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<int> devices,
+                          DevicesFromFlags(scorer.local_shards, settings.place.local_rank));
   const int seconds = absl::GetFlag(FLAGS_gather_timeout_seconds);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gather_timeout_seconds", seconds, 1, 86400));
   settings.timeout = std::chrono::seconds(seconds);
   if (backend == "cpu") {
-    settings.devices.clear();
     if (settings.place.world_size > 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("--backend=cpu serves from one process, not from ",
                        settings.place.world_size, ": ranks of several need GPUs and NCCL"));
     }
   } else if (backend == "cuda") {
+    settings.devices = std::move(devices);
     scorer.max_batch_tokens = 16384;
     scorer.chunk_rows = 1024;
   } else {
