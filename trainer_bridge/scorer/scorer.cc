@@ -111,8 +111,7 @@ void Scorer::EndAllJobs(const absl::Status& status) {
 
 absl::Status Scorer::Submit(std::shared_ptr<ScoreJob> job) {
   const std::lock_guard lock(mutex_);
-  if (stopping_) return Stopping();
-  if (!fault_.ok()) return absl::UnavailableError(fault_.message());
+  ISOBIT_RETURN_IF_ERROR(CheckRunning());
   DropEndedJobs();
   size_t queued = job->inputs().size();
   for (const Queued& other : jobs_) queued += other.job->num_pending();
@@ -168,6 +167,11 @@ void Scorer::DropEndedJobs() {
   held_.erase(
       std::remove_if(held_.begin(), held_.end(), [](const auto& job) { return job->ended(); }),
       held_.end());
+}
+
+absl::Status Scorer::CheckRunning() const {
+  if (!fault_.ok()) return absl::UnavailableError(fault_.message());  // another scorer may do
+  return stopping_ ? Stopping() : absl::OkStatus();
 }
 
 absl::Status Scorer::CheckVersion(const ScoreJob& job) const {
@@ -252,7 +256,7 @@ void Scorer::Fault(const absl::Status& status) {
   {
     const std::lock_guard lock(mutex_);
     fault_ = status;
-    EndAllJobs(absl::UnavailableError(status.message()));  // another scorer may do
+    EndAllJobs(CheckRunning());
   }
   if (options_.on_fault) options_.on_fault(status);
 }
@@ -312,7 +316,7 @@ absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedV
   Clock::time_point idle = Clock::now();
   changed_.wait(lock, [&] {
     DropEndedJobs();
-    if (stopping_ || !fault_.ok()) status = Stopping();
+    status = CheckRunning();
     if (update.is_abandoned && update.is_abandoned()) {
       status = absl::CancelledError("the caller of the weight update has gone");
     }

@@ -102,7 +102,7 @@ class Scorer {
   // Stages other weights of the same model, then switches to them between two batches; blocks until
   // then. After an error the old weights serve as before. Errors: as OpenModel and
   // CheckReplacement; INVALID_ARGUMENT: version not greater than the present one;
-  // ABORTED: another update runs; CANCELLED: abandoned; UNAVAILABLE: the engine stops.
+  // ABORTED: another update runs; CANCELLED: abandoned; UNAVAILABLE: the engine stops, or a fault.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
@@ -143,6 +143,7 @@ class Scorer {
   // These hold mutex_.
   void DropEndedJobs();
   void EndAllJobs(const absl::Status& status);
+  absl::Status CheckRunning() const;  // UNAVAILABLE: a fault, or stopping
   absl::Status CheckVersion(const ScoreJob& job) const;
   bool HasWork() const;
 

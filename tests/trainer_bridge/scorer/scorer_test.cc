@@ -173,7 +173,9 @@ TEST_F(ScorerTest, AFaultEndsAllJobsOnceAndIsReported) {
   EXPECT_THAT(job.collector->WaitUntilDone(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device lost")));
   EXPECT_THAT(fault_.get_future().get(), StatusIs(absl::StatusCode::kInternal));
-  EXPECT_THAT(scorer->Submit(MakeJob({probe_}).job), StatusIs(absl::StatusCode::kUnavailable));
+  const auto faulty = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("device lost"));
+  EXPECT_THAT(scorer->Submit(MakeJob({probe_}).job), faulty);
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "second"}).status(), faulty);
 }
 
 TEST_F(ScorerTest, StoppingEndsJobsInFlight) {
