@@ -10,15 +10,15 @@ absl::StatusOr<CapturedGraph> CapturedGraph::Capture(cudaStream_t stream,
                                                      const std::function<absl::Status()>& work) {
   // Thread local: the other ranks' threads may allocate meanwhile.
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const absl::Status captured = work();
+  absl::Status status = work();
   cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-  ISOBIT_RETURN_IF_ERROR(captured);
-  ISOBIT_RETURN_IF_CUDA_ERROR(ended);
+  status.Update(CudaStatus(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture"));
   cudaGraphExec_t instance = nullptr;
-  const cudaError_t made = cudaGraphInstantiate(&instance, graph, 0);
-  cudaGraphDestroy(graph);
-  ISOBIT_RETURN_IF_CUDA_ERROR(made);
+  if (status.ok()) {
+    status = CudaStatus(cudaGraphInstantiate(&instance, graph, 0), "cudaGraphInstantiate");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  ISOBIT_RETURN_IF_ERROR(status);
   CapturedGraph result(instance);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaGraphUpload(instance, stream));
   return result;

@@ -441,10 +441,7 @@ class CudaExecutor final : public RankExecutor {
     }
     for (;;) {
       const cudaError_t state = cudaEventQuery(event);
-      if (state != cudaErrorNotReady) {
-        ISOBIT_RETURN_IF_CUDA_ERROR(state);
-        return absl::OkStatus();
-      }
+      if (state != cudaErrorNotReady) return cuda::CudaStatus(state, "a step");
       ISOBIT_RETURN_IF_ERROR(group_->nccl[rank()]->Check());
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
