@@ -225,7 +225,7 @@ absl::Status BenchIn(const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("score_tokens", rank_tokens, 8, 1 << 24));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("score_sequence", absl::GetFlag(FLAGS_score_sequence), 8, rank_tokens));
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_chunk_rows", chunk_rows, 1, rank_tokens));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_chunk_rows", chunk_rows, 1, 1 << 24));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("score_passes", absl::GetFlag(FLAGS_score_passes), 1, 1000));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_score_model)));
