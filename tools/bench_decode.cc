@@ -1,12 +1,9 @@
 // isobit-bench decode: the rollout engine's ranks without requests around them: the time of a
 // decode step by batch size, mode and parallel size, what the step is made of, and the rate of
 // prefill. A model with random weights; every step feeds the next on the GPU, as in the engine.
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -16,7 +13,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -26,10 +22,9 @@
 #include "rollout/model_runner.h"
 #include "rollout/weight_stage.h"
 #include "tools/bench_gpu.h"
+#include "tools/bench_model.h"
 #include "tools/bench_report.h"
 #include "tools/bench_trace.h"
-#include "tools/model_shapes.h"
-#include "tools/random_model.h"
 
 ABSL_FLAG(std::string, decode_model, "qwen3-8b", "decode: a model shape, by isobit-model's name");
 ABSL_FLAG(int, decode_layers, 0, "decode: its layers, to save time; 0: all");
@@ -247,8 +242,8 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
                                                .make_rank = MakeCudaRank({.devices = devices})},
                                               most, std::max(kPrefillRows, most)));
   const Clock::time_point load = Clock::now();
-  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights,
-                          StageWeights(LoadFormat::kDummy, root, "model", "", config, {}, *runner));
+  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights, StageWeights(LoadFormat::kDummy, root, kBenchModel,
+                                                              "", config, {}, *runner));
   ISOBIT_RETURN_IF_ERROR(runner->Serve(weights.ranks));
   absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
                tp_size, SecondsSince(load));
@@ -260,18 +255,12 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
   return times;
 }
 
-absl::Status BenchIn(const std::string& root) {
+absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_tp", absl::GetFlag(FLAGS_decode_tp), 1, 8));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_context", absl::GetFlag(FLAGS_decode_context), 1, kPrefillRows));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
-  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_decode_model)));
-  if (const int layers = absl::GetFlag(FLAGS_decode_layers); layers > 0) {
-    config.num_layers = layers;
-    config.layer_windows.clear();
-  }
-  ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
                           Numbers("decode_batch", absl::GetFlag(FLAGS_decode_batch), 4096));
   absl::PrintF("%s, %d layers, context %d\n", absl::GetFlag(FLAGS_decode_model), config.num_layers,
@@ -296,12 +285,8 @@ absl::Status BenchIn(const std::string& root) {
 }  // namespace
 
 absl::Status BenchDecode() {
-  const std::filesystem::path root =
-      std::filesystem::temp_directory_path() / absl::StrCat("isobit-bench-", getpid());
-  const absl::Status status = BenchIn(root.string());
-  std::error_code ignored;
-  std::filesystem::remove_all(root, ignored);
-  return status;
+  return WithDummyModel(absl::GetFlag(FLAGS_decode_model), absl::GetFlag(FLAGS_decode_layers),
+                        BenchModel);
 }
 
 }  // namespace isobit::bench

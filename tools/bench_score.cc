@@ -1,12 +1,9 @@
 // isobit-bench score: the scorer's engine, without its gRPC border, on 1 .. N shards of a model
 // with random weights, beside the rate at which cuBLAS alone multiplies with the same matrices. The
 // digest of all scores is printed: it may not depend on the number of shards.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,7 +14,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
@@ -25,9 +21,8 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/model/rank_shape.h"
 #include "tools/bench_gpu.h"
+#include "tools/bench_model.h"
 #include "tools/bench_report.h"
-#include "tools/model_shapes.h"
-#include "tools/random_model.h"
 #include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 
@@ -201,7 +196,7 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   options.make_gather = backend.make_gather;
   const Clock::time_point load = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Scorer> scorer,
-                          Scorer::Load(std::move(options), "model"));
+                          Scorer::Load(std::move(options), kBenchModel));
   const double load_seconds = SecondsSince(load);
   ISOBIT_RETURN_IF_ERROR(
       Score(*scorer, Inputs(config, shards * absl::GetFlag(FLAGS_score_tokens))).status());
@@ -219,7 +214,7 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   return Result{static_cast<double>(tokens) / seconds, std::move(digest)};
 }
 
-absl::Status BenchIn(const std::string& root) {
+absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   const int64_t rank_tokens = absl::GetFlag(FLAGS_score_tokens);
   const int64_t chunk_rows = absl::GetFlag(FLAGS_score_chunk_rows);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("score_tokens", rank_tokens, 8, 1 << 24));
@@ -228,12 +223,6 @@ absl::Status BenchIn(const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("score_chunk_rows", chunk_rows, 1, 1 << 24));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("score_passes", absl::GetFlag(FLAGS_score_passes), 1, 1000));
-  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, NamedModelShape(absl::GetFlag(FLAGS_score_model)));
-  if (const int layers = absl::GetFlag(FLAGS_score_layers); layers > 0) {
-    config.num_layers = layers;
-    config.layer_windows.clear();
-  }
-  ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, absl::StrCat(root, "/model")));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> shard_counts,
                           Numbers("shards", absl::GetFlag(FLAGS_shards), 64));
   const int64_t most = *std::max_element(shard_counts.begin(), shard_counts.end());
@@ -268,12 +257,8 @@ absl::Status BenchIn(const std::string& root) {
 }  // namespace
 
 absl::Status BenchScore() {
-  const std::filesystem::path root =
-      std::filesystem::temp_directory_path() / absl::StrCat("isobit-bench-", getpid());
-  const absl::Status status = BenchIn(root.string());
-  std::error_code ignored;
-  std::filesystem::remove_all(root, ignored);
-  return status;
+  return WithDummyModel(absl::GetFlag(FLAGS_score_model), absl::GetFlag(FLAGS_score_layers),
+                        BenchModel);
 }
 
 }  // namespace isobit::bench

@@ -19,13 +19,14 @@ Outcome RunBench(const std::string& arguments) {
 TEST(IsobitBenchTest, HelpNamesEverySubcommand) {
   const Outcome outcome = RunBench("--help");
   EXPECT_EQ(outcome.exit_code, 0);
-  for (const char* name : {"cpu", "gemm", "attention", "ops", "score"}) {
+  for (const char* name :
+       {"cpu", "engine", "gemm", "attention", "ops", "allreduce", "decode", "score"}) {
     EXPECT_THAT(outcome.output, HasSubstr(std::string("\n") + name + " "));
   }
 }
 
 TEST(IsobitBenchTest, WhatNeedsAGpuSaysThatItIsMissing) {
-  for (const char* name : {"gemm", "attention --quick", "ops", "score"}) {
+  for (const char* name : {"gemm", "attention --quick", "ops", "allreduce", "decode", "score"}) {
     const Outcome outcome = RunBench(name);
     EXPECT_EQ(outcome.exit_code, 1) << name;
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("without CUDA")));
