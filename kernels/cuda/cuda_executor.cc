@@ -24,6 +24,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/log_probs.h"
 #include "kernels/cuda/nccl_all_reduce.h"
 #include "kernels/cuda/step_kernels.h"
 
@@ -44,6 +45,11 @@ struct RankGroup {
     if (std::set<int>(options.devices.begin(), options.devices.end()).size() !=
         options.devices.size()) {
       return absl::InvalidArgumentError("two ranks on one device would wait for each other");
+    }
+    if (rank.config.vocab_size > cuda::kMaxDeviceVocab) {
+      return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.config.vocab_size,
+                                                     " tokens; at most ", cuda::kMaxDeviceVocab,
+                                                     " are supported on a GPU"));
     }
     auto group = std::make_shared<RankGroup>();
     group->columns.num_ranks = size;

@@ -25,8 +25,9 @@ struct CudaRankOptions {
 };
 
 // All ranks of one engine come from one such function. Errors at the making of a rank: devices are
-// not as many as the ranks, each another (INVALID_ARGUMENT), absent, not Hopper or unable to map
-// each other's memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
+// not as many as the ranks, each another, or the vocabulary is beyond kMaxDeviceVocab of
+// log_probs.h (INVALID_ARGUMENT); devices are absent, not Hopper or unable to map each other's
+// memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
 // Batch sizes for which decode graphs are captured, ascending: steps in between are padded.
