@@ -133,20 +133,22 @@ absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const S
                                                    " top logprobs; at most ", kMaxTopLogProbs,
                                                    " are supported on a GPU"));
   }
+  // Twice as large each time: lists of counts grow with every token, and growth stops the device.
   if (layout.bytes > host_.bytes) {
+    const size_t bytes = std::max(layout.bytes, 2 * host_.bytes);
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFreeHost(host_.data));
     host_ = {};
-    ISOBIT_RETURN_IF_CUDA_ERROR(
-        cudaMallocHost(reinterpret_cast<void**>(&host_.data), layout.bytes));
-    host_.bytes = layout.bytes;
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&host_.data), bytes));
+    host_.bytes = bytes;
   }
   if (layout.bytes > device_.bytes) {
+    const size_t bytes = std::max(layout.bytes, 2 * device_.bytes);
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(device_.data));
     device_ = {};
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&device_.data), layout.bytes));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&device_.data), bytes));
     // Outputs come back whole, also those that no row asked for.
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(device_.data, 0, layout.bytes, stream.handle));
-    device_.bytes = layout.bytes;
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(device_.data, 0, bytes, stream.handle));
+    device_.bytes = bytes;
   }
   if (const size_t bytes = LogProbWorkspaceBytes(args.num_rows); bytes > workspace_.bytes) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(workspace_.data));
