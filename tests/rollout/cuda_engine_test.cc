@@ -1,8 +1,10 @@
 // The engine on GPUs gives the CPU engine's tokens and logprobs, bit for bit, at every parallel
-// size, with and without graphs, whatever runs beside a request. Ranks share a GPU where there are
-// few.
+// size, with and without graphs, whatever runs beside a request. Sizes that need more GPUs than
+// there are are left out.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -206,6 +208,19 @@ TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
         _exit(ended ? 7 : 1);
       },
       testing::ExitedWithCode(7), "");
+}
+
+TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
+  for (int64_t most = 1; most <= 600; ++most) {
+    const std::vector<int64_t> ladder = GraphLadder(most);
+    ASSERT_EQ(ladder.front(), 1);
+    ASSERT_EQ(ladder.back(), most);
+    ASSERT_EQ(std::adjacent_find(ladder.begin(), ladder.end(), std::greater_equal<>()),
+              ladder.end());
+    for (int64_t size = 1; size <= most; ++size) {
+      ASSERT_LT(*std::lower_bound(ladder.begin(), ladder.end(), size), 2 * size) << most;
+    }
+  }
 }
 
 }  // namespace
