@@ -65,11 +65,14 @@ absl::StatusOr<ProcessPlace> PlaceOfProcess(
                           source.Number("world_size", flags.world_size,
                                         {"WORLD_SIZE", "LWS_GROUP_SIZE"}, 1, kMaxProcesses));
   place.world_size = world_size.value_or(1);
+  if (place.world_size == 1) {
+    ISOBIT_RETURN_IF_ERROR(source.Number("rank", flags.rank, {}, 0, 0).status());
+    return place;
+  }
+
   ISOBIT_ASSIGN_OR_RETURN(
       const std::optional<int> rank,
       source.Number("rank", flags.rank, {"RANK", "LWS_WORKER_INDEX"}, 0, place.world_size - 1));
-  if (place.world_size == 1) return place;
-
   if (!rank) {
     return absl::InvalidArgumentError(
         absl::StrCat("one of ", place.world_size,

@@ -29,7 +29,8 @@ struct PlaceFlags {
 
 // A flag goes before RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (torchrun), and these
 // before LWS_WORKER_INDEX, LWS_GROUP_SIZE, LWS_LEADER_ADDRESS (LeaderWorkerSet). The number of
-// processes decides: where nothing says it there is one. Where torchrun listens on MASTER_PORT
+// processes decides: where nothing says it there is one, and if there is one, variables do not
+// count, which may be those of the trainer that started it. Where torchrun listens on MASTER_PORT
 // itself, the port is the one after it. `environment` gives a variable, or null.
 // INVALID_ARGUMENT, naming flag or variable: not a number or out of range; a group without rank or
 // address.

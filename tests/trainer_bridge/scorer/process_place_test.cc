@@ -37,6 +37,15 @@ TEST(ProcessPlaceTest, AloneByDefault) {
   EXPECT_EQ(place.world_size, 1);
 }
 
+TEST(ProcessPlaceTest, AloneInATrainersEnvironment) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ProcessPlace place, Place({.world_size = 1}, kTorchrun));
+  EXPECT_EQ(place.rank, 0);
+  EXPECT_EQ(place.world_size, 1);
+  EXPECT_EQ(place.local_rank, 0);
+  EXPECT_THAT(Place({.rank = 1, .world_size = 1}, kTorchrun),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--rank is 1")));
+}
+
 TEST(ProcessPlaceTest, TorchrunsVariables) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ProcessPlace place, Place({}, kTorchrun));
   EXPECT_EQ(place.rank, 5);
