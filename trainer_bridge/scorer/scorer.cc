@@ -14,7 +14,6 @@
 namespace isobit::scorer {
 namespace {
 
-constexpr int kMaxShards = 64;
 constexpr std::chrono::seconds kLogInterval(10);
 
 using Clock = std::chrono::steady_clock;

@@ -27,10 +27,12 @@
 
 namespace isobit::scorer {
 
+inline constexpr int kMaxShards = 64;
+
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
   LoadFormat load_format = LoadFormat::kAuto;
-  int num_shards = 2;    // of all processes, in [1, 64]
+  int num_shards = 2;    // of all processes, in [1, kMaxShards]
   int local_shards = 0;  // of this process, the first ones; 0: all
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions

@@ -58,7 +58,6 @@ ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 
 namespace isobit::scorer {
 namespace {
 
-constexpr int kMaxShards = 64;
 constexpr int64_t kMany = int64_t{1} << 24;
 
 absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
