@@ -574,6 +574,7 @@ TEST_P(EngineControlTest, ARankMayFailToSwitchWeights) {
   const auto engine = MakeEngine(options);
   const auto sink = Submit(*engine, MakeRequest("r"));
   Steps(*engine, 2);
+  Pause(*engine, PauseMode::kKeep);  // it must not finish during the staging
   EXPECT_THAT(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}),
               StatusIs(absl::StatusCode::kInternal, "device lost"));
   EXPECT_THAT(sink->done.value(),
