@@ -10,145 +10,30 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/nccl_group.h"
-#include "common/parallel/peer_group.h"
-#include "kernels/cuda/all_reduce.h"
 #include "kernels/cuda/captured_graph.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_rank_group.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/log_prob_stage.h"
-#include "kernels/cuda/log_probs.h"
-#include "kernels/cuda/nccl_all_reduce.h"
 #include "kernels/cuda/step_kernels.h"
 
 namespace isobit {
 namespace {
 
-using cuda::PeerAllReduce;
-
-// What the ranks of one engine share.
-struct RankGroup {
-  static absl::StatusOr<std::shared_ptr<RankGroup>> Create(const CudaRankOptions& options,
-                                                           const RankOptions& rank) {
-    const int size = rank.shape.size;
-    if (options.devices.size() != static_cast<size_t>(size)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("expected ", size, " devices, one a rank, got ", options.devices.size()));
-    }
-    if (std::set<int>(options.devices.begin(), options.devices.end()).size() !=
-        options.devices.size()) {
-      return absl::InvalidArgumentError("two ranks on one device would wait for each other");
-    }
-    if (rank.config.vocab_size > cuda::kMaxDeviceVocab) {
-      return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.config.vocab_size,
-                                                     " tokens; at most ", cuda::kMaxDeviceVocab,
-                                                     " are supported on a GPU"));
-    }
-    auto group = std::make_shared<RankGroup>();
-    group->columns.num_ranks = size;
-    for (int r = 0; r < size; ++r) {
-      ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
-      group->columns.begin[r + 1] = shape.vocab.end;
-      group->widest = std::max(group->widest, shape.vocab.size());
-    }
-    if (size > 1 && (rank.mode == NumericsMode::kVanilla || !options.peer_memory)) {
-      ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
-    }
-    if (size == 1 || options.peer_memory) {
-      ISOBIT_RETURN_IF_ERROR(group->MapMemory(options, rank));
-    }
-    return group;
-  }
-
-  void Abort(const absl::Status& reason) const {
-    for (const auto& end : nccl) end->Abort(reason);
-  }
-
-  std::vector<std::unique_ptr<PeerAllReduce>> peers;  // by rank; empty: one rank, or NCCL alone
-  std::vector<std::unique_ptr<NcclGroup>> nccl;       // by rank; empty: not in use
-  PeerMemory logits;          // [max_sequences, the rank's columns] fp32; not with NCCL alone
-  PeerMemory draws;           // [max_sequences]; likewise
-  cuda::RankColumns columns;  // of the vocabulary; pointers into `logits`
-  int64_t widest = 0;         // most columns of a rank
-
- private:
-  absl::Status MapMemory(const CudaRankOptions& options, const RankOptions& rank) {
-    ISOBIT_ASSIGN_OR_RETURN(const PeerGroup group, PeerGroup::Create(options.devices));
-    const auto sequences = static_cast<size_t>(rank.max_sequences);
-    ISOBIT_ASSIGN_OR_RETURN(
-        logits, group.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
-    ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
-    for (int r = 0; r < group.size(); ++r) {
-      columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
-    }
-    if (group.size() == 1) return absl::OkStatus();
-    // In vanilla mode for its barrier alone.
-    const NumericsMode mode = rank.mode == NumericsMode::kVanilla ? NumericsMode::kTree : rank.mode;
-    ISOBIT_ASSIGN_OR_RETURN(peers, PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
-                                                                 .mode = mode,
-                                                                 .timeout = options.peer_timeout}));
-    return absl::OkStatus();
-  }
-
-  // Every end waits for the others, so each is made on a thread of its own.
-  absl::Status ConnectNccl(const CudaRankOptions& options) {
-    ISOBIT_ASSIGN_OR_RETURN(const std::string id, NewNcclId());
-    const size_t size = options.devices.size();
-    nccl.resize(size);
-    std::vector<absl::Status> status(size);
-    std::vector<std::thread> threads;
-    for (size_t r = 0; r < size; ++r) {
-      threads.emplace_back([&, r] {
-        auto end = NcclGroup::Create({.id = id,
-                                      .rank = static_cast<int>(r),
-                                      .size = static_cast<int>(size),
-                                      .device = options.devices[r]});
-        status[r] = end.status();
-        if (end.ok()) nccl[r] = *std::move(end);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const absl::Status& s : status) ISOBIT_RETURN_IF_ERROR(s);
-    return absl::OkStatus();
-  }
-};
-
-class PeerSum final : public AllReduce {
- public:
-  PeerSum(PeerAllReduce& sum, const cuda::Stream& stream) : sum_(sum), stream_(stream) {}
-  absl::Status Norm(const void* partial, const RmsNormArgs& norm) override {
-    return sum_.Norm(static_cast<const float*>(partial), norm, stream_);
-  }
-
- private:
-  PeerAllReduce& sum_;
-  const cuda::Stream& stream_;
-};
-
 class CudaExecutor final : public RankExecutor {
  public:
-  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(const RankOptions& options,
-                                                              const CudaRankOptions& cuda_options,
-                                                              std::shared_ptr<RankGroup> group) {
+  static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
+      const RankOptions& options, const CudaRankOptions& cuda_options,
+      std::shared_ptr<CudaRankGroup> group) {
     const int device = cuda_options.devices[static_cast<size_t>(options.shape.rank)];
     ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
-    const auto r = static_cast<size_t>(options.shape.rank);
-    std::unique_ptr<AllReduce> all_reduce;
-    if (!group->nccl.empty()) {
-      ISOBIT_ASSIGN_OR_RETURN(
-          all_reduce,
-          cuda::NcclAllReduce::Create(options.mode, options.config.hidden_size, options.max_rows,
-                                      *ops, *group->nccl[r], ops->stream()));
-    } else if (!group->peers.empty()) {
-      all_reduce = std::make_unique<PeerSum>(*group->peers[r], ops->stream());
-    }
+    ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group->MakeAllReduce(options, *ops));
     std::unique_ptr<CudaExecutor> rank(new CudaExecutor(
         options, cuda_options, device, std::move(group), std::move(ops), std::move(all_reduce)));
     ISOBIT_RETURN_IF_ERROR(rank->AllocateMemory());
@@ -239,7 +124,7 @@ class CudaExecutor final : public RankExecutor {
   }
 
   CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
-               std::shared_ptr<RankGroup> group, std::unique_ptr<CudaOps> ops,
+               std::shared_ptr<CudaRankGroup> group, std::unique_ptr<CudaOps> ops,
                std::unique_ptr<AllReduce> all_reduce)
       : options_(options),
         cuda_(cuda),
@@ -461,7 +346,7 @@ class CudaExecutor final : public RankExecutor {
   const RankOptions options_;
   const CudaRankOptions cuda_;
   const int device_;
-  const std::shared_ptr<RankGroup> group_;
+  const std::shared_ptr<CudaRankGroup> group_;
   const std::unique_ptr<CudaOps> ops_;
   const WeightLayout layout_;
   const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
@@ -498,11 +383,11 @@ std::vector<int64_t> GraphLadder(int64_t max_sequences) {
 }
 
 MakeRank MakeCudaRank(const CudaRankOptions& options) {
-  auto group = std::make_shared<std::shared_ptr<RankGroup>>();
+  auto group = std::make_shared<std::shared_ptr<CudaRankGroup>>();
   return
       [options, group](const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
         if (rank.shape.rank == 0) {
-          ISOBIT_ASSIGN_OR_RETURN(*group, RankGroup::Create(options, rank));
+          ISOBIT_ASSIGN_OR_RETURN(*group, CudaRankGroup::Create(options, rank));
         }
         return CudaExecutor::Create(rank, options, *group);
       };

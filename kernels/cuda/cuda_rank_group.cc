@@ -1,0 +1,123 @@
+// See cuda_rank_group.h.
+#include "kernels/cuda/cuda_rank_group.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/log_probs.h"
+#include "kernels/cuda/nccl_all_reduce.h"
+
+namespace isobit {
+namespace {
+
+class PeerSum final : public AllReduce {
+ public:
+  PeerSum(cuda::PeerAllReduce& sum, const cuda::Stream& stream) : sum_(sum), stream_(stream) {}
+  absl::Status Norm(const void* partial, const RmsNormArgs& norm) override {
+    return sum_.Norm(static_cast<const float*>(partial), norm, stream_);
+  }
+
+ private:
+  cuda::PeerAllReduce& sum_;
+  const cuda::Stream& stream_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaRankOptions& options,
+                                                                     const RankOptions& rank) {
+  const int size = rank.shape.size;
+  if (options.devices.size() != static_cast<size_t>(size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected ", size, " devices, one a rank, got ", options.devices.size()));
+  }
+  if (std::set<int>(options.devices.begin(), options.devices.end()).size() !=
+      options.devices.size()) {
+    return absl::InvalidArgumentError("two ranks on one device would wait for each other");
+  }
+  if (rank.config.vocab_size > cuda::kMaxDeviceVocab) {
+    return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.config.vocab_size,
+                                                   " tokens; at most ", cuda::kMaxDeviceVocab,
+                                                   " are supported on a GPU"));
+  }
+  auto group = std::make_shared<CudaRankGroup>();
+  group->columns.num_ranks = size;
+  for (int r = 0; r < size; ++r) {
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
+    group->columns.begin[r + 1] = shape.vocab.end;
+    group->widest = std::max(group->widest, shape.vocab.size());
+  }
+  if (size > 1 && (rank.mode == NumericsMode::kVanilla || !options.peer_memory)) {
+    ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
+  }
+  if (size == 1 || options.peer_memory) {
+    ISOBIT_RETURN_IF_ERROR(group->MapMemory(options, rank));
+  }
+  return group;
+}
+
+absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const RankOptions& rank) {
+  ISOBIT_ASSIGN_OR_RETURN(const PeerGroup group, PeerGroup::Create(options.devices));
+  const auto sequences = static_cast<size_t>(rank.max_sequences);
+  ISOBIT_ASSIGN_OR_RETURN(
+      logits, group.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
+  ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
+  for (int r = 0; r < group.size(); ++r) {
+    columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
+  }
+  if (group.size() == 1) return absl::OkStatus();
+  // In vanilla mode for its barrier alone.
+  const NumericsMode mode = rank.mode == NumericsMode::kVanilla ? NumericsMode::kTree : rank.mode;
+  ISOBIT_ASSIGN_OR_RETURN(peers,
+                          cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
+                                                              .mode = mode,
+                                                              .timeout = options.peer_timeout}));
+  return absl::OkStatus();
+}
+
+// Every end waits for the others, so each is made on a thread of its own.
+absl::Status CudaRankGroup::ConnectNccl(const CudaRankOptions& options) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::string id, NewNcclId());
+  const size_t size = options.devices.size();
+  nccl.resize(size);
+  std::vector<absl::Status> status(size);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      auto end = NcclGroup::Create({.id = id,
+                                    .rank = static_cast<int>(r),
+                                    .size = static_cast<int>(size),
+                                    .device = options.devices[r]});
+      status[r] = end.status();
+      if (end.ok()) nccl[r] = *std::move(end);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& s : status) ISOBIT_RETURN_IF_ERROR(s);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const RankOptions& rank,
+                                                                        CudaOps& ops) const {
+  const auto r = static_cast<size_t>(rank.shape.rank);
+  std::unique_ptr<AllReduce> sum;
+  if (!nccl.empty()) {
+    ISOBIT_ASSIGN_OR_RETURN(
+        sum, cuda::NcclAllReduce::Create(rank.mode, rank.config.hidden_size, rank.max_rows, ops,
+                                         *nccl[r], ops.stream()));
+  } else if (!peers.empty()) {
+    sum = std::make_unique<PeerSum>(*peers[r], ops.stream());
+  }
+  return sum;
+}
+
+void CudaRankGroup::Abort(const absl::Status& reason) const {
+  for (const auto& end : nccl) end->Abort(reason);
+}
+
+}  // namespace isobit

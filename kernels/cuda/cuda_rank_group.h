@@ -1,0 +1,51 @@
+// What the ranks of one engine share on their GPUs: the memory through which they draw together,
+// and the ways their sums take. Made once, before the ranks' threads start. Not here: what a step
+// does with it (cuda_executor.cc).
+#ifndef ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
+#define ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/parallel/nccl_group.h"
+#include "common/parallel/peer_group.h"
+#include "kernels/all_reduce.h"
+#include "kernels/cuda/all_reduce.h"
+#include "kernels/cuda/cuda_executor.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/step_kernels.h"
+
+namespace isobit {
+
+struct CudaRankGroup {
+  // `rank`: any rank's options. Errors: those of MakeCudaRank.
+  static absl::StatusOr<std::shared_ptr<CudaRankGroup>> Create(const CudaRankOptions& options,
+                                                               const RankOptions& rank);
+
+  // The sum of this rank with the others; null with one rank. `ops`, of the rank, and the group
+  // outlive it.
+  absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
+                                                           CudaOps& ops) const;
+
+  // Ends what ranks wait for in NCCL.
+  void Abort(const absl::Status& reason) const;
+
+  std::vector<std::unique_ptr<cuda::PeerAllReduce>>
+      peers;                                     // by rank; empty: one rank, or NCCL alone
+  std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
+  PeerMemory logits;          // [max_sequences, the rank's columns] fp32; not with NCCL alone
+  PeerMemory draws;           // [max_sequences] int32; likewise
+  cuda::RankColumns columns;  // of the vocabulary; pointers into `logits`
+  int64_t widest = 0;         // most columns of a rank
+
+ private:
+  absl::Status MapMemory(const CudaRankOptions& options, const RankOptions& rank);
+  absl::Status ConnectNccl(const CudaRankOptions& options);
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
