@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/captured_graph.h"
@@ -67,6 +69,8 @@ class CudaExecutor final : public RankExecutor {
 
  private:
   static constexpr int kDepth = 2;
+  // Far more than two steps compute: beyond it NCCL is taken to wait for a peer that will not come.
+  static constexpr absl::Duration kLongestStep = absl::Seconds(30);
 
   // What a launched step leaves to be collected.
   struct Slot {
@@ -324,18 +328,22 @@ class CudaExecutor final : public RankExecutor {
     return CheckPeers();
   }
 
-  // Waits for an event of the stream. With NCCL a peer that fails must end the wait.
+  // Waits for an event of the stream. With NCCL a peer that fails or hangs must end the wait.
   absl::Status Wait(cudaEvent_t event) const {
     if (group_->nccl.empty()) {
       ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(event));
       return absl::OkStatus();
     }
-    for (;;) {
+    const absl::Time limit = absl::Now() + cuda_.peer_timeout + kLongestStep;
+    while (absl::Now() < limit) {
       const cudaError_t state = cudaEventQuery(event);
       if (state != cudaErrorNotReady) return cuda::CudaStatus(state, "a step");
       ISOBIT_RETURN_IF_ERROR(group_->nccl[rank()]->Check());
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank ", rank(), "'s step has not ended after ",
+                     absl::FormatDuration(cuda_.peer_timeout + kLongestStep), ": a peer hangs"));
   }
 
   // Whether a kernel has given up waiting for a peer.
