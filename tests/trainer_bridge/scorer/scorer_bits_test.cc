@@ -20,8 +20,6 @@ namespace isobit::scorer {
 namespace {
 
 // Bits of each sequence's score, by index.
-using AllBits = std::vector<std::vector<uint32_t>>;
-
 class ScorerBitsTest : public testing::TestWithParam<Architecture> {
  protected:
   ScorerBitsTest() : config_(testing_support::TinyConfig(GetParam())) {
@@ -42,17 +40,6 @@ class ScorerBitsTest : public testing::TestWithParam<Architecture> {
     return std::move(*scorer);
   }
 
-  AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs,
-                const ScoreOptions& options) {
-    const Submitted submitted = MakeJob(inputs, options);
-    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
-    ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
-    AllBits bits;
-    for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
-    EXPECT_EQ(bits.size(), inputs.size());
-    return bits;
-  }
-
   const testing_support::TempDir dir_;
   const ModelConfig config_;
 };
@@ -70,7 +57,7 @@ TEST_P(ScorerBitsTest, ScoresAreThoseOfTheDefinition) {
   ScoreOptions greedy;
   greedy.sampling.temperature = 0;
   for (const ScoreOptions& options : {FullOptions(), raw, greedy, ScoreOptions()}) {
-    const AllBits bits = Score(*scorer, inputs, options);
+    const AllBits bits = ScoreAll(*scorer, inputs, options);
     for (size_t i = 0; i < inputs.size(); ++i) {
       EXPECT_EQ(bits[i], Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[i],
                                                 options)))
@@ -81,11 +68,11 @@ TEST_P(ScorerBitsTest, ScoresAreThoseOfTheDefinition) {
 
 TEST_P(ScorerBitsTest, BitsDoNotDependOnShardsOrPacking) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 12, 40);
-  const AllBits expected = Score(*Load(1, 4096), inputs, FullOptions());
+  const AllBits expected = ScoreAll(*Load(1, 4096), inputs, FullOptions());
   for (const int shards : {1, 2, 3, 4, 8}) {
     for (const int64_t max_batch_tokens : {1, 50, 4096}) {
       const auto scorer = Load(shards, max_batch_tokens);
-      EXPECT_EQ(Score(*scorer, inputs, FullOptions()), expected)
+      EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), expected)
           << shards << " shards, " << max_batch_tokens << " tokens";
       EXPECT_EQ(scorer->peak_blocks(), shards > 1 ? 2 : 0);
     }
@@ -95,28 +82,28 @@ TEST_P(ScorerBitsTest, BitsDoNotDependOnShardsOrPacking) {
 TEST_P(ScorerBitsTest, BitsDoNotDependOnOrderOrCompany) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 3, 10, 40);
   const auto scorer = Load(3, 64);
-  const AllBits expected = Score(*scorer, inputs, FullOptions());
+  const AllBits expected = ScoreAll(*scorer, inputs, FullOptions());
   std::vector<ScoreInput> reversed(inputs.rbegin(), inputs.rend());
-  AllBits bits = Score(*scorer, reversed, FullOptions());
+  AllBits bits = ScoreAll(*scorer, reversed, FullOptions());
   std::reverse(bits.begin(), bits.end());
   EXPECT_EQ(bits, expected);
 
   const Submitted crowd = MakeJob(RandomInputs(config_, 4, 30, 50));
   ISOBIT_ASSERT_OK(scorer->Submit(crowd.job));
   for (size_t i = 0; i < inputs.size(); ++i) {
-    EXPECT_EQ(Score(*scorer, {inputs[i]}, FullOptions())[0], expected[i]) << "sequence " << i;
+    EXPECT_EQ(ScoreAll(*scorer, {inputs[i]}, FullOptions())[0], expected[i]) << "sequence " << i;
   }
   ISOBIT_EXPECT_OK(crowd.collector->WaitUntilDone());
 }
 
 TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 5, 12, 40);
-  const AllBits expected = Score(*Load(1, 4096), inputs, FullOptions());
+  const AllBits expected = ScoreAll(*Load(1, 4096), inputs, FullOptions());
   for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
     if (isa > cpu::DetectIsa()) continue;
     for (const int threads : {1, 2}) {
       const auto make_ops = [=] { return MakeCpuOps({.isa = isa, .num_threads = threads}); };
-      EXPECT_EQ(Score(*Load(2, 100, NumericsMode::kTree, make_ops), inputs, FullOptions()),
+      EXPECT_EQ(ScoreAll(*Load(2, 100, NumericsMode::kTree, make_ops), inputs, FullOptions()),
                 expected)
           << cpu::IsaName(isa) << ", " << threads << " threads";
     }
@@ -126,18 +113,18 @@ TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
 // The comparisons above can fail: an ordinary engine's arithmetic fails them.
 TEST_P(ScorerBitsTest, Control) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 12, 40);
-  const AllBits crowded = Score(*Load(1, 4096, NumericsMode::kVanilla), inputs, FullOptions());
-  const AllBits alone = Score(*Load(1, 1, NumericsMode::kVanilla), inputs, FullOptions());
+  const AllBits crowded = ScoreAll(*Load(1, 4096, NumericsMode::kVanilla), inputs, FullOptions());
+  const AllBits alone = ScoreAll(*Load(1, 1, NumericsMode::kVanilla), inputs, FullOptions());
   EXPECT_NE(crowded, alone);
-  EXPECT_EQ(Score(*Load(1, 4096, NumericsMode::kBatchInvariant), inputs, FullOptions()),
-            Score(*Load(4, 1, NumericsMode::kBatchInvariant), inputs, FullOptions()));
+  EXPECT_EQ(ScoreAll(*Load(1, 4096, NumericsMode::kBatchInvariant), inputs, FullOptions()),
+            ScoreAll(*Load(4, 1, NumericsMode::kBatchInvariant), inputs, FullOptions()));
 }
 
 TEST_P(ScorerBitsTest, AChunkBoundaryDoesNotShow) {
   std::vector<ScoreInput> inputs = RandomInputs(config_, 6, 1, 40);
   inputs[0].completion.resize(200, 17);
   ScoreOptions options = FullOptions();
-  const AllBits bits = Score(*Load(1, 4096), inputs, options);
+  const AllBits bits = ScoreAll(*Load(1, 4096), inputs, options);
   EXPECT_EQ(bits[0],
             Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[0], options)));
 }

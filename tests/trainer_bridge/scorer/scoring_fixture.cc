@@ -10,12 +10,14 @@
 
 #include "common/base/check.h"
 #include "common/checkpoint/checkpoint.h"
+#include "gtest/gtest.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/status_matchers.h"
 
 namespace isobit::scorer {
 namespace {
@@ -129,6 +131,22 @@ std::vector<uint32_t> Bits(const SequenceScore& score) {
       bits.push_back(std::bit_cast<uint32_t>(top.logprob));
     }
   }
+  return bits;
+}
+
+AllBits ScoreAll(Scorer& scorer, const std::vector<ScoreInput>& inputs,
+                 const ScoreOptions& options) {
+  const Submitted submitted = MakeJob(inputs, options);
+  ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
+  ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
+  AllBits bits;
+  for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
+  EXPECT_EQ(bits.size(), inputs.size());
+  return bits;
+}
+
+AllBits WithoutVersions(AllBits bits) {
+  for (std::vector<uint32_t>& sequence : bits) sequence.erase(sequence.begin());
   return bits;
 }
 

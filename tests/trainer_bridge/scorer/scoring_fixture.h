@@ -56,7 +56,18 @@ std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, s
 ScoreOptions FullOptions();
 
 // All floats and ids of a score, as bit patterns, for comparison.
+// The first is the version's id.
 std::vector<uint32_t> Bits(const SequenceScore& score);
+
+// Of every sequence, by index.
+using AllBits = std::vector<std::vector<uint32_t>>;
+
+// Scores all inputs in one job; whatever goes wrong fails the test.
+AllBits ScoreAll(Scorer& scorer, const std::vector<ScoreInput>& inputs,
+                 const ScoreOptions& options);
+
+// The same without the versions' ids, for scores that must differ in more.
+AllBits WithoutVersions(AllBits bits);
 
 // What the scalar definition gives for one sequence: unsharded weights, one forward pass, one row
 // of logits at a time.

@@ -30,8 +30,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::StatusIs;
 
-using AllBits = std::vector<std::vector<uint32_t>>;
-
 constexpr milliseconds kPatience(60'000);
 
 class ShardGroupTest : public testing::Test {
@@ -102,16 +100,6 @@ class ShardGroupTest : public testing::Test {
                       [options = std::move(options)] { return Scorer::Load(options, "first"); });
   }
 
-  AllBits Score(Scorer& scorer, const std::vector<ScoreInput>& inputs) {
-    const Submitted submitted = MakeJob(inputs, FullOptions());
-    ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
-    ISOBIT_EXPECT_OK(submitted.collector->WaitUntilDone());
-    AllBits bits;
-    for (const auto& [index, score] : submitted.collector->scores()) bits.push_back(Bits(score));
-    EXPECT_EQ(bits.size(), inputs.size());
-    return bits;
-  }
-
   // A leader of `first`, which only waits for its members.
   std::future<absl::Status> Assemble(GroupLeaderOptions options) {
     const std::string digest = OpenModel(dir_.path(), "first", "")->digests.checkpoint;
@@ -154,10 +142,10 @@ class RunningGroup {
 TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 20, 40);
   ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(Options(), "first"));
-  const AllBits before = Score(*alone, inputs);
+  const AllBits before = ScoreAll(*alone, inputs, FullOptions());
   ISOBIT_ASSERT_OK(alone->UpdateWeights({.model_path = "second"}));
-  const AllBits after = Score(*alone, inputs);
-  EXPECT_NE(before, after);
+  const AllBits after = ScoreAll(*alone, inputs, FullOptions());
+  EXPECT_NE(WithoutVersions(before), WithoutVersions(after));
 
   for (const auto& [world_size, local_ranks] : std::vector<std::pair<int, int>>{{2, 2}, {3, 1}}) {
     port_ = {};
@@ -175,13 +163,13 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
     }
     {
       ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
-      EXPECT_EQ(Score(*scorer, inputs), before) << world_size << " processes";
-      EXPECT_EQ(Score(*scorer, {inputs[0]})[0], before[0]);
+      EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), before) << world_size << " processes";
+      EXPECT_EQ(ScoreAll(*scorer, {inputs[0]}, FullOptions())[0], before[0]);
       ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
-      EXPECT_EQ(Score(*scorer, inputs), after) << world_size << " processes";
+      EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), after) << world_size << " processes";
       EXPECT_THAT(scorer->UpdateWeights({.model_path = "absent"}).status(),
                   StatusIs(absl::StatusCode::kNotFound));
-      EXPECT_EQ(Score(*scorer, inputs), after);
+      EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), after);
     }
     for (size_t i = 0; i < group.size(); ++i) ISOBIT_EXPECT_OK(group.End(i));
   }
@@ -201,13 +189,13 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
   ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
   EXPECT_THAT(scorer->UpdateWeights({.model_path = "first", .is_abandoned = [] { return true; }}),
               StatusIs(absl::StatusCode::kCancelled));
-  EXPECT_EQ(Score(*scorer, inputs), Score(*alone, inputs));
+  EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), ScoreAll(*alone, inputs, FullOptions()));
 
   for (Scorer* one : {alone.get(), scorer.get()}) {
     ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "second"}));
     ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "first"}));
   }
-  EXPECT_EQ(Score(*scorer, inputs), Score(*alone, inputs));
+  EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), ScoreAll(*alone, inputs, FullOptions()));
   scorer.reset();
   ISOBIT_EXPECT_OK(group.End(0));
 }
