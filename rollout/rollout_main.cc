@@ -73,22 +73,9 @@ constexpr char kUsage[] =
 
 absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
   CpuOptions options;
-  ISOBIT_RETURN_IF_ERROR(
-      RequireInRange("threads_per_rank", absl::GetFlag(FLAGS_threads_per_rank), 1, 256));
   options.num_threads = absl::GetFlag(FLAGS_threads_per_rank);
-  const std::string name = absl::GetFlag(FLAGS_isa);
-  if (name == "auto") return options;
-  const auto isa = cpu::ParseIsa(name);
-  if (!isa) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--isa is \"", name, "\", expected auto, portable, avx2 or avx512"));
-  }
-  if (*isa > cpu::DetectIsa()) {
-    return absl::InvalidArgumentError(absl::StrCat("--isa is ", name,
-                                                   ", this machine runs at most ",
-                                                   std::string(cpu::IsaName(cpu::DetectIsa()))));
-  }
-  options.isa = *isa;
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("threads_per_rank", options.num_threads, 1, 256));
+  ISOBIT_ASSIGN_OR_RETURN(options.isa, cpu::ChooseIsa(absl::GetFlag(FLAGS_isa)));
   return options;
 }
 

@@ -1,6 +1,11 @@
 // Names of the instruction sets, and their detection.
 #include "kernels/cpu/isa.h"
 
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
 namespace isobit::cpu {
 
 Isa DetectIsa() {
@@ -34,6 +39,21 @@ std::optional<Isa> ParseIsa(std::string_view name) {
     if (name == IsaName(isa)) return isa;
   }
   return std::nullopt;
+}
+
+absl::StatusOr<Isa> ChooseIsa(std::string_view name) {
+  if (name == "auto") return DetectIsa();
+  const std::optional<Isa> isa = ParseIsa(name);
+  if (!isa) {
+    return absl::InvalidArgumentError(absl::StrCat("--isa is \"", std::string(name),
+                                                   "\", expected auto, avx512, avx2 or portable"));
+  }
+  if (*isa > DetectIsa()) {
+    return absl::InvalidArgumentError(absl::StrCat("--isa is ", std::string(name),
+                                                   ", this machine runs at most ",
+                                                   std::string(IsaName(DetectIsa()))));
+  }
+  return *isa;
 }
 
 }  // namespace isobit::cpu

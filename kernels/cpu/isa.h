@@ -5,6 +5,8 @@
 #include <optional>
 #include <string_view>
 
+#include "absl/status/statusor.h"
+
 namespace isobit::cpu {
 
 // Ascending: a machine that runs one level runs every level below it.
@@ -22,6 +24,10 @@ std::string_view IsaName(Isa isa);
 
 // The inverse of IsaName(); nullopt for any other text.
 std::optional<Isa> ParseIsa(std::string_view name);
+
+// Of a flag --isa: "auto" is DetectIsa(). INVALID_ARGUMENT: another text than that and the names,
+// or more than this machine runs.
+absl::StatusOr<Isa> ChooseIsa(std::string_view name);
 
 }  // namespace isobit::cpu
 

@@ -62,21 +62,9 @@ constexpr int64_t kMany = int64_t{1} << 24;
 
 absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
   CpuOptions options;
-  const std::string isa = absl::GetFlag(FLAGS_isa);
   options.num_threads = absl::GetFlag(FLAGS_threads_per_shard);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("threads_per_shard", options.num_threads, 1, 256));
-  if (isa == "auto") return options;
-  const std::optional<cpu::Isa> parsed = cpu::ParseIsa(isa);
-  if (!parsed) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--isa is \"", isa, "\", expected auto, avx512, avx2 or portable"));
-  }
-  if (*parsed > cpu::DetectIsa()) {
-    return absl::InvalidArgumentError(absl::StrCat("--isa is ", isa,
-                                                   ", but this machine runs at most ",
-                                                   std::string(cpu::IsaName(cpu::DetectIsa()))));
-  }
-  options.isa = *parsed;
+  ISOBIT_ASSIGN_OR_RETURN(options.isa, cpu::ChooseIsa(absl::GetFlag(FLAGS_isa)));
   return options;
 }
 
