@@ -40,7 +40,8 @@ ABSL_FLAG(std::vector<std::string>, devices, {},
 ABSL_FLAG(double, gpu_memory_fraction, 0.9,
           "Part of each GPU's free memory that the engine may take (--backend=cuda).");
 ABSL_FLAG(bool, cuda_graphs, true,
-          "Replay CUDA graphs for decode steps; it changes speed, never a bit (--backend=cuda).");
+          "Replay CUDA graphs for decode steps of up to 512 sequences, larger ones run without; it "
+          "changes speed, never a bit (--backend=cuda).");
 ABSL_FLAG(bool, peer_memory, true,
           "Exchange through the GPUs' mapped memory, else by NCCL; it changes speed, never a bit "
           "(--backend=cuda).");

@@ -1,7 +1,7 @@
 // See cuda_executor.h. What a step puts on the rank's stream:
 //   ids, tables -> feed -> [forward -> logits of this rank's columns] -> barrier -> this rank's
 //   rows, whole -> draw -> barrier -> all ranks' ids
-// The part in brackets is a graph in decode steps, padded to a size of the ladder.
+// The part in brackets is a graph in decode steps that fit the ladder, padded to a size of it.
 #include "kernels/cuda/cuda_executor.h"
 
 #include <cuda_runtime_api.h>
@@ -381,12 +381,13 @@ class CudaExecutor final : public RankExecutor {
 }  // namespace
 
 std::vector<int64_t> GraphLadder(int64_t max_sequences) {
+  const int64_t most = std::min(max_sequences, kMaxGraphSequences);
   std::vector<int64_t> sizes;
-  for (int64_t size = 1; size < max_sequences;) {
+  for (int64_t size = 1; size < most;) {
     sizes.push_back(size);
     size += size < 8 ? size : size < 64 ? 8 : size < 256 ? 32 : 64;
   }
-  sizes.push_back(max_sequences);
+  sizes.push_back(most);
   return sizes;
 }
 

@@ -30,7 +30,12 @@ struct CudaRankOptions {
 // memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
-// Batch sizes for which decode graphs are captured, ascending: steps in between are padded.
+// The largest decode step that is captured. Beyond it launches cost little beside a step, and
+// graphs would go on taking time at start and memory.
+inline constexpr int64_t kMaxGraphSequences = 512;
+
+// Batch sizes for which decode graphs are captured, ascending: steps in between are padded, larger
+// ones run without a graph.
 std::vector<int64_t> GraphLadder(int64_t max_sequences);
 
 }  // namespace isobit

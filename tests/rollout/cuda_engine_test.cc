@@ -211,7 +211,7 @@ TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
 }
 
 TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
-  for (int64_t most = 1; most <= 600; ++most) {
+  for (int64_t most = 1; most <= kMaxGraphSequences; ++most) {
     const std::vector<int64_t> ladder = GraphLadder(most);
     ASSERT_EQ(ladder.front(), 1);
     ASSERT_EQ(ladder.back(), most);
@@ -221,6 +221,12 @@ TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
       ASSERT_LT(*std::lower_bound(ladder.begin(), ladder.end(), size), 2 * size) << most;
     }
   }
+}
+
+// Every graph takes memory, of which the memory plan sets a fixed amount aside.
+TEST(GraphLadderTest, EndsWhereGraphsStopPaying) {
+  EXPECT_EQ(GraphLadder(65535), GraphLadder(kMaxGraphSequences));
+  EXPECT_LE(GraphLadder(65535).size(), 32u);
 }
 
 }  // namespace
