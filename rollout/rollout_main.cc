@@ -130,8 +130,8 @@ absl::Status FitToModel(const ModelConfig& config, EngineOptions& options) {
 absl::Status FitToHostMemory(const ModelConfig& config, EngineOptions& options) {
   ModelRunnerOptions& runner = options.runner;
   if (runner.num_pages > 0) return absl::OkStatus();
-  const int64_t page_bytes = int64_t{2} * static_cast<int64_t>(sizeof(Bf16)) * runner.page_size *
-                             config.num_kv_heads * config.head_dim * config.num_layers;
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(config, 0, 1));  // all ranks together
+  const auto page_bytes = static_cast<int64_t>(KvCache::PageBytes(config, whole, runner.page_size));
   const int64_t affordable = (absl::GetFlag(FLAGS_kv_cache_mb) << 20) / page_bytes;
   // More than this many can never be in use.
   const int64_t useful = (runner.max_positions / runner.page_size + 1) *

@@ -96,10 +96,6 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_running_requests(static_cast<uint32_t>(options.scheduler.max_running));
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
-  const RankMemory memory = engine.memory();
-  info.set_weight_bytes(memory.weights);
-  info.set_kv_cache_bytes(memory.kv_cache);
-  info.set_activation_bytes(memory.activations);
   return info;
 }
 
@@ -192,6 +188,10 @@ grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerCont
                                                         const v1::GetServerInfoRequest* /*request*/,
                                                         v1::RolloutServerInfo* response) {
   *response = info_;
+  const RankMemory memory = engine_.memory();
+  response->set_weight_bytes(memory.weights);
+  response->set_kv_cache_bytes(memory.kv_cache);
+  response->set_activation_bytes(memory.activations);
   const auto uptime = std::chrono::steady_clock::now() - start_;
   response->mutable_server()->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
   if (const auto version = engine_.weight_version()) {

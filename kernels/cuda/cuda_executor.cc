@@ -53,9 +53,9 @@ class CudaExecutor final : public RankExecutor {
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
   RankMemory memory() const override {
-    return {.weights = weights_->bytes(),
-            .kv_cache = static_cast<size_t>(cache_->num_pages()) * cache_->page_bytes(),
-            .activations = Transformer::ReservedBytes(layout_, options_.max_rows)};
+    RankMemory memory = {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
+    memory.activations = ops_->allocated_bytes() - memory.total() + group_->draw_bytes;
+    return memory;
   }
 
   absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,14 +25,21 @@ namespace {
 
 using cuda::CudaStatus;
 
-// Memory of the present device. Freeing waits for the device, so no op can still be using it.
-absl::StatusOr<Memory> AllocateDevice(size_t bytes) {
+using ByteCount = std::shared_ptr<std::atomic<size_t>>;  // memory may outlive the ops
+
+// Memory of the present device, counted in `allocated` while it lasts. Freeing waits for the
+// device, so no op can still be using it.
+absl::StatusOr<Memory> AllocateDevice(size_t bytes, const ByteCount& allocated) {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
   if (error != cudaSuccess) {
     return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes").c_str());
   }
-  return Memory(static_cast<std::byte*>(memory), [](std::byte* p) { cudaFree(p); });
+  *allocated += bytes;
+  return Memory(static_cast<std::byte*>(memory), [allocated, bytes](std::byte* p) {
+    cudaFree(p);
+    *allocated -= bytes;
+  });
 }
 
 // Memory that AllocateBeside leaves for scratch of the ops that has yet to grow.
@@ -69,10 +77,11 @@ class StreamOps final : public CudaOps {
 
   const char* name() const override { return name_.c_str(); }
   const cuda::Stream& stream() const override { return stream_; }
+  size_t allocated_bytes() const override { return *allocated_; }
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    return AllocateDevice(bytes);
+    return AllocateDevice(bytes, allocated_);
   }
 
   absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
@@ -221,7 +230,7 @@ class StreamOps final : public CudaOps {
     if (bytes <= scratch.bytes) return absl::OkStatus();
     if (scratch.memory != nullptr) outgrown_.push_back(std::move(scratch.memory));
     scratch.bytes = std::max(bytes, 2 * scratch.bytes);  // so that the outgrown are less than it
-    absl::StatusOr<Memory> memory = AllocateDevice(scratch.bytes);
+    absl::StatusOr<Memory> memory = AllocateDevice(scratch.bytes, allocated_);
     if (!memory.ok()) scratch.bytes = 0;
     ISOBIT_ASSIGN_OR_RETURN(scratch.memory, std::move(memory));
     return absl::OkStatus();
@@ -229,6 +238,7 @@ class StreamOps final : public CudaOps {
 
   const int device_;
   const std::string name_;
+  const ByteCount allocated_ = std::make_shared<std::atomic<size_t>>(0);
   cuda::Stream stream_;
   const std::shared_ptr<SideStream> side_ = std::make_shared<SideStream>();
   cuda::SequenceStage stage_;

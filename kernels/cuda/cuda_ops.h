@@ -2,6 +2,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 
+#include <cstddef>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -26,6 +27,9 @@ struct CudaOptions {
 class CudaOps : public Ops {
  public:
   virtual const cuda::Stream& stream() const = 0;
+
+  // Bytes that Allocate has given out, and that the ops hold as scratch. Any thread.
+  virtual size_t allocated_bytes() const = 0;
 
   // Ops::Stage, padded to `bounds`, for a graph that was captured after such a call with the same
   // bounds. Rows of padding have id 0.

@@ -64,9 +64,10 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
 absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const RankOptions& rank) {
   ISOBIT_ASSIGN_OR_RETURN(const PeerGroup group, PeerGroup::Create(options.devices));
   const auto sequences = static_cast<size_t>(rank.max_sequences);
-  ISOBIT_ASSIGN_OR_RETURN(
-      logits, group.Allocate(sequences * static_cast<size_t>(widest) * sizeof(float), 0));
+  const size_t logit_bytes = sequences * static_cast<size_t>(widest) * sizeof(float);
+  ISOBIT_ASSIGN_OR_RETURN(logits, group.Allocate(logit_bytes, 0));
   ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
+  draw_bytes = logit_bytes + sequences * sizeof(int32_t);
   for (int r = 0; r < group.size(); ++r) {
     columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
   }

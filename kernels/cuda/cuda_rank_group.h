@@ -4,6 +4,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -38,6 +39,7 @@ struct CudaRankGroup {
   std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
   PeerMemory logits;          // [max_sequences, the rank's columns] fp32; not with NCCL alone
   PeerMemory draws;           // [max_sequences] int32; likewise
+  size_t draw_bytes = 0;      // of each rank, in the two
   cuda::RankColumns columns;  // of the vocabulary; pointers into `logits`
   int64_t widest = 0;         // most columns of a rank
 

@@ -58,9 +58,8 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
     const auto sharers =
         static_cast<double>(std::count(options.devices.begin(), options.devices.end(), device));
     const double usable = static_cast<double>(free) * options.fraction / sharers;
-    const double page_bytes = 2.0 * sizeof(Bf16) * options.page_size *
-                              static_cast<double>(shape.kv_heads.size()) * config.head_dim *
-                              config.num_layers;
+    const auto page_bytes =
+        static_cast<double>(KvCache::PageBytes(config, shape, options.page_size));
     if (usable - needed < page_bytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat("GPU ", device, ": weights and activations of rank ", r, " take ",

@@ -33,8 +33,7 @@ class HostExecutor final : public RankExecutor {
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return 1; }
   RankMemory memory() const override {
-    return {.weights = weights_->bytes(),
-            .kv_cache = static_cast<size_t>(cache_->num_pages()) * cache_->page_bytes()};
+    return {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
   }
 
   absl::Status Launch(const ModelStep& step) override {

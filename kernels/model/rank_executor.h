@@ -38,7 +38,7 @@ struct ModelStep {
 struct RankMemory {
   size_t weights = 0;
   size_t kv_cache = 0;
-  size_t activations = 0;  // reserved for the largest step; 0: they grow with the steps
+  size_t activations = 0;  // what steps use besides, logits and scratch included; 0: not counted
   size_t total() const { return weights + kv_cache + activations; }
 };
 
@@ -49,6 +49,7 @@ class RankExecutor {
   virtual ~RankExecutor() = default;
   virtual std::string backend() const = 0;  // e.g. "cpu/avx512"
 
+  // Any thread.
   virtual RankMemory memory() const { return {}; }
 
   // Steps that may be launched before the first of them is collected. 2: the host prepares a step

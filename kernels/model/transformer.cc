@@ -34,15 +34,19 @@ absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankSha
   cache.geometry_.page_size = page_size;
   cache.geometry_.kv_heads = static_cast<int32_t>(shape.kv_heads.size());
   cache.geometry_.head_dim = config.head_dim;
-  const size_t page_elements = static_cast<size_t>(page_size) *
-                               static_cast<size_t>(shape.kv_heads.size()) *
-                               static_cast<size_t>(config.head_dim);
-  const size_t layers = shared_layers ? 1 : static_cast<size_t>(config.num_layers);
-  cache.layer_elements_ = page_elements * static_cast<size_t>(num_pages);
-  cache.page_bytes_ = 2 * page_elements * layers * sizeof(Bf16);
-  ISOBIT_ASSIGN_OR_RETURN(cache.memory_,
-                          ops.Allocate(2 * cache.layer_elements_ * layers * sizeof(Bf16)));
+  const auto layers = static_cast<size_t>(config.num_layers);
+  const size_t layer_bytes =
+      PageBytes(config, shape, page_size) / layers * static_cast<size_t>(num_pages);
+  cache.layer_elements_ = layer_bytes / (2 * sizeof(Bf16));
+  cache.bytes_ = shared_layers ? layer_bytes : layers * layer_bytes;
+  ISOBIT_ASSIGN_OR_RETURN(cache.memory_, ops.Allocate(cache.bytes_));
   return cache;
+}
+
+size_t KvCache::PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size) {
+  return 2 * sizeof(Bf16) * static_cast<size_t>(page_size) *
+         static_cast<size_t>(shape.kv_heads.size()) * static_cast<size_t>(config.head_dim) *
+         static_cast<size_t>(config.num_layers);
 }
 
 PagedKv KvCache::layer(int layer) const {

@@ -33,18 +33,20 @@ class KvCache {
   static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
                                         int32_t num_pages, int32_t page_size, bool shared_layers,
                                         Ops& ops);
+  // Bytes of one page over all layers, each with memory of its own.
+  static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
+
   PagedKv layer(int layer) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
-  // Bytes of one page over all layers.
-  size_t page_bytes() const { return page_bytes_; }
+  size_t bytes() const { return bytes_; }
 
  private:
   KvCache() = default;
 
   PagedKv geometry_;  // pointers null
   int32_t num_pages_ = 0;
-  size_t page_bytes_ = 0;
+  size_t bytes_ = 0;
   size_t layer_elements_ = 0;  // of k, and of v
   bool shared_layers_ = false;
   Memory memory_;

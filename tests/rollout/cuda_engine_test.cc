@@ -187,6 +187,44 @@ TEST_F(CudaEngineTest, FewPagesChangeNoBit) {
   ExpectSame(RunAll(*MakeEngine(options)), expected);
 }
 
+// More sequences in a step than the largest graph has.
+TEST_F(CudaEngineTest, StepsBeyondTheGraphsGiveTheSameBits) {
+  constexpr int kSequences = kMaxGraphSequences + 40;
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 4 * kSequences;
+  options.scheduler = {.max_running = kSequences, .max_batch_tokens = 6 * kSequences};
+  const auto run = [&](Engine& engine) {
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (uint64_t i = 0; i < kSequences; ++i) {
+      sinks.push_back(Submit(engine, MakeRequest(std::to_string(i), i)));
+    }
+    Run(engine);
+    return sinks;
+  };
+  const auto expected = run(*MakeEngine(options));
+  for (const int size : {1, 2}) {
+    if (!HaveGpus(size)) break;
+    SCOPED_TRACE(size);
+    options.runner.tensor_parallel_size = size;
+    options.runner.make_rank = MakeCudaRank(Ranks(size));
+    ExpectSame(run(*MakeEngine(options)), expected);
+  }
+}
+
+TEST_F(CudaEngineTest, CountsTheMemoryOfLogits) {
+  for (const int size : {1, 2}) {
+    if (!HaveGpus(size)) break;
+    const auto activations = [&](size_t max_running) {
+      EngineOptions options = OnGpus(Ranks(size));
+      options.scheduler = {.max_running = max_running, .max_batch_tokens = 2000};
+      return MakeEngine(options)->memory().activations;
+    };
+    // With two ranks each has its columns of all rows, and its half of the rows whole.
+    EXPECT_GE(activations(1016),
+              activations(16) + 1000 * static_cast<size_t>(config_.vocab_size) * sizeof(float));
+  }
+}
+
 TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
   if (!HaveGpus(2)) GTEST_SKIP() << "SKIPPED, needs two GPUs";
   // In a process of its own, since the GPU's context is lost.
