@@ -180,6 +180,10 @@ void PrintShares(const std::vector<KernelRecord>& records) {
     }
     end = std::max(end, record.end_ns);
   }
+  if (end == 0) {
+    absl::PrintF("        no kernel was traced\n");
+    return;
+  }
   const double total = static_cast<double>(end - begin) / 1e3;
   absl::PrintF("        traced %.0f us a step:", total / kTracedSteps);
   for (int c = 0; c < kClasses; ++c) {
