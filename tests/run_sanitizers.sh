@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests of the CUDA kernels under compute-sanitizer's tools: one tool after the other, the
-# tests side by side, each a share of its cases (ISOBIT_TEST_SCALE) and no longer than its time
-# (ISOBIT_SANITIZER_SECONDS for each). Ends with a table. Fails if a test has findings, has failed,
-# has run nothing, or has not ended. Needs a GPU.
+# Runs the tests of the CUDA kernels under compute-sanitizer's tools: one tool after the other; every
+# case of every test is a process of its own, some side by side on each GPU, with a share of its
+# random inputs (ISOBIT_TEST_SCALE) and no longer than its time (ISOBIT_SANITIZER_SECONDS). Ends with
+# a table. Fails if a case has findings, has failed or has not ended, or if no case of a test has
+# run. Needs a GPU; takes all that there are, or those of CUDA_VISIBLE_DEVICES.
 #
 #   tests/run_sanitizers.sh build/cuda [TOOL...]
 set -euo pipefail
@@ -11,74 +12,106 @@ build=$1
 shift
 tools=("$@")
 ((${#tools[@]} > 0)) || tools=(memcheck racecheck synccheck initcheck)
-seconds=${ISOBIT_SANITIZER_SECONDS:-300}
 command -v compute-sanitizer >/dev/null || {
   echo 'run_sanitizers: compute-sanitizer is not on PATH; it comes with the CUDA toolkit' >&2
   exit 1
 }
-logs=$build/sanitizers
+export logs=$build/sanitizers
 rm -rf "$logs"
 mkdir -p "$logs"
 
+if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+  export gpus=${CUDA_VISIBLE_DEVICES//,/ }
+else
+  gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader | tr '\n' ' ')
+  export gpus
+fi
+num_gpus=$(wc -w <<<"$gpus")
+jobs=$((num_gpus * ${ISOBIT_SANITIZER_JOBS:-10}))
+((jobs <= $(nproc))) || jobs=$(nproc)
+
+# cases_of TEST: the names of its cases, one a line.
+cases_of() {
+  "$1" --gtest_list_tests | awk '/^[^ ]/ { suite = $1 } /^ / && !/DISABLED_/ { print suite $1 }'
+}
+
 tests=()
+cases=() # TEST CASE
 for test in "$build"/tests/kernels/cuda/*_test; do
-  # The one runs nothing on the GPU, the other, beyond what the rest run, cuBLAS alone.
-  [[ $test == */linear_schedule_test || $test == */linear_accuracy_test ]] || tests+=("$test")
+  # The ones run nothing on the GPU, the other, beyond what the rest run, cuBLAS alone.
+  [[ $test != *_schedule_test && $test != */linear_accuracy_test ]] || continue
+  tests+=("$test")
+  while read -r name; do cases+=("$test $name"); done < <(cases_of "$test")
 done
 
-# Barriers of a block that the tools make room for: left to themselves they count those that are
-# declared, and lose track of ours, which lie in dynamic shared memory.
-barriers='--num-cuda-barriers 256'
-declare -A options=(
-  # A test provokes an error of the API, memory that is not there: that is no finding.
-  [memcheck]='--report-api-errors no'
-  # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
-  # complete on mbarriers: what they fill is left out.
-  [racecheck]="--racecheck-memcpy-async no $barriers"
-  [synccheck]="$barriers"
-)
-
-# sanitize TOOL TEST: the tool's findings and the test's output go to a log, what came of it to a
-# file beside it.
+# Runs TOOL on CASE of TEST: findings and output go to a log, what came of it to a file beside it.
 sanitize() {
-  local name log tool_options share=0.01 code=0 errors outcome=clean begin=$SECONDS
-  name=$(basename "$2")
-  log=$logs/$1.$name
-  read -ra tool_options <<<"${options[$1]-}"
-  [[ $1 != racecheck ]] || share=0.003 # ten times as slow as the others
-  ISOBIT_TEST_SCALE=${ISOBIT_TEST_SCALE:-$share} timeout -k 10 "$seconds" \
-    compute-sanitizer --tool "$1" --error-exitcode 99 --print-limit 20 "${tool_options[@]}" \
-    "$2" --gtest_brief=1 >"$log.log" 2>&1 || code=$?
+  local tool=$1 test=$2 case=$3 share=0.01 code=0 errors outcome=clean begin=$SECONDS
+  local log=$logs/$tool.${test##*/}.${case//\//-} tool_options=() devices
+  # Barriers of a block that the tools make room for: left to themselves they count those that are
+  # declared, and lose track of ours, which lie in dynamic shared memory.
+  local barriers=(--num-cuda-barriers 256)
+  case $tool in
+    # A test provokes an error of the API, memory that is not there: that is no finding.
+    memcheck) tool_options=(--report-api-errors no) ;;
+    # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
+    # complete on mbarriers: what they fill is left out. It is ten times as slow as the others.
+    racecheck) tool_options=(--racecheck-memcpy-async no "${barriers[@]}") share=0.003 ;;
+    synccheck) tool_options=("${barriers[@]}") ;;
+  esac
+  read -ra devices <<<"$gpus"
+  CUDA_VISIBLE_DEVICES=${devices[slot % ${#devices[@]}]} \
+    ISOBIT_TEST_SCALE=${ISOBIT_TEST_SCALE:-$share} timeout -k 10 "${ISOBIT_SANITIZER_SECONDS:-300}" \
+    compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit 20 "${tool_options[@]}" \
+    "$test" --gtest_brief=1 --gtest_filter="$case" >"$log.log" 2>&1 || code=$?
   errors=$(sed -n 's/.* SUMMARY: \([0-9]*\) .*/\1/p' "$log.log" | tail -n 1)
   if ((code == 124 || code == 137)); then
     outcome=UNFINISHED
   elif [[ -n $errors && $errors != 0 ]]; then
     outcome="$errors FOUND"
+  elif grep -q 'before first instrumented API call' "$log.log" && grep -q 'PASSED  \] 1 ' "$log.log"; then
+    outcome=host # nothing of it runs on the GPU
   elif ((code != 0)) || [[ -z $errors ]]; then
     outcome="FAILED, exit $code"
-  elif ! grep -q 'PASSED  \] [1-9]' "$log.log"; then
-    outcome='NOTHING RUN' # all its cases were skipped
+  elif ! grep -q 'PASSED  \] 1 ' "$log.log"; then
+    outcome=skipped
   fi
-  echo "$outcome, $((SECONDS - begin)) s" | tee "$log.outcome" | sed "s/^/$1 $name: /"
+  echo "$outcome" >"$log.outcome"
+  echo "$tool ${test##*/} $case: $outcome, $((SECONDS - begin)) s"
 }
+export -f sanitize
 
-status=0
 for tool in "${tools[@]}"; do
-  for test in "${tests[@]}"; do sanitize "$tool" "$test" & done
-  wait
+  printf "$tool %s\n" "${cases[@]}" | xargs --max-args=3 --max-procs="$jobs" --process-slot-var=slot \
+    bash -c 'sanitize "$@"' sanitize
 done
 
+# of_test TOOL TEST: one cell of the table. The first outcome that is bad stands for the test.
+of_test() {
+  local outcomes bad clean
+  outcomes=$(cat "$logs/$1.${2##*/}".*.outcome)
+  bad=$(grep -vxE 'clean|skipped|host' <<<"$outcomes" || true)
+  clean=$(grep -cx clean <<<"$outcomes" || true)
+  if [[ -n $bad ]]; then
+    echo "$(wc -l <<<"$bad") x ${bad%%$'\n'*}"
+  elif ((clean == 0)); then
+    echo 'NOTHING RUN'
+  else
+    echo "clean, $clean cases"
+  fi
+}
+
 echo
-printf '%-26s' test
-printf '%-20s' "${tools[@]}"
+status=0
+printf '%-32s' test
+printf '%-22s' "${tools[@]}"
 echo
 for test in "${tests[@]}"; do
-  name=$(basename "$test")
-  printf '%-26s' "$name"
+  printf '%-32s' "${test##*/}"
   for tool in "${tools[@]}"; do
-    outcome=$(<"$logs/$tool.$name.outcome")
-    [[ $outcome == clean* ]] || status=1
-    printf '%-20s' "$outcome"
+    cell=$(of_test "$tool" "$test")
+    [[ $cell == clean* ]] || status=1
+    printf '%-22s' "$cell"
   done
   echo
 done
