@@ -99,6 +99,8 @@ class Engine {
 
   // Ends the threads after the present step, whose tokens still reach their sinks.
   void Stop();
+  // Whether weights are being read and packed, for which Stop waits.
+  bool is_staging();
 
   // Launches a step, if there is work, and collects the oldest, once as many are in flight as can
   // be or nothing else is to do. For callers that bring their own thread instead of Start, which

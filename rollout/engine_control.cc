@@ -114,6 +114,11 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
   reply(refused);
 }
 
+bool Engine::is_staging() {
+  const std::lock_guard lock(mutex_);
+  return update_ && !update_->staged;
+}
+
 void Engine::BeginDrain() {
   const std::lock_guard lock(mutex_);
   draining_ = true;

@@ -1,6 +1,8 @@
 // isobit-rollout: one tensor-parallel engine behind the rollout service.
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -224,6 +226,10 @@ int Run() {
                            });
   (*engine)->Start();
   const int code = runner.Wait([&] { (*engine)->BeginDrain(); });
+  if ((*engine)->is_staging()) {
+    std::fflush(nullptr);
+    std::_Exit(code);  // nobody is left to serve with what may take minutes to load
+  }
   (*engine)->Stop();
   return code;
 }

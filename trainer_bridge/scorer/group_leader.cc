@@ -20,6 +20,7 @@ namespace isobit::scorer {
 namespace {
 
 constexpr std::chrono::seconds kGoodbyeTimeout(5);
+constexpr std::chrono::milliseconds kLookInterval(100);  // at whether a waiting member is there
 
 }  // namespace
 
@@ -51,11 +52,7 @@ GroupLeader::~GroupLeader() {
     if (in_order) failure_ = absl::CancelledError("the shard group has ended");
     changed_.notify_all();
   }
-  v1::LeaderMessage goodbye;
-  goodbye.set_goodbye(true);
-  for (const auto& member : members_) {
-    if (in_order) Send(*member, goodbye);
-  }
+  if (in_order) SayGoodbye(true);
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now() + kGoodbyeTimeout);
     server_->Wait();
@@ -102,26 +99,16 @@ absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
   if (!stream.Read(&message) || !message.has_hello()) {
     return absl::InvalidArgumentError("shard group: expected a hello");
   }
-  ISOBIT_ASSIGN_OR_RETURN(const int rank, Admit(message.hello(), context, stream));
-  const absl::Status status = ServeMember(rank, stream);
-  {
-    const std::lock_guard lock(member(rank).write_mutex);
-    member(rank).stream = nullptr;
-  }
-  const std::lock_guard lock(mutex_);
-  member(rank).context = nullptr;
+  ISOBIT_ASSIGN_OR_RETURN(const int rank, Admit(message.hello(), context.peer(), stream));
+  const absl::Status status = ServeMember(rank, context, stream);
+  const std::lock_guard lock(member(rank).write_mutex);
+  if (member(rank).stream == &stream) member(rank).stream = nullptr;
   return status;
 }
 
-absl::Status GroupLeader::ServeMember(int rank, Stream& stream) {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] {
-      return !failure_.ok() ||
-             std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m->joined; });
-    });
-    if (!failure_.ok()) return failure_;
-  }
+absl::Status GroupLeader::ServeMember(int rank, const grpc::ServerContext& context,
+                                      Stream& stream) {
+  ISOBIT_RETURN_IF_ERROR(WaitForOthers(member(rank), context));
   v1::LeaderMessage welcome;
   welcome.mutable_welcome()->set_nccl_id(options_.nccl_id);
   Send(member(rank), welcome);
@@ -132,9 +119,23 @@ absl::Status GroupLeader::ServeMember(int rank, Stream& stream) {
   return failure_;
 }
 
-absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, grpc::ServerContext& context,
+absl::Status GroupLeader::WaitForOthers(Member& waiting, const grpc::ServerContext& context) {
+  std::unique_lock lock(mutex_);
+  const auto all_here = [this] {
+    return !failure_.ok() ||
+           std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m->joined; });
+  };
+  while (!changed_.wait_for(lock, kLookInterval, all_here)) {
+    if (!context.IsCancelled()) continue;
+    waiting.joined = false;
+    return absl::CancelledError("shard group: gone before the others came");
+  }
+  return failure_;
+}
+
+absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, const std::string& peer,
                                        Stream& stream) {
-  const std::string who = absl::StrCat("shard group, rank ", hello.rank(), " at ", context.peer());
+  const std::string who = absl::StrCat("shard group, rank ", hello.rank(), " at ", peer);
   absl::Status status = Annotate(CheckSameGroup(identity_, hello.identity()), who);
   const std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
@@ -156,7 +157,6 @@ absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, grpc::Serve
     newcomer.stream = &stream;
   }
   newcomer.joined = true;
-  newcomer.context = &context;
   ISOBIT_LOG(Info) << who << ": joined";
   changed_.notify_all();
   return hello.rank();
@@ -204,14 +204,20 @@ void GroupLeader::LoseUnlessOk(const absl::Status& status) {
 void GroupLeader::Abort(const absl::Status& reason) { EndWith(reason); }
 
 bool GroupLeader::EndWith(const absl::Status& reason) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return false;
-  failure_ = reason;
-  for (const auto& member : members_) {
-    if (member->context != nullptr) member->context->TryCancel();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return false;
+    failure_ = reason;
+    changed_.notify_all();
   }
-  changed_.notify_all();
+  SayGoodbye(false);
   return true;
+}
+
+void GroupLeader::SayGoodbye(bool in_order) {
+  v1::LeaderMessage goodbye;
+  goodbye.set_goodbye(in_order);
+  for (const auto& member : members_) Send(*member, goodbye);
 }
 
 // A write that fails means that the member's call ends; its thread tells.

@@ -69,7 +69,6 @@ class GroupLeader final : public PeerRanks {
     Stream* stream = nullptr;  // while its call lasts; guarded by write_mutex
 
     bool joined = false;
-    grpc::ServerContext* context = nullptr;                // while its call lasts
     std::optional<absl::Status> ready, pass_done, staged;  // set when it answers
   };
 
@@ -79,15 +78,18 @@ class GroupLeader final : public PeerRanks {
 
   // A member's call, from its first message to its end.
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
-  absl::Status ServeMember(int rank, Stream& stream);
-  absl::StatusOr<int> Admit(const v1::MemberHello& hello, grpc::ServerContext& context,
-                            Stream& stream);
+  absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);
+  absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& peer, Stream& stream);
+  // Waits until all members have joined. CANCELLED: this one has gone, and its place is free again.
+  absl::Status WaitForOthers(Member& waiting, const grpc::ServerContext& context);
   void Handle(int rank, const v1::MemberMessage& message);
   void Deliver(int rank, const v1::SequenceScored& scored);
   // A member has gone or failed: ends the group, and tells on_lost.
   void LoseUnlessOk(const absl::Status& status);
-  // False if the group had ended already.
+  // Has the members end their calls, whose status is then the reason. False if the group had ended
+  // already.
   bool EndWith(const absl::Status& reason);
+  void SayGoodbye(bool in_order);
   void Send(Member& member, const v1::LeaderMessage& message);
   // Waits until all members have set `answer`, or the group has ended; the first error.
   absl::Status WaitForAll(std::optional<absl::Status> Member::*answer);

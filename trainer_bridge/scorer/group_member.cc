@@ -66,6 +66,8 @@ absl::Status GroupMember::Run() {
     }
   }
   EndWrites();  // no cancellation, which could overtake what this process failed with
+  while (stream_->Read(&message)) {  // a goodbye; Finish would wait until it is read
+  }
   const absl::Status end = FromGrpcStatus(stream_->Finish(), context_);
   if (status.ok() && !in_order) {
     status = end.ok() ? absl::UnavailableError("shard group: the leader has gone")
@@ -73,7 +75,6 @@ absl::Status GroupMember::Run() {
   }
   if (!status.ok() && ranks_ != nullptr) ranks_->Abort(status);
   if (pass_.valid()) pass_.wait();
-  if (stage_.valid()) stage_.wait();
   const std::lock_guard lock(mutex_);
   return failure_.ok() ? status : failure_;
 }
@@ -129,7 +130,7 @@ bool GroupMember::Obey() {
         stage_ = std::async(std::launch::async, [this, order = order.stage()] { Stage(order); });
         break;
       case v1::LeaderMessage::kGoodbye:
-        return true;
+        return order.goodbye();
       default:
         ISOBIT_LOG(Error) << "shard group: unknown order "
                           << static_cast<int>(order.message_case());
@@ -166,7 +167,8 @@ absl::Status GroupMember::Score(const v1::RunPass& order) {
       inputs.push_back(InputOf(item));
       items[static_cast<size_t>(rank)].push_back(
           {std::make_shared<ScoreJob>(std::move(inputs), OptionsOf(item),
-                                      std::make_shared<Forwarder>(*this, rank, i)),
+                                      std::make_shared<Forwarder>(*this, rank, i),
+                                      static_cast<size_t>(item.index())),
            0});
     }
   }

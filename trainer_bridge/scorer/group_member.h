@@ -44,8 +44,8 @@ class GroupMember {
   GroupMember& operator=(const GroupMember&) = delete;
 
   // Joins and serves; returns when the leader says goodbye, or why the group ended. Only once.
-  // UNAVAILABLE: no leader within the timeout, or it has gone; else its refusal, or this process's
-  // own error.
+  // Weights may still be loading then, for which the destructor waits. UNAVAILABLE: no leader
+  // within the timeout, or it has gone; else its refusal, or this process's own error.
   absl::Status Run();
 
   // Ends Run, and with it the group. Any thread.

@@ -87,6 +87,7 @@ v1::WorkItem MakeWorkItem(const ScoreItem& item) {
   message.set_raw(options.raw);
   message.set_prompt_logprobs(options.prompt_logprobs);
   message.set_entropy(options.entropy);
+  message.set_index(item.index);
   return message;
 }
 

@@ -3,17 +3,23 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 
 namespace isobit::scorer {
 
 ScoreJob::ScoreJob(std::vector<ScoreInput> inputs, ScoreOptions options,
-                   std::shared_ptr<ScoreReceiver> receiver)
+                   std::shared_ptr<ScoreReceiver> receiver, size_t first_place)
     : inputs_(std::move(inputs)),
       options_(std::move(options)),
       receiver_(std::move(receiver)),
+      first_place_(first_place),
       pending_(inputs_.size()) {
   ISOBIT_CHECK(pending_ > 0) << "a job without sequences";
+}
+
+std::string ScoreJob::NameOf(size_t index) const {
+  return absl::StrCat("sequences[", first_place_ + index, "]");
 }
 
 void ScoreJob::Deliver(SequenceScore score) {

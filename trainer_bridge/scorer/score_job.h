@@ -62,13 +62,15 @@ class ScoreReceiver {
 // Thread safe.
 class ScoreJob {
  public:
-  // `inputs` is not empty.
+  // `inputs` is not empty. first_place: of inputs[0] in the client's request.
   ScoreJob(std::vector<ScoreInput> inputs, ScoreOptions options,
-           std::shared_ptr<ScoreReceiver> receiver);
+           std::shared_ptr<ScoreReceiver> receiver, size_t first_place = 0);
 
   const std::vector<ScoreInput>& inputs() const { return inputs_; }
   const ScoreOptions& options() const { return options_; }
   const ScoreReceiver& receiver() const { return *receiver_; }
+  // How the client knows inputs()[index].
+  std::string NameOf(size_t index) const;
 
   // Hands out one sequence's score, and ends the job with the last one. No effect once ended.
   void Deliver(SequenceScore score);
@@ -82,6 +84,7 @@ class ScoreJob {
   const std::vector<ScoreInput> inputs_;
   const ScoreOptions options_;
   const std::shared_ptr<ScoreReceiver> receiver_;
+  const size_t first_place_;
 
   mutable std::mutex mutex_;
   size_t pending_;  // 0: ended

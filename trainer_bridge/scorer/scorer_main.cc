@@ -30,8 +30,8 @@ constexpr char kUsage[] =
     "                [--backend=cuda [--devices=0,1,...]] [--world_size=N --rank=I "
     "--master_addr=HOST]";
 
-// For a device that failed, or that waits for a rank that has gone: it may never end what the
-// destructors wait for. Calls that matter have been answered.
+// Without destructors, which wait for what a failed device may never end, and for weights that are
+// being loaded in vain. Calls that matter have been answered.
 [[noreturn]] void ExitAtOnce(int exit_code) {
   std::fflush(nullptr);
   std::_Exit(exit_code);
@@ -69,28 +69,33 @@ int Serve(const Settings& settings) {
     return 1;
   }
   ISOBIT_LOG(Info) << "loading " << settings.model;
-  absl::StatusOr<std::unique_ptr<Scorer>> scorer = Load(settings, runner);
-  if (!scorer.ok()) {
-    ISOBIT_LOG(Error) << "cannot load " << settings.model << ": " << scorer.status().ToString();
-    ExitAtOnce(1);
-  }
-  ISOBIT_LOG(Info) << "serving version 1, digest " << (*scorer)->version().digest << ", on "
-                   << (*scorer)->options().num_shards << " shards of " << (*scorer)->shard_bytes()
-                   << " bytes, " << (*scorer)->ops_name();
-  service.SetScorer(*std::move(scorer));
-  runner.SetServing(true);
+  std::atomic<bool> loaded = false;
+  std::thread loading([&] {
+    absl::StatusOr<std::unique_ptr<Scorer>> scorer = Load(settings, runner);
+    if (!scorer.ok()) {
+      ISOBIT_LOG(Error) << "cannot load " << settings.model << ": " << scorer.status().ToString();
+      ExitAtOnce(1);
+    }
+    ISOBIT_LOG(Info) << "serving version 1, digest " << (*scorer)->version().digest << ", on "
+                     << (*scorer)->options().num_shards << " shards of " << (*scorer)->shard_bytes()
+                     << " bytes, " << (*scorer)->ops_name();
+    service.SetScorer(*std::move(scorer));
+    runner.SetServing(true);
+    loaded = true;
+  });
   const int exit_code = runner.Wait([&service] { service.BeginDrain(); });
-  if (exit_code != 0) ExitAtOnce(exit_code);
+  if (exit_code != 0 || !loaded) ExitAtOnce(exit_code);
+  loading.join();
   service.Stop();  // while there is still a runner to report a fault to
   return exit_code;
 }
 
 // Serves nothing but its health, which is the group's.
-int ServeLeader(const Settings& settings) {
+[[noreturn]] void ServeLeader(const Settings& settings) {
   ServerRunner runner(ServerOptionsFromFlags());
   if (const absl::Status started = runner.Start(); !started.ok()) {
     ISOBIT_LOG(Error) << started.ToString();
-    return 1;
+    ExitAtOnce(1);
   }
   GroupMember member(
       {.leader = HostAndPort(settings.place.master_addr, settings.place.master_port),
@@ -103,20 +108,15 @@ int ServeLeader(const Settings& settings) {
        .make_backend =
            [&settings](const std::string& nccl_id) { return MakeBackend(settings, nccl_id); },
        .on_ready = [&runner] { runner.SetServing(true); }});
-  std::atomic<bool> ended = false;
   std::thread work([&] {
     if (const absl::Status end = member.Run(); end.ok()) {
-      ended = true;
       runner.Stop();
     } else {
       runner.Fail(end);
     }
   });
-  const int exit_code = runner.Wait();
   // A stop signal may come in the middle of a pass; the leader sees the connection go.
-  if (!ended) ExitAtOnce(exit_code);
-  work.join();
-  return exit_code;
+  ExitAtOnce(runner.Wait());
 }
 
 }  // namespace
@@ -131,6 +131,6 @@ int main(int argc, char** argv) {
     absl::FPrintF(stderr, "%s: %s\nTry --help.\n", argv[0], settings.status().message());
     return 2;
   }
-  return settings->place.rank == 0 ? isobit::scorer::Serve(*settings)
-                                   : isobit::scorer::ServeLeader(*settings);
+  if (settings->place.rank > 0) isobit::scorer::ServeLeader(*settings);
+  return isobit::scorer::Serve(*settings);
 }

@@ -259,8 +259,8 @@ void ScoringRank::Take(const Row& row, const LogProbRow& work) {
   Sequence& sequence = *row.sequence;
   ScoreJob& job = *sequence.item->job;
   if (!work.finite) {
-    job.End(absl::InternalError(absl::StrCat("sequences[", sequence.item->index,
-                                             "]: the logits that score position ", row.position,
+    job.End(absl::InternalError(absl::StrCat(job.NameOf(sequence.item->index),
+                                             ": the logits that score position ", row.position,
                                              " are not finite")));
     return;
   }

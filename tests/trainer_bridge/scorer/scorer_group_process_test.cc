@@ -157,5 +157,18 @@ TEST_F(ScorerGroupProcessTest, AKilledMemberEndsTheServiceWithinSeconds) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
+TEST_F(ScorerGroupProcessTest, AStopSignalEndsALeaderWhoseMembersDoNotCome) {
+  ServerProcess leader(
+      ISOBIT_SCORER,
+      Flags({"--backend=cuda", "--world_size=2", "--rank=0", "--master_addr=127.0.0.1",
+             absl::StrCat("--master_port=", FreePort()), "--gather_timeout_seconds=60"}));
+  const auto channel = leader.Connect();
+  EXPECT_TRUE(WaitForHealth(*channel, "NOT_SERVING", milliseconds(10'000)));
+  const auto start = std::chrono::steady_clock::now();
+  leader.Signal(SIGTERM);
+  EXPECT_EQ(leader.Join(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
 }  // namespace
 }  // namespace isobit::scorer

@@ -2,10 +2,13 @@
 // they compute together, and how the group ends.
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/base/status_macros.h"
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "common/rpc/channel.h"
@@ -17,6 +20,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
+#include "tests/trainer_bridge/scorer/pass_gate.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 #include "trainer_bridge/scorer/group_leader.h"
 #include "trainer_bridge/scorer/group_member.h"
@@ -102,13 +106,16 @@ class ShardGroupTest : public testing::Test {
 
   // A leader of `first`, which only waits for its members.
   std::future<absl::Status> Assemble(GroupLeaderOptions options) {
-    const std::string digest = OpenModel(dir_.path(), "first", "")->digests.checkpoint;
-    const GroupIdentity identity = {.model_digest = digest,
-                                    .fingerprint = FingerprintOf(config_, NumericsMode::kTree),
-                                    .max_context = config_.max_position_embeddings};
-    return std::async(std::launch::async, [options = std::move(options), identity] {
-      return GroupLeader::Assemble(options, identity).status();
+    return std::async(std::launch::async, [options = std::move(options), first = First()] {
+      return GroupLeader::Assemble(options, first).status();
     });
+  }
+
+  // Of processes that serve `first`.
+  GroupIdentity First() const {
+    return {.model_digest = OpenModel(dir_.path(), "first", "")->digests.checkpoint,
+            .fingerprint = FingerprintOf(config_, NumericsMode::kTree),
+            .max_context = config_.max_position_embeddings};
   }
 
   const testing_support::TempDir dir_;
@@ -200,6 +207,49 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
   ISOBIT_EXPECT_OK(group.End(0));
 }
 
+// Whose logits are not finite where `kBadToken` is scored.
+constexpr int32_t kBadToken = 77;
+std::unique_ptr<Ops> MakeBadTokenOps() {
+  class BadTokenOps final : public testing_support::ForwardingOps {
+   public:
+    BadTokenOps() : ForwardingOps(MakeOracleOps()) {}
+    absl::Status LogProbs(const LogProbArgs& args) override {
+      ISOBIT_RETURN_IF_ERROR(ForwardingOps::LogProbs(args));
+      for (int64_t r = 0; r < args.num_rows; ++r) {
+        if (args.rows[r].target == kBadToken) args.rows[r].finite = false;
+      }
+      return absl::OkStatus();
+    }
+  };
+  return std::make_unique<BadTokenOps>();
+}
+
+TEST_F(ShardGroupTest, AnErrorNamesTheSequenceWhateverProcessScoredIt) {
+  RunningGroup group(2, 1);
+  ScorerOptions leading = LeadingOptions(group.threads(), 2, 1);
+  leading.make_ops = [](int) { return MakeBadTokenOps(); };
+  auto loading = Load(std::move(leading));
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&group](const std::string&) {
+    RankBackend backend = Backend(group.threads(), 1);
+    backend.make_ops = [](int) { return MakeBadTokenOps(); };
+    return backend;
+  };
+  group.StartMember(std::move(member));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(auto scorer, loading.get());
+  for (size_t bad = 0; bad < 6; ++bad) {
+    std::vector<ScoreInput> inputs(6, {.prompt = {1, 2, 3}, .completion = {4, 5, 6}});
+    inputs[bad].completion[1] = kBadToken;
+    const Submitted job = MakeJob(std::move(inputs));
+    ISOBIT_ASSERT_OK(scorer->Submit(job.job));
+    EXPECT_THAT(job.collector->WaitUntilDone(),
+                StatusIs(absl::StatusCode::kInternal,
+                         HasSubstr("sequences[" + std::to_string(bad) + "]: ")));
+  }
+  scorer.reset();
+  ISOBIT_EXPECT_OK(group.End(0));
+}
+
 TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
   RunningGroup group(2, 1);
   auto loading = Load(LeadingOptions(group.threads(), 2, 1));
@@ -246,7 +296,7 @@ TEST_F(ShardGroupTest, TheLeaderSaysWhyAMemberCannotLoad) {
   EXPECT_THAT(group.End(0), StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
 }
 
-TEST_F(ShardGroupTest, TheLeaderSaysWhyAMembersPassFailed) {
+TEST_F(ShardGroupTest, AllHearWhyAMembersPassFailed) {
   class Broken final : public testing_support::ForwardingOps {
    public:
     Broken() : ForwardingOps(MakeOracleOps()) {}
@@ -254,15 +304,17 @@ TEST_F(ShardGroupTest, TheLeaderSaysWhyAMembersPassFailed) {
       return absl::InternalError("broken device");
     }
   };
-  RunningGroup group(2, 1);
-  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
-  GroupMemberOptions member = MemberOptions(1, 2);
-  member.make_backend = [&group](const std::string&) {
-    RankBackend backend = Backend(group.threads(), 1);
-    backend.make_ops = [](int) { return std::make_unique<Broken>(); };
-    return backend;
-  };
-  group.StartMember(std::move(member));
+  RunningGroup group(3, 1);
+  auto loading = Load(LeadingOptions(group.threads(), 3, 1));
+  for (const int rank : {1, 2}) {
+    GroupMemberOptions member = MemberOptions(rank, 3);
+    member.make_backend = [&group, rank](const std::string&) {
+      RankBackend backend = Backend(group.threads(), rank);
+      if (rank == 1) backend.make_ops = [](int) { return std::make_unique<Broken>(); };
+      return backend;
+    };
+    group.StartMember(std::move(member));
+  }
   ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
   const Submitted submitted = MakeJob(RandomInputs(config_, 1, 20, 40), FullOptions());
   ISOBIT_EXPECT_OK(scorer->Submit(submitted.job));
@@ -270,6 +322,46 @@ TEST_F(ShardGroupTest, TheLeaderSaysWhyAMembersPassFailed) {
   EXPECT_THAT(submitted.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kUnavailable, why));
   EXPECT_THAT(lost_.get_future().get(), StatusIs(absl::StatusCode::kInternal, why));
   EXPECT_THAT(group.End(0), StatusIs(absl::StatusCode::kInternal, "broken device"));
+  EXPECT_THAT(group.End(1), StatusIs(absl::StatusCode::kInternal, why));
+}
+
+TEST_F(ShardGroupTest, AMemberDoesNotStayForWeightsThatItLoads) {
+  class GatedOps final : public testing_support::ForwardingOps {
+   public:
+    explicit GatedOps(PassGate& gate) : ForwardingOps(MakeOracleOps()), gate_(gate) {}
+    void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
+              std::byte* packed) const override {
+      EXPECT_EQ(gate_.Pass(), absl::OkStatus());
+      ForwardingOps::Pack(shape, w, ldw, packed);
+    }
+
+   private:
+    PassGate& gate_;
+  };
+  PassGate gate;
+  std::promise<std::shared_ptr<GroupLeader>> assembled;
+  std::thread leading(
+      [&] { assembled.set_value(*GroupLeader::Assemble(LeaderOptions(2), First())); });
+  RunningGroup group(2, 1);
+  GroupMemberOptions member = MemberOptions(1, 2);
+  member.make_backend = [&](const std::string&) {
+    RankBackend backend = Backend(group.threads(), 1);
+    backend.make_ops = [&gate](int) { return std::make_unique<GatedOps>(gate); };
+    return backend;
+  };
+  group.StartMember(std::move(member));
+  const std::shared_ptr<GroupLeader> leader = assembled.get_future().get();
+  leading.join();
+  ISOBIT_ASSERT_OK(leader->WaitUntilReady());
+  gate.Close();
+  const int before = gate.arrivals();
+  auto staged = std::async(std::launch::async, [&] { return leader->Stage("second", 2, "", 1); });
+  ASSERT_TRUE(gate.WaitForArrivals(before + 1));
+  leader->Abort(absl::InternalError("enough"));
+  const auto enough = StatusIs(absl::StatusCode::kInternal, HasSubstr("enough"));
+  EXPECT_THAT(staged.get(), enough);
+  EXPECT_THAT(group.End(0), enough);
+  gate.Open();
 }
 
 TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
@@ -323,6 +415,40 @@ TEST_F(ShardGroupTest, ASecondProcessOfOneRankIsRefused) {
   const absl::Status ends[] = {first_end.get(), second_end.get()};
   EXPECT_EQ(absl::IsAlreadyExists(ends[0]) + absl::IsAlreadyExists(ends[1]), 1)
       << ends[0].ToString() << "; " << ends[1].ToString();
+}
+
+TEST_F(ShardGroupTest, AMemberMayComeAgainBeforeTheOthersHaveCome) {
+  std::future<absl::Status> assembled = Assemble(LeaderOptions(3));
+  const auto run = [](GroupMember& member) {
+    return std::async(std::launch::async, [&member] { return member.Run(); });
+  };
+  // Of two, the one that is not refused has come.
+  GroupMember first(MemberOptions(1, 3));
+  GroupMember second(MemberOptions(1, 3));
+  std::future<absl::Status> first_end = run(first);
+  std::future<absl::Status> second_end = run(second);
+  const auto refused = [](std::future<absl::Status>& end) {
+    return end.wait_for(milliseconds(1)) == std::future_status::ready;
+  };
+  while (!refused(first_end) && !refused(second_end)) {
+  }
+  (refused(first_end) ? second : first).Cancel();
+  EXPECT_FALSE(first_end.get().ok());
+  EXPECT_FALSE(second_end.get().ok());
+
+  std::optional<GroupMember> again;
+  std::future<absl::Status> again_end;
+  do {  // until the leader has seen that the place is free
+    again.emplace(MemberOptions(1, 3));
+    again_end = run(*again);
+  } while (again_end.wait_for(milliseconds(500)) == std::future_status::ready &&
+           absl::IsAlreadyExists(again_end.get()));
+  GroupMember other(MemberOptions(2, 3));
+  std::future<absl::Status> other_end = run(other);
+  // All came, whether or not one had failed before the leader looked.
+  EXPECT_FALSE(absl::IsDeadlineExceeded(assembled.get()));
+  EXPECT_FALSE(again_end.get().ok());
+  EXPECT_FALSE(other_end.get().ok());
 }
 
 TEST_F(ShardGroupTest, AMessageMayBeLongerThanAClients) {
