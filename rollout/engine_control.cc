@@ -204,7 +204,7 @@ bool Engine::IsQuiet() {
 }
 
 // INVARIANT: afterwards no sequence holds keys of the old weights
-// (EngineControlTest.UpdateRecomputeKv*).
+// (EngineUpdateTest.UpdateRecomputeKv*).
 void Engine::SwitchWeights() {
   const Clock::time_point start = Clock::now();
   WeightUpdateResult result;

@@ -79,6 +79,13 @@ absl::StatusOr<WeightUpdateResult> EngineFixture::Update(Engine& engine,
   return *result;
 }
 
+std::shared_ptr<std::optional<absl::StatusOr<PauseResult>>> EngineFixture::Pause(Engine& engine,
+                                                                                 PauseMode mode) {
+  auto result = std::make_shared<std::optional<absl::StatusOr<PauseResult>>>();
+  engine.Pause(mode, [result](absl::StatusOr<PauseResult> r) { *result = std::move(r); });
+  return result;
+}
+
 GenerationRequest EngineFixture::MakeRequest(const std::string& id, uint64_t seed) {
   GenerationRequest request;
   request.id = id;

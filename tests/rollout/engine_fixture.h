@@ -55,6 +55,10 @@ class EngineFixture : public testing::Test {
   // Five prompt tokens, eight to generate, never stops early.
   static GenerationRequest MakeRequest(const std::string& id, uint64_t seed = 11);
 
+  // The reply, once there is one.
+  static std::shared_ptr<std::optional<absl::StatusOr<PauseResult>>> Pause(Engine& engine,
+                                                                           PauseMode mode);
+
   // Submits and returns the sink; a refusal fails the test.
   static std::shared_ptr<RecordingSink> Submit(Engine& engine, const GenerationRequest& request);
 
@@ -67,6 +71,9 @@ class EngineFixture : public testing::Test {
 
   // Submit, Run, and the one sample of a request that ended well.
   static SampleResult Generate(Engine& engine, const GenerationRequest& request);
+
+  // Tokens of a sequence that steps in flight draw while it runs.
+  size_t in_flight() const { return static_cast<size_t>(depth_) - 1; }
 
   int depth_ = 1;  // of the ranks
   testing_support::TempDir root_;
