@@ -52,8 +52,8 @@ test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and 
 	cmake --build --preset $* --target isobit_tests
 	tests/run_tests.sh build/$* -LE '$(UNFIT_$*)'
 
-build-gpu: build/cuda/build.ninja  ## Builds the CUDA kernels, their tests and isobit-bench (nvcc 13)
-	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench
+build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
+	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)
 
 test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels; without a GPU they skip
 	tests/run_tests.sh build/cuda -L gpu
