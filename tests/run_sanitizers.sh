@@ -3,7 +3,8 @@
 # case of every test is a process of its own, some side by side on each GPU, with a share of its
 # random inputs (ISOBIT_TEST_SCALE) and no longer than its time (ISOBIT_SANITIZER_SECONDS). Ends with
 # a table. Fails if a case has findings, has failed or has not ended, or if no case of a test has
-# run. Needs a GPU; takes all that there are, or those of CUDA_VISIBLE_DEVICES.
+# run. Needs a GPU; takes all that there are, or those of CUDA_VISIBLE_DEVICES. ISOBIT_SANITIZER_CASES
+# is a regular expression for the cases to run, such as '^cuda_linear_test LinearTest.Tiles'.
 #
 #   tests/run_sanitizers.sh build/cuda [TOOL...]
 set -euo pipefail
@@ -27,7 +28,7 @@ else
   export gpus
 fi
 num_gpus=$(wc -w <<<"$gpus")
-jobs=$((num_gpus * ${ISOBIT_SANITIZER_JOBS:-10}))
+jobs=$((num_gpus * 4))
 ((jobs <= $(nproc))) || jobs=$(nproc)
 
 # cases_of TEST: the names of its cases, one a line.
@@ -40,9 +41,16 @@ cases=() # TEST CASE
 for test in "$build"/tests/kernels/cuda/*_test; do
   # The ones run nothing on the GPU, the other, beyond what the rest run, cuBLAS alone.
   [[ $test != *_schedule_test && $test != */linear_accuracy_test ]] || continue
-  tests+=("$test")
-  while read -r name; do cases+=("$test $name"); done < <(cases_of "$test")
+  num_cases=${#cases[@]}
+  while read -r name; do
+    [[ ! "${test##*/} $name" =~ ${ISOBIT_SANITIZER_CASES-} ]] || cases+=("$test $name")
+  done < <(cases_of "$test")
+  ((${#cases[@]} == num_cases)) || tests+=("$test")
 done
+((${#cases[@]} > 0)) || {
+  echo 'run_sanitizers: there is no such case' >&2
+  exit 1
+}
 
 # Runs TOOL on CASE of TEST: findings and output go to a log, what came of it to a file beside it.
 sanitize() {
