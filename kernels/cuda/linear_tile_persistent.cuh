@@ -203,13 +203,21 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   }
 }
 
+// Blocks of K of a block's tiles from which on it is not launched early. A kernel launched in turn
+// has blocks of neighbouring numbers on neighbouring multiprocessors, where they share what they
+// read of x and the weight; early blocks run wherever the kernel before leaves room. In a long
+// product that costs more time and energy than the microseconds that an early start saves.
+inline constexpr int64_t kLongRun = 400;
+
 // Launches the kernel on up to num_sms blocks.
 template <class Traits>
 absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
   const int tiles = work.row_tiles * work.column_tiles;
-  const Grid grid = {dim3(static_cast<unsigned>(std::min(tiles, num_sms * Traits::Size::kBlocks))),
-                     dim3(kThreads), static_cast<size_t>(Traits::RingT::kSharedBytes)};
-  return Launch(MultiplyTiles<Traits>, grid, stream, work);
+  const int blocks = std::min(tiles, num_sms * Traits::Size::kBlocks);
+  const Grid grid = {dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                     static_cast<size_t>(Traits::RingT::kSharedBytes)};
+  const bool is_long = int64_t{tiles} * work.leaves.num_blocks() >= kLongRun * blocks;
+  return Launch(MultiplyTiles<Traits>, grid, {stream.handle, stream.dependent && !is_long}, work);
 }
 
 }  // namespace isobit::cuda::tile
