@@ -28,8 +28,7 @@ struct SplitTraits {
       kSum == contract::LeafSum::kTree && kSplit == 2 && kValues > 64 ? kValues / 2 : 0;
   static constexpr int kSavedBytes = kSaved * 128 * static_cast<int>(sizeof(float));
   using RingT = Ring<Size, 2 * (kInboxBytes + kSavedBytes)>;
-  // A block finishes whole groups, and gates with their ups.
-  static_assert(kOwnValues % (kSum == contract::LeafSum::kChain ? 8 : 4) == 0);
+  static_assert(kOwnValues % 4 == 0);  // a block finishes whole groups
 };
 
 // Arrives at a barrier in another block of the cluster.

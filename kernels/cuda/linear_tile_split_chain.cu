@@ -21,6 +21,8 @@ LaunchFn FindSplitChain(const TileSchedule& schedule) {
       return kLaunch<128, 128, 2>;
     case 1280644:
       return kLaunch<128, 64, 4>;
+    case 1280964:
+      return kLaunch<128, 96, 4>;
     case 1281284:
       return kLaunch<128, 128, 4>;
     case 1281288:
