@@ -2,8 +2,9 @@
 // registers between the sum of squares and its use.
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -19,10 +20,6 @@ constexpr int kChunk = kWarp * kColumns;  // columns that a warp loads at once
 constexpr int kMaxHidden = 16384;         // of the kernel that holds a row in registers
 constexpr int kRaggedThreads = 256;
 
-// Chunks of a warp: enough bytes in flight, of which a sum in fp32 brings twice the row's.
-constexpr int kVectorsOfRow = 4;
-constexpr int kVectorsOfSum = 2;
-
 // The tree over a row's warps, in ascending order, padded with +0. Every thread of the row gets it.
 __device__ __forceinline__ float TreeOfWarps(float sum, int warp, int num_warps, float* sums) {
   if (threadIdx.x == 0) sums[warp] = sum;
@@ -31,18 +28,73 @@ __device__ __forceinline__ float TreeOfWarps(float sum, int warp, int num_warps,
   return TreeOfLanes(lane < num_warps ? sums[lane] : 0.0f);
 }
 
-__device__ __forceinline__ float FloatOf(float x) { return x; }
-__device__ __forceinline__ float FloatOf(Bf16 x) { return contract::Bf16ToFloat(x); }
+// ---- What joins the residual: [rows, hidden] each. kVectors: chunks of a warp, so many that
+// enough bytes are in flight.
 
-__device__ __forceinline__ void LoadSum(const float* x, float (&v)[kColumns]) { LoadFloats(x, v); }
-__device__ __forceinline__ void LoadSum(const Bf16* x, float (&v)[kColumns]) {
-  const Columns columns = LoadColumns(x);
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    v[2 * i] = LowOf(columns.pairs[i]);
-    v[2 * i + 1] = HighOf(columns.pairs[i]);
+struct NoSum {
+  static constexpr int kVectors = 4;
+  static constexpr bool kIsSum = false;
+  bool aligned() const { return true; }
+  __device__ float At(int64_t /*i*/) const { return 0.0f; }
+};
+
+struct FloatSum {
+  static constexpr int kVectors = 2;
+  static constexpr bool kIsSum = true;
+  const float* sum;
+  bool aligned() const { return Aligned16(sum); }
+  __device__ float At(int64_t i) const { return sum[i]; }
+  __device__ __forceinline__ void Load(int64_t i, float (&v)[kColumns]) const {
+    LoadFloats(sum + i, v);
   }
-}
+};
+
+struct Bf16Sum {
+  static constexpr int kVectors = 2;
+  static constexpr bool kIsSum = true;
+  const Bf16* sum;
+  bool aligned() const { return Aligned16(sum); }
+  __device__ float At(int64_t i) const { return contract::Bf16ToFloat(sum[i]); }
+  __device__ __forceinline__ void Load(int64_t i, float (&v)[kColumns]) const {
+    const Columns columns = LoadColumns(sum + i);
+#pragma unroll
+    for (int pair = 0; pair < kColumns / 2; ++pair) {
+      v[2 * pair] = LowOf(columns.pairs[pair]);
+      v[2 * pair + 1] = HighOf(columns.pairs[pair]);
+    }
+  }
+};
+
+// The tree over the ranks' partial sums (C4).
+template <int kRanks>
+struct RankSum {
+  static constexpr int kVectors = 1;
+  static constexpr bool kIsSum = true;
+  const float* of_rank[kRanks];
+  bool aligned() const {
+    return std::all_of(of_rank, of_rank + kRanks, [](const float* p) { return Aligned16(p); });
+  }
+  __device__ float At(int64_t i) const {
+    float values[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) values[r] = of_rank[r][i];
+    return contract::TreeOf(values, kRanks);
+  }
+  __device__ __forceinline__ void Load(int64_t i, float (&v)[kColumns]) const {
+    float values[kRanks][kColumns];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) LoadFloats(of_rank[r] + i, values[r]);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      float column[kRanks];
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) column[r] = values[r][c];
+      v[c] = contract::TreeOf(column, kRanks);
+    }
+  }
+};
+
+// ---- Kernels
 
 // contract::AddResidual of each column. `bias` may be null.
 __device__ __forceinline__ Columns AddResidualColumns(const Columns& residual,
@@ -61,15 +113,16 @@ __device__ __forceinline__ Columns AddResidualColumns(const Columns& residual,
   return out;
 }
 
+// Columns of a row that the kernel below can hold.
+template <typename Sum>
+constexpr int kMostColumns = std::min(kMaxHidden, kMaxWarps* kChunk* Sum::kVectors);
+
 // blockDim: (32 lanes, warps of a row, rows). A warp holds kVectors chunks of 256 columns that lie
 // side by side, so that its sum is one aligned subtree of the row's.
-// Sum: of the row-parallel result, float or Bf16; void: there is none.
 template <typename Sum>
-__global__ void __launch_bounds__(kMaxHidden / kColumns /
-                                  (std::is_void_v<Sum> ? kVectorsOfRow : kVectorsOfSum))
-    RmsNormKernel(const RmsNormArgs a, const Sum* a_sum) {
-  constexpr bool kHasSum = !std::is_void_v<Sum>;
-  constexpr int kVectors = kHasSum ? kVectorsOfSum : kVectorsOfRow;
+__global__ void __launch_bounds__(kMostColumns<Sum> / kColumns / Sum::kVectors)
+    RmsNormKernel(const RmsNormArgs a, const __grid_constant__ Sum joins) {
+  constexpr int kVectors = Sum::kVectors;
   __shared__ float sums[kMaxWarps];
   ReleaseSuccessor();
   const int hidden = static_cast<int>(a.hidden);
@@ -92,9 +145,9 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns /
   for (int v = 0; v < kVectors; ++v) {
     if (!inside || first + v * kChunk >= hidden) continue;
     x[v] = LoadColumns(a.residual + offset + v * kChunk);
-    if constexpr (kHasSum) LoadSum(a_sum + offset + v * kChunk, sum[v]);
+    if constexpr (Sum::kIsSum) joins.Load(offset + v * kChunk, sum[v]);
   }
-  if constexpr (kHasSum) {
+  if constexpr (Sum::kIsSum) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kChunk;
@@ -129,7 +182,7 @@ __global__ void __launch_bounds__(kMaxHidden / kColumns /
 // Any width and alignment: one block a row, a leaf a thread, segment after segment.
 template <typename Sum>
 __global__ void __launch_bounds__(kRaggedThreads)
-    RaggedRmsNormKernel(const RmsNormArgs a, const Sum* a_sum) {
+    RaggedRmsNormKernel(const RmsNormArgs a, const __grid_constant__ Sum joins) {
   constexpr int kWarps = kRaggedThreads / kWarp;
   __shared__ float sums[kWarps];
   ReleaseSuccessor();
@@ -137,11 +190,10 @@ __global__ void __launch_bounds__(kRaggedThreads)
   const int thread = static_cast<int>(threadIdx.y) * kWarp + static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;
   Bf16* residual = a.residual + row * a.hidden;
-  if (a_sum != nullptr) {
-    const Sum* sum = a_sum + row * a.hidden;
+  if (Sum::kIsSum) {
     for (int64_t i = thread; i < a.hidden; i += kRaggedThreads) {
-      residual[i] =
-          contract::AddResidual(residual[i], FloatOf(sum[i]), a.bias == nullptr ? 0.0f : a.bias[i]);
+      residual[i] = contract::AddResidual(residual[i], joins.At(row * a.hidden + i),
+                                          a.bias == nullptr ? 0.0f : a.bias[i]);
     }
     __syncthreads();
   }
@@ -161,19 +213,16 @@ __global__ void __launch_bounds__(kRaggedThreads)
 }
 
 template <typename Sum>
-absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum* sum, const Stream& stream) {
-  const bool aligned = args.hidden % kColumns == 0 &&
-                       Aligned16(args.residual, args.bias, args.weight, args.out) &&
-                       Aligned16(static_cast<const void*>(sum));
-  if (!aligned || args.hidden > kMaxHidden) {
-    using RaggedSum = std::conditional_t<std::is_void_v<Sum>, float, Sum>;
+absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum& sum, const Stream& stream) {
+  const bool aligned = args.hidden % kColumns == 0 && sum.aligned() &&
+                       Aligned16(args.residual, args.bias, args.weight, args.out);
+  if (!aligned || args.hidden > kMostColumns<Sum>) {
     const Grid grid = {.blocks = dim3(static_cast<unsigned>(args.rows)),
                        .threads = dim3(kWarp, kRaggedThreads / kWarp)};
-    return Launch(RaggedRmsNormKernel<RaggedSum>, grid, stream, args,
-                  static_cast<const RaggedSum*>(sum));
+    return Launch(RaggedRmsNormKernel<Sum>, grid, stream, args, sum);
   }
   constexpr unsigned kLeastWarps = 4;  // of a block
-  const int64_t columns_of_warp = kChunk * (std::is_void_v<Sum> ? kVectorsOfRow : kVectorsOfSum);
+  constexpr int64_t columns_of_warp = kChunk * Sum::kVectors;
   const auto warps = static_cast<unsigned>((args.hidden + columns_of_warp - 1) / columns_of_warp);
   const unsigned rows = std::max(1u, kLeastWarps / warps);
   const Grid grid = {.blocks = dim3(static_cast<unsigned>((args.rows + rows - 1) / rows)),
@@ -184,13 +233,32 @@ absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum* sum, const Stream
 }  // namespace
 
 absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream) {
-  return args.sum != nullptr ? LaunchWithSum(args, args.sum, stream)
-                             : LaunchWithSum<void>(args, nullptr, stream);
+  return args.sum != nullptr ? LaunchWithSum(args, FloatSum{args.sum}, stream)
+                             : LaunchWithSum(args, NoSum{}, stream);
 }
 
 absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum,
                                     const Stream& stream) {
-  return LaunchWithSum(args, sum, stream);
+  return LaunchWithSum(args, Bf16Sum{sum}, stream);
+}
+
+absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const* partials,
+                                     int num_ranks, const Stream& stream) {
+  const auto launch = [&]<int kRanks>(RankSum<kRanks> sum) {
+    std::copy_n(partials, kRanks, sum.of_rank);
+    return LaunchWithSum(args, sum, stream);
+  };
+  switch (num_ranks) {
+    case 2:
+      return launch(RankSum<2>());
+    case 4:
+      return launch(RankSum<4>());
+    case 8:
+      return launch(RankSum<8>());
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("a norm of the sum over ranks of ", num_ranks, ": 2, 4 and 8 are expected"));
+  }
 }
 
 }  // namespace isobit::cuda

@@ -23,6 +23,11 @@ absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
 absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
 // The same with the sum in bf16, [rows, hidden], in place of args.sum: for vanilla mode alone.
 absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
+// The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, in place of
+// args.sum. partials: host memory; what it points to is GPU memory of this device.
+// INVALID_ARGUMENT: num_ranks is not 2, 4 or 8.
+absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const* partials,
+                                     int num_ranks, const Stream& stream);
 absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
 
 // Reads args.sequences.device. The k heads of args.qkv are left as they are: attention reads the
