@@ -121,6 +121,7 @@ absl::Status AllReduceState::PlanSchedules() {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(group.device(r)));
     cudaFuncAttributes attributes;
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, BarrierKernel));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, AwaitKernel));
     for (Plan& plan : plans) {
       for (const bool aligned : {false, true}) {
         const Kernel kernel = KernelOf(plan.schedule, group.size(), aligned);
@@ -222,6 +223,12 @@ absl::Status PeerAllReduce::Barrier(const Stream& stream) {
   if (state_->group.size() == 1) return absl::OkStatus();
   return Launch(BarrierKernel, {.blocks = dim3(1), .threads = dim3(kWarp)}, stream, Group(),
                 state_->alone());
+}
+
+absl::Status PeerAllReduce::Await(const uint32_t* counts, uint32_t wanted, const Stream& stream) {
+  if (state_->group.size() == 1) return absl::OkStatus();
+  return Launch(AwaitKernel, {.blocks = dim3(1), .threads = dim3(kWarp)}, stream, Group(), counts,
+                wanted, state_->alone());
 }
 
 absl::Status PeerAllReduce::Check() const {

@@ -247,6 +247,14 @@ inline __global__ void __launch_bounds__(kWarp)
   MeetPeers(group);
 }
 
+inline __global__ void __launch_bounds__(kWarp)
+    AwaitKernel(const __grid_constant__ RankGroup group, const uint32_t* counts, uint32_t wanted,
+                bool alone) {
+  ReleaseSuccessorIf(alone);
+  WaitForPredecessor();
+  Arrivals(group, counts, wanted).Await();
+}
+
 template <int kRanks, bool kAligned>
 __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
   using Part = RowPart<kRanks, 1, kAligned>;

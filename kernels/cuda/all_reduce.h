@@ -67,6 +67,11 @@ class PeerAllReduce {
   // Ends when all ranks' streams have come here; what they wrote before is then visible to all.
   absl::Status Barrier(const Stream& stream);
 
+  // Ends when, for every peer q, counts[q] has come to `wanted` (modulo 2^32, at most 2^31 - 1
+  // ahead), with what q wrote before it. counts: [ranks] in this rank's memory, written by the
+  // peers.
+  absl::Status Await(const uint32_t* counts, uint32_t wanted, const Stream& stream);
+
   // Looks, without waiting for the GPU, whether a wait has been given up. DEADLINE_EXCEEDED names
   // the rank that gave up and those it missed. From then on no kernel of the group waits, outputs
   // are NaN, and the group must be made anew.

@@ -69,30 +69,59 @@ class Operation {
   // Returns when every peer has announced this operation. For the first threads of a block.
   __device__ void AwaitPeers() const;
 
- private:
-  friend class Wait;
+  // What a Wait asks for.
+  __device__ const RankGroup& group() const { return group_; }
+  __device__ bool failed() const { return failed_; }
   __device__ bool Begun(int q) const {
     const uint32_t begun = LoadAcquire(&group_.control(group_.rank)->begun[q]);
     return static_cast<int32_t>(begun - number_) > 0;
   }
 
+ private:
   const RankGroup& group_;
   uint32_t number_;
   bool failed_;
   uint32_t ticket_ = 0;
 };
 
-// A thread's patience: while (!there) if (!wait.Again()) break;
+// What has come from each rank, counted in words of this rank's memory, and the count that is
+// waited for.
+class Arrivals {
+ public:
+  __device__ Arrivals(const RankGroup& group, const uint32_t* counts, uint32_t wanted)
+      : group_(group),
+        counts_(counts),
+        wanted_(wanted),
+        failed_(LoadRelaxed(&group.control(group.rank)->failed) != 0) {}
+
+  // Returns when all have come. For the first threads of a block.
+  __device__ void Await() const;
+
+  __device__ const RankGroup& group() const { return group_; }
+  __device__ bool failed() const { return failed_; }
+  __device__ bool Begun(int q) const {
+    return static_cast<int32_t>(LoadAcquire(counts_ + q) - wanted_) >= 0;
+  }
+
+ private:
+  const RankGroup& group_;
+  const uint32_t* counts_;  // [group.size]; the own one is not looked at
+  uint32_t wanted_;
+  bool failed_;
+};
+
+// A thread's patience: while (!there) if (!wait.Again()) break; Meeting: an Operation or Arrivals.
+template <class Meeting>
 class Wait {
  public:
-  __device__ explicit Wait(const Operation& operation) : operation_(operation) {}
+  __device__ explicit Wait(const Meeting& meeting) : meeting_(meeting) {}
 
   // Called after a look in vain: whether to look again. Gives up, for the whole group, when the
   // time is over.
   __device__ bool Again() {
-    if (operation_.failed_) return false;
+    if (meeting_.failed()) return false;
     if (++looks_ % kLooks != 0) return true;
-    const RankGroup& group = operation_.group_;
+    const RankGroup& group = meeting_.group();
     if (LoadRelaxed(&group.control(group.rank)->failed) != 0) return false;
     const auto now = static_cast<uint32_t>(GlobalTimer() / kTick);
     if (looks_ == kLooks) began_ = now;
@@ -105,10 +134,10 @@ class Wait {
   static constexpr uint32_t kLooks = 64;
 
   __device__ void Fail() const {
-    const RankGroup& group = operation_.group_;
+    const RankGroup& group = meeting_.group();
     uint32_t word = kFailed | static_cast<uint32_t>(group.rank) << kReporterShift;
     for (int q = 0; q < group.size; ++q) {
-      if (q != group.rank && !operation_.Begun(q)) word |= 1u << q;
+      if (q != group.rank && !meeting_.Begun(q)) word |= 1u << q;
     }
     if (atomicCAS_system(&group.control(group.rank)->failed, 0u, word) != 0) return;
     for (int q = 0; q < group.size; ++q) {
@@ -117,18 +146,23 @@ class Wait {
     }
   }
 
-  const Operation& operation_;
+  const Meeting& meeting_;
   uint32_t looks_ = 0;
   uint32_t began_ = 0;  // in ticks
 };
 
-__device__ inline void Operation::AwaitPeers() const {
+// Each of a block's first threads waits for a peer.
+template <class Meeting>
+__device__ __forceinline__ void AwaitEachPeer(const Meeting& meeting) {
   const int q = static_cast<int>(threadIdx.x);
-  if (q >= group_.size || q == group_.rank) return;
-  Wait wait(*this);
-  while (!Begun(q) && wait.Again()) {
+  if (q >= meeting.group().size || q == meeting.group().rank) return;
+  Wait wait(meeting);
+  while (!meeting.Begun(q) && wait.Again()) {
   }
 }
+
+__device__ inline void Operation::AwaitPeers() const { AwaitEachPeer(*this); }
+__device__ inline void Arrivals::Await() const { AwaitEachPeer(*this); }
 
 // Tells every peer that this rank has begun its next operation, with all that it wrote before. For
 // the first threads of one block, once; together with AwaitPeers, this is what formally orders the
