@@ -33,4 +33,14 @@ absl::Status GatherAllReduce::Norm(const void* partial, const RmsNormArgs& norm)
   return ops_.RmsNorm(summed);
 }
 
+absl::Status GatherAllReduce::Send(int half, const float* partial, int64_t /*rows*/) {
+  sent_[half] = partial;
+  return absl::OkStatus();
+}
+
+absl::Status GatherAllReduce::Sum(int half, const RmsNormArgs& norm) {
+  rows_[half] = norm.out;
+  return Norm(sent_[half], norm);
+}
+
 }  // namespace isobit

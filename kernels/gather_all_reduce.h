@@ -3,24 +3,39 @@
 #ifndef ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 
+#include <cstdint>
+#include <limits>
+
 #include "common/parallel/communicator.h"
 #include "kernels/all_reduce.h"
 
 namespace isobit {
 
-class GatherAllReduce final : public AllReduce {
+class GatherAllReduce final : public AllReduce, private OverlappedSum {
  public:
-  // `ops` and `comm`, whose Gather must not copy, outlive the object.
-  GatherAllReduce(NumericsMode mode, Ops& ops, Communicator& comm)
-      : mode_(mode), ops_(ops), comm_(comm) {}
+  // `ops` and `comm`, whose Gather must not copy, outlive the object. Steps of overlap_rows or more
+  // are computed in halves, which gains nothing here but shows whether the caller's order is right.
+  GatherAllReduce(NumericsMode mode, Ops& ops, Communicator& comm,
+                  int64_t overlap_rows = std::numeric_limits<int64_t>::max())
+      : mode_(mode), ops_(ops), comm_(comm), overlap_rows_(overlap_rows) {}
 
   absl::Status Norm(const void* partial, const RmsNormArgs& norm) override;
+  OverlappedSum* Overlapped(int64_t rows) override {
+    return rows >= overlap_rows_ ? this : nullptr;
+  }
 
  private:
+  absl::Status Send(int half, const float* partial, int64_t rows) override;
+  absl::Status Sum(int half, const RmsNormArgs& norm) override;
+  absl::StatusOr<const Bf16*> Receive(int half) override { return rows_[half]; }
+
   const NumericsMode mode_;
   Ops& ops_;
   Communicator& comm_;
-  Memory sum_;  // [rows, hidden] fp32, grows and never shrinks
+  const int64_t overlap_rows_;
+  const float* sent_[2] = {};  // partials of a half, until they are added up
+  const Bf16* rows_[2] = {};   // what came of them
+  Memory sum_;                 // [rows, hidden] fp32, grows and never shrinks
   size_t sum_bytes_ = 0;
 };
 

@@ -261,6 +261,13 @@ class Ops {
   virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
                                            absl::Span<const SequenceRows> sequences,
                                            int32_t page_size) = 0;
+  // The same for the sequences of half 0 or 1 of the staged step, whose rows count from the half's
+  // first.
+  virtual absl::StatusOr<SequenceTable> StageHalf(int /*half*/,
+                                                  absl::Span<const SequenceRows> sequences,
+                                                  int32_t /*page_size*/) {
+    return SequenceTable{sequences};
+  }
 
   // ---- Weights are packed once, at load, into the backend's layout. `w` and `packed` are host
   // memory.

@@ -35,7 +35,11 @@ ABSL_FLAG(std::vector<std::string>, decode_batch, std::vector<std::string>({"1",
           "decode: sequences of a step");
 ABSL_FLAG(int64_t, decode_context, 1024, "decode: tokens of each sequence before the first step");
 ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
-ABSL_FLAG(bool, decode_kernels, false, "decode: print every kernel's share, not only the classes'");
+ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
+ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
+          "decode: least rows of a prefill step that is computed in halves");
+ABSL_FLAG(bool, decode_kernels, false,
+          "decode: print every kernel's share, not only the classes', and prefill's");
 
 namespace isobit::bench {
 namespace {
@@ -43,7 +47,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPageSize = 16;
-constexpr int64_t kPrefillRows = 8192;  // of a step
 constexpr int kTracedSteps = 20;
 
 double SecondsSince(Clock::time_point start) {
@@ -56,7 +59,9 @@ constexpr const char* kClassNames[] = {"GEMM", "all-reduce", "attention", "sampl
 
 Class ClassOf(const std::string& name) {
   const auto has = [&name](const char* part) { return absl::StrContains(name, part); };
-  if (has("AllReduce") || has("Barrier") || has("nccl") || has("Shot")) return kAllReduce;
+  if (has("AllReduce") || has("Await") || has("TreeOfFours") || has("Barrier") || has("nccl") ||
+      has("Shot"))
+    return kAllReduce;
   if (has("LogProb") || has("Plain") || has("GatherRows") || has("GatherDraws") || has("Ranked") ||
       has("FeedIds")) {
     return kSampling;
@@ -86,10 +91,11 @@ class Load {
     }
   }
 
-  // Whole sequences, as many as kPrefillRows hold, from `first` on.
+  // Whole sequences, as many as a prefill step holds, from `first` on.
   ModelStep Prefill(int64_t first) const {
+    const int64_t rows = absl::GetFlag(FLAGS_decode_prefill_rows);
     ModelStep step;
-    for (int64_t s = first; s < batch_ && (s - first + 1) * context_ <= kPrefillRows; ++s) {
+    for (int64_t s = first; s < batch_ && (s - first + 1) * context_ <= rows; ++s) {
       Append(step, s, 0, context_);
       const auto begin = prompt_.begin() + s * context_;
       step.batch.ids.insert(step.batch.ids.end(), begin, begin + context_);
@@ -145,19 +151,20 @@ absl::StatusOr<double> RunDecode(ModelRunner& runner, const Load& load, int64_t 
   return SecondsSince(start);
 }
 
-absl::StatusOr<double> RunPrefill(ModelRunner& runner, const Load& load, int64_t batch) {
-  const Clock::time_point start = Clock::now();
-  for (int64_t first = 0; first < batch;) {
+// All sequences. The number of steps.
+absl::StatusOr<int64_t> RunPrefill(ModelRunner& runner, const Load& load, int64_t batch) {
+  int64_t steps = 0;
+  for (int64_t first = 0; first < batch; ++steps) {
     ModelStep step = load.Prefill(first);
     first += static_cast<int64_t>(step.rows.size());
     ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
     ISOBIT_RETURN_IF_ERROR(runner.Collect(step));
   }
-  return SecondsSince(start);
+  return steps;
 }
 
 // Of the first device: us a step by class, and idle, when no kernel ran.
-void PrintShares(const std::vector<KernelRecord>& records) {
+void PrintShares(const std::vector<KernelRecord>& records, int64_t steps) {
   std::array<double, kClasses> us = {};
   std::vector<std::pair<double, std::string>> kernels;
   uint64_t begin = 0;
@@ -185,17 +192,18 @@ void PrintShares(const std::vector<KernelRecord>& records) {
     return;
   }
   const double total = static_cast<double>(end - begin) / 1e3;
-  absl::PrintF("        traced %.0f us a step:", total / kTracedSteps);
+  const auto per_step = [steps](double time) { return time / static_cast<double>(steps); };
+  absl::PrintF("        traced %.0f us a step:", per_step(total));
   for (int c = 0; c < kClasses; ++c) {
-    absl::PrintF(" %s %.0f (%.1f%%),", kClassNames[c], us[static_cast<size_t>(c)] / kTracedSteps,
+    absl::PrintF(" %s %.0f (%.1f%%),", kClassNames[c], per_step(us[static_cast<size_t>(c)]),
                  100 * us[static_cast<size_t>(c)] / total);
   }
-  absl::PrintF(" idle %.0f (%.1f%%)\n", static_cast<double>(idle) / 1e3 / kTracedSteps,
+  absl::PrintF(" idle %.0f (%.1f%%)\n", per_step(static_cast<double>(idle) / 1e3),
                100 * static_cast<double>(idle) / 1e3 / total);
   if (!absl::GetFlag(FLAGS_decode_kernels)) return;
   std::sort(kernels.rbegin(), kernels.rend());
   for (const auto& [time, name] : kernels) {
-    absl::PrintF("        %8.1f us  %-10s %s\n", time / kTracedSteps, kClassNames[ClassOf(name)],
+    absl::PrintF("        %8.1f us  %-10s %s\n", per_step(time), kClassNames[ClassOf(name)],
                  name.substr(0, 150));
   }
 }
@@ -211,7 +219,9 @@ absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config,
   constexpr int64_t kWarmUp = 10;
   const Load load(config, batch, context, kWarmUp + steps + kTracedSteps + 1);
   ISOBIT_RETURN_IF_ERROR(RunPrefill(runner, load, batch).status());
-  ISOBIT_ASSIGN_OR_RETURN(const double prefill, RunPrefill(runner, load, batch));
+  const Clock::time_point start = Clock::now();
+  ISOBIT_RETURN_IF_ERROR(RunPrefill(runner, load, batch).status());
+  const double prefill = SecondsSince(start);
   ISOBIT_RETURN_IF_ERROR(RunDecode(runner, load, 0, kWarmUp).status());
   ISOBIT_ASSIGN_OR_RETURN(const double seconds, RunDecode(runner, load, kWarmUp, kWarmUp + steps));
   ISOBIT_RETURN_IF_ERROR(StartKernelTrace());
@@ -221,7 +231,13 @@ absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config,
   const Times times = {.step_us = seconds * 1e6 / static_cast<double>(steps),
                        .prefill_rate = static_cast<double>(batch * context) / prefill};
   absl::PrintF("%6d  %9.1f  %16.0f\n", batch, times.step_us, times.prefill_rate);
-  PrintShares(records);
+  PrintShares(records, kTracedSteps);
+  if (!absl::GetFlag(FLAGS_decode_kernels)) return times;
+  ISOBIT_RETURN_IF_ERROR(StartKernelTrace());
+  ISOBIT_ASSIGN_OR_RETURN(const int64_t prefills, RunPrefill(runner, load, batch));
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<KernelRecord> of_prefill, StopKernelTrace());
+  absl::PrintF("        prefill:\n");
+  PrintShares(of_prefill, prefills);
   return times;
 }
 
@@ -236,6 +252,10 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
   std::vector<int> devices(static_cast<size_t>(tp_size));
   std::iota(devices.begin(), devices.end(), 0);
   const int64_t pages = most * ((positions + kPageSize) / kPageSize + 1);
+  const int64_t prefill_rows = absl::GetFlag(FLAGS_decode_prefill_rows);
+  CudaRankOptions ranks;
+  ranks.devices = devices;
+  ranks.overlap_rows = absl::GetFlag(FLAGS_decode_overlap_rows);
   ISOBIT_ASSIGN_OR_RETURN(const auto runner,
                           ModelRunner::Create(config,
                                               {.tensor_parallel_size = tp_size,
@@ -243,8 +263,8 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
                                                .page_size = kPageSize,
                                                .num_pages = static_cast<int32_t>(pages),
                                                .max_positions = positions,
-                                               .make_rank = MakeCudaRank({.devices = devices})},
-                                              most, std::max(kPrefillRows, most)));
+                                               .make_rank = MakeCudaRank(ranks)},
+                                              most, std::max(prefill_rows, most)));
   const Clock::time_point load = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights, StageWeights(LoadFormat::kDummy, root, kBenchModel,
                                                               "", config, {}, *runner));
@@ -262,7 +282,9 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
 absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_tp", absl::GetFlag(FLAGS_decode_tp), 1, 8));
   ISOBIT_RETURN_IF_ERROR(
-      RequireInRange("decode_context", absl::GetFlag(FLAGS_decode_context), 1, kPrefillRows));
+      RequireInRange("decode_prefill_rows", absl::GetFlag(FLAGS_decode_prefill_rows), 1, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_context", absl::GetFlag(FLAGS_decode_context), 1,
+                                        absl::GetFlag(FLAGS_decode_prefill_rows)));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,

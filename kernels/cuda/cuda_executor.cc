@@ -54,7 +54,7 @@ class CudaExecutor final : public RankExecutor {
   int depth() const override { return kDepth; }
   RankMemory memory() const override {
     RankMemory memory = {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
-    memory.activations = ops_->allocated_bytes() - memory.total() + group_->draw_bytes;
+    memory.activations = ops_->allocated_bytes() - memory.total() + group_->shared_bytes;
     return memory;
   }
 

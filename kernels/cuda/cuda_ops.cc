@@ -150,8 +150,19 @@ class StreamOps final : public CudaOps {
     return StagedStep{stage_.ids(), {sequences, &stage_.device()}};
   }
 
+  absl::StatusOr<SequenceTable> StageHalf(int half, absl::Span<const SequenceRows> sequences,
+                                          int32_t page_size) override {
+    ISOBIT_RETURN_IF_ERROR(Enter());
+    cuda::SequenceStage& stage = half_stages_[half];
+    ISOBIT_RETURN_IF_ERROR(stage.Stage({}, sequences, page_size, {}, stream_.handle));
+    return SequenceTable{sequences, &stage.device()};
+  }
+
   absl::Status ReserveStage(int64_t rows, int64_t sequences, int64_t pages) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
+    for (cuda::SequenceStage& stage : half_stages_) {
+      ISOBIT_RETURN_IF_ERROR(stage.Reserve(rows, sequences, pages));
+    }
     return stage_.Reserve(rows, sequences, pages);
   }
 
@@ -242,6 +253,7 @@ class StreamOps final : public CudaOps {
   cuda::Stream stream_;
   const std::shared_ptr<SideStream> side_ = std::make_shared<SideStream>();
   cuda::SequenceStage stage_;
+  cuda::SequenceStage half_stages_[2];
   cuda::LogProbStage log_probs_;
   std::unique_ptr<cuda::CublasLinear> cublas_;  // mode vanilla alone
   Scratch attention_;

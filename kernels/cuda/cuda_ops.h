@@ -38,8 +38,8 @@ class CudaOps : public Ops {
                                                  int32_t page_size,
                                                  const cuda::StepBounds& bounds) = 0;
 
-  // Makes room for steps of so many rows, sequences and pages, so that what Stage returns stays
-  // where it is. RESOURCE_EXHAUSTED: no memory.
+  // Makes room for steps of so many rows, sequences and pages, so that what Stage and StageHalf
+  // return stays where it is. RESOURCE_EXHAUSTED: no memory.
   virtual absl::Status ReserveStage(int64_t rows, int64_t sequences, int64_t pages) = 0;
 };
 

@@ -11,20 +11,32 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/log_probs.h"
 #include "kernels/cuda/nccl_all_reduce.h"
+#include "kernels/model/step_halves.h"
 
 namespace isobit {
 namespace {
 
 class PeerSum final : public AllReduce {
  public:
-  PeerSum(cuda::PeerAllReduce& sum, const cuda::Stream& stream) : sum_(sum), stream_(stream) {}
+  // overlapped: for steps of overlap_rows or more; may be null.
+  PeerSum(cuda::PeerAllReduce& sum, const cuda::Stream& stream,
+          std::unique_ptr<OverlappedSum> overlapped, int64_t overlap_rows)
+      : sum_(sum),
+        stream_(stream),
+        overlapped_(std::move(overlapped)),
+        overlap_rows_(overlap_rows) {}
   absl::Status Norm(const void* partial, const RmsNormArgs& norm) override {
     return sum_.Norm(static_cast<const float*>(partial), norm, stream_);
+  }
+  OverlappedSum* Overlapped(int64_t rows) override {
+    return rows >= overlap_rows_ ? overlapped_.get() : nullptr;
   }
 
  private:
   cuda::PeerAllReduce& sum_;
   const cuda::Stream& stream_;
+  const std::unique_ptr<OverlappedSum> overlapped_;
+  const int64_t overlap_rows_;
 };
 
 }  // namespace
@@ -46,6 +58,7 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
                                                    " are supported on a GPU"));
   }
   auto group = std::make_shared<CudaRankGroup>();
+  group->overlap_rows = options.overlap_rows;
   group->columns.num_ranks = size;
   for (int r = 0; r < size; ++r) {
     ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
@@ -67,7 +80,7 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
   const size_t logit_bytes = sequences * static_cast<size_t>(widest) * sizeof(float);
   ISOBIT_ASSIGN_OR_RETURN(logits, group.Allocate(logit_bytes, 0));
   ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
-  draw_bytes = logit_bytes + sequences * sizeof(int32_t);
+  shared_bytes = logit_bytes + sequences * sizeof(int32_t);
   for (int r = 0; r < group.size(); ++r) {
     columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
   }
@@ -78,7 +91,19 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
                           cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
                                                               .mode = mode,
                                                               .timeout = options.peer_timeout}));
+  if (rank.mode != NumericsMode::kVanilla && rank.max_rows >= overlap_rows) {
+    const size_t bytes = cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size());
+    ISOBIT_ASSIGN_OR_RETURN(halves, group.Allocate(bytes, 0));
+    shared_bytes += bytes;
+    meeting = std::make_unique<RankMeeting>(group.size());
+  }
   return absl::OkStatus();
+}
+
+cuda::CopyEngineSumOptions CudaRankGroup::HalvesOf(const RankOptions& rank) {
+  return {.hidden = rank.config.hidden_size,
+          .max_rows = MostRowsOfHalf(rank.max_rows),
+          .mode = rank.mode};
 }
 
 // Every end waits for the others, so each is made on a thread of its own.
@@ -112,13 +137,20 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
         sum, cuda::NcclAllReduce::Create(rank.mode, rank.config.hidden_size, rank.max_rows, ops,
                                          *nccl[r], ops.stream()));
   } else if (!peers.empty()) {
-    sum = std::make_unique<PeerSum>(*peers[r], ops.stream());
+    std::unique_ptr<OverlappedSum> overlapped;
+    if (meeting != nullptr) {
+      ISOBIT_ASSIGN_OR_RETURN(
+          overlapped, cuda::CopyEngineSum::Create(HalvesOf(rank), rank.shape.rank, rank.shape.size,
+                                                  halves, *meeting, *peers[r], ops.stream()));
+    }
+    sum = std::make_unique<PeerSum>(*peers[r], ops.stream(), std::move(overlapped), overlap_rows);
   }
   return sum;
 }
 
 void CudaRankGroup::Abort(const absl::Status& reason) const {
   for (const auto& end : nccl) end->Abort(reason);
+  if (meeting != nullptr) meeting->Abort(reason);
 }
 
 }  // namespace isobit

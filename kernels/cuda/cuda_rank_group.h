@@ -13,8 +13,10 @@
 #include "absl/status/statusor.h"
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/peer_group.h"
+#include "common/parallel/rank_meeting.h"
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/all_reduce.h"
+#include "kernels/cuda/copy_engine_sum.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/step_kernels.h"
@@ -31,19 +33,23 @@ struct CudaRankGroup {
   absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
                                                            CudaOps& ops) const;
 
-  // Ends what ranks wait for in NCCL.
+  // Ends what ranks wait for in NCCL, and their threads' waits for each other.
   void Abort(const absl::Status& reason) const;
 
   std::vector<std::unique_ptr<cuda::PeerAllReduce>>
       peers;                                     // by rank; empty: one rank, or NCCL alone
   std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
-  PeerMemory logits;          // [max_sequences, the rank's columns] fp32; not with NCCL alone
-  PeerMemory draws;           // [max_sequences] int32; likewise
-  size_t draw_bytes = 0;      // of each rank, in the two
-  cuda::RankColumns columns;  // of the vocabulary; pointers into `logits`
-  int64_t widest = 0;         // most columns of a rank
+  PeerMemory logits;        // [max_sequences, the rank's columns] fp32; not with NCCL alone
+  PeerMemory draws;         // [max_sequences] int32; likewise
+  PeerMemory halves;        // of CopyEngineSum, if there is a meeting
+  size_t shared_bytes = 0;  // of each rank, in the three
+  std::unique_ptr<RankMeeting> meeting;  // null: no step is computed in halves
+  cuda::RankColumns columns;             // of the vocabulary; pointers into `logits`
+  int64_t widest = 0;                    // most columns of a rank
+  int64_t overlap_rows = 0;              // CudaRankOptions::overlap_rows
 
  private:
+  static cuda::CopyEngineSumOptions HalvesOf(const RankOptions& rank);
   absl::Status MapMemory(const CudaRankOptions& options, const RankOptions& rank);
   absl::Status ConnectNccl(const CudaRankOptions& options);
 };

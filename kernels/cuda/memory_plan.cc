@@ -8,9 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/copy_engine_sum.h"
+#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/model/rank_shape.h"
+#include "kernels/model/step_halves.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
 
@@ -41,6 +44,13 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
     needed += rows * static_cast<double>(config.hidden_size) * sizeof(Bf16);
     // The rank's columns of all logits, and its share of whole rows.
     needed += 2.0 * (sequences / size + 1) * static_cast<double>(config.vocab_size) * sizeof(float);
+
+    // The sums of steps in halves.
+    const bool peers = size > 1 && options.peer_memory;
+    if (peers && options.mode != NumericsMode::kVanilla && options.max_rows >= kOverlapRows) {
+      needed += static_cast<double>(cuda::CopyEngineSum::SharedBytes(
+          {.hidden = config.hidden_size, .max_rows = MostRowsOfHalf(options.max_rows)}, size));
+    }
 
     // What NCCL brings together: partial sums (NcclAllReduce) and all ranks' logits.
     const bool vanilla = options.mode == NumericsMode::kVanilla;

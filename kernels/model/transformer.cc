@@ -2,6 +2,7 @@
 #include "kernels/model/transformer.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/base/status_macros.h"
@@ -84,7 +85,7 @@ absl::Status Transformer::Reserve(int64_t rows) {
   ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_, rows * shape.down.k).status());
   ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(ops_, partial_bytes).status());
   ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(ops_, partial_bytes).status());
-  ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_, width).status());
+  ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_, 2 * width).status());
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
@@ -115,8 +116,8 @@ absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, con
 
 absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSource& weights,
                                   const KvCache& cache, Bf16* hidden) {
-  pending_partial_ = nullptr;
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
+  ISOBIT_RETURN_IF_ERROR(CutIntoParts(step, rows, cache.page_size()));
   {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
     const HeldBlock held(weights, 0);
@@ -129,103 +130,182 @@ absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSo
   for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
     ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layer + 1));
     const HeldBlock held(weights, layer + 1);
-    ISOBIT_RETURN_IF_ERROR(Layer(layer, rows, step.sequences, layout_.BindLayer(block), cache));
+    std::optional<HeldBlock> next_held;
+    const Bf16* next_norm = nullptr;
+    if (overlapped_ != nullptr) {
+      const int next = layer + 2;
+      ISOBIT_ASSIGN_OR_RETURN(const std::byte* next_block, weights.Acquire(next));
+      next_held.emplace(weights, next);
+      next_norm = next == layout_.head_block() ? layout_.BindHead(next_block).norm
+                                               : layout_.BindLayer(next_block).input_norm;
+    }
+    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.BindLayer(block), next_norm, cache));
   }
   ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layout_.head_block()));
   const HeldBlock held(weights, layout_.head_block());
-  return Norm(layout_.BindHead(block).norm, rows, hidden);
+  const int64_t width = layout_.config().hidden_size;
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    Bf16* const out = hidden + parts_[p].first_row * width;
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, Normalise(p, layout_.BindHead(block).norm, out));
+    if (x == out) continue;
+    const auto bytes = static_cast<size_t>(parts_[p].rows * width) * sizeof(Bf16);
+    ISOBIT_RETURN_IF_ERROR(ops_.Copy(out, x, bytes));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Transformer::Layer(int layer, int64_t rows, const SequenceTable& sequences,
-                                const LayerWeights& w, const KvCache& cache) {
+absl::Status Transformer::CutIntoParts(const StagedStep& step, int64_t rows, int32_t page_size) {
+  parts_ = {{.rows = rows, .sequences = step.sequences}};
+  overlapped_ = nullptr;
+  const absl::Span<const SequenceRows> sequences = step.sequences.host;
+  // Rows of padding have no sequence that could be cut.
+  const bool whole =
+      !sequences.empty() && sequences.back().first_row + sequences.back().num_rows == rows;
+  if (!whole || rows < 2 || all_reduce_ == nullptr) return absl::OkStatus();
+  overlapped_ = all_reduce_->Overlapped(rows);
+  if (overlapped_ == nullptr) return absl::OkStatus();
+  halves_ = CutStep(sequences);
+  parts_.clear();
+  for (int h = 0; h < 2; ++h) {
+    const StepHalf& half = halves_.half[h];
+    ISOBIT_ASSIGN_OR_RETURN(const SequenceTable table,
+                            ops_.StageHalf(h, half.sequences, page_size));
+    parts_.push_back({.first_row = half.first_row, .rows = half.num_rows, .sequences = table});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Transformer::Layer(int layer, const LayerWeights& w, const Bf16* next_norm,
+                                const KvCache& cache) {
   const ModelConfig& config = layout_.config();
   const RankShape& shape = layout_.shape();
   const int64_t width = config.hidden_size;
   const int64_t qkv_columns = shape.qkv.n;
-  Bf16* const normed = normed_.data();
-  Bf16* const qkv = qkv_.data();
-  Bf16* const attended = attended_.data();
-  Bf16* const activated = activated_.data();
-
-  ISOBIT_RETURN_IF_ERROR(Norm(w.input_norm, rows, normed));
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
-                                      .ldx = width,
-                                      .m = rows,
-                                      .weight = w.qkv,
-                                      .bias = w.qkv_bias,
-                                      .bf16_out = qkv,
-                                      .ldy = qkv_columns,
-                                      .mode = mode_}));
   const PagedKv kv = cache.layer(layer);
-  ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
-                                   .ld = qkv_columns,
-                                   .heads = static_cast<int32_t>(shape.heads),
-                                   .q_norm = w.q_norm,
-                                   .k_norm = w.k_norm,
-                                   .eps = config.rms_norm_eps,
-                                   .cosine = reinterpret_cast<const float*>(cosine_.get()),
-                                   .sine = reinterpret_cast<const float*>(sine_.get()),
-                                   .sequences = sequences,
-                                   .kv = kv}));
-  ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv,
-                                         .ldq = qkv_columns,
-                                         .heads = static_cast<int32_t>(shape.heads),
-                                         .sequences = sequences,
-                                         .kv = kv,
-                                         .scale = contract::AttentionScale(config.head_dim),
-                                         .window = config.WindowOfLayer(layer),
-                                         .out = attended,
-                                         .ldo = shape.o.k}));
-  ISOBIT_RETURN_IF_ERROR(RowParallel(attended, w.o, w.o_bias, rows));
 
-  ISOBIT_RETURN_IF_ERROR(Norm(w.post_norm, rows, normed));
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
-                                      .ldx = width,
-                                      .m = rows,
-                                      .weight = w.gate_up,
-                                      .bias = w.gate_up_bias,
-                                      .swiglu_out = activated,
-                                      .ldy = shape.down.k,
-                                      .mode = mode_}));
-  return RowParallel(activated, w.down, w.down_bias, rows);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    Bf16* const qkv = qkv_.data() + part.first_row * qkv_columns;
+    Bf16* const attended = attended_.data() + part.first_row * shape.o.k;
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed,
+                            Normalise(p, w.input_norm, normed_.data() + part.first_row * width));
+    ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
+                                        .ldx = width,
+                                        .m = part.rows,
+                                        .weight = w.qkv,
+                                        .bias = w.qkv_bias,
+                                        .bf16_out = qkv,
+                                        .ldy = qkv_columns,
+                                        .mode = mode_}));
+    ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
+                                     .ld = qkv_columns,
+                                     .heads = static_cast<int32_t>(shape.heads),
+                                     .q_norm = w.q_norm,
+                                     .k_norm = w.k_norm,
+                                     .eps = config.rms_norm_eps,
+                                     .cosine = reinterpret_cast<const float*>(cosine_.get()),
+                                     .sine = reinterpret_cast<const float*>(sine_.get()),
+                                     .sequences = part.sequences,
+                                     .kv = kv}));
+    ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv,
+                                           .ldq = qkv_columns,
+                                           .heads = static_cast<int32_t>(shape.heads),
+                                           .sequences = part.sequences,
+                                           .kv = kv,
+                                           .scale = contract::AttentionScale(config.head_dim),
+                                           .window = config.WindowOfLayer(layer),
+                                           .out = attended,
+                                           .ldo = shape.o.k}));
+    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? w.input_norm : w.post_norm));
+    ISOBIT_RETURN_IF_ERROR(RowParallel(p, attended, w.o, w.o_bias));
+  }
+
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    Bf16* const activated = activated_.data() + part.first_row * shape.down.k;
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed,
+                            Normalise(p, w.post_norm, normed_.data() + part.first_row * width));
+    ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
+                                        .ldx = width,
+                                        .m = part.rows,
+                                        .weight = w.gate_up,
+                                        .bias = w.gate_up_bias,
+                                        .swiglu_out = activated,
+                                        .ldy = shape.down.k,
+                                        .mode = mode_}));
+    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? w.post_norm : next_norm));
+    ISOBIT_RETURN_IF_ERROR(RowParallel(p, activated, w.down, w.down_bias));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Transformer::RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
-                                      int64_t rows) {
+absl::Status Transformer::RowParallel(size_t p, const Bf16* x, const LinearWeight& weight,
+                                      const float* bias) {
+  Part& part = parts_[p];
   const int64_t width = layout_.config().hidden_size;
-  std::byte* const partial = partial_[turn_].data();
+  const size_t element = has_bf16_partials() ? sizeof(Bf16) : sizeof(float);
+  std::byte* const partial =
+      partial_[turn_].data() + static_cast<size_t>(part.first_row * width) * element;
   turn_ = 1 - turn_;
   LinearArgs args = {
-      .x = x, .ldx = weight.shape.k, .m = rows, .weight = weight, .ldy = width, .mode = mode_};
+      .x = x, .ldx = weight.shape.k, .m = part.rows, .weight = weight, .ldy = width, .mode = mode_};
   if (has_bf16_partials()) {
     args.bf16_out = reinterpret_cast<Bf16*>(partial);
   } else {
     args.fp32_out = reinterpret_cast<float*>(partial);
   }
   ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
-  pending_partial_ = partial;
-  pending_bias_ = nullptr;
+  part.partial = partial;
+  part.bias = nullptr;
   if (bias != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(
-        ops_.Copy(bias_.data(), bias, static_cast<size_t>(width) * sizeof(float)));
-    pending_bias_ = bias_.data();
+    float* const copy = bias_.data() + static_cast<int64_t>(p) * width;
+    ISOBIT_RETURN_IF_ERROR(ops_.Copy(copy, bias, static_cast<size_t>(width) * sizeof(float)));
+    part.bias = copy;
   }
-  return absl::OkStatus();
+  if (overlapped_ == nullptr) return absl::OkStatus();
+  part.travels = true;
+  return overlapped_->Send(static_cast<int>(p), args.fp32_out, part.rows);
 }
 
-absl::Status Transformer::Norm(const Bf16* weight, int64_t rows, Bf16* out) {
-  const ModelConfig& config = layout_.config();
-  const std::byte* const partial = std::exchange(pending_partial_, nullptr);
-  RmsNormArgs args = {.residual = residual_.data(),
-                      .bias = partial != nullptr ? pending_bias_ : nullptr,
-                      .weight = weight,
-                      .out = out,
-                      .rows = rows,
-                      .hidden = config.hidden_size,
-                      .eps = config.rms_norm_eps};
-  if (partial != nullptr && all_reduce_ != nullptr) return all_reduce_->Norm(partial, args);
+absl::StatusOr<const Bf16*> Transformer::Normalise(size_t p, const Bf16* weight, Bf16* out) {
+  Part& part = parts_[p];
+  if (part.travels) {
+    ISOBIT_RETURN_IF_ERROR(Sum(p, weight));
+    part.travels = false;
+    return overlapped_->Receive(static_cast<int>(p));
+  }
+  const std::byte* const partial = std::exchange(part.partial, nullptr);
+  RmsNormArgs args = NormArgs(part, weight, out);
+  if (partial != nullptr && all_reduce_ != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(all_reduce_->Norm(partial, args));
+    return out;
+  }
   args.sum = reinterpret_cast<const float*>(partial);
-  return ops_.RmsNorm(args);
+  ISOBIT_RETURN_IF_ERROR(ops_.RmsNorm(args));
+  return out;
+}
+
+absl::Status Transformer::SumHalfBefore(size_t p, const Bf16* weight) {
+  const size_t before = parts_.size() - 1 - p;
+  return parts_[before].travels ? Sum(before, weight) : absl::OkStatus();
+}
+
+absl::Status Transformer::Sum(size_t p, const Bf16* weight) {
+  Part& part = parts_[p];
+  if (std::exchange(part.partial, nullptr) == nullptr) return absl::OkStatus();
+  Bf16* const out = normed_.data() + part.first_row * layout_.config().hidden_size;
+  return overlapped_->Sum(static_cast<int>(p), NormArgs(part, weight, out));
+}
+
+RmsNormArgs Transformer::NormArgs(const Part& part, const Bf16* weight, Bf16* out) const {
+  const ModelConfig& config = layout_.config();
+  return {.residual = residual_.data() + part.first_row * config.hidden_size,
+          .bias = part.bias,
+          .weight = weight,
+          .out = out,
+          .rows = part.rows,
+          .hidden = config.hidden_size,
+          .eps = config.rms_norm_eps};
 }
 
 absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/all_reduce.h"
 #include "kernels/contract/rope.h"
+#include "kernels/model/step_halves.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
 
@@ -94,15 +95,33 @@ class Transformer {
     size_t bytes_ = 0;
   };
 
+  // The rows of a step that are computed together: all, or those of one half (all_reduce.h).
+  struct Part {
+    int64_t first_row = 0;
+    int64_t rows = 0;
+    SequenceTable sequences;
+    // The last row-parallel result and its bias, until they join the residual stream.
+    const std::byte* partial = nullptr;
+    const float* bias = nullptr;
+    bool travels = false;  // between OverlappedSum's Send and Receive
+  };
+
   absl::Status ShareRope();
-  absl::Status Layer(int layer, int64_t rows, const SequenceTable& sequences, const LayerWeights& w,
-                     const KvCache& cache);
-  // A row-parallel layer: this rank's partial sums, which the next Norm takes, then its bias into
-  // bias_.
-  absl::Status RowParallel(const Bf16* x, const LinearWeight& weight, const float* bias,
-                           int64_t rows);
-  // Takes the last row-parallel result, if any, into the residual stream and normalises it.
-  absl::Status Norm(const Bf16* weight, int64_t rows, Bf16* out);
+  // Sets parts_ and overlapped_.
+  absl::Status CutIntoParts(const StagedStep& step, int64_t rows, int32_t page_size);
+  // next_norm: the weight of the norm after this layer, if the step is in halves.
+  absl::Status Layer(int layer, const LayerWeights& w, const Bf16* next_norm, const KvCache& cache);
+  // A row-parallel layer: this rank's partial sums, for Normalise, with its bias in bias_.
+  absl::Status RowParallel(size_t p, const Bf16* x, const LinearWeight& weight, const float* bias);
+  // Takes the part's last row-parallel result, if any, into the residual stream and normalises it:
+  // in `out`, or where the result says.
+  absl::StatusOr<const Bf16*> Normalise(size_t p, const Bf16* weight, Bf16* out);
+  // Does what Normalise will do first for the half before p, so that its rows travel while p is
+  // computed. Nothing if there is none.
+  absl::Status SumHalfBefore(size_t p, const Bf16* weight);
+  // OverlappedSum's Sum, unless it was called.
+  absl::Status Sum(size_t p, const Bf16* weight);
+  RmsNormArgs NormArgs(const Part& part, const Bf16* weight, Bf16* out) const;
   bool has_bf16_partials() const { return all_reduce_ != nullptr && all_reduce_->takes_bf16(); }
 
   const WeightLayout& layout_;
@@ -117,11 +136,14 @@ class Transformer {
   // Of fp32 or bf16 sums; in turn, since a peer may still read the last one (AllReduce::Norm).
   Buffer<std::byte> partial_[2];
   int turn_ = 0;
-  // A copy: the block that a bias came from may be released before the norm that adds it.
+  // Copies, one a part: the block that a bias came from may be released before the norm that adds
+  // it.
   Buffer<float> bias_;
-  // The last row-parallel result and its bias, while they have not joined the residual stream.
-  const std::byte* pending_partial_ = nullptr;
-  const float* pending_bias_ = nullptr;
+
+  // Of the present step.
+  std::vector<Part> parts_;              // one, or two halves
+  StepHalves halves_;                    // what the sequences of two parts point to
+  OverlappedSum* overlapped_ = nullptr;  // null: one part
 };
 
 }  // namespace isobit

@@ -143,7 +143,7 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
           config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
       Poison(cache, config_.num_layers, *ops);
       Communicator& comm = group.rank(rank);
-      GatherAllReduce all_reduce(schedule.mode, *ops, comm);
+      GatherAllReduce all_reduce(schedule.mode, *ops, comm, schedule.overlap_rows);
       Transformer transformer(layout, rope, schedule.mode, *ops,
                               schedule.tp_size > 1 ? &all_reduce : nullptr);
       const Memory hidden =

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ struct Schedule {
   // The first tokens of a sequence are prefilled in one step, the rest decoded one by one; 0: all
   // in one step.
   int64_t prefill = 0;
+  // Least rows of a step that is computed in two halves, where there are several ranks.
+  int64_t overlap_rows = std::numeric_limits<int64_t>::max();
   int32_t page_size = 16;
   bool scatter_pages = false;  // hand out pages in a scrambled order
   bool swap_first_pages =

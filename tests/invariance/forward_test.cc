@@ -114,6 +114,21 @@ TEST_P(ForwardInvarianceTest, Phase) {
   EXPECT_FALSE(AllEqual(model_.Run({sequences_[0]}, vanilla), one_pass)) << "control";
 }
 
+// INVARIANT: steps computed in two halves, which cut sequences anywhere; prefill and decode.
+TEST_P(ForwardInvarianceTest, Halves) {
+  const auto expected = Expected();
+  for (const int64_t prefill : {int64_t{0}, int64_t{1}, kPrefill}) {
+    for (const int tp_size : {2, 4}) {
+      Schedule schedule = OnCpu();
+      schedule.prefill = prefill;
+      schedule.tp_size = tp_size;
+      schedule.overlap_rows = 2;
+      EXPECT_TRUE(AllEqual(model_.Run(sequences_, schedule), expected))
+          << "prefill " << prefill << ", TP " << tp_size;
+    }
+  }
+}
+
 // INVARIANT: page size and page order.
 TEST_P(ForwardInvarianceTest, Pages) {
   const auto expected = Expected();

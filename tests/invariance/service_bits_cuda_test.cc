@@ -69,8 +69,11 @@ TEST_P(ServiceBitsCudaTest, SamplingOnGpusEqualsTheCpus) {
     for (const bool use_graphs : {true, false}) {
       for (const bool peer_memory : {true, false}) {
         RolloutSetup setup = OnGpus(size);
-        setup.make_rank = MakeCudaRank(
-            {.devices = Devices(size), .peer_memory = peer_memory, .use_graphs = use_graphs});
+        // Without graphs, steps are in halves too.
+        setup.make_rank = MakeCudaRank({.devices = Devices(size),
+                                        .peer_memory = peer_memory,
+                                        .overlap_rows = use_graphs ? kOverlapRows : 2,
+                                        .use_graphs = use_graphs});
         EXPECT_TRUE(Equal(Generate(setup), expected))
             << size << " ranks, graphs " << use_graphs << ", peer memory " << peer_memory;
       }

@@ -112,6 +112,21 @@ TEST_F(CudaEngineTest, GivesTheBitsOfTheCpuAtEveryParallelSize) {
   }
 }
 
+// Steps of two rows and more in halves, whose sums overlap.
+TEST_F(CudaEngineTest, OverlappedSumsChangeNoBit) {
+  const auto expected = RunAll(*MakeEngine());
+  for (const int size : {2, 4, 8}) {
+    if (!HaveGpus(size)) break;
+    for (const bool graphs : {true, false}) {
+      SCOPED_TRACE(testing::Message() << size << " ranks, graphs " << graphs);
+      CudaRankOptions ranks = Ranks(size);
+      ranks.use_graphs = graphs;
+      ranks.overlap_rows = 2;
+      ExpectSame(RunAll(*MakeEngine(OnGpus(ranks))), expected);
+    }
+  }
+}
+
 TEST_F(CudaEngineTest, NcclInPlaceOfPeerMemoryChangesNoBit) {
   const auto expected = RunAll(*MakeEngine());
   for (const int size : {2, 4}) {
@@ -225,7 +240,10 @@ TEST_F(CudaEngineTest, CountsTheMemoryOfLogits) {
   }
 }
 
-TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
+// With decode graphs, and with steps in halves.
+class CudaEngineFaultTest : public CudaEngineTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(CudaEngineFaultTest, AFaultOnOneGpuEndsTheEngine) {
   if (!HaveGpus(2)) GTEST_SKIP() << "SKIPPED, needs two GPUs";
   // In a process of its own, since the GPU's context is lost.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -234,7 +252,8 @@ TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
         CudaRankOptions ranks = Ranks(2);
         ranks.peer_timeout = absl::Seconds(1);
         ranks.fault_rank = 1;
-        ranks.fault_step = 3;
+        ranks.fault_step = GetParam() ? 0 : 3;
+        if (GetParam()) ranks.overlap_rows = 2;
         EngineOptions options = OnGpus(ranks);
         absl::Status failure;
         options.on_failure = [&](const absl::Status& status) { failure = status; };
@@ -247,6 +266,8 @@ TEST_F(CudaEngineTest, AFaultOnOneGpuEndsTheEngine) {
       },
       testing::ExitedWithCode(7), "");
 }
+
+INSTANTIATE_TEST_SUITE_P(Halves, CudaEngineFaultTest, testing::Bool());
 
 TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
   for (int64_t most = 1; most <= kMaxGraphSequences; ++most) {

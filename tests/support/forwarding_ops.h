@@ -36,6 +36,10 @@ class ForwardingOps : public Ops {
                                    int32_t page_size) override {
     return ops_->Stage(ids, sequences, page_size);
   }
+  absl::StatusOr<SequenceTable> StageHalf(int half, absl::Span<const SequenceRows> sequences,
+                                          int32_t page_size) override {
+    return ops_->StageHalf(half, sequences, page_size);
+  }
   size_t PackedBytes(const LinearShape& shape) const override { return ops_->PackedBytes(shape); }
   void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
             std::byte* packed) const override {

@@ -1,0 +1,47 @@
+// See step_halves.h.
+#include "kernels/model/step_halves.h"
+
+#include <algorithm>
+
+namespace isobit {
+namespace {
+
+constexpr int64_t kTile = 128;  // rows that a matrix product takes at once
+
+// Rows of the first half: whole tiles, if there are as many.
+int64_t RowsOfFirstHalf(int64_t rows) {
+  return rows < 2 * kTile ? rows / 2 : (rows + kTile) / (2 * kTile) * kTile;
+}
+
+// The rows of a sequence that lie in [begin, end), counted from `begin`.
+SequenceRows CutRows(const SequenceRows& s, int64_t begin, int64_t end) {
+  const int64_t first = std::max(s.first_row, begin);
+  SequenceRows part = s;
+  part.first_row = first - begin;
+  part.num_rows = std::min(s.first_row + s.num_rows, end) - first;
+  part.first_position += first - s.first_row;
+  return part;
+}
+
+}  // namespace
+
+StepHalves CutStep(absl::Span<const SequenceRows> sequences) {
+  const int64_t rows =
+      sequences.empty() ? 0 : sequences.back().first_row + sequences.back().num_rows;
+  const int64_t cut = RowsOfFirstHalf(rows);
+  StepHalves halves;
+  halves.half[0].num_rows = cut;
+  halves.half[1].first_row = cut;
+  halves.half[1].num_rows = rows - cut;
+  for (StepHalf& half : halves.half) {
+    for (const SequenceRows& s : sequences) {
+      const SequenceRows part = CutRows(s, half.first_row, half.first_row + half.num_rows);
+      if (part.num_rows > 0) half.sequences.push_back(part);
+    }
+  }
+  return halves;
+}
+
+int64_t MostRowsOfHalf(int64_t rows) { return std::min(rows, (rows + 1) / 2 + kTile / 2); }
+
+}  // namespace isobit

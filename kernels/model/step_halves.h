@@ -1,0 +1,34 @@
+// How a large step is cut in two, so that the sums over ranks of one half may travel while the
+// other is computed. Rows are independent and a prompt may be cut anywhere without changing a bit
+// (docs/NUMERICS.md), so where to cut is a matter of speed alone; but all ranks cut alike.
+#ifndef ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
+#define ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+struct StepHalf {
+  int64_t first_row = 0;  // of the step
+  int64_t num_rows = 0;
+  std::vector<SequenceRows> sequences;  // their rows count from first_row
+};
+
+struct StepHalves {
+  StepHalf half[2];
+};
+
+// Cuts a step of at least two rows, which the sequences cover in order. A sequence may go on in the
+// second half, where it reads the keys of its part in the first.
+StepHalves CutStep(absl::Span<const SequenceRows> sequences);
+
+// The most rows of a half of a step of up to `rows`.
+int64_t MostRowsOfHalf(int64_t rows);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
