@@ -63,8 +63,12 @@ sanitize() {
     # A test provokes an error of the API, memory that is not there: that is no finding.
     memcheck) tool_options=(--report-api-errors no) ;;
     # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
-    # complete on mbarriers: what they fill is left out. It is ten times as slow as the others.
-    racecheck) tool_options=(--racecheck-memcpy-async no "${barriers[@]}") share=0.003 ;;
+    # complete on mbarriers: what they fill is left out. It is ten times as slow as the others. Of the
+    # clusters of linear layers some do not end under it (docs/BENCHMARKS.md, Hardware).
+    racecheck)
+      tool_options=(--racecheck-memcpy-async no "${barriers[@]}") share=0.003
+      export ISOBIT_TEST_WITHOUT_CLUSTERS=1
+      ;;
     synccheck) tool_options=("${barriers[@]}") ;;
   esac
   read -ra devices <<<"$gpus"
