@@ -35,7 +35,7 @@ class DecodeConsumer {
         q_(lane_ % 4) {}
 
   __device__ void Run(const DecodeItem& item) {
-    LoadQueries(item);
+    QueryRows<Shape>(p_, item).Load(p_, queries_);
     contract::SplitSum folded[kColumnBlocks][2];
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
@@ -64,27 +64,6 @@ class DecodeConsumer {
  private:
   static constexpr int kColumnBlocks = Shape::kColumnBlocks;
   static constexpr int kChunkBlocks = Shape::kChunkBlocks;
-
-  __device__ void LoadQueries(const DecodeItem& item) {
-#pragma unroll
-    for (int b = 0; b < kColumnBlocks; ++b) {
-      const int32_t row = 8 * b + g_;
-      const bool real = row < item.rows;
-      const int32_t safe = real ? row : 0;
-      const Bf16* head = p_.q + (item.first_row + item.TokenOf(p_, safe)) * p_.ldq +
-                         int64_t{item.HeadOf(p_, safe)} * p_.kv.head_dim;
-#pragma unroll
-      for (int i = 0; i < 2 * Shape::kSteps; ++i) {
-        const int32_t column = 8 * i + 2 * q_;
-        uint32_t pair = 0;
-        if (real && column < p_.kv.head_dim) {
-          pair = p_.aligned_q ? *reinterpret_cast<const uint32_t*>(head + column)
-                              : head[column] | uint32_t{head[column + 1]} << 16;
-        }
-        queries_[i / 2][b][i % 2] = pair;
-      }
-    }
-  }
 
   __device__ void StartSplit() {
 #pragma unroll
@@ -189,10 +168,9 @@ class DecodeConsumer {
     }
   }
 
-  // The position of this thread's row i of a block; a row of padding stands where the last row
-  // does.
+  // Of this thread's row i of a block.
   __device__ int32_t PositionOf(const DecodeItem& item, int b, int i) {
-    return item.first_position + item.TokenOf(p_, min(8 * b + 2 * q_ + i, item.rows - 1));
+    return item.PositionOf(p_, 8 * b + 2 * q_ + i);
   }
 
   __device__ void Mask(const DecodeItem& item, int32_t tile,
@@ -428,7 +406,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
 
   // Neighbouring items go to different multiprocessors, so that a short list uses all of them. A
   // list too short for all pairs leaves the rings of the idle ones to the others.
-  const int32_t items = list[kMaxListed];
+  const int32_t items = list[kListEntries];
   const int32_t blocks = static_cast<int32_t>(gridDim.x);
   const int pairs = items <= blocks ? 1 : items <= 2 * blocks ? 2 : kPairs;
   const int pair = warp % kPairs;
@@ -440,11 +418,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   const int32_t first = pair < pairs ? pair * blocks + static_cast<int32_t>(blockIdx.x) : items;
   if (warp >= kPairs) {
     DecodeProducer<Shape> producer(p, ring);
-    if (first < items) producer.Warm(DecodeItem::Find<Shape>(p, list, first));
-    WaitForPredecessor();
+    producer.Warm();
     for (int32_t i = first; i < items; i += pairs * blocks) {
       producer.Run(DecodeItem::Find<Shape>(p, list, i));
     }
+    WaitForPredecessor();  // if no chunk did
   } else {
     auto* const totals =
         reinterpret_cast<float*>(shared + Shape::kTotals + pair * Shape::kTotalBytes);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/attention_decode_work.cuh"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
 
 namespace isobit::cuda {
 
@@ -40,6 +41,49 @@ __device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
   return static_cast<uint32_t>(key * 128 + ((unit ^ (key & 7)) << 4));
 }
 
+// The block's query rows as a warp's operands: lane l holds of row l / 4 of each 8 the columns that
+// mma.sync asks for. Rows of padding and columns beyond head_dim are +0. Made before they may be
+// read, because finding them takes long.
+template <typename Shape>
+class QueryRows {
+ public:
+  __device__ QueryRows(const DecodeParams& p, const DecodeItem& item) {
+#pragma unroll
+    for (int b = 0; b < Shape::kColumnBlocks; ++b) {
+      const int32_t row = 8 * b + static_cast<int32_t>(threadIdx.x % 32) / 4;
+      rows_[b] = row >= item.rows ? nullptr
+                                  : p.q + (item.first_row + item.TokenOf(p, row)) * p.ldq +
+                                        int64_t{item.HeadOf(p, row)} * p.kv.head_dim;
+    }
+  }
+
+  __device__ void Load(const DecodeParams& p,
+                       uint32_t (&queries)[Shape::kSteps][Shape::kColumnBlocks][2]) const {
+    if (p.aligned_q) {
+      LoadBy([](const Bf16* at) { return *reinterpret_cast<const uint32_t*>(at); }, p, queries);
+    } else {
+      LoadBy([](const Bf16* at) { return at[0] | uint32_t{at[1]} << 16; }, p, queries);
+    }
+  }
+
+ private:
+  template <typename PairAt>
+  __device__ void LoadBy(const PairAt& pair_at, const DecodeParams& p,
+                         uint32_t (&queries)[Shape::kSteps][Shape::kColumnBlocks][2]) const {
+#pragma unroll
+    for (int b = 0; b < Shape::kColumnBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 2 * Shape::kSteps; ++i) {
+        const int32_t column = 8 * i + static_cast<int32_t>(threadIdx.x % 4) * 2;
+        const bool real = rows_[b] != nullptr && column < p.kv.head_dim;
+        queries[i / 2][b][i % 2] = real ? pair_at(rows_[b] + column) : 0;
+      }
+    }
+  }
+
+  const Bf16* rows_[Shape::kColumnBlocks];
+};
+
 // The producer warp of a pair.
 template <typename Shape>
 class DecodeProducer {
@@ -47,16 +91,13 @@ class DecodeProducer {
   __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
       : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // Brings near what the first copies of an item look up.
-  __device__ void Warm(const DecodeItem& item) {
+  __device__ void Warm() {
     if (p_.run == 0) return;
     PrefetchMap(p_.keys);
     PrefetchMap(p_.values);
-    const int32_t begin = FirstTile<Shape>(item, item.first_split);
-    const int32_t end = EndOfSplit(item, item.first_split);
-    if (begin < end) LoadPages(item, begin, end);
   }
 
+  // Starts before the predecessor has ended, with the keys of earlier steps (sequences.h).
   __device__ void Run(const DecodeItem& item) {
     for (int32_t split = item.first_split; split < item.end_split; ++split) {
       const int32_t end = EndOfSplit(item, split);
@@ -65,27 +106,33 @@ class DecodeProducer {
       if (p_.run > 0) LoadPages(item, begin, end);
 #pragma unroll 1
       for (int32_t tile = begin; tile < end; tile += Shape::kTile) {
-        const ChunkRange chunks = ChunksOf<Shape>(item, tile);
-        for (int matrix = 0; matrix < 2; ++matrix) {
-#pragma unroll 1
-          for (int32_t c = chunks.first; c < chunks.end; ++c) {
-            WaitBarrier(ring_.empty(), ring_.parity ^ 1);
-            const int32_t chunk = tile + c * Shape::kChunk;
-            if (p_.run > 0) {
-              CopyRuns(item, chunk, matrix == 0 ? p_.keys : p_.values);
-            } else if (p_.whole_units) {
-              Gather<uint4>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
-            } else {
-              Gather<uint32_t>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
-            }
-            ring_.Next();
-          }
-        }
+        for (int matrix = 0; matrix < 2; ++matrix) LoadTile(item, tile, matrix);
       }
     }
   }
 
  private:
+  // A tile's keys (matrix 0) or values (1).
+  __device__ void LoadTile(const DecodeItem& item, int32_t tile, int matrix) {
+    const ChunkRange chunks = ChunksOf<Shape>(item, tile);
+#pragma unroll 1
+    for (int32_t c = chunks.first; c < chunks.end; ++c) {
+      WaitBarrier(ring_.empty(), ring_.parity ^ 1);
+      const int32_t chunk = tile + c * Shape::kChunk;
+      const bool early =
+          p_.sequences.past_is_written && chunk + Shape::kChunk <= item.first_position;
+      if (!early) WaitForPredecessor();
+      if (p_.run > 0) {
+        CopyRuns(item, chunk, matrix == 0 ? p_.keys : p_.values);
+      } else if (p_.whole_units) {
+        Gather<uint4>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
+      } else {
+        Gather<uint32_t>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
+      }
+      ring_.Next();
+    }
+  }
+
   // The pages of positions [begin, end), at most 64 as they hold 8 positions or more: lane l gets
   // pages l and l + 32 of them.
   __device__ void LoadPages(const DecodeItem& item, int32_t begin, int32_t end) {

@@ -17,6 +17,7 @@ namespace isobit::cuda {
 inline constexpr int kPairs = 4;  // producer and consumer warps of a block
 inline constexpr int kDecodeThreads = 2 * kPairs * 32;
 inline constexpr int kMaxListed = 1024;  // sequences of one launch
+inline constexpr int kListEntries = 2 * kMaxListed;
 inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
 
 // Keys of one stage of a ring. Large stages give the tensor cores more independent work.
@@ -97,20 +98,24 @@ struct DecodeShape {
   static constexpr uint32_t kTotals = kPairs * kStages * kStageBytes;
   static constexpr uint32_t kBarriers = kTotals + kPairs * kTotalBytes;
   static constexpr uint32_t kList = kBarriers + kPairs * kStages * 2 * sizeof(uint64_t);
-  static constexpr uint32_t kSharedBytes = kList + (kMaxListed + 1) * sizeof(int32_t) + 1024;
+  static constexpr uint32_t kSharedBytes = kList + (kListEntries + 1) * sizeof(int32_t) + 1024;
 };
 
-// The work list: items of sequence i are [list[i], list[i + 1]). Called by the whole block.
+// The work list: entry i < kMaxListed is sequence i without its last split, entry kMaxListed + i
+// its last split; a walk's sequences have one of all splits. Items of entry e are [list[e],
+// list[e + 1]). The last splits, which may be short, come last so that dealing the items round
+// gives every multiprocessor about as many keys. Called by the whole block.
 template <typename Shape>
 __device__ void MakeList(const DecodeParams& p, int32_t* list) {
-  constexpr int kPerThread = kMaxListed / kDecodeThreads;
+  constexpr int kPerThread = kListEntries / kDecodeThreads;
   __shared__ int32_t warp_sums[kDecodeThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   int32_t counts[kPerThread];
   int32_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const int32_t listed = thread * kPerThread + i;
+    const int32_t entry = thread * kPerThread + i;
+    const int32_t listed = entry % kMaxListed;
     int32_t count = 0;
     if (listed < p.num_listed) {
       const int32_t s = p.first_sequence + listed;
@@ -118,7 +123,9 @@ __device__ void MakeList(const DecodeParams& p, int32_t* list) {
       const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
       if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
         count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
-                (Shape::kWalk ? 1 : splits.end - splits.first);
+                (entry >= kMaxListed ? 1
+                 : Shape::kWalk      ? 0
+                                     : splits.end - splits.first - 1);
       }
     }
     counts[i] = count;
@@ -139,7 +146,7 @@ __device__ void MakeList(const DecodeParams& p, int32_t* list) {
     list[thread * kPerThread + i] = before;
     before += counts[i];
   }
-  if (thread == kDecodeThreads - 1) list[kMaxListed] = before;
+  if (thread == kDecodeThreads - 1) list[kListEntries] = before;
   __syncthreads();
 }
 
@@ -161,32 +168,24 @@ struct DecodeItem {
 
   template <typename Shape>
   static __device__ DecodeItem Find(const DecodeParams& p, const int32_t* list, int32_t index) {
-    int32_t low = 0;  // the last sequence with list[low] <= index
+    int32_t low = 0;  // the last entry with list[low] <= index
 #pragma unroll 1
-    for (int32_t step = kMaxListed / 2; step > 0; step /= 2) {
+    for (int32_t step = kListEntries / 2; step > 0; step /= 2) {
       if (list[low + step] <= index) low += step;
     }
     DecodeItem item;
-    item.sequence = p.first_sequence + low;
+    item.sequence = p.first_sequence + low % kMaxListed;
     item.first_row = p.sequences.first_row[item.sequence];
     item.first_position = p.sequences.first_position[item.sequence];
     const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
     item.sequence_splits = SplitsOf(p, item.first_position, tokens);
-    const int32_t splits = Shape::kWalk ? 1 : item.sequence_splits.end - item.sequence_splits.first;
+    const int32_t before_last = item.sequence_splits.end - item.sequence_splits.first - 1;
     const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
+    const int32_t splits = low < kMaxListed ? before_last : 1;
     int32_t rest = index - list[low];
-    const int32_t split = rest % splits;
+    const int32_t split = low < kMaxListed ? rest % splits : before_last;
     rest /= splits;
-    const int32_t block = rest % blocks;
-    item.kv_head = rest / blocks;
-    item.first_block_row = block * Shape::kRows;
-    item.rows = min(Shape::kRows, tokens * p.group - item.first_block_row);
-    const int32_t first_position = item.first_position + item.TokenOf(p, 0);
-    const int32_t last_position = item.first_position + item.TokenOf(p, item.rows - 1);
-    item.first_key = FirstSeen(p, first_position);
-    item.end_key = last_position + 1;
-    item.last_begin = FirstSeen(p, last_position);
-    item.first_end = first_position + 1;
+    item.SetRows<Shape>(p, tokens, rest / blocks, rest % blocks);
     if (Shape::kWalk) {
       item.first_split = item.first_key / contract::kSplit;
       item.end_split = (item.end_key - 1) / contract::kSplit + 1;
@@ -197,6 +196,24 @@ struct DecodeItem {
     return item;
   }
 
+  // Makes it block `block` of the rows of KV head `head`'s group.
+  template <typename Shape>
+  __device__ void SetRows(const DecodeParams& p, int32_t tokens, int32_t head, int32_t block) {
+    kv_head = head;
+    first_block_row = block * Shape::kRows;
+    rows = min(Shape::kRows, tokens * p.group - first_block_row);
+    const int32_t first = first_position + TokenOf(p, 0);
+    const int32_t last = first_position + TokenOf(p, rows - 1);
+    first_key = FirstSeen(p, first);
+    end_key = last + 1;
+    last_begin = FirstSeen(p, last);
+    first_end = first + 1;
+  }
+
+  // A row of padding stands where the last row does.
+  __device__ int32_t PositionOf(const DecodeParams& p, int32_t row) const {
+    return first_position + TokenOf(p, min(row, rows - 1));
+  }
   __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
     return (first_block_row + row) / p.group;
   }

@@ -154,7 +154,8 @@ class StreamOps final : public CudaOps {
                                           int32_t page_size) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
     cuda::SequenceStage& stage = half_stages_[half];
-    ISOBIT_RETURN_IF_ERROR(stage.Stage({}, sequences, page_size, {}, stream_.handle));
+    ISOBIT_RETURN_IF_ERROR(
+        stage.Stage({}, sequences, page_size, {.part_of_step = true}, stream_.handle));
     return SequenceTable{sequences, &stage.device()};
   }
 

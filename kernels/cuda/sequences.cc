@@ -142,6 +142,7 @@ absl::Status SequenceStage::Stage(absl::Span<const int32_t> ids,
   sequences_.min_rows = padded || most_rows == 0 ? 0 : static_cast<int32_t>(least_rows);
   sequences_.max_rows = std::max(static_cast<int32_t>(most_rows), bounds.max_rows);
   sequences_.max_positions = std::max(static_cast<int32_t>(positions), bounds.max_positions);
+  sequences_.past_is_written = !bounds.part_of_step;
   return absl::OkStatus();
 }
 

@@ -9,8 +9,8 @@ __device__ __forceinline__ void ReleaseSuccessor() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Waits until the kernel before this one has completed and its writes are visible. Only weights may
-// be touched before.
+// Waits until the kernel before this one has completed and its writes are visible. Only weights,
+// and what sequences.h says of a step's tables and past, may be read before.
 __device__ __forceinline__ void WaitForPredecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
