@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/attention_decode.h"
+#include "kernels/cuda/attention_decode_cluster.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 
@@ -12,6 +14,12 @@ namespace {
 
 constexpr int kMaxFoldThreads = 256;
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
+
+// Clusters are faster than pairs while all of a step's items run at once (an H200 holds 66, two
+// blocks to a multiprocessor), and for the fewest groups of query rows a little longer.
+constexpr int64_t kClustersAtOnce = 66;
+constexpr int64_t kFewGroups = 2;
+constexpr int64_t kMostItems = 160;  // of so few groups
 
 // Folds the splits of one row and head, left to right, `chunk` at a time (at most a thread each).
 // Thread t holds column t.
@@ -112,24 +120,32 @@ int64_t MaxSplitResults(const AttentionArgs& args, const DeviceSequences& sequen
   return int64_t{sequences.num_sequences} * max_tokens * args.heads * splits;
 }
 
+bool WholeUnits(const PagedKv& kv) {
+  return Mappable(kv.k, kv.head_dim) && Mappable(kv.v, kv.head_dim);
+}
+
+// Groups of query rows, of at least 8, of all KV heads and sequences.
+int64_t RowGroups(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+  const int64_t rows = int64_t{max_tokens} * (args.heads / args.kv.kv_heads);
+  return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDivide(rows, 8);
+}
+
 size_t SumBytes(int64_t results) {
   return static_cast<size_t>(CeilDivide(results * int64_t{sizeof(contract::SplitSum)}, 256) * 256);
 }
 
-absl::StatusOr<int> NumMultiprocessors() {
+// Blocks of a grid that walks a list of at most so many items.
+absl::StatusOr<int64_t> BlocksFor(int64_t items) {
   int device = 0;
-  int count = 0;
+  int multiprocessors = 0;
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
   ISOBIT_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return std::min<int64_t>(multiprocessors, items);
 }
 
 template <typename Shape>
-absl::Status LaunchShape(const DecodeParams& params, int64_t items, const Stream& stream) {
-  const absl::StatusOr<int> multiprocessors = NumMultiprocessors();
-  if (!multiprocessors.ok()) return multiprocessors.status();
-  const int64_t blocks = std::min<int64_t>(*multiprocessors, items);
+absl::Status LaunchShape(const DecodeParams& params, int64_t blocks, const Stream& stream) {
   return Launch(DecodeKernel<Shape>,
                 {.blocks = dim3(static_cast<unsigned>(blocks)),
                  .threads = dim3(kDecodeThreads),
@@ -138,15 +154,26 @@ absl::Status LaunchShape(const DecodeParams& params, int64_t items, const Stream
 }
 
 template <bool kWalk>
-absl::Status LaunchDim(const DecodeParams& p, int64_t items, const Stream& stream) {
+absl::Status LaunchDim(const DecodeParams& p, int64_t blocks, const Stream& stream) {
   const bool narrow = !kWalk && int64_t{p.max_tokens} * p.group <= 8;
-  if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, kWalk>>(p, items, stream);
+  if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, kWalk>>(p, blocks, stream);
   if (p.kv.head_dim > 64) {
-    if (narrow) return LaunchShape<DecodeShape<128, 1, false>>(p, items, stream);
-    return LaunchShape<DecodeShape<128, 2, kWalk>>(p, items, stream);
+    if (narrow) return LaunchShape<DecodeShape<128, 1, false>>(p, blocks, stream);
+    return LaunchShape<DecodeShape<128, 2, kWalk>>(p, blocks, stream);
   }
-  if (narrow) return LaunchShape<DecodeShape<64, 1, false>>(p, items, stream);
-  return LaunchShape<DecodeShape<64, 2, kWalk>>(p, items, stream);
+  if (narrow) return LaunchShape<DecodeShape<64, 1, false>>(p, blocks, stream);
+  return LaunchShape<DecodeShape<64, 2, kWalk>>(p, blocks, stream);
+}
+
+absl::Status LaunchSchedule(const DecodeSchedule& schedule, const DecodeParams& params,
+                            int64_t blocks, const Stream& stream) {
+  switch (schedule.kind) {
+    case DecodeSchedule::kPairs:
+      return LaunchDim<false>(params, blocks, stream);
+    case DecodeSchedule::kClusters:
+      return LaunchDecodeClusters(params, schedule.clusters, stream);
+  }
+  return absl::InternalError("no such schedule");
 }
 
 absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceSequences& sequences,
@@ -167,7 +194,7 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
   p.acc_stride = AccStride(args.kv.head_dim);
   p.out = args.out;
   p.ldo = args.ldo;
-  p.whole_units = Mappable(args.kv.k, args.kv.head_dim) && Mappable(args.kv.v, args.kv.head_dim);
+  p.whole_units = WholeUnits(args.kv);
   const int32_t run = std::gcd(args.kv.page_size, KeysOfChunk(args.kv.head_dim));
   if (run >= 8 && p.whole_units) {
     constexpr int64_t kAnySlot = (int64_t{1} << 31) - 1;  // the cache's end is not known here
@@ -193,9 +220,30 @@ size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& se
          static_cast<size_t>(results * AccStride(args.kv.head_dim)) * sizeof(float);
 }
 
+DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
+                                    int32_t max_tokens) {
+  const int64_t groups = std::max<int64_t>(RowGroups(args, sequences, max_tokens), 1);
+  const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
+  const int64_t most = groups <= kFewGroups ? kMostItems : kClustersAtOnce;
+  if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kPairs};
+  return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, kClustersAtOnce / groups))};
+}
+
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                    int32_t max_tokens, const AttentionWorkspace& workspace,
                                    const Stream& stream) {
+  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(args, sequences, max_tokens), args, sequences,
+                                 max_tokens, workspace, stream);
+}
+
+absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
+                                     const DeviceSequences& sequences, int32_t max_tokens,
+                                     const AttentionWorkspace& workspace, const Stream& stream) {
+  if (schedule.kind == DecodeSchedule::kClusters && !WholeUnits(args.kv)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("decode attention by clusters: keys of head_dim ", args.kv.head_dim,
+                     " are no whole 16-byte units"));
+  }
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
   if (!params.ok()) return params.status();
   const int64_t max_splits = MaxSplits(args, sequences, max_tokens);
@@ -207,10 +255,11 @@ absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequen
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
     const int64_t blocks = CeilDivide(int64_t{max_tokens} * params->group, 8);
-    const int64_t items = params->num_listed * blocks * args.kv.kv_heads * max_splits;
-    if (absl::Status status = LaunchDim<false>(*params, items, stream); !status.ok()) {
-      return status;
-    }
+    const absl::StatusOr<int64_t> grid =
+        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);
+    if (!grid.ok()) return grid.status();
+    const absl::Status launched = LaunchSchedule(schedule, *params, *grid, stream);
+    if (!launched.ok()) return launched;
     if (max_splits == 1) continue;
     const int64_t threads = std::max<int64_t>(128, CeilDivide(args.kv.head_dim, 32) * 32);
     const int64_t acc_bytes = params->acc_stride * int64_t{sizeof(float)};
@@ -235,8 +284,9 @@ absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequence
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
     const int64_t blocks = CeilDivide(int64_t{sequences.max_rows} * params->group, 8);
-    const int64_t items = params->num_listed * blocks * args.kv.kv_heads;
-    if (absl::Status status = LaunchDim<true>(*params, items, stream); !status.ok()) {
+    const absl::StatusOr<int64_t> grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads);
+    if (!grid.ok()) return grid.status();
+    if (absl::Status status = LaunchDim<true>(*params, *grid, stream); !status.ok()) {
       return status;
     }
   }

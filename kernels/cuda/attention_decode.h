@@ -3,9 +3,12 @@
 // gets (attention.h).
 //
 // The query rows of one KV head's group (tokens x heads of the group) are packed into blocks of 8
-// or 16. A pair of warps takes one block against one split: the first brings keys and values into a
-// ring in shared memory, the second computes. The work list is made from the tables on the device,
-// and a grid that fills the GPU walks it. The splits' results meet in a second, small kernel.
+// or 16, and a block of rows against one split is an item of work. Two schedules have the same
+// bits. By pairs: a pair of warps takes an item, the first brings keys and values into a ring in
+// shared memory, the second computes; a list of the items is made from the tables on the device,
+// and a grid that fills the GPU walks it. By clusters (attention_decode_cluster.h): for items so
+// few that pairs would leave most of the GPU idle. The splits' results meet in a second, small
+// kernel.
 //
 // The walk is the same kernel with a block's splits taken one after the other by one pair, which
 // folds as it goes: any number of rows, no workspace, little parallelism for short batches.
@@ -34,6 +37,23 @@ size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& se
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                    int32_t max_tokens, const AttentionWorkspace& workspace,
                                    const Stream& stream);
+
+// How the splits are spread over the GPU.
+struct DecodeSchedule {
+  enum Kind { kPairs, kClusters };  // what takes a split
+  Kind kind = kPairs;
+  int clusters = 0;  // kClusters: for each block of query rows
+};
+
+// The schedule that LaunchDecodeAttention takes: a pure function of the shapes and bounds.
+DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
+                                    int32_t max_tokens);
+
+// The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: clusters cannot take
+// these keys, which are no whole 16-byte units.
+absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
+                                     const DeviceSequences& sequences, int32_t max_tokens,
+                                     const AttentionWorkspace& workspace, const Stream& stream);
 
 // Attention for the sequences of at least min_tokens rows, for head sizes and page sizes that no
 // other schedule has. INTERNAL: CUDA refused.

@@ -10,6 +10,21 @@ namespace isobit::cuda {
 __device__ __forceinline__ void CopyUnit(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+// The same, or 16 zero bytes if not `real`; `from` is then not read.
+__device__ __forceinline__ void CopyUnitOrZero(uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(real ? 16 : 0)
+               : "memory");
+}
+// Makes a group of this thread's copies since the last group; there may be none.
+__device__ __forceinline__ void CommitUnits() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits for all groups of this thread but the last `left`.
+template <int left>
+__device__ __forceinline__ void WaitForGroups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
 // Waits for all copies of this thread; a barrier then makes them visible to others.
 __device__ __forceinline__ void WaitForUnits() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
