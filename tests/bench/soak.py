@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--tp_size", type=int, default=4, metavar="N", help="of the rollout")
     add("--shards", type=int, default=4, metavar="N", help="of the scorer")
     add("--duration_s", type=float, default=600, metavar="S", help="of all rounds together")
-    add("--rounds", type=int, default=4, metavar="N", help="memory may not grow after the first")
+    add("--rounds", type=int, default=4, metavar="N", help="memory may not grow over the second half")
     add("--update_every_s", type=float, default=30, metavar="S", help="between two weight updates")
     add("--clients", type=int, default=32, metavar="N", help="that send random requests")
     add("--max_tokens", type=int, default=256, metavar="N", help="of each prompt and completion")
@@ -75,6 +75,7 @@ class Soak:
         # The services have the first already.
         self._models = itertools.cycle([model.name for model in (*models[1:], models[0])])
         self._started = time.monotonic()
+        self._next_update = self._started + arguments.update_every_s
         self.counts: Counter[str] = Counter()
 
     def work(self, seconds: float, seed: str) -> None:
@@ -86,10 +87,11 @@ class Soak:
             BackgroundLoad(RolloutClient, self._rollout.target, arguments.clients, action, seed) as clients,
             BackgroundLoad(ComparatorClient, self._comparator.target, 1, self._comparing, seed) as comparing,
         ):
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(left, arguments.update_every_s))
-                if left > arguments.update_every_s:
+            while (now := time.monotonic()) < end:
+                if now >= self._next_update:
                     self._update()
+                    self._next_update += arguments.update_every_s
+                time.sleep(max(0.0, min(end, self._next_update) - time.monotonic()))
         self.counts += clients.counts + comparing.counts
 
     def _update(self) -> None:
@@ -180,18 +182,23 @@ def check(experiment: Experiment, rests: Sequence[dict], counts: Counter[str], t
     experiment.check(not any(taken), f"left taken after the rounds: {taken if any(taken) else 'nothing'}")
     obstacles = {rest["obstacle"] for rest in rests} - {""}
     experiment.check(not obstacles, f"sides at rest: {'; '.join(obstacles) or 'of equal weights'}")
+    # What is used late for the first time, such as a kernel that CUDA then loads, is no leak: memory may
+    # grow in the first half of the rounds.
+    settled = rests[(len(rests) - 1) // 2 :]
     for name in SERVICES:
-        own = [rest["host_mib"][name]["own"] for rest in rests]
-        growth = own[-1] - own[0]
+        growth = settled[-1]["host_mib"][name]["own"] - settled[0]["host_mib"][name]["own"]
         experiment.check(
-            growth <= arguments.host_growth_mib, f"{name}: {growth:+.1f} MiB of host memory after round 1"
+            growth <= arguments.host_growth_mib,
+            f"{name}: {growth:+.1f} MiB of host memory over the second half of the rounds",
         )
-    device = [rest["device_mib"] for rest in rests if rest["device_mib"] is not None]
+    device = [rest["device_mib"] for rest in settled if rest["device_mib"] is not None]
     if device:
         growth = device[-1] - device[0]
         # The driver hands memory out by 2 MiB for each process and GPU.
         allowed = arguments.device_growth_mib * max(arguments.tp_size, arguments.shards)
-        experiment.check(growth <= allowed, f"GPUs: {growth:+.0f} MiB of device memory after round 1")
+        experiment.check(
+            growth <= allowed, f"GPUs: {growth:+.0f} MiB of device memory over the second half of the rounds"
+        )
 
 
 if __name__ == "__main__":
