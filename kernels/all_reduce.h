@@ -40,6 +40,10 @@ class AllReduce {
   // Whether partial sums come as bf16 instead of fp32 (vanilla over NCCL, as other engines do it).
   virtual bool takes_bf16() const { return false; }
 
+  // For a partial of `rows` rows that the linear layer before the next Norm may send to the ranks
+  // itself (LinearArgs::push), in place of storing it; valid until then. Null: it must store it.
+  virtual const PartialPush* Push(int64_t /*rows*/) { return nullptr; }
+
   // norm.residual += bf16(the sum of all ranks' partials + norm.bias), then norm.out =
   // RMSNorm(norm.residual) * norm.weight; norm.sum is unset. partial: [norm.rows, norm.hidden] of
   // this rank, fp32 or bf16 as takes_bf16 says; it must stay as it is until the next call's ops

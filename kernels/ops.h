@@ -49,6 +49,7 @@ struct LinearWeight {
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
 // (logits; a row-parallel layer's partial sum, which covers this rank's subtree of the leaves and
 // takes no bias). swiglu_out: a gated weight's y, rounded to bf16, goes on through SwiGLU.
+struct PartialPush;  // kernels/cuda/device/partial_push.cuh
 struct LinearArgs {
   const Bf16* x = nullptr;  // [m, k], leading dimension ldx
   int64_t ldx = 0;
@@ -59,6 +60,7 @@ struct LinearArgs {
   float* fp32_out = nullptr;    // [m, n]
   Bf16* swiglu_out = nullptr;   // [m, n / 2]
   int64_t ldy = 0;
+  const PartialPush* push = nullptr;  // AllReduce::Push's: fp32 goes there, and fp32_out stays
   NumericsMode mode = NumericsMode::kTree;
 };
 

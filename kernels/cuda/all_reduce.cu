@@ -16,6 +16,11 @@
 namespace isobit::cuda {
 namespace {
 
+// What decode steps of up to 64 sequences have; more has not been measured.
+constexpr int64_t kMaxPushRows = 64;
+
+int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>((hidden + kQuad - 1) / kQuad); }
+
 using Kernel = void (*)(AllReduceJob);
 
 template <int kRanks, bool kAligned>
@@ -166,6 +171,22 @@ absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Creat
   return ends;
 }
 
+PeerAllReduce::PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank)
+    : state_(std::move(state)), rank_(rank), push_(std::make_unique<PartialPush>()) {}
+PeerAllReduce::~PeerAllReduce() = default;
+
+const PartialPush* PeerAllReduce::Push(int64_t rows) {
+  const AllReduceState& state = *state_;
+  const int ranks = state.group.size();
+  if (ranks == 1 || rows > std::min(kMaxPushRows, state.options.max_rows)) return nullptr;
+  const int64_t hidden = state.options.hidden;
+  *push_ = {.group = Group(),
+            .mailbox_bytes = state.mailbox_bytes,
+            .quads = QuadsOf(hidden),
+            .two_shots = ChooseAllReduce(rows, hidden, ranks).two_shots};
+  return push_.get();
+}
+
 RankGroup PeerAllReduce::Group() const {
   RankGroup group = {};
   group.size = state_->group.size();
@@ -192,12 +213,12 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
   for (int64_t begin = 0; begin < norm.rows; begin += state.options.max_rows) {
     AllReduceJob job = {.group = Group(),
                         .mailbox_bytes = state.mailbox_bytes,
-                        .partial = partial + begin * norm.hidden,
+                        .partial = partial == nullptr ? nullptr : partial + begin * norm.hidden,
                         .norm = norm,
                         .hops = state.options.mode == NumericsMode::kBatchInvariant,
                         .alone = state.alone()};
-    job.quads = static_cast<int>((norm.hidden + kQuad - 1) / kQuad);
-    job.pieces = (job.quads + kWarp - 1) / kWarp;
+    job.quads = QuadsOf(norm.hidden);
+    job.pieces = PiecesOf(job.quads);
     job.norm.residual += begin * norm.hidden;
     job.norm.out += begin * norm.hidden;
     job.norm.rows = std::min(norm.rows - begin, state.options.max_rows);

@@ -10,6 +10,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/rank_meeting.cuh"
 #include "kernels/cuda/device/row_quads.cuh"
 #include "kernels/ops.h"
@@ -19,7 +20,7 @@ namespace isobit::cuda {
 struct AllReduceJob {
   RankGroup group;
   size_t mailbox_bytes;  // two mailboxes follow the RankControl
-  const float* partial;  // [norm.rows, norm.hidden]
+  const float* partial;  // [norm.rows, norm.hidden], or null: it has been pushed
   RmsNormArgs norm;
   int quads;     // of a row
   int pieces;    // likewise, of kWarp quads each
@@ -31,18 +32,11 @@ struct AllReduceJob {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxChunkSums = 128;  // of 32 quads each
-inline constexpr uint32_t kEmpty = ~0u;    // a word of a mailbox that nobody has written
-inline constexpr uint32_t kAnyNan = 0x7fffffffu;
 
 __device__ __forceinline__ bool Full(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 __device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != kEmpty; }
-
-// Every NaN as one that is not kEmpty. All of them end as the same bf16.
-__device__ __forceinline__ uint32_t Sendable(uint32_t v) {
-  return (v & 0x7fffffffu) > 0x7f800000u ? kAnyNan : v;
-}
 
 // A block's part of the rows that its cluster computes. Rows, columns and quads are counted in 32
 // bits: registers are few.
@@ -66,26 +60,26 @@ class RowPart {
 
   // Before any access to a mailbox: the operation that chooses between the two.
   __device__ void Choose(const Operation& operation) {
-    mailbox_ = sizeof(RankControl) + (operation.number() % 2) * job_.mailbox_bytes;
+    mailbox_ = MailboxOf(operation.number(), job_.mailbox_bytes);
   }
 
   __device__ bool active(int j) const { return quad(j) < job_.quads; }
 
+  // All kEmpty, to be collected like the peers', if it has been pushed.
   __device__ uint4 Partial(int row, int j) const {
+    if (job_.partial == nullptr) return {kEmpty, kEmpty, kEmpty, kEmpty};
     const uint4 v = LoadFloatQuad<kAligned>(job_.partial + Element(row, j), left(j));
     return {Sendable(v.x), Sendable(v.y), Sendable(v.z), Sendable(v.w)};
   }
   __device__ uint2 Residual(int row, int j) const {
-    return LoadBf16Quad<kAligned>(job_.norm.residual + Element(row, j), left(j));
+    const Bf16* const from = job_.norm.residual + Element(row, j);
+    if constexpr (kAligned) return LoadRelaxed(reinterpret_cast<const uint2*>(from));
+    return LoadBf16Quad<kAligned>(from, left(j));
   }
 
-  // Where rank `to`'s mailbox has this thread's quad of an fp32 row from rank 0; rank q's is
-  // q * kWarp quads on. Ranks lie side by side in pieces of a warp's quads, so that a reader needs
-  // one address for all and a writer fills 512 bytes at once.
+  // Where rank `to`'s mailbox has this thread's quad of an fp32 row from rank 0.
   __device__ uint4* FloatSlot(int to, int slot, int j) const {
-    const int piece = slot * job_.pieces + quad(j) / kWarp;
-    return reinterpret_cast<uint4*>(job_.group.memory[to] + mailbox_) +
-           (static_cast<uint32_t>(piece * kRanks * kWarp) + quad(j) % kWarp);
+    return FloatSlotOf(job_.group.memory[to] + mailbox_, slot, job_.pieces, kRanks, quad(j));
   }
   // Where it has this thread's quad of bf16 row `slot`, behind `before` fp32 rows of all ranks.
   __device__ uint2* Bf16Slot(int to, int before, int slot, int j) const {
@@ -224,13 +218,27 @@ class RowPart {
 };
 
 // The blocks that meet the peers in every operation, off the way of the data.
-__device__ __forceinline__ void MeetPeers(const RankGroup& group) {
-  WaitForPredecessor();
+__device__ __forceinline__ void MeetPeers(const RankGroup& group, bool waits) {
+  if (waits) WaitForPredecessor();
   if (blockIdx.x == 0) AnnounceOperation(group);
   Operation operation(group);
   operation.TakeTicket();
   if (blockIdx.x == 0) operation.AwaitPeers();
+  if (!waits) WaitForPredecessor();
   operation.End();
+}
+
+// Whether the sum waits for the kernel before it at its start. Not if that pushes its partials:
+// their words say themselves when they are there. The sum then waits before it counts itself as
+// ended, since the kernel that pushes reads that count.
+//
+// INVARIANT: when a sum of pushed partials starts, everything before the kernel that pushes has
+// ended, the sum before among it, which wrote the residual and counted itself
+// (AllReduceTest.ReplaysWithDelays): that kernel lets its successor start no sooner. The
+// first-level cache may not know yet, so what was written is read past it.
+template <bool kAligned>
+__device__ __forceinline__ bool WaitsFirst(const AllReduceJob& job) {
+  return job.partial != nullptr || !kAligned;
 }
 
 // What follows in a step is a linear layer, which fetches its weights while this kernel waits for
@@ -244,7 +252,7 @@ __device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
 inline __global__ void __launch_bounds__(kWarp)
     BarrierKernel(const __grid_constant__ RankGroup group, bool alone) {
   ReleaseSuccessorIf(alone);
-  MeetPeers(group);
+  MeetPeers(group, true);
 }
 
 inline __global__ void __launch_bounds__(kWarp)
@@ -260,10 +268,11 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
   using Part = RowPart<kRanks, 1, kAligned>;
   __shared__ typename Part::Sums sums;
   ReleaseSuccessorIf(job.alone);
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group);
+  const bool waits = WaitsFirst<kAligned>(job);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
   ArriveCluster();
   Part part(job, sums);
-  WaitForPredecessor();
+  if (waits) WaitForPredecessor();
   Operation operation(job.group);
   part.Choose(operation);
   const int rank = job.group.rank;
@@ -275,9 +284,11 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
     if (part.active(0)) {
       own[0] = part.Partial(row, 0);
       residual[0] = part.Residual(row, 0);
+      if (job.partial != nullptr) {
 #pragma unroll
-      for (int d = 1; d < kRanks; ++d) {
-        StoreRelaxed(part.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
+        for (int d = 1; d < kRanks; ++d) {
+          StoreRelaxed(part.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
+        }
       }
     }
     if (row == first) {
@@ -289,6 +300,7 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
     part.Finish(row, h, turn);
     part.Empty(row);
   }
+  if (!waits) WaitForPredecessor();
   operation.End();
 }
 
@@ -300,10 +312,11 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
   using Part = RowPart<kRanks, kChunks, kAligned>;
   __shared__ typename Part::Sums sums;
   ReleaseSuccessorIf(job.alone);
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group);
+  const bool waits = WaitsFirst<kAligned>(job);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
   ArriveCluster();
   Part part(job, sums);
-  WaitForPredecessor();
+  if (waits) WaitForPredecessor();
   Operation operation(job.group);
   part.Choose(operation);
   const int rank = job.group.rank;
@@ -312,7 +325,7 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
   const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
   const auto give = [&](int row) {
     const int owner = row % kRanks;
-    if (row >= rows || owner == rank) return;
+    if (row >= rows || owner == rank || job.partial == nullptr) return;
     uint4 own[kChunks];
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -355,6 +368,7 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     }
     part.Finish(row, h, turn);
   }
+  if (!waits) WaitForPredecessor();
   operation.End();
 }
 

@@ -10,8 +10,8 @@
 // INVARIANT: a word of a mailbox is either empty or data of this operation
 // (AllReduceTest.ReplaysWithDelays). Every word is its own flag: empty is a NaN that no rank sends.
 // The reader empties what it has read. There are two mailboxes in turn, and no rank ends operation
-// k before all have begun it: so who writes in operation k+2 writes where its peers have emptied,
-// in operation k, what they read there.
+// k before all have begun it: so who writes for operation k+2, be it the linear layer before it
+// (Push), writes where its peers have emptied, in operation k, what they read there.
 //
 // A peer that does not come, for `timeout`, ends the wait of all ranks: see Check. Ranks may share
 // a GPU (to test more ranks than there are GPUs), but then no rank may, between its operations,
@@ -51,6 +51,7 @@ struct RankGroup;       // device/rank_meeting.cuh
 // One rank's end.
 class PeerAllReduce {
  public:
+  ~PeerAllReduce();
   // The ends of all ranks, by rank. Loads every kernel on every device, so that no launch has to
   // wait for a device that waits for a peer. INVALID_ARGUMENT: an option. RESOURCE_EXHAUSTED: no
   // memory for the mailboxes.
@@ -58,11 +59,16 @@ class PeerAllReduce {
       const PeerGroup& group, const AllReduceOptions& options);
 
   // norm.residual += bf16(sum of the ranks' partials + norm.bias); norm.out = RMSNorm(residual) *
-  // norm.weight, on every rank. `partial` is this rank's [norm.rows, norm.hidden] fp32. norm.sum is
+  // norm.weight, on every rank. `partial` is this rank's [norm.rows, norm.hidden] fp32, or null if
+  // the kernel launched last has pushed it. norm.sum is
   // ignored; bias, weight, eps and, before the call, residual are the same on every rank. On the
   // rank's device, which must be the calling thread's. INVALID_ARGUMENT: another hidden size.
   // INTERNAL: CUDA refused the launch.
   absl::Status Norm(const float* partial, const RmsNormArgs& norm, const Stream& stream);
+
+  // For LinearArgs::push of the linear layer before a Norm of `rows` rows, all ranks alike; valid
+  // until the next call. Null: the layer must store its partial.
+  const PartialPush* Push(int64_t rows);
 
   // Ends when all ranks' streams have come here; what they wrote before is then visible to all.
   absl::Status Barrier(const Stream& stream);
@@ -78,12 +84,12 @@ class PeerAllReduce {
   absl::Status Check() const;
 
  private:
-  PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank)
-      : state_(std::move(state)), rank_(rank) {}
+  PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank);
   RankGroup Group() const;
 
   std::shared_ptr<AllReduceState> state_;
   int rank_;
+  std::unique_ptr<PartialPush> push_;
 };
 
 }  // namespace isobit::cuda

@@ -25,8 +25,14 @@ class PeerSum final : public AllReduce {
         stream_(stream),
         overlapped_(std::move(overlapped)),
         overlap_rows_(overlap_rows) {}
+  const PartialPush* Push(int64_t rows) override {
+    const PartialPush* const push = sum_.Push(rows);
+    pushed_ = push != nullptr;
+    return push;
+  }
   absl::Status Norm(const void* partial, const RmsNormArgs& norm) override {
-    return sum_.Norm(static_cast<const float*>(partial), norm, stream_);
+    const bool pushed = std::exchange(pushed_, false);
+    return sum_.Norm(pushed ? nullptr : static_cast<const float*>(partial), norm, stream_);
   }
   OverlappedSum* Overlapped(int64_t rows) override {
     return rows >= overlap_rows_ ? overlapped_.get() : nullptr;
@@ -37,6 +43,7 @@ class PeerSum final : public AllReduce {
   const cuda::Stream& stream_;
   const std::unique_ptr<OverlappedSum> overlapped_;
   const int64_t overlap_rows_;
+  bool pushed_ = false;  // the next Norm's partial
 };
 
 }  // namespace

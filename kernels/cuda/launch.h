@@ -15,8 +15,9 @@ namespace isobit::cuda {
 
 // Where an op runs. `dependent`: the kernel may start while the one before it in the stream still
 // runs (programmatic dependent launch). Every kernel of this folder therefore calls
-// WaitForPredecessor (device/dependent_launch.cuh) before its first access to anything but weights,
-// and every kernel calls it, so that completion is transitive along the stream.
+// WaitForPredecessor (device/dependent_launch.cuh) before its first access to anything but weights
+// (but for one: WaitsFirst in all_reduce.cuh), and every kernel calls it, so that completion is
+// transitive along the stream.
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;

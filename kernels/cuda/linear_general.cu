@@ -39,8 +39,10 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int q = lane % 4;
   const int first_row =
       static_cast<int>(blockIdx.x) * kTileRows + static_cast<int>(threadIdx.x) / 32 * kUnitRows;
-  ReleaseSuccessor();
+  ReleaseAtStart(args.target);
   WaitForPredecessor();
+  ReleaseAfterWait(args.target);
+  const uint32_t operation = OperationOf(args.target);
   const std::byte* tile =
       args.packed + int64_t{blockIdx.x} * args.leaves.num_blocks() * kBlockBytes;
   for (int x_row = static_cast<int>(blockIdx.y) * kUnitColumns; x_row < args.target.m;
@@ -82,7 +84,8 @@ __global__ void __launch_bounds__(32 * kWarps)
                      ? contract::TreeOf(of_leaf, args.leaves.num_leaves)
                      : contract::ChainOf(of_leaf, args.leaves.num_leaves);
     }
-    FinishUnit<kOutput>(args.target, first_row, x_row, {total[0], total[1], total[2], total[3]});
+    FinishUnit<kOutput>(args.target, first_row, x_row, {total[0], total[1], total[2], total[3]},
+                        operation);
   }
 }
 

@@ -6,7 +6,9 @@
 
 #include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/mma_sync.cuh"
+#include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
 #include "kernels/cuda/linear_layout.h"
 #include "kernels/ops.h"
@@ -29,12 +31,16 @@ struct LinearTarget {
   int32_t n = 0;    // columns of y; of one half if gated
   int32_t ups = 0;  // gated: y's column of the first up (bf16, fp32) and bias'; else 0
   bool gated = false;
-  bool pairs = false;  // kBf16, kSwiGlu: two columns from an even one on can be stored at once
+  bool pushes = false;  // kFp32: to the ranks that `push` names, not to y
+  bool pairs = false;   // kBf16, kSwiGlu: two columns from an even one on can be stored at once
+  PartialPush push = {};
 };
 
 inline LinearTarget TargetOf(const LinearArgs& args) {
   const LinearShape& shape = args.weight.shape;
   LinearTarget target;
+  target.pushes = args.push != nullptr;
+  if (target.pushes) target.push = *args.push;
   target.ldy = args.ldy;
   target.bias = args.bias;
   target.m = static_cast<int32_t>(args.m);
@@ -84,12 +90,51 @@ __device__ __forceinline__ uint32_t SwiGluOf(uint32_t gate, uint32_t up) {
       contract::Mul(contract::Mul(g, sigmoid), contract::Bf16ToFloat(static_cast<Bf16>(up))));
 }
 
+// A block that pushes lets its successor, the sum over ranks, start when all before this kernel has
+// ended, because the sum does not wait for this kernel (all_reduce.cuh); any other lets it start at
+// once. One thread of the block calls the first at its start and the second after
+// WaitForPredecessor.
+__device__ __forceinline__ void ReleaseAtStart(const LinearTarget& target) {
+  if (!target.pushes) ReleaseSuccessor();
+}
+__device__ __forceinline__ void ReleaseAfterWait(const LinearTarget& target) {
+  if (target.pushes) ReleaseSuccessor();
+}
+
+// The operation that a push belongs to. After WaitForPredecessor.
+__device__ __forceinline__ uint32_t OperationOf(const LinearTarget& target) {
+  return target.pushes ? NextOperation(target.push) : 0;
+}
+
+// Pushes 16 columns x 8 rows, held as in FinishUnit: a 4 x 4 transposition over the lanes of four
+// neighbouring columns gives each lane four columns of one row.
+__device__ __forceinline__ void PushUnit(const LinearTarget& target, int32_t first_column,
+                                         int32_t first_row, float4 sum, uint32_t operation) {
+  float v[4] = {sum.x, sum.y, sum.z, sum.w};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool odd = (lane & 4) != 0;
+  const bool high = (lane & 8) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const float got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 4);
+    (odd ? v[i] : v[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 8);
+    (high ? v[i] : v[i + 2]) = got;
+  }
+  const int32_t row = first_row + 2 * (lane % 4) + (odd ? 1 : 0);
+  const int32_t column = first_column + (high ? 8 : 0) + lane / 16 * 4;
+  if (row < target.m) PushQuad(target.push, operation, row, column / 4, {v[0], v[1], v[2], v[3]});
+}
+
 // Finishes 16 packed weight rows x 8 rows of x, held by a warp as a product with the weights as its
 // first operand: lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4,
 // q = l % 4. first_row: packed, a multiple of 16; first_x_row: a multiple of 8.
 template <LinearOutput kOutput>
 __device__ __forceinline__ void FinishUnit(const LinearTarget& target, int32_t first_row,
-                                           int32_t first_x_row, float4 sum) {
+                                           int32_t first_x_row, float4 sum, uint32_t operation) {
   const int32_t g = static_cast<int32_t>(threadIdx.x) % 32 / 4;
   const int32_t q = static_cast<int32_t>(threadIdx.x) % 4;
   // Rows 0-7 of the unit are y's columns `low` and on, rows 8-15 are `high` and on.
@@ -110,6 +155,7 @@ __device__ __forceinline__ void FinishUnit(const LinearTarget& target, int32_t f
     }
   }
   if constexpr (kOutput == LinearOutput::kFp32) {
+    if (target.pushes) return PushUnit(target, first_row, first_x_row, sum, operation);
     float* y = static_cast<float*>(target.y) + (first_x_row + 2 * q) * target.ldy;
     const bool first = first_x_row + 2 * q < target.m;
     const bool second = first_x_row + 2 * q + 1 < target.m;

@@ -62,6 +62,7 @@ struct LinearStream {
   int end_leaf;
   int first_row;
   int end_row;
+  uint32_t operation = 0;  // OperationOf
 
   __device__ __forceinline__ uint32_t full(int stage) const {
     return shared + plan.barriers + stage * 16;
@@ -182,6 +183,7 @@ struct LinearStream {
   // The same thread: x of those stages, then all of the others.
   __device__ __forceinline__ void Copy(StageCursor c, int warp) const {
     WaitForPredecessor();
+    ReleaseAfterWait(args.target);
     StageCursor x = Begin();
     Skip(x, warp);
     int stage = warp;
@@ -288,7 +290,11 @@ struct LinearStream {
   }
 
   // The multiplying warps: everything that is computed.
-  __device__ __forceinline__ void Multiply() const {
+  __device__ __forceinline__ void Multiply() {
+    if (kOutput == LinearOutput::kFp32 && args.target.pushes) {
+      WaitForPredecessor();
+      operation = OperationOf(args.target);
+    }
     using Pending = std::conditional_t<kSum == contract::LeafSum::kTree, Tree, Chain>;
     const int stages = args.schedule.stages;
     Pending pending;
@@ -362,7 +368,8 @@ struct LinearStream {
   }
 
   __device__ __forceinline__ void Finish(int row, int j, float4 sum) const {
-    FinishUnit<kOutput>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j, sum);
+    FinishUnit<kOutput>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j, sum,
+                        operation);
   }
 
   // Sends the sums to the blocks that finish them, as their sum number `slot`.
@@ -429,8 +436,8 @@ __global__ void __launch_bounds__(
     LinearStreamKernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(1024) std::byte memory[];
-  const LinearStream<kColumns, kSum, kOutput, kSplit, kWarpgroups> stream(args, x_map,
-                                                                          SharedAddress(memory));
+  LinearStream<kColumns, kSum, kOutput, kSplit, kWarpgroups> stream(args, x_map,
+                                                                    SharedAddress(memory));
   // The same in every lane, and known to be.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int copy_warp = warp - 4 * kWarpgroups;
@@ -444,7 +451,7 @@ __global__ void __launch_bounds__(
   }
   if (threadIdx.x == 0) PrefetchMap(x_map);
   if (copies) cursor = stream.Prefetch(copy_warp);
-  ReleaseSuccessor();
+  ReleaseAtStart(args.target);
   __syncthreads();
   if constexpr (kSplit) ArriveCluster();
   if (copy_warp < 0) {

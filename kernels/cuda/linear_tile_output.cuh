@@ -125,7 +125,7 @@ __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kVa
 // each, so that four lanes store 64 bytes of a row. Both have an odd last group.
 template <int kGroups, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
-                                          int row, int group) {
+                                          int row, int group, uint32_t operation) {
   const int lane = threadIdx.x % 4;
   const bool odd = lane % 2 == 1;
   const int column = lane / 2 * 4;
@@ -144,6 +144,14 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
                             : make_float4(first[0], first[1], got[0], got[1]);
     const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
                            : make_float4(first[2], first[3], got[2], got[3]);
+    if (out.target.pushes) {
+      const int quad = (8 * (group + i + (paired ? lane % 2 : 0)) + column) / 4;
+      if (paired || !odd) {
+        if (rows.has_upper) PushQuad(out.target.push, operation, row, quad, high);
+        if (rows.has_lower) PushQuad(out.target.push, operation, row + 8, quad, low);
+      }
+      continue;
+    }
     if constexpr (kWhole) {
       rows.template Store<true>(paired ? 8 * i : 8 * (i - lane % 2), 4, high, low);
     } else {
@@ -195,16 +203,16 @@ __device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&s
 // the fragment's first group is `group` (even where the weight is gated).
 template <int kGroups, int kValues>
 __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
-                                          int group) {
+                                          int group, uint32_t operation) {
   if (out.target.bias != nullptr) AddBias<kGroups>(out, sums, group);
   const bool swiglu = out.kind == LinearOutput::kSwiGlu;
   const int end = 8 * (group + kGroups) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
   const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
   if (out.kind == LinearOutput::kFp32) {
     if (whole) {
-      StoreFp32<kGroups, true>(out, sums, row, group);
+      StoreFp32<kGroups, true>(out, sums, row, group, operation);
     } else {
-      StoreFp32<kGroups, false>(out, sums, row, group);
+      StoreFp32<kGroups, false>(out, sums, row, group, operation);
     }
   } else if (out.kind == LinearOutput::kBf16) {
     if (whole) {

@@ -117,6 +117,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
   // The second consumer starts each tile one block late: one then multiplies while the other adds
   // or stores. Not if the first could get so far ahead that it starts two tiles at once.
   const bool skewed = work.leaves.num_blocks() >= Traits::RingT::kStages;
+  const uint32_t operation = OperationOf(work.out.target);
   uint32_t turn = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const TilePosition at = PositionOf(work, tile);
@@ -163,7 +164,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
         AddSaved<0, kValues>(x, left);
       }
     }
-    StoreSums<Size::kGroups>(work.out, x, row, group);
+    StoreSums<Size::kGroups>(work.out, x, row, group, operation);
   }
 }
 
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
     FenceSharedForAsync();
   }
   __syncthreads();
-  ReleaseSuccessor();
+  ReleaseAtStart(work.out.target);
   if (threadIdx.x < 128) {
     BecomeProducer();
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -194,6 +195,7 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
       const TileLoader<Traits> loader(work, ring, static_cast<int>(blockIdx.x));
       for (int i = warp; i < early; i += Traits::RingT::kProducers) loader.LoadWeights(i, i);
       WaitForPredecessor();
+      ReleaseAfterWait(work.out.target);
       ProduceTiles<Traits>(work, ring, warp, early);
     }
   } else {

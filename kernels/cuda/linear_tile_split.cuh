@@ -177,6 +177,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
                     consumer * (Size::kConsumerColumnOffset / 8) +
                     static_cast<int>(rank) * (kOwn / 4);
   const int mine = work.leaves.num_leaves / Traits::kSplit;
+  const uint32_t operation = OperationOf(work.out.target);
   float x[Traits::kValues];
   if constexpr (Traits::kSum == contract::LeafSum::kTree) {
     const int first = mine * static_cast<int>(rank);
@@ -204,7 +205,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
     exchange.Send(x);
     exchange.WaitArrived(0);
     AddTree(exchange, x);
-    StoreSums<kOwn / 4>(work.out, x, row, group);
+    StoreSums<kOwn / 4>(work.out, x, row, group, operation);
   } else {
     float own[kOwn];
     float total[kOwn];
@@ -226,7 +227,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
     }
     exchange.WaitArrived(mine - 1);
     AddRound(exchange, own, total);
-    StoreSums<kOwn / 4>(work.out, total, row, group);
+    StoreSums<kOwn / 4>(work.out, total, row, group, operation);
   }
 }
 
@@ -263,13 +264,14 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   }
   __syncthreads();
   ArriveCluster();
-  ReleaseSuccessor();
+  ReleaseAtStart(work.out.target);
   if (threadIdx.x < 128) {
     BecomeProducer();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp < RingT::kProducers && ElectLane()) {
       for (int i = warp; i < early; i += RingT::kProducers) loader.LoadWeights(i, block_of(i));
       WaitForPredecessor();
+      ReleaseAfterWait(work.out.target);
       Cursor<RingT::kStages> cursor;
       cursor.parity = 1;
       for (int i = 0; i < blocks; ++i, cursor.Advance()) {

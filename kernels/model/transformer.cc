@@ -253,6 +253,7 @@ absl::Status Transformer::RowParallel(size_t p, const Bf16* x, const LinearWeigh
     args.bf16_out = reinterpret_cast<Bf16*>(partial);
   } else {
     args.fp32_out = reinterpret_cast<float*>(partial);
+    if (all_reduce_ != nullptr && overlapped_ == nullptr) args.push = all_reduce_->Push(part.rows);
   }
   ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
   part.partial = partial;

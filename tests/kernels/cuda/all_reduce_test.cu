@@ -14,9 +14,12 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/all_reduce.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/partial_push.cuh"
+#include "kernels/cuda/device/row_quads.cuh"
 #include "kernels/cuda/device/system_memory.cuh"
 #include "kernels/cuda/row_kernels.h"
 #include "tests/kernels/cuda/all_reduce_case.cuh"
+#include "tests/kernels/cuda/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::cuda {
@@ -28,51 +31,34 @@ using testing_support::SameBits;
 using testing_support::Scaled;
 using testing_support::View;
 
-// A group with a stream for each rank.
-class Ranks {
- public:
-  Ranks(std::vector<int> devices, const AllReduceOptions& options) : devices_(std::move(devices)) {
-    auto group = PeerGroup::Create(devices_);
-    EXPECT_TRUE(group.ok()) << group.status();
-    auto ends = PeerAllReduce::Create(*group, options);
-    EXPECT_TRUE(ends.ok()) << ends.status();
-    ends_ = *std::move(ends);
-    for (const int device : devices_) {
-      ISOBIT_CHECK_CUDA(cudaSetDevice(device));
-      streams_.emplace_back();
-      ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&streams_.back(), cudaStreamNonBlocking));
+// What a linear layer's epilogue does with its sums.
+__global__ void __launch_bounds__(256)
+    PushRows(const __grid_constant__ PartialPush push, const float* partial, int rows, int hidden) {
+  WaitForPredecessor();
+  ReleaseSuccessor();
+  const uint32_t operation = NextOperation(push);
+  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows * push.quads;
+       i += static_cast<int>(gridDim.x * blockDim.x)) {
+    const int row = i / push.quads;
+    const int quad = i % push.quads;
+    float sums[kQuad] = {};
+    for (int c = 0; c < kQuad && kQuad * quad + c < hidden; ++c) {
+      sums[c] = partial[int64_t{row} * hidden + kQuad * quad + c];
     }
+    PushQuad(push, operation, row, quad, {sums[0], sums[1], sums[2], sums[3]});
   }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-  ~Ranks() {
-    Each([this](int r) { cudaStreamDestroy(streams_[r]); });
-    cudaSetDevice(0);
-  }
+}
 
-  int size() const { return static_cast<int>(devices_.size()); }
-  PeerAllReduce& end(int r) { return *ends_[r]; }
-  cudaStream_t stream(int r) const { return streams_[r]; }
-
-  // On each rank's device.
-  void Each(const std::function<void(int)>& work) const {
-    for (int r = 0; r < size(); ++r) {
-      ISOBIT_CHECK_CUDA(cudaSetDevice(devices_[r]));
-      work(r);
-    }
-  }
-  void Synchronize() const {
-    Each([this](int r) { ISOBIT_CHECK_CUDA(cudaStreamSynchronize(streams_[r])); });
-  }
-  void ExpectOk() const {
-    for (const auto& end : ends_) EXPECT_TRUE(end->Check().ok()) << end->Check();
-  }
-
- private:
-  std::vector<int> devices_;
-  std::vector<std::unique_ptr<PeerAllReduce>> ends_;
-  std::vector<cudaStream_t> streams_;
-};
+// The sum and norm of partials that lie in memory, or, with `pushes`, that have been pushed.
+absl::Status NormOf(PeerAllReduce& end, const float* partial, bool pushes, const RmsNormArgs& norm,
+                    const Stream& stream) {
+  const PartialPush* const push = pushes ? end.Push(norm.rows) : nullptr;
+  if (push == nullptr) return end.Norm(partial, norm, stream);
+  const absl::Status pushed =
+      Launch(PushRows, {.blocks = dim3(8), .threads = dim3(256)}, stream, *push, partial,
+             static_cast<int>(norm.rows), static_cast<int>(norm.hidden));
+  return pushed.ok() ? end.Norm(nullptr, norm, stream) : pushed;
+}
 
 class AllReduceTest : public testing_support::RowTest {
  protected:
@@ -143,6 +129,7 @@ class AllReduceTest : public testing_support::RowTest {
     };
     std::vector<std::unique_ptr<Buffers>> buffers;
     const bool dependent = Chance(2);
+    const bool pushes = Chance(2);
     ranks.Each([&](int r) {  // each rank has its own alignments
       buffers.emplace_back(new Buffers{DeviceBuffer<float>(partials[r], Offset(sizeof(float))),
                                        DeviceBuffer<float>(bias, Offset(sizeof(float))),
@@ -152,15 +139,15 @@ class AllReduceTest : public testing_support::RowTest {
     });
     ranks.Each([&](int r) {
       Buffers& b = *buffers[r];
-      const absl::Status status = ranks.end(r).Norm(b.partial.data(),
-                                                    {.residual = b.residual.data(),
-                                                     .bias = has_bias ? b.bias.data() : nullptr,
-                                                     .weight = b.weight.data(),
-                                                     .out = b.out.data(),
-                                                     .rows = rows,
-                                                     .hidden = hidden,
-                                                     .eps = 1e-6f},
-                                                    {ranks.stream(r), dependent});
+      const absl::Status status = NormOf(ranks.end(r), b.partial.data(), pushes,
+                                         {.residual = b.residual.data(),
+                                          .bias = has_bias ? b.bias.data() : nullptr,
+                                          .weight = b.weight.data(),
+                                          .out = b.out.data(),
+                                          .rows = rows,
+                                          .hidden = hidden,
+                                          .eps = 1e-6f},
+                                         {ranks.stream(r), dependent});
       ASSERT_TRUE(status.ok()) << status;
     });
     ranks.Synchronize();
@@ -357,8 +344,9 @@ TEST_F(AllReduceTest, ReplaysWithDelays) {
               ASSERT_TRUE(Launch(Generate, kSmall, stream, b.partial.data(), b.residual.data(),
                                  b.step.data(), r, size, n, i % 2 == 0 ? 20000u : 0u)
                               .ok());
-              ASSERT_TRUE(
-                  ranks.end(r).Norm(b.partial.data(), b.Norm(rows[i], kHidden), stream).ok());
+              ASSERT_TRUE(NormOf(ranks.end(r), b.partial.data(), i % 3 != 0,
+                                 b.Norm(rows[i], kHidden), stream)
+                              .ok());
               ASSERT_TRUE(b.Finish(n, stream).ok());
             }
           }));
