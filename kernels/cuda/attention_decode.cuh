@@ -35,7 +35,7 @@ class DecodeConsumer {
         q_(lane_ % 4) {}
 
   __device__ void Run(const DecodeItem& item) {
-    QueryRows<Shape>(p_, item).Load(p_, queries_);
+    LoadQueries(item);
     contract::SplitSum folded[kColumnBlocks][2];
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
@@ -64,6 +64,28 @@ class DecodeConsumer {
  private:
   static constexpr int kColumnBlocks = Shape::kColumnBlocks;
   static constexpr int kChunkBlocks = Shape::kChunkBlocks;
+
+  // Not QueryRows, with which ptxas spills here.
+  __device__ void LoadQueries(const DecodeItem& item) {
+#pragma unroll
+    for (int b = 0; b < kColumnBlocks; ++b) {
+      const int32_t row = 8 * b + g_;
+      const bool real = row < item.rows;
+      const int32_t safe = real ? row : 0;
+      const Bf16* head = p_.q + (item.first_row + item.TokenOf(p_, safe)) * p_.ldq +
+                         int64_t{item.HeadOf(p_, safe)} * p_.kv.head_dim;
+#pragma unroll
+      for (int i = 0; i < 2 * Shape::kSteps; ++i) {
+        const int32_t column = 8 * i + 2 * q_;
+        uint32_t pair = 0;
+        if (real && column < p_.kv.head_dim) {
+          pair = p_.aligned_q ? *reinterpret_cast<const uint32_t*>(head + column)
+                              : head[column] | uint32_t{head[column + 1]} << 16;
+        }
+        queries_[i / 2][b][i % 2] = pair;
+      }
+    }
+  }
 
   __device__ void StartSplit() {
 #pragma unroll
