@@ -15,11 +15,12 @@ namespace {
 constexpr int kMaxFoldThreads = 256;
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
-// Clusters are faster than pairs while all of a step's items run at once (an H200 holds 66, two
-// blocks to a multiprocessor), and for the fewest groups of query rows a little longer.
+// Clusters that an H200 holds at once, two blocks to a multiprocessor; and the items up to which
+// they are faster than pairs, measured: more for the fewest groups of query rows.
 constexpr int64_t kClustersAtOnce = 66;
+constexpr int64_t kMostItems = 48;
 constexpr int64_t kFewGroups = 2;
-constexpr int64_t kMostItems = 160;  // of so few groups
+constexpr int64_t kMostItemsOfFewGroups = 160;
 
 // Folds the splits of one row and head, left to right, `chunk` at a time (at most a thread each).
 // Thread t holds column t.
@@ -224,7 +225,7 @@ DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSeque
                                     int32_t max_tokens) {
   const int64_t groups = std::max<int64_t>(RowGroups(args, sequences, max_tokens), 1);
   const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
-  const int64_t most = groups <= kFewGroups ? kMostItems : kClustersAtOnce;
+  const int64_t most = groups <= kFewGroups ? kMostItemsOfFewGroups : kMostItems;
   if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kPairs};
   return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, kClustersAtOnce / groups))};
 }
