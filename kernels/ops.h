@@ -46,10 +46,11 @@ struct LinearWeight {
       nullptr;  // PackedBytes(shape) bytes in the backend's layout, 128-byte aligned
 };
 
+struct PartialPush;  // of the CUDA backend alone: kernels/cuda/device/partial_push.cuh
+
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
 // (logits; a row-parallel layer's partial sum, which covers this rank's subtree of the leaves and
 // takes no bias). swiglu_out: a gated weight's y, rounded to bf16, goes on through SwiGLU.
-struct PartialPush;  // kernels/cuda/device/partial_push.cuh
 struct LinearArgs {
   const Bf16* x = nullptr;  // [m, k], leading dimension ldx
   int64_t ldx = 0;
