@@ -45,10 +45,11 @@ void Append(const SampledToken& token, v1::TokenLogprobs& tokens) {
 }  // namespace
 
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
-                               size_t max_backlog_bytes)
+                               size_t max_backlog_bytes, bool final_only)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
-      max_backlog_bytes_(max_backlog_bytes) {}
+      max_backlog_bytes_(max_backlog_bytes),
+      final_only_(final_only) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
     grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error) {
@@ -88,12 +89,13 @@ void GenerateStream::CancelRequest() {
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   const std::lock_guard lock(mutex_);
   Backlog& backlog = backlog_[sample];
-  if (backlog.tokens.empty()) ready_.push_back(sample);
+  if (backlog.tokens.empty() && !final_only_) ready_.push_back(sample);
   backlog_bytes_ += BytesOf(token);
   backlog.tokens.push_back(std::move(token));
 }
 
 void GenerateStream::Flush() {
+  if (final_only_) return;
   const std::lock_guard lock(mutex_);
   Write();
   if (backlog_bytes_ <= max_backlog_bytes_ || done_) return;
@@ -121,7 +123,7 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
 
   const std::lock_guard lock(mutex_);
   Backlog& backlog = backlog_[sample];
-  if (backlog.tokens.empty()) ready_.push_back(sample);
+  if (backlog.tokens.empty() || final_only_) ready_.push_back(sample);
   backlog.complete = std::move(complete);
   Write();
 }

@@ -3,7 +3,8 @@
 //
 // One message is in flight; what comes meanwhile gathers here, sample by sample, and goes out in
 // few large messages. So a slow reader delays nobody, and its own backlog is bounded: past the
-// bound the request ends with RESOURCE_EXHAUSTED.
+// bound the request ends with RESOURCE_EXHAUSTED. With final_only a sample's tokens gather until it
+// ends, and the request's own size is the bound.
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
@@ -28,7 +29,8 @@ class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
   // `engine` outlives the call. `fingerprint` goes into each sample's end.
-  GenerateStream(Engine& engine, v1::Fingerprint fingerprint, size_t max_backlog_bytes);
+  GenerateStream(Engine& engine, v1::Fingerprint fingerprint, size_t max_backlog_bytes,
+                 bool final_only);
 
   // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
   // ends the call with `error` if that is one.
@@ -59,6 +61,7 @@ class GenerateStream final : public RequestSink,
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
   const size_t max_backlog_bytes_;
+  const bool final_only_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
@@ -67,7 +70,7 @@ class GenerateStream final : public RequestSink,
   std::mutex mutex_;  // guards all below
   uint64_t ticket_ = 0;
   std::map<uint32_t, Backlog> backlog_;  // by sample
-  std::deque<uint32_t> ready_;           // samples with a backlog, each once, in turn
+  std::deque<uint32_t> ready_;           // samples with a backlog to write, each once, in turn
   size_t backlog_bytes_ = 0;
   bool is_full_ = false;  // OnWritable will come
   std::optional<absl::Status> done_;

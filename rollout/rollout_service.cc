@@ -117,7 +117,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   GenerationRequest generation;
   generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
   const absl::Status status = FromProto(*request, generation);
-  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), max_backlog_bytes_)
+  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), max_backlog_bytes_,
+                                          request->final_only())
       ->Start(context, std::move(generation), status);
 }
 

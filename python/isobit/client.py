@@ -135,6 +135,7 @@ class RolloutClient(_ModelServiceClient):
             sampling=to_proto(sampling),
             logprob_mode=mode_to_proto(logprob_mode),
             timeout_ms=timeout_ms,
+            final_only=not stream,
         )
         stream_events = self._generate_events(request, timeout)
         return stream_events if stream else _samples_in_order(request, stream_events)

@@ -177,6 +177,11 @@ class ClientTest(unittest.TestCase):
         events = list(self.rollout.generate([1], stream=True))
         self.assertEqual([type(event) for event in events], [Chunk, Chunk, Sample])
 
+    def test_only_a_stream_asks_for_tokens_on_the_way(self):
+        self.rollout.generate([1])
+        list(self.rollout.generate([1], stream=True))
+        self.assertEqual([request.final_only for request in self.rollout_service.requests], [True, False])
+
     def test_closing_a_stream_cancels_the_request(self):
         events = self.rollout.generate([904], stream=True)
         next(events)

@@ -448,6 +448,31 @@ TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
   EXPECT_THAT(slow.status, StatusIs(StatusCode::kResourceExhausted, HasSubstr("too slow")));
 }
 
+TEST_P(RolloutServiceTest, FinalOnlyBringsEachSampleAtItsEnd) {
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 16 * 32;
+  StartServer(options);
+  v1::GenerateRequest request = Bulky(MakeProto());
+  const Generated streamed = Generate(request);
+  request.set_final_only(true);
+  const Generated whole = Generate(request);
+  ISOBIT_ASSERT_OK(whole.status);
+  EXPECT_EQ(whole.num_messages, 16u * 2) << "a chunk and an end for each sample";
+  ASSERT_EQ(whole.tokens.size(), 16u);
+  for (uint32_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(whole.tokens.at(i).SerializeAsString(), streamed.tokens.at(i).SerializeAsString());
+  }
+}
+
+TEST_P(RolloutServiceTest, FinalOnlyMayHoldBackMoreThanASlowReader) {
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 16 * 32;
+  StartServer(options, /*load=*/true, /*max_backlog_bytes=*/64 << 10);
+  v1::GenerateRequest request = Bulky(MakeProto());
+  request.set_final_only(true);
+  ISOBIT_EXPECT_OK(Generate(request).status);
+}
+
 // Requests that come, go and are cancelled from several threads, with fixed seeds: in the end
 // nothing is left, and who read to the end got the bits of an undisturbed run.
 TEST_P(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
