@@ -72,7 +72,7 @@ sanitize() {
     synccheck) tool_options=("${barriers[@]}") ;;
   esac
   read -ra devices <<<"$gpus"
-  CUDA_VISIBLE_DEVICES=${devices[slot % ${#devices[@]}]} \
+  CUDA_VISIBLE_DEVICES=${devices[slot % ${#devices[@]}]} ISOBIT_TEST_SHARED_GPU=1 \
     ISOBIT_TEST_SCALE=${ISOBIT_TEST_SCALE:-$share} timeout -k 10 "${ISOBIT_SANITIZER_SECONDS:-300}" \
     compute-sanitizer --tool "$tool" --error-exitcode 99 --print-limit 20 "${tool_options[@]}" \
     "$test" --gtest_brief=1 --gtest_filter="$case" >"$log.log" 2>&1 || code=$?

@@ -1,4 +1,5 @@
 // The decode schedules of attention, and its walk, against the CPU backend, bit for bit.
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -47,7 +48,8 @@ TEST_F(AttentionDecodeTest, ManySequences) {
   for (const int32_t head_dim : {64, 128}) {
     for (const int32_t page_size : {8, 64}) {
       std::vector<Rows> sequences;
-      for (int i = 0; i < 200; ++i) sequences.push_back({1, Below(random, 1500)});
+      const int count = std::max(20, testing_support::Scaled(200));
+      for (int i = 0; i < count; ++i) sequences.push_back({1, Below(random, 1500)});
       Batch batch({.heads = 8, .kv_heads = 2, .head_dim = head_dim, .page_size = page_size},
                   sequences, random());
       DeviceBatch device(batch);
@@ -69,6 +71,7 @@ TEST_F(AttentionDecodeTest, ThousandsOfSequences) {
 }
 
 TEST_F(AttentionDecodeTest, LongContexts) {
+  const int64_t share = testing_support::Scaled(16);  // of a context's sixteenths
   struct Long {
     int32_t heads;
     int32_t head_dim;
@@ -82,7 +85,7 @@ TEST_F(AttentionDecodeTest, LongContexts) {
                  .head_dim = c.head_dim,
                  .page_size = 64,
                  .window = c.window},
-                {{1, c.position}, {1, 5000}}, 6);
+                {{1, c.position * share / 16}, {1, 5000}}, 6);
     DeviceBatch device(batch);
     const std::vector<Bf16> expected = batch.Expected();
     device.ExpectOfEverySchedule(expected, 1);
@@ -119,7 +122,9 @@ TEST_F(AttentionDecodeTest, NonFiniteKeysAndQueries) {
 TEST_F(AttentionDecodeTest, OrderReachesTheBits) {
   // Many outputs, because rounding to bf16 hides most of a difference.
   const std::vector<Rows> sequences(64, {1, 1535});
-  for (const int64_t distance : {512, 128, 16, 8, 1}) {
+  std::vector<int64_t> distances = {512, 128, 16, 8, 1};
+  distances.resize(static_cast<size_t>(testing_support::Scaled(5)));
+  for (const int64_t distance : distances) {
     Batch batch({.heads = 16, .kv_heads = 1, .head_dim = 128, .page_size = 1}, sequences, 8);
     const std::vector<Bf16> before = batch.Expected();
     // Swaps neighbouring runs of keys through the page table: the second with the third, and so on,

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "kernels/cuda/copy_engine_sum.h"
 #include "kernels/cuda/row_kernels.h"
 #include "tests/kernels/cuda/all_reduce_case.cuh"
+#include "tests/kernels/cuda/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::cuda {
@@ -24,17 +24,18 @@ namespace {
 
 using testing::HasSubstr;
 using testing_support::DeviceBuffer;
+using testing_support::Patience;
 using testing_support::SameBits;
 using testing_support::Scaled;
 using testing_support::View;
 
-// A group with a stream for each rank.
-class Ranks {
+// A group that sums by copy engines.
+class CopyRanks : public RankStreams {
  public:
-  Ranks(std::vector<int> devices, const CopyEngineSumOptions& options,
-        absl::Duration timeout = absl::Seconds(5))
-      : devices_(std::move(devices)) {
-    auto group = PeerGroup::Create(devices_);
+  CopyRanks(std::vector<int> devices, const CopyEngineSumOptions& options,
+            absl::Duration timeout = kRankTimeout)
+      : RankStreams(std::move(devices)), meeting_(size()) {
+    auto group = PeerGroup::Create(this->devices());
     EXPECT_TRUE(group.ok()) << group.status();
     auto waits = PeerAllReduce::Create(
         *group,
@@ -44,63 +45,28 @@ class Ranks {
     auto memory = group->Allocate(CopyEngineSum::SharedBytes(options, size()), 0);
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
-    meeting_ = std::make_unique<RankMeeting>(size());
-    streams_.resize(devices_.size());
     Each([&](int r) {
-      ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&streams_[r].handle, cudaStreamNonBlocking));
       auto sum =
-          CopyEngineSum::Create(options, r, size(), memory_, *meeting_, *waits_[r], streams_[r]);
+          CopyEngineSum::Create(options, r, size(), memory_, meeting_, *waits_[r], stream(r));
       EXPECT_TRUE(sum.ok()) << sum.status();
       sums_.push_back(*std::move(sum));
     });
   }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-  ~Ranks() {
-    Each([this](int r) {
-      sums_[r] = nullptr;
-      cudaStreamDestroy(streams_[r].handle);
-    });
-    cudaSetDevice(0);
+  ~CopyRanks() {
+    Each([this](int r) { sums_[r] = nullptr; });
   }
 
-  int size() const { return static_cast<int>(devices_.size()); }
   OverlappedSum& sum(int r) { return *sums_[r]; }
   PeerAllReduce& waits(int r) { return *waits_[r]; }
-  RankMeeting& meeting() { return *meeting_; }
-  Stream& stream(int r) { return streams_[r]; }
-
-  // On each rank's device.
-  void Each(const std::function<void(int)>& work) const {
-    for (int r = 0; r < size(); ++r) {
-      ISOBIT_CHECK_CUDA(cudaSetDevice(devices_[r]));
-      work(r);
-    }
-  }
-  // The same, each on a thread of its own.
-  void AtOnce(const std::function<void(int)>& work) const {
-    std::vector<std::thread> threads;
-    for (int r = 0; r < size(); ++r) {
-      threads.emplace_back([&, r] {
-        ISOBIT_CHECK_CUDA(cudaSetDevice(devices_[r]));
-        work(r);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-  void Synchronize() const {
-    Each([this](int r) { ISOBIT_CHECK_CUDA(cudaStreamSynchronize(streams_[r].handle)); });
-  }
+  RankMeeting& meeting() { return meeting_; }
   void ExpectOk() const {
     for (const auto& waits : waits_) EXPECT_TRUE(waits->Check().ok()) << waits->Check();
   }
 
  private:
-  std::vector<int> devices_;
+  RankMeeting meeting_;
   std::vector<std::unique_ptr<PeerAllReduce>> waits_;
   PeerMemory memory_;
-  std::unique_ptr<RankMeeting> meeting_;
-  std::vector<Stream> streams_;
   std::vector<std::unique_ptr<CopyEngineSum>> sums_;
 };
 
@@ -108,7 +74,7 @@ class CopyEngineSumTest : public testing_support::RowTest {
  protected:
   // One sum and norm of a half on all ranks. Every row's residual is updated by one rank, and left
   // alone by the others.
-  void Compare(Ranks& ranks, int half, int64_t rows, int64_t hidden, NumericsMode mode) {
+  void Compare(CopyRanks& ranks, int half, int64_t rows, int64_t hidden, NumericsMode mode) {
     const int64_t count = rows * hidden;
     const bool specials = Chance(3);
     std::vector<std::vector<float>> partials;
@@ -202,7 +168,7 @@ TEST_F(CopyEngineSumTest, EqualsReduceThenRmsNorm) {
     for (const std::vector<int>& devices : Placements(size)) {
       for (const int64_t hidden : {64, 99, 576, 4096, 9000}) {
         for (const auto mode : {NumericsMode::kTree, NumericsMode::kBatchInvariant}) {
-          Ranks ranks(devices, {.hidden = hidden, .max_rows = 1030, .mode = mode});
+          CopyRanks ranks(devices, {.hidden = hidden, .max_rows = 1030, .mode = mode});
           for (const int64_t rows : {1, 3, 64, 7, 257, 1030, 2}) {
             if (HasFailure()) return;
             if (rows * hidden * size > Scaled(10'000'000)) continue;
@@ -319,7 +285,7 @@ TEST_F(CopyEngineSumTest, RepeatsWithDelays) {
       for (const bool dependent : {false, true}) {
         SCOPED_TRACE(
             absl::StrCat("devices ", absl::StrJoin(devices, ","), dependent ? ", PDL" : ""));
-        Ranks ranks(devices, {.hidden = kHidden, .max_rows = kMostRows});
+        CopyRanks ranks(devices, {.hidden = kHidden, .max_rows = kMostRows});
         std::vector<std::unique_ptr<StepBuffers>> buffers;
         ranks.Each([&](int r) {
           buffers.push_back(std::make_unique<StepBuffers>(num_steps));
@@ -368,7 +334,7 @@ TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
   for (const std::vector<int>& devices : Placements(4)) {
     for (const bool sends : {false, true}) {  // whether the missing rank goes half of the way
       SCOPED_TRACE(absl::StrCat("devices ", absl::StrJoin(devices, ","), ", sends ", sends));
-      Ranks ranks(devices, {.hidden = kHidden, .max_rows = kMostRows}, absl::Milliseconds(200));
+      CopyRanks ranks(devices, {.hidden = kHidden, .max_rows = kMostRows}, absl::Milliseconds(200));
       std::vector<std::unique_ptr<StepBuffers>> buffers;
       ranks.Each([&](int) { buffers.push_back(std::make_unique<StepBuffers>(1)); });
       const auto send = [&](int r) {
@@ -390,14 +356,13 @@ TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
         if (r != 2 || sends) send(r);
         if (r != 2) return finish(r);
         for (int i = 0; i < 2; ++i) {  // the thread comes, its GPU does not
-          ASSERT_TRUE(
-              ranks.meeting().Meet(r, absl::Seconds(5), [] { return absl::OkStatus(); }).ok());
+          ASSERT_TRUE(ranks.meeting().Meet(r, kRankTimeout, [] { return absl::OkStatus(); }).ok());
         }
       });
       ranks.Synchronize();
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       EXPECT_GE(seconds, 0.19);
-      EXPECT_LT(seconds, 0.9);
+      EXPECT_LT(seconds, 0.9 * Patience());
       for (int r = 0; r < 4; ++r) {
         const absl::Status status = ranks.waits(r).Check();
         EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -408,8 +373,8 @@ TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
 }
 
 TEST_F(CopyEngineSumTest, GivesUpOnAThreadThatDoesNotCome) {
-  Ranks ranks({0, 0},
-              {.hidden = kHidden, .max_rows = kMostRows, .timeout = absl::Milliseconds(50)});
+  CopyRanks ranks({0, 0},
+                  {.hidden = kHidden, .max_rows = kMostRows, .timeout = absl::Milliseconds(50)});
   StepBuffers b(1);
   ASSERT_TRUE(ranks.sum(0).Send(0, b.partial[0].data(), 100).ok());
   EXPECT_EQ(ranks.sum(0).Sum(0, b.Norm(0)),
@@ -418,7 +383,7 @@ TEST_F(CopyEngineSumTest, GivesUpOnAThreadThatDoesNotCome) {
 }
 
 TEST_F(CopyEngineSumTest, RefusesWhatItCannotDo) {
-  Ranks ranks({0, 0}, {.hidden = 64, .max_rows = 10});
+  CopyRanks ranks({0, 0}, {.hidden = 64, .max_rows = 10});
   EXPECT_EQ(ranks.sum(0).Send(0, nullptr, 11).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ranks.sum(0).Sum(0, {.rows = 5, .hidden = 128}).code(),
             absl::StatusCode::kInvalidArgument);

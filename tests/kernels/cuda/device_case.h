@@ -41,6 +41,12 @@ inline int Scaled(int count) {
   return scale == nullptr ? count : std::max(1, static_cast<int>(count * std::atof(scale)));
 }
 
+// Whether ISOBIT_TEST_SHARED_GPU says that other processes are on the GPU: they take and give
+// memory.
+inline bool SharesGpu() { return std::getenv("ISOBIT_TEST_SHARED_GPU") != nullptr; }
+// What bounds on time are to be multiplied by: a kernel then waits for others' turns.
+inline int Patience() { return SharesGpu() ? 20 : 1; }
+
 // n elements of GPU memory between two guard zones; everything is poison (all bits set: a NaN in
 // bf16 and in fp32, -1 as an index) until it is written. Bytes `offset` past a 256-byte boundary.
 template <typename T>

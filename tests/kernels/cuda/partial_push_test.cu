@@ -96,7 +96,7 @@ class PartialPushTest : public testing_support::RowTest {
       layers[r]->out.Poison();
       layers[r]->partial.Poison();
     });
-    const auto stream = [&](int r) { return Stream{ranks.stream(r), dependent}; };
+    const auto stream = [&](int r) { return Stream{ranks.stream(r).handle, dependent}; };
     const auto norm = [&](int r) {
       ASSERT_TRUE(layers[r]->Norm(ranks.end(r), m, pushes, stream(r)).ok());
     };
@@ -134,7 +134,7 @@ TEST_F(PartialPushTest, GivesTheBitsOfStoredPartials) {
     for (const std::vector<int>& devices : Placements(size)) {
       const bool shared = std::set<int>(devices.begin(), devices.end()).size() < devices.size();
       for (const int64_t n : {998, 1536, 4096}) {
-        Ranks ranks(devices, {.hidden = n, .timeout = absl::Seconds(5)});
+        Ranks ranks(devices, {.hidden = n, .timeout = kRankTimeout});
         const std::vector<Bf16> residual = operands_.Bf16s(kMaxRows * n, false);
         const std::vector<Bf16> weight = operands_.Bf16s(n, false);
         for (const int64_t k : {1000, 1024, 4096}) {
