@@ -1,6 +1,6 @@
 """Sends many requests at once from several processes, so that Python is not what is measured.
 
-Every stream is read token by token, as a client that shows text does.
+A request is read token by token, as a client that shows text does, unless its "stream" is False.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ from typing import Any, Self
 from isobit.client import RolloutClient
 from isobit.results import Chunk
 
-# Keyword arguments of RolloutClient.generate.
+# Keyword arguments of RolloutClient.generate, which streams unless they say otherwise.
 Request = Mapping[str, Any]
 
 # Enough for every process to have its share and a connection before all begin.
@@ -39,8 +39,8 @@ class LoadGenerator:
     """Client processes that stay for many loads; use it in a `with` statement."""
 
     def __init__(self, num_processes: int = 0):
-        """`num_processes`: 0 takes a quarter of the processors, but at most 8."""
-        self._num_processes = num_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
+        """`num_processes`: 0 takes half of the processors, but at most 32."""
+        self._num_processes = num_processes or max(1, min(32, (os.cpu_count() or 1) // 2))
         # Not by fork, which the threads of gRPC do not survive.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(self._num_processes, mp_context=context)
@@ -89,6 +89,10 @@ def _send(target: str, requests: Sequence[Request], concurrency: int, start: flo
 
 def _read(client: RolloutClient, request: Request) -> Timing:
     """One request, with the clock's own times."""
+    if not request.get("stream", True):
+        samples = client.generate(**request)
+        end = time.monotonic()
+        return Timing(end, end, sum(len(sample.tokens.token_ids) for sample in samples), len(samples))
     first, tokens, messages = 0.0, 0, 0
     for event in client.generate(stream=True, **request):
         if isinstance(event, Chunk):

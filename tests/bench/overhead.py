@@ -7,8 +7,8 @@ ratios to `vanilla`.
   latency     one batch of requests of equal length (figures 9 and 12 of the paper on tree-based invariant
               kernels): until every request has its first token, and the time of each later token
   throughput  many requests of 90 to 110 tokens (the table of "Defeating Nondeterminism in LLM Inference")
-  streams     as many sequences as streams, beside the same in few calls of n samples, which cost the server
-              few messages: what the front costs. Each mode is compared with itself.
+  streams     as many sequences as streams, beside the same in few calls that get whole samples, one message
+              each: what streaming costs, the client's part of it included. Each mode is compared with itself.
 """
 
 import argparse
@@ -77,7 +77,10 @@ class Loads:
         samples = min(max_n, arguments.streams)
         if arguments.streams % samples:
             raise ValueError(f"--streams is {arguments.streams}, expected a multiple of {samples}")
-        self.calls = [{**one, "seed": seed, "n": samples} for seed in range(arguments.streams // samples)]
+        self.calls = [
+            {**one, "seed": seed, "n": samples, "stream": False}
+            for seed in range(arguments.streams // samples)
+        ]
 
     def _batch(self, size: int, pair: str) -> list[Request]:
         prompt_tokens, tokens = (int(number) for number in pair.split(":"))
