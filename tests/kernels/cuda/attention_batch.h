@@ -175,6 +175,17 @@ class Batch {
   int64_t rows_ = 0;
 };
 
+// All that can take keys of this shape; clusters: 1, 2 and 7 to a block of rows.
+inline std::vector<DecodeSchedule> DecodeSchedules(const Shape& shape) {
+  std::vector<DecodeSchedule> schedules = {{DecodeSchedule::kPairs}};
+  if (shape.head_dim % 8 == 0) {
+    for (const int clusters : {1, 2, 7}) {
+      schedules.push_back({DecodeSchedule::kClusters, clusters});
+    }
+  }
+  return schedules;
+}
+
 // The same batch in GPU memory.
 class DeviceBatch {
  public:
@@ -227,16 +238,8 @@ class DeviceBatch {
         },
         DecodeWorkspaceBytes(Args(), sequences(), max_tokens), stream);
   }
-  // By every schedule that can take the keys, clusters 1, 2 and 7 to a block of rows.
   void ExpectOfEverySchedule(const std::vector<Bf16>& expected, int32_t max_tokens) {
-    const Shape& shape = batch_.shape();
-    std::vector<DecodeSchedule> schedules = {{DecodeSchedule::kPairs}};
-    if (shape.head_dim % 8 == 0) {
-      for (const int clusters : {1, 2, 7}) {
-        schedules.push_back({DecodeSchedule::kClusters, clusters});
-      }
-    }
-    for (const DecodeSchedule& schedule : schedules) {
+    for (const DecodeSchedule& schedule : DecodeSchedules(batch_.shape())) {
       const std::vector<Bf16> actual = Run(
           [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
             return LaunchDecodeAttentionAs(schedule, args, *args.sequences.device, max_tokens,
@@ -244,7 +247,8 @@ class DeviceBatch {
           },
           DecodeWorkspaceBytes(Args(), sequences(), max_tokens));
       EXPECT_TRUE(SameBits<Bf16>(actual, expected))
-          << "schedule " << schedule.kind << " " << schedule.clusters << ", " << shape.Describe();
+          << "schedule " << schedule.kind << " " << schedule.clusters << ", "
+          << batch_.shape().Describe();
     }
   }
   std::vector<Bf16> Walk() {

@@ -125,20 +125,33 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
       }
     }
     std::ranges::fill(batch.q(), kPoison);
-    DeviceBatch device(batch, {.part_of_step = part_of_step});
-    const std::vector<Bf16> actual = device.Run(
-        [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
-          const Grid grid = {.blocks = dim3(64), .threads = dim3(512)};
-          for (const auto& [to, from] : {std::pair(&device.k(), &k), std::pair(&device.v(), &v),
-                                         std::pair(&device.q(), &q)}) {
-            const absl::Status status =
-                Launch(WriteLate, grid, s, to->data(), from->data(), from->size());
-            if (!status.ok()) return status;
-          }
-          return LaunchAttention(args, workspace, s);
-        },
-        AttentionWorkspaceBytes(device.Args()));
-    ASSERT_TRUE(SameBits<Bf16>(actual, expected)) << i << ": " << shape.Describe();
+    const auto expect = [&](const char* name, const DeviceBatch::Launcher& launch) {
+      DeviceBatch device(batch, {.part_of_step = part_of_step});
+      const std::vector<Bf16> actual = device.Run(
+          [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
+            const Grid grid = {.blocks = dim3(8), .threads = dim3(512)};
+            for (const auto& [to, from] : {std::pair(&device.k(), &k), std::pair(&device.v(), &v),
+                                           std::pair(&device.q(), &q)}) {
+              const absl::Status status =
+                  Launch(WriteLate, grid, s, to->data(), from->data(), from->size());
+              if (!status.ok()) return status;
+            }
+            return launch(args, workspace, s);
+          },
+          std::max(AttentionWorkspaceBytes(device.Args()),
+                   DecodeWorkspaceBytes(device.Args(), device.sequences(), 2)));
+      EXPECT_TRUE(SameBits<Bf16>(actual, expected))
+          << i << ", " << name << ": " << shape.Describe();
+    };
+    expect("as the model calls it", LaunchAttention);
+    for (const DecodeSchedule& schedule : DecodeSchedules(shape)) {
+      expect(schedule.kind == DecodeSchedule::kPairs ? "by pairs" : "by clusters",
+             [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
+               return LaunchDecodeAttentionAs(schedule, args, *args.sequences.device, 2, workspace,
+                                              s);
+             });
+    }
+    if (HasFailure()) return;
   }
 }
 

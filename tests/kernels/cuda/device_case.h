@@ -45,7 +45,7 @@ inline int Scaled(int count) {
 // memory.
 inline bool SharesGpu() { return std::getenv("ISOBIT_TEST_SHARED_GPU") != nullptr; }
 // What bounds on time are to be multiplied by: a kernel then waits for others' turns.
-inline int Patience() { return SharesGpu() ? 20 : 1; }
+inline int Patience() { return SharesGpu() ? 100 : 1; }
 
 // n elements of GPU memory between two guard zones; everything is poison (all bits set: a NaN in
 // bf16 and in fp32, -1 as an index) until it is written. Bytes `offset` past a 256-byte boundary.

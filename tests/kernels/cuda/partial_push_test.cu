@@ -10,6 +10,8 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/all_reduce.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/system_memory.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_layout.h"
 #include "tests/kernels/cuda/rank_case.cuh"
@@ -84,9 +86,17 @@ struct Layer {
   DeviceBuffer<Bf16> residual, out, weight;
 };
 
+// Keeps a rank back for a while between its layer and its sum.
+__global__ void ComeLate() {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  for (const uint64_t begin = GlobalTimer(); GlobalTimer() - begin < 200000;) {
+  }
+}
+
 class PartialPushTest : public testing_support::RowTest {
  protected:
-  // What every rank has in `out` and `residual` after three times the layer and its norm.
+  // What every rank has in `out` and `residual` after four times the layer and its norm.
   std::vector<std::vector<Bf16>> Run(Ranks& ranks, std::vector<std::unique_ptr<Layer>>& layers,
                                      const std::vector<Bf16>& residual, int64_t m, bool pushes,
                                      bool shared) {
@@ -100,12 +110,17 @@ class PartialPushTest : public testing_support::RowTest {
     const auto norm = [&](int r) {
       ASSERT_TRUE(layers[r]->Norm(ranks.end(r), m, pushes, stream(r)).ok());
     };
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
       ranks.Each([&](int r) {
         const PartialPush* const push = pushes ? ranks.end(r).Push(m) : nullptr;
         ASSERT_EQ(push != nullptr, pushes);
         ASSERT_TRUE(layers[r]->Multiply(m, push, stream(r)).ok());
-        if (!shared) norm(r);
+        if (shared) return;
+        // Ranks come late to the sum by turns.
+        if (r == i % ranks.size()) {
+          ASSERT_TRUE(Launch(ComeLate, {.blocks = dim3(1), .threads = dim3(1)}, stream(r)).ok());
+        }
+        norm(r);
       });
       // On a shared GPU a sum may hold the multiprocessors that a peer's clusters need.
       if (!shared) continue;
