@@ -13,7 +13,6 @@
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
 #include "trainer_bridge/scorer/group_leader.h"
 #include "trainer_bridge/scorer/group_member.h"
@@ -62,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
 
 int Serve(const Settings& settings) {
   ScorerService service(settings.service);
-  ServerRunner runner(ServerOptionsFromFlags());
+  ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {
     ISOBIT_LOG(Error) << started.ToString();
@@ -92,7 +91,7 @@ int Serve(const Settings& settings) {
 
 // Serves nothing but its health, which is the group's.
 [[noreturn]] void ServeLeader(const Settings& settings) {
-  ServerRunner runner(ServerOptionsFromFlags());
+  ServerRunner runner(settings.server);
   if (const absl::Status started = runner.Start(); !started.ok()) {
     ISOBIT_LOG(Error) << started.ToString();
     ExitAtOnce(1);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_ops.h"
 
 ABSL_FLAG(std::string, model_root, "",
@@ -25,8 +26,11 @@ ABSL_FLAG(int, shards, 2,
 ABSL_FLAG(std::optional<int>, world_size, std::nullopt,
           "Processes whose shards are one scorer (--backend=cuda); if not given, what torchrun or "
           "LeaderWorkerSet put into the environment, else 1.");
-ABSL_FLAG(std::optional<int>, rank, std::nullopt,
-          "This process's, from 0. Rank 0 serves; the others work for it. As --world_size.");
+ABSL_FLAG(
+    std::optional<int>, rank, std::nullopt,
+    "This process's, from 0. Rank 0 serves; the others work for it and report their health at "
+    "ports of their own: of a host's processes under torchrun, those after the first take a "
+    "free port for --port and add .1, .2, ... to --port_file. As --world_size.");
 ABSL_FLAG(std::string, master_addr, "", "Where rank 0 is reached by the others. As --world_size.");
 ABSL_FLAG(std::optional<int>, master_port, std::nullopt,
           "Of rank 0, for the others; if not given, as --world_size, else 29500.");
@@ -84,6 +88,16 @@ absl::StatusOr<std::vector<int>> DevicesFromFlags(int num_shards, int local_rank
   return devices;
 }
 
+// torchrun starts all processes of a host by one command line: those after the first take a port of
+// the system's choice, and a file of their own for it.
+ServerOptions ServerOptionsOfProcess(int local_rank) {
+  ServerOptions options = ServerOptionsFromFlags();
+  if (local_rank == 0) return options;
+  options.port = 0;
+  if (!options.port_file.empty()) absl::StrAppend(&options.port_file, ".", local_rank);
+  return options;
+}
+
 // Where the ranks compute, and what depends on it.
 absl::Status ReadBackend(Settings& settings) {
   ScorerOptions& scorer = settings.scorer;
@@ -128,6 +142,7 @@ absl::StatusOr<Settings> SettingsFromFlags() {
                                           .master_addr = absl::GetFlag(FLAGS_master_addr),
                                           .master_port = absl::GetFlag(FLAGS_master_port)},
                                          [](const char* name) { return std::getenv(name); }));
+  settings.server = ServerOptionsOfProcess(settings.place.local_rank);
   scorer.local_shards = absl::GetFlag(FLAGS_shards);
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("shards", scorer.local_shards, 1, kMaxShards / settings.place.world_size));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/server_runner.h"
 #include "trainer_bridge/scorer/process_place.h"
 #include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
@@ -21,6 +22,7 @@ struct Settings {
   ProcessPlace place;
   std::vector<int> devices;           // CUDA ordinals; empty: the CPU
   std::chrono::milliseconds timeout;  // of what waits for another rank or process
+  ServerOptions server;
 };
 
 // INVALID_ARGUMENT, naming the flag or variable.
