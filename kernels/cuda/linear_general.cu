@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                      ? contract::TreeOf(of_leaf, args.leaves.num_leaves)
                      : contract::ChainOf(of_leaf, args.leaves.num_leaves);
     }
-    FinishUnit<kOutput>(args.target, first_row, x_row, {total[0], total[1], total[2], total[3]},
-                        operation);
+    FinishUnits<kOutput, 1>(args.target, first_row, x_row, total, operation);
   }
 }
 

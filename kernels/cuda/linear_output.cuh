@@ -70,24 +70,24 @@ __device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {
   return result;
 }
 
-__device__ __forceinline__ void StorePair(const LinearTarget& target, int32_t row, int32_t column,
-                                          int32_t end, uint32_t pair) {
-  if (row >= target.m || column >= end) return;
-  Bf16* y = static_cast<Bf16*>(target.y) + row * target.ldy + column;
+// Stores a pair of columns of each of the rows row, row + 8, ..., less those from m on.
+template <int kPairs>
+__device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t row, int32_t column,
+                                           int32_t end, const uint32_t (&pairs)[kPairs]) {
+  Bf16* const y = static_cast<Bf16*>(target.y) + row * target.ldy + column;
   if (target.pairs && column + 1 < end) {
-    *reinterpret_cast<uint32_t*>(y) = pair;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (row + 8 * i < target.m) *reinterpret_cast<uint32_t*>(y + 8 * i * target.ldy) = pairs[i];
+    }
     return;
   }
-  y[0] = static_cast<Bf16>(pair);
-  if (column + 1 < end) y[1] = static_cast<Bf16>(pair >> 16);
-}
-
-// contract::SwiGlu of the low halves.
-__device__ __forceinline__ uint32_t SwiGluOf(uint32_t gate, uint32_t up) {
-  const float g = contract::Bf16ToFloat(static_cast<Bf16>(gate));
-  const float sigmoid = g >= kLeastModerateGate ? SigmoidOfModerate(g) : contract::Sigmoid(g);
-  return contract::FloatToBf16(
-      contract::Mul(contract::Mul(g, sigmoid), contract::Bf16ToFloat(static_cast<Bf16>(up))));
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    if (row + 8 * i >= target.m) continue;
+    if (column < end) y[8 * i * target.ldy] = static_cast<Bf16>(pairs[i]);
+    if (column + 1 < end) y[8 * i * target.ldy + 1] = static_cast<Bf16>(pairs[i] >> 16);
+  }
 }
 
 // A block that pushes lets its successor, the sum over ranks, start when all before this kernel has
@@ -106,78 +106,109 @@ __device__ __forceinline__ uint32_t OperationOf(const LinearTarget& target) {
   return target.pushes ? NextOperation(target.push) : 0;
 }
 
-// Pushes 16 columns x 8 rows, held as in FinishUnit: a 4 x 4 transposition over the lanes of four
-// neighbouring columns gives each lane four columns of one row.
-__device__ __forceinline__ void PushUnit(const LinearTarget& target, int32_t first_column,
-                                         int32_t first_row, float4 sum, uint32_t operation) {
-  float v[4] = {sum.x, sum.y, sum.z, sum.w};
+// Pushes units held as in FinishUnits: a 4 x 4 transposition over the lanes of four neighbouring
+// columns gives each lane four columns of one row of each unit.
+template <int kUnits>
+__device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t first_column,
+                                          int32_t first_row, const float (&sums)[4 * kUnits],
+                                          uint32_t operation) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool odd = (lane & 4) != 0;
   const bool high = (lane & 8) != 0;
+  float4 quads[kUnits];
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const float got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 4);
-    (odd ? v[i] : v[i + 1]) = got;
-  }
+  for (int u = 0; u < kUnits; ++u) {
+    float v[4] = {sums[4 * u], sums[4 * u + 1], sums[4 * u + 2], sums[4 * u + 3]};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 8);
-    (high ? v[i] : v[i + 2]) = got;
+    for (int i = 0; i < 4; i += 2) {
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 4);
+      (odd ? v[i] : v[i + 1]) = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 8);
+      (high ? v[i] : v[i + 2]) = got;
+    }
+    quads[u] = {v[0], v[1], v[2], v[3]};
   }
   const int32_t row = first_row + 2 * (lane % 4) + (odd ? 1 : 0);
   const int32_t column = first_column + (high ? 8 : 0) + lane / 16 * 4;
-  if (row < target.m) PushQuad(target.push, operation, row, column / 4, {v[0], v[1], v[2], v[3]});
+  PushQuads(target.push, operation, row, target.m, column / 4, quads);
 }
 
-// Finishes 16 packed weight rows x 8 rows of x, held by a warp as a product with the weights as its
-// first operand: lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4,
-// q = l % 4. first_row: packed, a multiple of 16; first_x_row: a multiple of 8.
-template <LinearOutput kOutput>
-__device__ __forceinline__ void FinishUnit(const LinearTarget& target, int32_t first_row,
-                                           int32_t first_x_row, float4 sum, uint32_t operation) {
+// Finishes units of 16 packed weight rows x 8 rows of x: those weight rows by kUnits times 8
+// consecutive rows of x. A warp holds a unit as a product with the weights as its first operand has
+// it: lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4, q = l % 4.
+// first_row: packed, a multiple of 16; first_x_row: a multiple of 8. Units are finished together
+// because at the end of a kernel a warp is alone on its scheduler: addresses are worked out once
+// for all of them, and what is computed of one fills the waits of another.
+template <LinearOutput kOutput, int kUnits>
+__device__ __forceinline__ void FinishUnits(const LinearTarget& target, int32_t first_row,
+                                            int32_t first_x_row, float (&sums)[4 * kUnits],
+                                            uint32_t operation) {
   const int32_t g = static_cast<int32_t>(threadIdx.x) % 32 / 4;
   const int32_t q = static_cast<int32_t>(threadIdx.x) % 4;
-  // Rows 0-7 of the unit are y's columns `low` and on, rows 8-15 are `high` and on.
+  // Rows 0-7 of a unit are y's columns `low` and on, rows 8-15 are `high` and on.
   const int32_t low = target.gated ? first_row / 2 : first_row;
   const int32_t high = target.gated ? target.ups + low : low + 8;
   const int32_t low_end = target.n;
   const int32_t high_end = target.ups + target.n;
   if (target.bias != nullptr) {
-    if (low + g < low_end) {
-      const float bias = target.bias[low + g];
-      sum.x = contract::Add(sum.x, bias);
-      sum.y = contract::Add(sum.y, bias);
-    }
-    if (high + g < high_end) {
-      const float bias = target.bias[high + g];
-      sum.z = contract::Add(sum.z, bias);
-      sum.w = contract::Add(sum.w, bias);
-    }
+    const auto add = [&](int first, float bias) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        sums[4 * u + first] = contract::Add(sums[4 * u + first], bias);
+        sums[4 * u + first + 1] = contract::Add(sums[4 * u + first + 1], bias);
+      }
+    };
+    if (low + g < low_end) add(0, target.bias[low + g]);
+    if (high + g < high_end) add(2, target.bias[high + g]);
   }
   if constexpr (kOutput == LinearOutput::kFp32) {
-    if (target.pushes) return PushUnit(target, first_row, first_x_row, sum, operation);
-    float* y = static_cast<float*>(target.y) + (first_x_row + 2 * q) * target.ldy;
-    const bool first = first_x_row + 2 * q < target.m;
-    const bool second = first_x_row + 2 * q + 1 < target.m;
-    if (low + g < low_end) {
-      if (first) y[low + g] = sum.x;
-      if (second) y[target.ldy + low + g] = sum.y;
+    if (target.pushes) {
+      return PushUnits<kUnits>(target, first_row, first_x_row, sums, operation);
     }
-    if (high + g < high_end) {
-      if (first) y[high + g] = sum.z;
-      if (second) y[target.ldy + high + g] = sum.w;
+    const int32_t row = first_x_row + 2 * q;
+    float* const y = static_cast<float*>(target.y) + row * target.ldy + low + g;
+    const bool has_low = low + g < low_end;
+    const bool has_high = high + g < high_end;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float* const at = y + (8 * u + i) * target.ldy;
+        const bool in = row + 8 * u + i < target.m;
+        if (in && has_low) at[0] = sums[4 * u + i];
+        if (in && has_high) at[high - low] = sums[4 * u + 2 + i];
+      }
     }
-  } else if constexpr (kOutput == LinearOutput::kBf16) {
-    const uint32_t low_pair = Transpose8x8(PackBf16(sum.x, sum.y));
-    const uint32_t high_pair = Transpose8x8(PackBf16(sum.z, sum.w));
-    StorePair(target, first_x_row + g, low + 2 * q, low_end, low_pair);
-    StorePair(target, first_x_row + g, high + 2 * q, high_end, high_pair);
   } else {
-    const uint32_t gates = PackBf16(sum.x, sum.y);
-    const uint32_t ups = PackBf16(sum.z, sum.w);
-    const uint32_t even = SwiGluOf(gates, ups);
-    const uint32_t odd = SwiGluOf(gates >> 16, ups >> 16);
-    StorePair(target, first_x_row + g, low + 2 * q, low_end, Transpose8x8(even | odd << 16));
+    // Four pairs at a time hide SwiGLU's waits and leave registers for what is pending.
+    constexpr int kPairs = kOutput == LinearOutput::kSwiGlu && kUnits > 4 ? 4 : kUnits;
+#pragma unroll
+    for (int u = 0; u < kUnits; u += kPairs) {
+      uint32_t lows[kPairs];
+      uint32_t highs[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const float* sum = sums + 4 * (u + i);
+        lows[i] = PackBf16(sum[0], sum[1]);
+        highs[i] = PackBf16(sum[2], sum[3]);
+      }
+      const auto store = [&](int32_t column, int32_t end, uint32_t(&pairs)[kPairs]) {
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = Transpose8x8(pair);
+        StorePairs(target, first_x_row + 8 * u + g, column + 2 * q, end, pairs);
+      };
+      if constexpr (kOutput == LinearOutput::kSwiGlu) {
+        uint32_t products[kPairs];
+        SwiGluPairs(lows, highs, products);
+        store(low, low_end, products);
+      } else {
+        store(low, low_end, lows);
+        store(high, high_end, highs);
+      }
+    }
   }
 }
 

@@ -352,11 +352,7 @@ struct LinearStream {
       if constexpr (!kSplit) {
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (row + warp * kGroupRows < end_row && warp * kGroupRows < args.schedule.rows) {
-#pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) {
-            Finish(row + warp * kGroupRows, j,
-                   {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
-          }
+          Finish<kColumns / 8>(row + warp * kGroupRows, 0, sums);
         }
       }
     }
@@ -367,9 +363,11 @@ struct LinearStream {
     if (threadIdx.x % 32 == 0) Arrive(empty(stage));
   }
 
-  __device__ __forceinline__ void Finish(int row, int j, float4 sum) const {
-    FinishUnit<kOutput>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j, sum,
-                        operation);
+  // Finishes units of the packed rows from `row` on and the block's rows of x from 8 j on.
+  template <int kUnits>
+  __device__ __forceinline__ void Finish(int row, int j, float (&sums)[4 * kUnits]) const {
+    FinishUnits<kOutput, kUnits>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j,
+                                 sums, operation);
   }
 
   // Sends the sums to the blocks that finish them, as their sum number `slot`.
@@ -391,48 +389,85 @@ struct LinearStream {
     }
   }
 
-  static __device__ __forceinline__ float4 Add4(float4 a, float4 b) {
-    return {contract::Add(a.x, b.x), contract::Add(a.y, b.y), contract::Add(a.z, b.z),
-            contract::Add(a.w, b.w)};
-  }
-
+  // Finishes the block's units, every fourth by this warp: all of the same weight rows.
   __device__ __forceinline__ void FinishReceived() const {
     const Exchange exchange(kColumns, kSum, args.cluster, args.schedule.leaves);
     const int rank = first_leaf / args.schedule.leaves;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (rank * exchange.units_each >= kColumns / 2) return;
     WaitClusterBarrier(received(), 0);
+    if (kColumns >= 64 && exchange.units_each == 16) return FinishReceived<4>(exchange, rank);
+    if (kColumns >= 32 && exchange.units_each == 8) return FinishReceived<2>(exchange, rank);
+    if (static_cast<int>(threadIdx.x) / 32 < exchange.units_each) FinishReceived<1>(exchange, rank);
+  }
+
+  template <int kUnits>
+  __device__ __forceinline__ void FinishReceived(const Exchange& exchange, int rank) const {
     extern __shared__ __align__(1024) std::byte memory[];
-#pragma unroll 1
-    for (int i = warp; i < exchange.units_each; i += 4) {
-      const auto slot = [&](int s) {
-        return *reinterpret_cast<const float4*>(memory + plan.received +
-                                                (s * exchange.units_each + i) * kUnitBytes +
-                                                threadIdx.x % 32 * 16);
-      };
-      float4 sum;
-      if constexpr (kSum == contract::LeafSum::kChain) {
-        sum = slot(0);
-#pragma unroll 4
-        for (int s = 1; s < exchange.slots; ++s) sum = Add4(sum, slot(s));
-      } else {
-        sum = Add4(slot(0), slot(1));
-        if (exchange.slots > 2) sum = Add4(sum, Add4(slot(2), slot(3)));
-        if (exchange.slots > 4) {
-          sum = Add4(sum, Add4(Add4(slot(4), slot(5)), Add4(slot(6), slot(7))));
-        }
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int unit = rank * exchange.units_each + warp;
+    const int row = first_row + unit % 4 * kGroupRows;
+    if (row >= end_row) return;
+    float sums[4 * kUnits];
+    const auto load = [&](int slot, float(&to)[4 * kUnits]) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const float4 sum = *reinterpret_cast<const float4*>(
+            memory + plan.received + (slot * exchange.units_each + warp + 4 * u) * kUnitBytes +
+            threadIdx.x % 32 * 16);
+        to[4 * u] = sum.x;
+        to[4 * u + 1] = sum.y;
+        to[4 * u + 2] = sum.z;
+        to[4 * u + 3] = sum.w;
       }
-      const int unit = rank * exchange.units_each + i;
-      const int row = first_row + unit % 4 * kGroupRows;
-      if (row < end_row) Finish(row, unit / 4, sum);
+    };
+    const auto add = [](float(&left)[4 * kUnits], const float(&right)[4 * kUnits]) {
+#pragma unroll
+      for (int i = 0; i < 4 * kUnits; ++i) left[i] = contract::Add(left[i], right[i]);
+    };
+    const auto add_slot = [&](float(&left)[4 * kUnits], int slot) {
+      float right[4 * kUnits];
+      load(slot, right);
+      add(left, right);
+    };
+    load(0, sums);
+    if constexpr (kSum == contract::LeafSum::kChain) {
+#pragma unroll 4
+      for (int s = 1; s < exchange.slots; ++s) add_slot(sums, s);
+    } else {
+      add_slot(sums, 1);
+      if (exchange.slots > 2) {
+        float two[4 * kUnits];
+        load(2, two);
+        add_slot(two, 3);
+        add(sums, two);
+      }
+      if (exchange.slots > 4) {
+        float four[4 * kUnits];
+        load(4, four);
+        add_slot(four, 5);
+        float six[4 * kUnits];
+        load(6, six);
+        add_slot(six, 7);
+        add(four, six);
+        add(sums, four);
+      }
     }
+    Finish<kUnits>(row, unit / 4, sums);
   }
 };
 
+// Blocks of a multiprocessor that registers must suffice for: those that the table of schedules
+// gives it (linear_schedule.cc, Whole), or one and a block of the next kernel. Pending sums of a
+// tree need more.
+template <int kColumns, contract::LeafSum kSum, bool kSplit, int kWarpgroups>
+inline constexpr int kBlocksForRegisters =
+    kWarpgroups == 2 || (kColumns == 64 && kSum == contract::LeafSum::kTree) ? 1
+    : !kSplit && kColumns <= (kSum == contract::LeafSum::kTree ? 16 : 32)    ? 3
+                                                                             : 2;
+
 template <int kColumns, contract::LeafSum kSum, LinearOutput kOutput, bool kSplit, int kWarpgroups>
-__global__ void __launch_bounds__(
-    StreamThreads(kWarpgroups),
-    kWarpgroups == 2 || (kColumns == 64 && kSum == contract::LeafSum::kTree) ? 1 : 2)
+__global__ void __launch_bounds__(StreamThreads(kWarpgroups),
+                                  kBlocksForRegisters<kColumns, kSum, kSplit, kWarpgroups>)
     LinearStreamKernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(1024) std::byte memory[];

@@ -55,13 +55,17 @@ __device__ __forceinline__ uint32_t NextOperation(const PartialPush& push) {
   return LoadRelaxed(&push.group.control(push.group.rank)->ended);
 }
 
+__device__ __forceinline__ uint4 WordsOf(float4 sum) {
+  return {Sendable(contract::BitsOf(sum.x)), Sendable(contract::BitsOf(sum.y)),
+          Sendable(contract::BitsOf(sum.z)), Sendable(contract::BitsOf(sum.w))};
+}
+
 // Sends a quad of row `row` for operation `operation`; the own rank gets it through its mailbox
 // too. Quads beyond the row are left out; columns beyond it, in its last quad, may be anything.
 __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t operation, int row,
                                          int quad, float4 sum) {
   if (quad >= push.quads) return;
-  const uint4 words = {Sendable(contract::BitsOf(sum.x)), Sendable(contract::BitsOf(sum.y)),
-                       Sendable(contract::BitsOf(sum.z)), Sendable(contract::BitsOf(sum.w))};
+  const uint4 words = WordsOf(sum);
   const RankGroup& group = push.group;
   const size_t mailbox = MailboxOf(operation, push.mailbox_bytes);
   const auto send = [&](int to, int slot) {
@@ -72,6 +76,33 @@ __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t opera
   if (push.two_shots) return send(row % group.size, row / group.size);
 #pragma unroll 1
   for (int d = 1; d <= group.size; ++d) send((group.rank + d) % group.size, row);
+}
+
+// Likewise a quad of each of the rows row, row + 8, ..., less those from end_row on.
+template <int kRows>
+__device__ __forceinline__ void PushQuads(const PartialPush& push, uint32_t operation, int row,
+                                          int end_row, int quad, const float4 (&sums)[kRows]) {
+  if (!push.two_shots) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (row + 8 * i < end_row) PushQuad(push, operation, row + 8 * i, quad, sums[i]);
+    }
+    return;
+  }
+  if (quad >= push.quads) return;
+  // The number of ranks divides 8: the rows are all one rank's, and equally far apart there.
+  const RankGroup& group = push.group;
+  const int pieces = PiecesOf(push.quads);
+  uint4* const at =
+      FloatSlotOf(group.memory[row % group.size] + MailboxOf(operation, push.mailbox_bytes),
+                  row / group.size, pieces, group.size, quad);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (row + 8 * i < end_row) {
+      StoreRelaxed(at + group.rank * kMailboxQuads + i * 8 * pieces * kMailboxQuads,
+                   WordsOf(sums[i]));
+    }
+  }
 }
 
 }  // namespace cuda

@@ -37,29 +37,34 @@ __device__ __forceinline__ float SigmoidOfModerate(float x) {
   return ReciprocalOfSum(contract::Fma(p, scale, 1.0f));
 }
 
-// contract::SwiGlu of each column.
-__device__ __forceinline__ Columns SwiGluColumns(const Columns& gate, const Columns& up) {
+// contract::SwiGlu of each half of pairs of gates and ups.
+template <int kPairs>
+__device__ __forceinline__ void SwiGluPairs(const uint32_t (&gate)[kPairs],
+                                            const uint32_t (&up)[kPairs], uint32_t (&out)[kPairs]) {
   float least = 0.0f;
 #pragma unroll
-  for (const uint32_t pair : gate.pairs) least = fminf(least, fminf(LowOf(pair), HighOf(pair)));
+  for (const uint32_t pair : gate) least = fminf(least, fminf(LowOf(pair), HighOf(pair)));
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const float low = LowOf(gate[i]);
+    const float high = HighOf(gate[i]);
+    out[i] = PackBf16(contract::Mul(contract::Mul(low, SigmoidOfModerate(low)), LowOf(up[i])),
+                      contract::Mul(contract::Mul(high, SigmoidOfModerate(high)), HighOf(up[i])));
+  }
+  if (least >= kLeastModerateGate) return;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const float low = LowOf(gate[i]);
+    const float high = HighOf(gate[i]);
+    out[i] = PackBf16(contract::Mul(contract::Mul(low, contract::Sigmoid(low)), LowOf(up[i])),
+                      contract::Mul(contract::Mul(high, contract::Sigmoid(high)), HighOf(up[i])));
+  }
+}
+
+// contract::SwiGlu of each column.
+__device__ __forceinline__ Columns SwiGluColumns(const Columns& gate, const Columns& up) {
   Columns out;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const float low = LowOf(gate.pairs[i]);
-    const float high = HighOf(gate.pairs[i]);
-    out.pairs[i] =
-        PackBf16(contract::Mul(contract::Mul(low, SigmoidOfModerate(low)), LowOf(up.pairs[i])),
-                 contract::Mul(contract::Mul(high, SigmoidOfModerate(high)), HighOf(up.pairs[i])));
-  }
-  if (least >= kLeastModerateGate) return out;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const float low = LowOf(gate.pairs[i]);
-    const float high = HighOf(gate.pairs[i]);
-    out.pairs[i] =
-        PackBf16(contract::Mul(contract::Mul(low, contract::Sigmoid(low)), LowOf(up.pairs[i])),
-                 contract::Mul(contract::Mul(high, contract::Sigmoid(high)), HighOf(up.pairs[i])));
-  }
+  SwiGluPairs(gate.pairs, up.pairs, out.pairs);
   return out;
 }
 
