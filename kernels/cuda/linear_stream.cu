@@ -14,22 +14,24 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
   ISOBIT_ASSIGN_OR_RETURN(const CUtensorMap x_map, MapMatrix(args.x, args.m, shape.k, args.ldx,
                                                              schedule.columns, kBlockColumns));
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int cluster = shape.num_leaves / schedule.leaves;
+  const int64_t groups = ceil_div(PackedRows(shape), kGroupRows);
+  const int64_t blocks = cluster > 1 ? ceil_div(groups * kGroupRows, schedule.rows) * cluster
+                                     : std::min<int64_t>(schedule.blocks, groups);
   const StreamArgs kernel_args = {
       .packed = args.weight.packed,
       .leaves = BlocksOf(shape),
       .target = TargetOf(args),
       .schedule = schedule,
-      .groups = static_cast<int32_t>(ceil_div(PackedRows(shape), kGroupRows)),
-      .cluster = shape.num_leaves / schedule.leaves};
-  const int64_t passes = ceil_div(kernel_args.groups * int64_t{kGroupRows}, schedule.rows);
-  const int64_t blocks = kernel_args.cluster > 1
-                             ? passes * kernel_args.cluster
-                             : std::min<int64_t>(schedule.blocks, kernel_args.groups);
+      .groups = static_cast<int32_t>(groups),
+      .groups_each = (static_cast<uint64_t>(groups) << 32) / static_cast<uint64_t>(blocks) + 1,
+      .cluster = cluster,
+      .exchange = Exchange(schedule.columns, shape.sum, cluster, schedule.leaves)};
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),
                                     static_cast<unsigned>(ceil_div(args.m, schedule.columns))),
                      .threads = dim3(StreamThreads(schedule.rows > kTileRows ? 2 : 1)),
                      .shared_bytes = static_cast<size_t>(StreamSharedBytes(schedule, shape)),
-                     .cluster = kernel_args.cluster};
+                     .cluster = cluster};
   switch (schedule.columns) {
     case 8:
       return LaunchStreamOf<8>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);

@@ -35,8 +35,11 @@ struct StreamArgs {
   LeafBlocks leaves;
   LinearTarget target;
   StreamSchedule schedule;
-  int32_t groups;   // of 16 packed weight rows
-  int32_t cluster;  // blocks that share a pass
+  int32_t groups;  // of 16 packed weight rows
+  // Of a block that has all leaves, in 2^-32: rounded up, so that the last one ends with them all.
+  uint64_t groups_each;
+  int32_t cluster;    // blocks that share a pass
+  Exchange exchange;  // between them
 };
 
 // One stage of the pipeline: where its weights are.
@@ -74,8 +77,7 @@ struct LinearStream {
                                           uint32_t shared_address)
       : args(a),
         x_map(map),
-        plan(a.schedule, kColumns,
-             kSplit ? Exchange(kColumns, kSum, a.cluster, a.schedule.leaves).bytes() : 0),
+        plan(a.schedule, kColumns, kSplit ? a.exchange.bytes() : 0),
         shared(shared_address),
         copy_warps(min(kCopyWarps, a.schedule.stages)) {
     const int block = static_cast<int>(blockIdx.x);
@@ -86,9 +88,7 @@ struct LinearStream {
       end_row = min(first_row + args.schedule.rows, args.groups * kGroupRows);
     } else {
       const auto share = [&](int i) {
-        return static_cast<int>(static_cast<int64_t>(args.groups) * i /
-                                static_cast<int>(gridDim.x)) *
-               kGroupRows;
+        return static_cast<int>(i * args.groups_each >> 32) * kGroupRows;
       };
       first_leaf = 0;
       end_leaf = args.leaves.num_leaves;
@@ -374,37 +374,35 @@ struct LinearStream {
   __device__ __forceinline__ void Push(const float (&sums)[kSums], int slot, bool& joined) const {
     if (!joined) WaitCluster();  // every block of the cluster has armed its barrier
     joined = true;
-    const Exchange exchange(kColumns, kSum, args.cluster, args.schedule.leaves);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int log_units = __ffs(args.exchange.units_each) - 1;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int unit = 4 * j + warp;
-      const int to = unit / exchange.units_each;
-      const int offset =
-          (slot * exchange.units_each + unit % exchange.units_each) * kUnitBytes + lane * 16;
-      StoreToBlock(AddressInBlock(shared + plan.received + offset, to), sums[4 * j],
-                   sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3],
+      const int to = unit >> log_units;
+      const int place = (slot << log_units) + (unit & (args.exchange.units_each - 1));
+      StoreToBlock(AddressInBlock(shared + plan.received + place * kUnitBytes + lane * 16, to),
+                   sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3],
                    AddressInBlock(received(), to));
     }
   }
 
   // Finishes the block's units, every fourth by this warp: all of the same weight rows.
   __device__ __forceinline__ void FinishReceived() const {
-    const Exchange exchange(kColumns, kSum, args.cluster, args.schedule.leaves);
     const int rank = first_leaf / args.schedule.leaves;
-    if (rank * exchange.units_each >= kColumns / 2) return;
+    if (rank * args.exchange.units_each >= kColumns / 2) return;
     WaitClusterBarrier(received(), 0);
-    if (kColumns >= 64 && exchange.units_each == 16) return FinishReceived<4>(exchange, rank);
-    if (kColumns >= 32 && exchange.units_each == 8) return FinishReceived<2>(exchange, rank);
-    if (static_cast<int>(threadIdx.x) / 32 < exchange.units_each) FinishReceived<1>(exchange, rank);
+    if (kColumns >= 64 && args.exchange.units_each == 16) return FinishReceived<4>(rank);
+    if (kColumns >= 32 && args.exchange.units_each == 8) return FinishReceived<2>(rank);
+    if (static_cast<int>(threadIdx.x) / 32 < args.exchange.units_each) FinishReceived<1>(rank);
   }
 
   template <int kUnits>
-  __device__ __forceinline__ void FinishReceived(const Exchange& exchange, int rank) const {
+  __device__ __forceinline__ void FinishReceived(int rank) const {
     extern __shared__ __align__(1024) std::byte memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int unit = rank * exchange.units_each + warp;
+    const int unit = rank * args.exchange.units_each + warp;
     const int row = first_row + unit % 4 * kGroupRows;
     if (row >= end_row) return;
     float sums[4 * kUnits];
@@ -412,7 +410,7 @@ struct LinearStream {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
         const float4 sum = *reinterpret_cast<const float4*>(
-            memory + plan.received + (slot * exchange.units_each + warp + 4 * u) * kUnitBytes +
+            memory + plan.received + (slot * args.exchange.units_each + warp + 4 * u) * kUnitBytes +
             threadIdx.x % 32 * 16);
         to[4 * u] = sum.x;
         to[4 * u + 1] = sum.y;
@@ -432,16 +430,16 @@ struct LinearStream {
     load(0, sums);
     if constexpr (kSum == contract::LeafSum::kChain) {
 #pragma unroll 4
-      for (int s = 1; s < exchange.slots; ++s) add_slot(sums, s);
+      for (int s = 1; s < args.exchange.slots; ++s) add_slot(sums, s);
     } else {
       add_slot(sums, 1);
-      if (exchange.slots > 2) {
+      if (args.exchange.slots > 2) {
         float two[4 * kUnits];
         load(2, two);
         add_slot(two, 3);
         add(sums, two);
       }
-      if (exchange.slots > 4) {
+      if (args.exchange.slots > 4) {
         float four[4 * kUnits];
         load(4, four);
         add_slot(four, 5);
@@ -481,8 +479,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   if (kSplit && threadIdx.x == 0) {
     InitBarrier(stream.received(), 1);
     FenceBarrierInit();
-    ExpectBytes(stream.received(),
-                Exchange(kColumns, kSum, args.cluster, args.schedule.leaves).bytes());
+    ExpectBytes(stream.received(), args.exchange.bytes());
   }
   if (threadIdx.x == 0) PrefetchMap(x_map);
   if (copies) cursor = stream.Prefetch(copy_warp);

@@ -24,7 +24,7 @@ inline constexpr int kStageSteps = kStageBlocks * kBlockSteps;
 // 0, 1, ... finish units_each consecutive ones each.
 struct Exchange {
   int slots;       // sums that make an output
-  int units_each;  // of a finishing block
+  int units_each;  // of a finishing block: a power of two, as clusters are
   ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
       : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
         units_each(columns / 2 > cluster ? columns / 2 / cluster : 1) {}
