@@ -22,7 +22,7 @@ std::vector<cuda::LinearSchedule> Candidates(const LinearShape& shape, int64_t m
   const int columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
   for (int leaves = 1; m <= 64 && leaves <= shape.num_leaves; leaves *= 2) {
     const bool whole = leaves == shape.num_leaves;
-    for (const int rows : {48, 64, 80, 96, 128}) {
+    for (const int rows : {16, 32, 48, 64, 80, 96, 128}) {
       for (const int stages : {3, 4, 6, 8}) {
         if (!whole && rows != 64) continue;
         all.push_back({.kind = Kind::kStream,

@@ -94,7 +94,7 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
   // All leaves in a block if there are rows enough for every multiprocessor, or so few columns that
   // exchanging sums would take longer than the products.
   const bool enough_rows = rows_each >= 35 && !(tree && columns == 32 && shape.k <= 2048);
-  const bool few_columns = shape.k <= 1024 && tiles >= 48 && !(tree && columns >= 32);
+  const bool few_columns = shape.k <= 1024 && tiles >= 48 && !(tree && columns == 32);
   if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(shape, columns);
   // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
   // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
@@ -105,13 +105,6 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
   int leaves = shape.num_leaves / 2;
   while (leaves > 1 && tiles * (shape.num_leaves / leaves) < wanted) leaves /= 2;
   return Split(shape, columns, leaves);
-}
-
-// Two leaves or one, each of a few stages: x is then most of what a block reads, and tiles, which
-// read it once for 48 or 64 rows of the weight, are faster.
-bool IsShort(const LinearShape& shape) {
-  return shape.sum == contract::LeafSum::kTree && !shape.gated && shape.num_leaves <= 2 &&
-         shape.k <= 1024 * shape.num_leaves && BlocksOf(shape).uniform;
 }
 
 // The head of a vocabulary: a tile of 144 rows of the weight for every multiprocessor at least.
@@ -125,9 +118,6 @@ LinearSchedule ChooseMiddle(const LinearShape& shape) {
   LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
   if (IsHead(shape)) {
     schedule.tile = {.rows = 64, .columns = 144, .split = 1};
-  } else if (IsShort(shape)) {
-    const bool pair = shape.num_leaves == 2;
-    schedule.tile = {.rows = 64, .columns = pair ? 64 : 48, .split = pair ? 2 : 1};
   } else {
     schedule.kind = LinearSchedule::Kind::kStream;
     schedule.stream = ChooseStream(shape, kMaxStreamRows);
