@@ -70,6 +70,22 @@ __device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {
   return result;
 }
 
+// The 4 x 4 matrix whose row 2 high + odd is v of one of four lanes that lie kStride apart,
+// transposed.
+template <int kStride, typename T>
+__device__ __forceinline__ void Transpose4x4(T (&v)[4], bool odd, bool high) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const T got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], kStride);
+    (odd ? v[i] : v[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const T got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2 * kStride);
+    (high ? v[i] : v[i + 2]) = got;
+  }
+}
+
 // Stores a pair of columns of each of the rows row, row + 8, ..., less those from m on.
 template <int kPairs>
 __device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t row, int32_t column,
@@ -119,16 +135,7 @@ __device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t fi
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     float v[4] = {sums[4 * u], sums[4 * u + 1], sums[4 * u + 2], sums[4 * u + 3]};
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const float got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 4);
-      (odd ? v[i] : v[i + 1]) = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 8);
-      (high ? v[i] : v[i + 2]) = got;
-    }
+    Transpose4x4<4>(v, odd, high);
     quads[u] = {v[0], v[1], v[2], v[3]};
   }
   const int32_t row = first_row + 2 * (lane % 4) + (odd ? 1 : 0);

@@ -39,22 +39,6 @@ struct TileOutput {
   LinearTarget target;
 };
 
-// Lane q of 4 gives pair q of groups 0..3 and gets pairs 0..3 of group q.
-__device__ __forceinline__ void TransposePairs(uint32_t (&pairs)[4]) {
-  const bool odd = threadIdx.x & 1;
-  const bool high = threadIdx.x & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? pairs[i] : pairs[i + 1], 1);
-    (odd ? pairs[i] : pairs[i + 1]) = got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? pairs[i] : pairs[i + 2], 2);
-    (high ? pairs[i] : pairs[i + 2]) = got;
-  }
-}
-
 // The two rows of y that a thread stores to, from its fragment's first column on.
 template <typename T>
 struct OutputRows {
@@ -182,8 +166,8 @@ __device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&s
     }
     Columns upper = kStep == 1 ? high[0] : SwiGluColumns(high[0], high[kStep - 1]);
     Columns lower = kStep == 1 ? low[0] : SwiGluColumns(low[0], low[kStep - 1]);
-    TransposePairs(upper.pairs);
-    TransposePairs(lower.pairs);
+    Transpose4x4<1>(upper.pairs, threadIdx.x & 1, threadIdx.x & 2);
+    Transpose4x4<1>(lower.pairs, threadIdx.x & 1, threadIdx.x & 2);
     const uint4 upper_group =
         make_uint4(upper.pairs[0], upper.pairs[1], upper.pairs[2], upper.pairs[3]);
     const uint4 lower_group =
