@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/driver_function.h"
 #include "kernels/cuda/row_kernels.h"
 
 namespace isobit::cuda {
@@ -31,22 +32,9 @@ struct Layout {
   size_t mailboxes, mailbox, rows, rows_of_half, end;
 };
 
-// Looked up at run time, so that nothing links libcuda.
-using BatchMemOp = decltype(&cuStreamBatchMemOp);
-
-absl::StatusOr<BatchMemOp> FindBatchMemOp() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function,
-                                                               12000, cudaEnableDefault, &result));
-  if (function == nullptr) {
-    return absl::FailedPreconditionError("the CUDA driver has no cuStreamBatchMemOp");
-  }
-  return reinterpret_cast<BatchMemOp>(function);
-}
-
-const absl::StatusOr<BatchMemOp>& GetBatchMemOp() {
-  static const absl::StatusOr<BatchMemOp> function = FindBatchMemOp();
+const auto& GetBatchMemOp() {
+  static const auto function =
+      FindDriverFunction<decltype(&cuStreamBatchMemOp)>("cuStreamBatchMemOp");
   return function;
 }
 

@@ -1,33 +1,16 @@
-// See tensor_map.h. The driver's function is looked up at run time, so that nothing links libcuda.
+// See tensor_map.h.
 #include "kernels/cuda/tensor_map.h"
-
-#include <cuda_runtime_api.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/driver_function.h"
 
 namespace isobit::cuda {
-namespace {
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-absl::StatusOr<EncodeTiled> FindEncodeTiled() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result));
-  if (function == nullptr) {
-    return absl::FailedPreconditionError("the CUDA driver has no cuTensorMapEncodeTiled");
-  }
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-}  // namespace
 
 absl::StatusOr<CUtensorMap> MapMatrix(const contract::Bf16* data, int64_t rows, int64_t columns,
                                       int64_t ld, int box_rows, int box_columns) {
-  static const absl::StatusOr<EncodeTiled> encode = FindEncodeTiled();
+  static const auto encode =
+      FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (!encode.ok()) return encode.status();
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
