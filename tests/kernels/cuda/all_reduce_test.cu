@@ -357,13 +357,7 @@ TEST_F(AllReduceTest, ReplaysWithDelays) {
         }
         ranks.Synchronize();
         ranks.ExpectOk();
-        ranks.Each([&](int r) {
-          const std::vector<unsigned long long> digests = buffers[r]->digests.CopyOut();
-          for (int64_t i = 0; i < steps; ++i) {
-            EXPECT_EQ(digests[i], expected[i]) << "rank " << r << ", step " << i;
-            ++compared;
-          }
-        });
+        compared += ExpectDigests(ranks, buffers, expected);
         if (HasFailure()) return;
       }
     }

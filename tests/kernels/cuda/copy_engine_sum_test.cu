@@ -312,13 +312,7 @@ TEST_F(CopyEngineSumTest, RepeatsWithDelays) {
         });
         ranks.Synchronize();
         ranks.ExpectOk();
-        ranks.Each([&](int r) {
-          const std::vector<unsigned long long> digests = buffers[r]->digests.CopyOut();
-          for (int step = 0; step < num_steps; ++step) {
-            EXPECT_EQ(digests[step], expected[step]) << "rank " << r << ", step " << step;
-            ++compared;
-          }
-        });
+        compared += ExpectDigests(ranks, buffers, expected);
         if (HasFailure()) return;
       }
     }

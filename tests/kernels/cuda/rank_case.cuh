@@ -67,6 +67,23 @@ class RankStreams {
   std::vector<Stream> streams_;
 };
 
+// Expects of each rank, whose `digests` are in its buffers, those of every step; how many it was.
+template <typename Buffers>
+int64_t ExpectDigests(const RankStreams& ranks,
+                      const std::vector<std::unique_ptr<Buffers>>& buffers,
+                      const std::vector<unsigned long long>& expected) {
+  int64_t compared = 0;
+  ranks.Each([&](int r) {
+    const std::vector<unsigned long long> digests = buffers[r]->digests.CopyOut();
+    ASSERT_EQ(digests.size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      EXPECT_EQ(digests[step], expected[step]) << "rank " << r << ", step " << step;
+      ++compared;
+    }
+  });
+  return compared;
+}
+
 // A group that sums.
 class Ranks : public RankStreams {
  public:
