@@ -3,11 +3,16 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/rpc/channel.h"
 #include "gtest/gtest.h"
 #include "isobit/v1/scorer.grpc.pb.h"
 #include "tests/support/server_process.h"
@@ -98,6 +103,39 @@ TEST_F(ScorerProcessTest, BadFlagsExitTwo) {
     ServerProcess process(ISOBIT_SCORER, Flags(flag));
     EXPECT_EQ(process.Join(), 2) << flag;
   }
+}
+
+// What a server has written into its port file, once it listens.
+int PortIn(const std::string& file) {
+  int port = 0;
+  for (int i = 0; i < 1000 && !(std::ifstream(file) >> port); ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return port;
+}
+
+// torchrun gives the processes of a host one command line; only the environment tells them apart.
+TEST_F(ScorerProcessTest, ALaterProcessOfAHostTakesAPortOfItsOwn) {
+  ServerProcess first(ISOBIT_SCORER, Flags("--port_file=" + dir_.File("port")));
+  const int port = PortIn(dir_.File("port"));
+  ASSERT_GT(port, 0);
+  const std::map<std::string, std::string> environment = {{"WORLD_SIZE", "2"},
+                                                          {"RANK", "1"},
+                                                          {"LOCAL_RANK", "1"},
+                                                          {"MASTER_ADDR", "127.0.0.1"},
+                                                          {"MASTER_PORT", "1"}};
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  std::vector<std::string> flags = Flags("--port_file=" + dir_.File("port"));
+  flags.insert(flags.end(), {"--backend=cuda", absl::StrCat("--port=", port)});
+  ServerProcess second(ISOBIT_SCORER, flags);
+  for (const auto& [name, value] : environment) unsetenv(name.c_str());
+  const int other_port = PortIn(dir_.File("port.1"));
+  EXPECT_NE(other_port, 0);
+  EXPECT_NE(other_port, port);
+  EXPECT_EQ(PortIn(dir_.File("port")), port);
+  EXPECT_EQ(Health(*MakeChannel(absl::StrCat("127.0.0.1:", other_port)), ""), "NOT_SERVING");
+  second.Signal(SIGTERM);
+  EXPECT_EQ(second.Join(), 0);
 }
 
 TEST_F(ScorerProcessTest, AModelThatCannotBeLoadedExitsOne) {
