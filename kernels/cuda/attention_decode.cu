@@ -1,5 +1,6 @@
 // Launches of the decode schedule, and the kernel that folds the splits.
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +17,7 @@ constexpr int kMaxFoldThreads = 256;
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
 // Clusters that an H200 holds at once, two blocks to a multiprocessor; and the items up to which
-// they are faster than pairs, measured: more for the fewest groups of query rows.
+// they are faster than teams, measured: more for the fewest groups of query rows.
 constexpr int64_t kClustersAtOnce = 66;
 constexpr int64_t kMostItems = 48;
 constexpr int64_t kFewGroups = 2;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
   WaitForPredecessor();
   if (token >= tokens || tokens > p.max_tokens) return;
   const int32_t splits = range.end - range.first;
-  if (splits == 1) return;  // its only warp has written the row
+  if (splits == 1) return;  // its only team has written the row
 
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
@@ -169,7 +170,7 @@ absl::Status LaunchDim(const DecodeParams& p, int64_t blocks, const Stream& stre
 absl::Status LaunchSchedule(const DecodeSchedule& schedule, const DecodeParams& params,
                             int64_t blocks, const Stream& stream) {
   switch (schedule.kind) {
-    case DecodeSchedule::kPairs:
+    case DecodeSchedule::kTeams:
       return LaunchDim<false>(params, blocks, stream);
     case DecodeSchedule::kClusters:
       return LaunchDecodeClusters(params, schedule.clusters, stream);
@@ -196,6 +197,8 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
   p.out = args.out;
   p.ldo = args.ldo;
   p.whole_units = WholeUnits(args.kv);
+  const auto page_size = static_cast<uint32_t>(args.kv.page_size);
+  p.page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1;
   const int32_t run = std::gcd(args.kv.page_size, KeysOfChunk(args.kv.head_dim));
   if (run >= 8 && p.whole_units) {
     constexpr int64_t kAnySlot = (int64_t{1} << 31) - 1;  // the cache's end is not known here
@@ -226,7 +229,7 @@ DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSeque
   const int64_t groups = std::max<int64_t>(RowGroups(args, sequences, max_tokens), 1);
   const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
   const int64_t most = groups <= kFewGroups ? kMostItemsOfFewGroups : kMostItems;
-  if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kPairs};
+  if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kTeams};
   return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, kClustersAtOnce / groups))};
 }
 

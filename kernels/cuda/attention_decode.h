@@ -4,13 +4,12 @@
 //
 // The query rows of one KV head's group (tokens x heads of the group) are packed into blocks of 8
 // or 16, and a block of rows against one split is an item of work. Two schedules have the same
-// bits. By pairs: a pair of warps takes an item, the first brings keys and values into a ring in
-// shared memory, the second computes; a list of the items is made from the tables on the device,
-// and a grid that fills the GPU walks it. By clusters (attention_decode_cluster.h): for items so
-// few that pairs would leave most of the GPU idle. The splits' results meet in a second, small
-// kernel.
+// bits. By teams: three warps take an item, one of which brings keys and values into a ring in
+// shared memory while two compute; a list of the items is made from the tables on the device, and a
+// grid that fills the GPU walks it. By clusters (attention_decode_cluster.h): for items so few that
+// teams would leave most of the GPU idle. The splits' results meet in a second, small kernel.
 //
-// The walk is the same kernel with a block's splits taken one after the other by one pair, which
+// The walk is the same kernel with a block's splits taken one after the other by one team, which
 // folds as it goes: any number of rows, no workspace, little parallelism for short batches.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_H_
@@ -40,8 +39,8 @@ absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequen
 
 // How the splits are spread over the GPU.
 struct DecodeSchedule {
-  enum Kind { kPairs, kClusters };  // what takes a split
-  Kind kind = kPairs;
+  enum Kind { kTeams, kClusters };  // what takes a split
+  Kind kind = kTeams;
   int clusters = 0;  // kClusters: for each block of query rows
 };
 

@@ -1,6 +1,6 @@
-// The decode schedule of attention for few sequences (attention_decode.h), where a pair of warps to
-// a split would leave most of the GPU idle: a cluster of four blocks takes a split. Not here: the
-// choice (attention_decode.cu).
+// The decode schedule of attention for few sequences (attention_decode.h), where a team to a split
+// would leave most of the GPU idle: a cluster of four blocks takes a split. Not here: the choice
+// (attention_decode.cu).
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CLUSTER_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CLUSTER_H_
 

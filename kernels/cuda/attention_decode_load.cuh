@@ -1,5 +1,5 @@
-// How keys and values reach shared memory in the decode schedule (attention_decode.h): the ring
-// between the two warps of a pair, and the warp that fills it.
+// How keys and values reach shared memory in the decode schedule (attention_decode.h): a team's
+// ring and the warp that fills it.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 
@@ -16,7 +16,7 @@ namespace isobit::cuda {
 // same stage, one for the warp where the copy engine writes.
 __device__ __forceinline__ uint32_t ArrivalsOf(const DecodeParams& p) { return p.run > 0 ? 1 : 32; }
 
-// A position in a pair's ring. Producer and consumer step through the same stages.
+// A position in a team's ring. Producer and consumers step through the same stages.
 template <typename Shape>
 struct RingCursor {
   uint32_t buffers;  // shared-memory addresses
@@ -35,6 +35,20 @@ struct RingCursor {
     }
   }
 };
+
+// Makes all rings' barriers and brings the tensor maps near: by the warps that load.
+template <typename Shape>
+__device__ __forceinline__ void PrepareToLoad(const DecodeParams& p, uint32_t barriers) {
+  if (threadIdx.x % 32 != 0) return;  // threads of a warp would do it one after the other
+  const int warp = (static_cast<int>(threadIdx.x) - kListThreads) / 32;
+  if (p.run > 0) PrefetchMap(warp % 2 == 0 ? p.keys : p.values);
+#pragma unroll 1
+  for (int i = warp; i < kTeams * Shape::kStages; i += kTeams) {
+    InitBarrier(barriers + i * 16, ArrivalsOf(p));                       // full
+    InitBarrier(barriers + i * 16 + 8, kTeamConsumers * ArrivalsOf(p));  // empty
+  }
+  FenceBarrierInit();
+}
 
 // Where the 16 bytes at column 8 * `unit` of a half's row lie under the 128-byte swizzle.
 __device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
@@ -84,18 +98,60 @@ class QueryRows {
   const Bf16* rows_[Shape::kColumnBlocks];
 };
 
-// The producer warp of a pair.
+// A chunk's keys or values for a cache of any page size and head_dim: by ordinary loads of whole
+// words into the stage at `buffer`. Out of line, because what is rarely run delays, between what
+// is, the first instructions of a kernel that runs for microseconds.
+template <typename Shape, typename Word>
+__device__ __noinline__ void Gather(const DecodeParams& p, int32_t first_page, int32_t kv_head,
+                                    int32_t chunk, int32_t end_key, const Bf16* cache,
+                                    uint32_t buffer) {
+  constexpr int kElements = sizeof(Word) / sizeof(Bf16);
+  constexpr int kWords = Shape::kDim / kElements;  // of a key
+  constexpr int kAhead = 8;                        // words of a lane under way
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int32_t keys = min(end_key - chunk, Shape::kChunk);
+  const int32_t* pages = p.sequences.pages + first_page;
+  int64_t rows[Shape::kChunk / 32];  // of keys lane, lane + 32
+#pragma unroll
+  for (int i = 0; i < Shape::kChunk / 32; ++i) {
+    const int32_t position = chunk + min(i * 32 + lane, keys - 1);
+    const int32_t index = position / p.kv.page_size;
+    rows[i] = (int64_t{pages[index]} * p.kv.kv_heads + kv_head) * p.kv.page_size + position -
+              index * p.kv.page_size;
+  }
+#pragma unroll
+  for (int i = 0; i < Shape::kChunk / 32; ++i) {
+#pragma unroll 1
+    for (int first = 0; first < kWords; first += kAhead) {
+      Word words[kAhead] = {};
+#pragma unroll
+      for (int step = 0; step < kAhead; ++step) {
+        const int at = (first + step) * 32 + lane;
+        const int column = at % kWords * kElements;
+        const int64_t row = __shfl_sync(0xffffffffu, rows[i], at / kWords);
+        if (i * 32 + at / kWords < keys && column < p.kv.head_dim) {
+          words[step] = *reinterpret_cast<const Word*>(cache + row * p.kv.head_dim + column);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kAhead; ++step) {
+        const int at = (first + step) * 32 + lane;
+        const int column = at % kWords * kElements;
+        const uint32_t to = buffer + column / kHalfColumns * Shape::kHalfBytes +
+                            Swizzled(i * 32 + at / kWords, column % kHalfColumns / 8) +
+                            column % 8 * sizeof(Bf16);
+        *static_cast<Word*>(__cvta_shared_to_generic(to)) = words[step];
+      }
+    }
+  }
+}
+
+// The producer warp of a team.
 template <typename Shape>
 class DecodeProducer {
  public:
   __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
       : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
-
-  __device__ void Warm() {
-    if (p_.run == 0) return;
-    PrefetchMap(p_.keys);
-    PrefetchMap(p_.values);
-  }
 
   // Starts before the predecessor has ended, with the keys of earlier steps (sequences.h).
   __device__ void Run(const DecodeItem& item) {
@@ -106,6 +162,7 @@ class DecodeProducer {
       if (p_.run > 0) LoadPages(item, begin, end);
 #pragma unroll 1
       for (int32_t tile = begin; tile < end; tile += Shape::kTile) {
+#pragma unroll 1
         for (int matrix = 0; matrix < 2; ++matrix) LoadTile(item, tile, matrix);
       }
     }
@@ -124,10 +181,16 @@ class DecodeProducer {
       if (!early) WaitForPredecessor();
       if (p_.run > 0) {
         CopyRuns(item, chunk, matrix == 0 ? p_.keys : p_.values);
-      } else if (p_.whole_units) {
-        Gather<uint4>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
       } else {
-        Gather<uint32_t>(item, chunk, matrix == 0 ? p_.kv.k : p_.kv.v);
+        const Bf16* const cache = matrix == 0 ? p_.kv.k : p_.kv.v;
+        if (p_.whole_units) {
+          Gather<Shape, uint4>(p_, item.first_page, item.kv_head, chunk, item.end_key, cache,
+                               ring_.buffer());
+        } else {
+          Gather<Shape, uint32_t>(p_, item.first_page, item.kv_head, chunk, item.end_key, cache,
+                                  ring_.buffer());
+        }
+        Arrive(ring_.full());
       }
       ring_.Next();
     }
@@ -136,21 +199,21 @@ class DecodeProducer {
   // The pages of positions [begin, end), at most 64 as they hold 8 positions or more: lane l gets
   // pages l and l + 32 of them.
   __device__ void LoadPages(const DecodeItem& item, int32_t begin, int32_t end) {
-    first_page_ = begin / p_.kv.page_size;
-    const int32_t count = (end - 1) / p_.kv.page_size - first_page_ + 1;
-    const int32_t* pages =
-        p_.sequences.pages + p_.sequences.first_page[item.sequence] + first_page_;
+    first_page_ = PageOf(p_, begin);
+    const int32_t count = PageOf(p_, end - 1) - first_page_ + 1;
+    const int32_t* pages = p_.sequences.pages + item.first_page + first_page_;
     if (lane_ < count) pages_[0] = pages[lane_];
     if (lane_ + 32 < count) pages_[1] = pages[lane_ + 32];
   }
 
   // Keys from end_key to the end of their run come along unseen: they are masked later.
   __device__ void CopyRuns(const DecodeItem& item, int32_t chunk, const CUtensorMap& map) {
-    const int32_t runs = (min(item.end_key - chunk, Shape::kChunk) + p_.run - 1) / p_.run;
+    const int shift = 31 - __clz(p_.run);
+    const int32_t runs = (min(item.end_key - chunk, Shape::kChunk) + p_.run - 1) >> shift;
     const int32_t run = lane_ / Shape::kHalves;
     const int32_t half = lane_ % Shape::kHalves;
-    const int32_t position = chunk + run * p_.run;
-    const int32_t index = position / p_.kv.page_size;
+    const int32_t position = chunk + (run << shift);
+    const int32_t index = PageOf(p_, position);
     const int32_t near = index - first_page_;
     const int32_t low = __shfl_sync(0xffffffffu, pages_[0], near & 31);
     const int32_t high = __shfl_sync(0xffffffffu, pages_[1], near & 31);
@@ -164,50 +227,6 @@ class DecodeProducer {
                          index * p_.kv.page_size;
     CopyBox(ring_.buffer() + half * Shape::kHalfBytes + static_cast<uint32_t>(run * p_.run) * 128,
             map, slot, half * kHalfColumns, ring_.full(), kEvictFirst);
-  }
-
-  // Any page size and head_dim, by ordinary loads of whole words.
-  template <typename Word>
-  __device__ void Gather(const DecodeItem& item, int32_t chunk, const Bf16* cache) {
-    constexpr int kElements = sizeof(Word) / sizeof(Bf16);
-    constexpr int kWords = Shape::kDim / kElements;  // of a key
-    constexpr int kAhead = 8;                        // words of a lane under way
-    const int32_t keys = min(item.end_key - chunk, Shape::kChunk);
-    const int32_t* pages = p_.sequences.pages + p_.sequences.first_page[item.sequence];
-    int64_t rows[Shape::kChunk / 32];  // of keys lane, lane + 32
-#pragma unroll
-    for (int i = 0; i < Shape::kChunk / 32; ++i) {
-      const int32_t position = chunk + min(i * 32 + lane_, keys - 1);
-      const int32_t index = position / p_.kv.page_size;
-      rows[i] = (int64_t{pages[index]} * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size +
-                position - index * p_.kv.page_size;
-    }
-#pragma unroll
-    for (int i = 0; i < Shape::kChunk / 32; ++i) {
-#pragma unroll 1
-      for (int first = 0; first < kWords; first += kAhead) {
-        Word words[kAhead] = {};
-#pragma unroll
-        for (int step = 0; step < kAhead; ++step) {
-          const int at = (first + step) * 32 + lane_;
-          const int column = at % kWords * kElements;
-          const int64_t row = __shfl_sync(0xffffffffu, rows[i], at / kWords);
-          if (i * 32 + at / kWords < keys && column < p_.kv.head_dim) {
-            words[step] = *reinterpret_cast<const Word*>(cache + row * p_.kv.head_dim + column);
-          }
-        }
-#pragma unroll
-        for (int step = 0; step < kAhead; ++step) {
-          const int at = (first + step) * 32 + lane_;
-          const int column = at % kWords * kElements;
-          const uint32_t to = ring_.buffer() + column / kHalfColumns * Shape::kHalfBytes +
-                              Swizzled(i * 32 + at / kWords, column % kHalfColumns / 8) +
-                              column % 8 * sizeof(Bf16);
-          *static_cast<Word*>(__cvta_shared_to_generic(to)) = words[step];
-        }
-      }
-    }
-    Arrive(ring_.full());
   }
 
   const DecodeParams& p_;

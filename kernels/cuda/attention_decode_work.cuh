@@ -9,15 +9,19 @@
 
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
+#include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
 
-inline constexpr int kPairs = 4;  // producer and consumer warps of a block
-inline constexpr int kDecodeThreads = 2 * kPairs * 32;
-inline constexpr int kMaxListed = 1024;  // sequences of one launch
-inline constexpr int kListEntries = 2 * kMaxListed;
+inline constexpr int kTeams = 4;          // of a block: three warps that work on one item
+inline constexpr int kTeamConsumers = 2;  // warps that compute; one more brings keys and values
+inline constexpr int kDecodeThreads = kTeams * (kTeamConsumers + 1) * 32;
+inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // that make the list
+inline constexpr int kMaxListed = 1024;                            // sequences of one launch
+inline constexpr int kFirstPages = 2 * kMaxListed + 1;             // in the list, of each sequence
+inline constexpr int kListWords = kFirstPages + kMaxListed;
 inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
 
 // Keys of one stage of a ring. Large stages give the tensor cores more independent work.
@@ -37,7 +41,8 @@ struct DecodeParams {
   int32_t heads;
   int32_t group;  // query heads of one KV head
   PagedKv kv;
-  int32_t run;       // consecutive positions, aligned, that never leave a page; 0: no bulk copies
+  int32_t page_shift;  // log2 of the page size; -1: no power of two
+  int32_t run;  // consecutive positions, aligned, that never leave a page: 2^i; 0: no bulk copies
   bool whole_units;  // every key and value is a whole number of aligned 16-byte units
   float scale;
   int32_t window;  // 2^31 - 1: none
@@ -49,6 +54,11 @@ struct DecodeParams {
   int32_t acc_stride;
   int32_t max_splits;
 };
+
+// Which of a sequence's pages holds a position. (A division takes longer than a load.)
+__device__ __forceinline__ int32_t PageOf(const DecodeParams& p, int32_t position) {
+  return p.page_shift >= 0 ? position >> p.page_shift : position / p.kv.page_size;
+}
 
 // First key that a query at this position sees.
 __device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
@@ -82,53 +92,59 @@ struct DecodeShape {
   static constexpr int kChunk = KeysOfChunk(kDim);
   static constexpr int kChunks = kTile / kChunk;
   static constexpr int kChunkBlocks = kChunk / 16;
-  // Key blocks whose scores are computed side by side.
+  // Key blocks whose scores and weights are computed side by side.
   static constexpr int kAbreast = kColumnBlocks == 1 ? kChunkBlocks : kWalk ? 1 : 2;
   static constexpr int kKeyBlocks = kTile / 16;
   static constexpr int kSteps = kDim / 16;
+  static constexpr int kMine = kSteps / kTeamConsumers;  // 16 columns that a consumer warp has
+  static_assert(kChunks == kTeamConsumers);
   static constexpr int kHalves = kDim / kHalfColumns;
   static constexpr uint32_t kHalfBytes = kChunk * 128;
   static constexpr uint32_t kStageBytes = kHalves * kHalfBytes;
   static constexpr int kStages = (kWalk ? 40 : 48) * 1024 / static_cast<int>(kStageBytes);
-  // A walking pair's folded accumulators, fp32 [kSteps * kColumnBlocks * 4][32 lanes].
-  static constexpr uint32_t kTotalBytes =
-      kWalk ? uint32_t{kSteps} * kColumnBlocks * 4 * 32 * sizeof(float) : 0;
+  // What a walking team has folded, fp32 [warp][accumulators, maxima and sums of a lane][32 lanes].
+  static constexpr int kTotalsOfWarp = kWalk ? (kMine + 1) * kColumnBlocks * 4 * 32 : 0;
+  static constexpr uint32_t kTotalBytes = kTeamConsumers * kTotalsOfWarp * sizeof(float);
 
-  // Shared memory, from a multiple of 1024 bytes: rings, totals, barriers, the work list.
-  static constexpr uint32_t kTotals = kPairs * kStages * kStageBytes;
-  static constexpr uint32_t kBarriers = kTotals + kPairs * kTotalBytes;
-  static constexpr uint32_t kList = kBarriers + kPairs * kStages * 2 * sizeof(uint64_t);
-  static constexpr uint32_t kSharedBytes = kList + (kListEntries + 1) * sizeof(int32_t) + 1024;
+  // Shared memory, from a multiple of 1024 bytes: rings, totals, what teams exchange, barriers, the
+  // work list.
+  static constexpr uint32_t kTotals = kTeams * kStages * kStageBytes;
+  static constexpr uint32_t kExchange = kTotals + kTeams * kTotalBytes;
+  static constexpr uint32_t kExchangeBytes = (2 * kTile + kTeamConsumers * (32 + 4)) * kRows;
+  static constexpr uint32_t kBarriers = kExchange + kTeams * kExchangeBytes;
+  static constexpr uint32_t kList = kBarriers + kTeams * kStages * 2 * sizeof(uint64_t);
+  static constexpr uint32_t kSharedBytes = kList + kListWords * sizeof(int32_t) + 1024;
 };
 
-// The work list: entry i < kMaxListed is sequence i without its last split, entry kMaxListed + i
-// its last split; a walk's sequences have one of all splits. Items of entry e are [list[e],
+// The work list, of n listed sequences: entry i < n is sequence i without its last split, entry
+// n + i its last split; a walk's sequences have one of all splits. Items of entry e are [list[e],
 // list[e + 1]). The last splits, which may be short, come last so that dealing the items round
-// gives every multiprocessor about as many keys. Called by the whole block.
+// gives every multiprocessor about as many keys. Behind it, what takes a producer another load to
+// find. Called by the whole block, of which the consumer warps do the work.
 template <typename Shape>
-__device__ void MakeList(const DecodeParams& p, int32_t* list) {
-  constexpr int kPerThread = kListEntries / kDecodeThreads;
+__device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __shared__ int32_t warp_sums[kDecodeThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
-  int32_t counts[kPerThread];
+  const int32_t entries = 2 * p.num_listed;
+  const int32_t each = (entries + kListThreads - 1) / kListThreads;  // consecutive, to a thread
+  const int32_t first = min(thread * each, entries);
+  const int32_t end = min(first + each, entries);
   int32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int32_t entry = thread * kPerThread + i;
-    const int32_t listed = entry % kMaxListed;
+#pragma unroll 1
+  for (int32_t entry = first; entry < end; ++entry) {
+    const bool last = entry >= p.num_listed;
+    const int32_t s = p.first_sequence + entry - (last ? p.num_listed : 0);
+    if (!last) list[kFirstPages + entry] = p.sequences.first_page[s];
+    const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
+    const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
     int32_t count = 0;
-    if (listed < p.num_listed) {
-      const int32_t s = p.first_sequence + listed;
-      const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
-      const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
-      if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
-        count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
-                (entry >= kMaxListed ? 1
-                 : Shape::kWalk      ? 0
-                                     : splits.end - splits.first - 1);
-      }
+    if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
+      count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
+              (last           ? 1
+               : Shape::kWalk ? 0
+                              : splits.end - splits.first - 1);
     }
-    counts[i] = count;
+    list[entry] = count;
     sum += count;
   }
   int32_t before = sum;  // and before this thread, once the inclusive sum is complete
@@ -140,19 +156,22 @@ __device__ void MakeList(const DecodeParams& p, int32_t* list) {
   if (thread % 32 == 31) warp_sums[thread / 32] = before;
   __syncthreads();
   before -= sum;
-  for (int w = 0; w < thread / 32; ++w) before += warp_sums[w];
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    list[thread * kPerThread + i] = before;
-    before += counts[i];
+  for (int w = 0; w < kListThreads / 32; ++w) before += w < thread / 32 ? warp_sums[w] : 0;
+#pragma unroll 1
+  for (int32_t entry = first; entry < end; ++entry) {
+    const int32_t count = list[entry];
+    list[entry] = before;
+    before += count;
   }
-  if (thread == kDecodeThreads - 1) list[kListEntries] = before;
+  if (thread == kListThreads - 1) list[entries] = before;
   __syncthreads();
 }
 
 // One block of query rows against one split, or in a walk against all it sees.
 struct DecodeItem {
   int32_t sequence;
+  int32_t first_page;  // of the sequence, among all pages
   int32_t kv_head;
   int32_t first_row;       // of the batch: the sequence's
   int32_t first_position;  // likewise
@@ -166,31 +185,42 @@ struct DecodeItem {
   int32_t end_split;
   SplitRange sequence_splits;
 
+  // Called by whole warps.
   template <typename Shape>
   static __device__ DecodeItem Find(const DecodeParams& p, const int32_t* list, int32_t index) {
+    const int32_t n = p.num_listed;
+    const int lane = static_cast<int>(threadIdx.x % 32);
     int32_t low = 0;  // the last entry with list[low] <= index
+    int32_t end = 2 * n;
 #pragma unroll 1
-    for (int32_t step = kListEntries / 2; step > 0; step /= 2) {
-      if (list[low + step] <= index) low += step;
+    for (int32_t step = (end + 31) / 32; step > 0; step = step == 1 ? 0 : (step + 31) / 32) {
+      const int32_t entry = low + lane * step;
+      const uint32_t at_most =
+          __ballot_sync(0xffffffffu, entry < end && list[min(entry, end)] <= index);
+      low += (__popc(at_most) - 1) * step;
+      end = min(low + step, end);
     }
+    const bool last = low >= n;
     DecodeItem item;
-    item.sequence = p.first_sequence + low % kMaxListed;
+    const int32_t listed = last ? low - n : low;
+    item.sequence = p.first_sequence + listed;
+    item.first_page = list[kFirstPages + listed];
     item.first_row = p.sequences.first_row[item.sequence];
     item.first_position = p.sequences.first_position[item.sequence];
     const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
     item.sequence_splits = SplitsOf(p, item.first_position, tokens);
     const int32_t before_last = item.sequence_splits.end - item.sequence_splits.first - 1;
     const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
-    const int32_t splits = low < kMaxListed ? before_last : 1;
-    int32_t rest = index - list[low];
-    const int32_t split = low < kMaxListed ? rest % splits : before_last;
-    rest /= splits;
-    item.SetRows<Shape>(p, tokens, rest / blocks, rest % blocks);
+    const int32_t splits = last ? 1 : before_last;
+    const int32_t rest = index - list[low];
+    const int32_t group = splits == 1 ? rest : rest / splits;  // of rows; mostly all of a KV head's
+    const int32_t head = blocks == 1 ? group : group / blocks;
+    item.SetRows<Shape>(p, tokens, head, group - head * blocks);
     if (Shape::kWalk) {
       item.first_split = item.first_key / contract::kSplit;
       item.end_split = (item.end_key - 1) / contract::kSplit + 1;
     } else {
-      item.first_split = item.sequence_splits.first + split;
+      item.first_split = item.sequence_splits.first + (last ? before_last : rest - group * splits);
       item.end_split = item.first_split + 1;
     }
     return item;
@@ -215,10 +245,11 @@ struct DecodeItem {
     return first_position + TokenOf(p, min(row, rows - 1));
   }
   __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
-    return (first_block_row + row) / p.group;
+    return p.max_tokens == 1 ? 0 : (first_block_row + row) / p.group;
   }
   __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
-    return kv_head * p.group + (first_block_row + row) % p.group;
+    const int32_t index = first_block_row + row;
+    return kv_head * p.group + (p.max_tokens == 1 ? index : index % p.group);
   }
 };
 

@@ -24,13 +24,6 @@ __device__ __forceinline__ void LoadTransposed(uint32_t (&fragments)[4], uint32_
                : "memory");
 }
 
-// The transpose of a matrix held as a fragment.
-__device__ __forceinline__ uint32_t Transpose(uint32_t fragment) {
-  uint32_t transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(fragment));
-  return transposed;
-}
-
 }  // namespace isobit::cuda
 
 #endif  // ISOBIT_KERNELS_CUDA_DEVICE_MATRIX_FRAGMENTS_CUH_

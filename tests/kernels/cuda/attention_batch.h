@@ -177,7 +177,7 @@ class Batch {
 
 // All that can take keys of this shape; clusters: 1, 2 and 7 to a block of rows.
 inline std::vector<DecodeSchedule> DecodeSchedules(const Shape& shape) {
-  std::vector<DecodeSchedule> schedules = {{DecodeSchedule::kPairs}};
+  std::vector<DecodeSchedule> schedules = {{DecodeSchedule::kTeams}};
   if (shape.head_dim % 8 == 0) {
     for (const int clusters : {1, 2, 7}) {
       schedules.push_back({DecodeSchedule::kClusters, clusters});

@@ -145,7 +145,7 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
     };
     expect("as the model calls it", LaunchAttention);
     for (const DecodeSchedule& schedule : DecodeSchedules(shape)) {
-      expect(schedule.kind == DecodeSchedule::kPairs ? "by pairs" : "by clusters",
+      expect(schedule.kind == DecodeSchedule::kTeams ? "by pairs" : "by clusters",
              [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
                return LaunchDecodeAttentionAs(schedule, args, *args.sequences.device, 2, workspace,
                                               s);
