@@ -14,6 +14,7 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kMaxFoldThreads = 256;
+constexpr int kFewSplits = 8;          // up to which FoldFew is faster
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
 // Clusters that an H200 holds at once, two blocks to a multiprocessor; and the items up to which
@@ -23,10 +24,45 @@ constexpr int64_t kMostItems = 48;
 constexpr int64_t kFewGroups = 2;
 constexpr int64_t kMostItemsOfFewGroups = 160;
 
-// Folds the splits of one row and head, left to right, `chunk` at a time (at most a thread each).
 // Thread t holds column t.
-__global__ void __launch_bounds__(kMaxFoldThreads)
-    FoldKernel(const __grid_constant__ DecodeParams p, int32_t chunk) {
+__device__ __forceinline__ void StoreFolded(float total, float sum, int32_t head_dim, Bf16* out) {
+  if (static_cast<int32_t>(threadIdx.x) >= head_dim) return;
+  out[threadIdx.x] = contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, sum)));
+}
+
+// By each thread on its own, a column to a thread: for few splits that takes less time than to
+// share the factors.
+__device__ __forceinline__ void FoldFew(const contract::SplitSum* sums, const float* acc,
+                                        int32_t acc_stride, int32_t splits, int32_t head_dim,
+                                        Bf16* out) {
+  constexpr int kAtOnce = 4;
+  const int column = min(static_cast<int>(threadIdx.x), head_dim - 1);
+  contract::SplitSum folded = {contract::kMinusInfinity, 0.0f};
+  float total = 0.0f;
+#pragma unroll 1
+  for (int32_t begin = 0; begin < splits; begin += kAtOnce) {
+    contract::SplitSum sum[kAtOnce];
+    float value[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t split = min(begin + i, splits - 1);
+      sum[i] = sums[split];
+      value[i] = acc[split * acc_stride + column];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= splits || sum[i].max == contract::kMinusInfinity) continue;
+      const contract::FoldFactors factors = contract::Fold(folded, sum[i]);
+      total = contract::FoldAccumulator(total, value[i], factors);
+    }
+  }
+  StoreFolded(total, folded.sum, head_dim, out);
+}
+
+// By the whole block, a column to a thread, `chunk` splits at a time, at most a thread each.
+__device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const float* acc,
+                                         int32_t acc_stride, int32_t splits, int32_t head_dim,
+                                         Bf16* out, int32_t chunk) {
   struct Step {
     contract::FoldFactors factors;
     float sum;
@@ -35,36 +71,21 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
   extern __shared__ float4 staged_units[];  // accumulators [chunk][acc_stride]
   __shared__ Step steps[kMaxFoldThreads];
   __shared__ float warp_max[kMaxFoldThreads / 32];
-  ReleaseSuccessor();
-  const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
-  const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
-  const int32_t head = static_cast<int32_t>(blockIdx.y);
-  const int32_t sequence = p.first_sequence + listed;
-  const int32_t first_row = p.sequences.first_row[sequence];
-  const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
-  const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
-  WaitForPredecessor();
-  if (token >= tokens || tokens > p.max_tokens) return;
-  const int32_t splits = range.end - range.first;
-  if (splits == 1) return;  // its only team has written the row
-
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const float* const staged = reinterpret_cast<const float*>(staged_units);
-  const int column = min(thread, p.kv.head_dim - 1);
-  const int64_t first = SplitIndex(p, sequence, token, head, 0);
+  const int column = min(thread, head_dim - 1);
   float before = contract::kMinusInfinity;  // the maximum of the splits folded so far
   float sum = 0.0f;
   float total = 0.0f;
   for (int32_t begin = 0; begin < splits; begin += chunk) {
     const int32_t count = min(splits - begin, chunk);
-    const float* const acc = p.split_acc + (first + begin) * p.acc_stride;
-    for (int i = 4 * thread; i < count * p.acc_stride; i += 4 * threads) {
-      CopyUnit(SharedAddress(staged + i), acc + i);
+    for (int i = 4 * thread; i < count * acc_stride; i += 4 * threads) {
+      CopyUnit(SharedAddress(staged + i), acc + int64_t{begin} * acc_stride + i);
     }
     // A maximum has no order, so the factors of many steps can be had at once.
     contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
-    if (thread < count) mine = p.split_sums[first + begin + thread];
+    if (thread < count) mine = sums[begin + thread];
     float running = mine.max;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -88,7 +109,7 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
 #pragma unroll 8
     for (int32_t i = 0; i < count; ++i) {
       const Step& step = steps[i];
-      const float value = staged[i * p.acc_stride + column];
+      const float value = staged[i * acc_stride + column];
       const float next_sum = contract::FoldAccumulator(sum, step.sum, step.factors);
       const float next_total = contract::FoldAccumulator(total, value, step.factors);
       sum = step.skipped ? sum : next_sum;
@@ -96,9 +117,33 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
     }
     __syncthreads();  // before the next chunk's copies and steps
   }
-  if (thread < p.kv.head_dim) {
-    p.out[(first_row + token) * p.ldo + int64_t{head} * p.kv.head_dim + thread] =
-        contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, sum)));
+  StoreFolded(total, sum, head_dim, out);
+}
+
+// Folds the splits of one row and head, left to right.
+__global__ void __launch_bounds__(kMaxFoldThreads)
+    FoldKernel(const __grid_constant__ DecodeParams p, int32_t chunk) {
+  ReleaseSuccessor();
+  const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
+  const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
+  const int32_t head = static_cast<int32_t>(blockIdx.y);
+  const int32_t sequence = p.first_sequence + listed;
+  const int32_t first_row = p.sequences.first_row[sequence];
+  const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
+  const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
+  const int32_t splits = range.end - range.first;
+  const int64_t first = SplitIndex(p, sequence, token, head, 0);
+  const contract::SplitSum* const sums = p.split_sums + first;
+  const float* const acc = p.split_acc + first * p.acc_stride;
+  const int32_t head_dim = p.kv.head_dim;
+  Bf16* const out = p.out + (first_row + token) * p.ldo + int64_t{head} * head_dim;
+  WaitForPredecessor();
+  if (token >= tokens || tokens > p.max_tokens) return;
+  if (splits == 1) return;  // its only team has written the row
+  if (splits <= kFewSplits) {
+    FoldFew(sums, acc, p.acc_stride, splits, head_dim, out);
+  } else {
+    FoldMany(sums, acc, p.acc_stride, splits, head_dim, out, chunk);
   }
 }
 
