@@ -1,5 +1,7 @@
 // The schedule table, measured on an H200. Blocks of 132 multiprocessors are meant to be equally
-// loaded, with as many bytes in flight as shared memory holds.
+// loaded, with as many bytes in flight as shared memory holds. What streams up to 16 rows is fitted
+// to whole decode steps, where other kernels come before and after: in a chain of equal layers a
+// block that leaves room for the next one's looks better than it is.
 #include "kernels/cuda/linear_schedule.h"
 
 #include <algorithm>
@@ -39,6 +41,16 @@ int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes,
   return stages;
 }
 
+// Stages of blocks that are no more than the multiprocessors, for few rows of x. Launched early,
+// two would crowd onto a multiprocessor that the kernel before leaves first, and a long pass would
+// wait for them: each takes more than half of the shared memory, so that they spread, and leaves
+// the rest to blocks of the next kernel, which then fetch their weights early.
+int StagesAlone(StreamSchedule schedule, const LinearShape& shape, int64_t used) {
+  schedule.stages = FillStages(schedule, shape, kSharedBytes * 5 / 8 - kReservedBytes, used);
+  while (StreamSharedBytes(schedule, shape) <= kSharedBytes / 2) ++schedule.stages;
+  return schedule.stages;
+}
+
 // Shared memory of a block that has its multiprocessor to itself for a pass of `used` stages. A
 // half leaves room for a block of the next kernel, which then fetches its weights early; the longer
 // the pass and the more of x it reads, the more bytes in flight pay instead.
@@ -55,9 +67,12 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
   // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
   // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
   int64_t each = 1;
-  if (columns <= 32) each = rows_each >= 136 ? 3 : rows_each >= 66 && rows_each < 90 ? 2 : 1;
-  const bool wide_pays =
-      columns == 64 || (rows_each >= 90 && rows_each < 136) || (columns == 32 && rows_each >= 200);
+  if (columns <= 32) {
+    each = rows_each >= 136 ? 3 : rows_each >= 66 && (rows_each < 90 || columns == 8) ? 2 : 1;
+  }
+  const bool wide_pays = columns == 64 || (rows_each >= 90 && rows_each < 136) ||
+                         (columns == 16 && rows_each >= 160 && rows_each < 220) ||
+                         (columns == 32 && rows_each >= 200);
   const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
   if (wide) each = 1;
   schedule.blocks = static_cast<int>(kMultiprocessors * each);
@@ -66,10 +81,21 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
   const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
   const int64_t used = passes * StagesOf(shape, shape.num_leaves);
-  const int64_t bytes =
-      each == 1 && share * 16 <= kTileRows ? BytesOfOne(columns, used) : kSharedBytes / each;
-  schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
+  const bool one = each == 1 && share * 16 <= kTileRows;
+  const int64_t bytes = one ? BytesOfOne(columns, used) : kSharedBytes / each;
+  schedule.stages = one && columns <= 16 && used > 8
+                        ? StagesAlone(schedule, shape, used)
+                        : FillStages(schedule, shape, bytes - kReservedBytes, used);
   return schedule;
+}
+
+// Stages, at most, of blocks that share multiprocessors.
+int MostStages(const LinearShape& shape, int columns, int64_t used) {
+  if (columns > 16) return 4;
+  if (shape.gated) return 5;  // leaves room for a block of down_proj that is alone
+  const bool chain = shape.sum == contract::LeafSum::kChain;
+  if (columns == 8 && chain && used <= 8) return 6;
+  return StagesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five stages all
 }
 
 // Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
@@ -78,10 +104,15 @@ StreamSchedule Split(const LinearShape& shape, int columns, int leaves) {
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
   const int64_t used = StagesOf(shape, leaves);
   if (blocks > kMultiprocessors || (columns == 64 && used <= 8)) {
-    schedule.stages = static_cast<int>(std::clamp<int64_t>(used, 2, 4));
+    schedule.stages =
+        static_cast<int>(std::clamp<int64_t>(used, 2, MostStages(shape, columns, used)));
     return schedule;
   }
-  const int64_t bytes = used <= 16 && columns <= 16 ? kSharedBytes / 2 : kSharedBytes;
+  if (columns <= 16 && used > 8 && used <= 16) {
+    schedule.stages = StagesAlone(schedule, shape, used);
+    return schedule;
+  }
+  const int64_t bytes = columns <= 16 && used <= 8 ? kSharedBytes / 2 : kSharedBytes;
   schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
   return schedule;
 }
@@ -91,15 +122,18 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
   const int64_t rows_each = PackedRows(shape) / kMultiprocessors;
   const int64_t tiles = NumTiles(shape);
   const bool tree = shape.sum == contract::LeafSum::kTree;
-  // All leaves in a block if there are rows enough for every multiprocessor, or so few columns that
-  // exchanging sums would take longer than the products.
-  const bool enough_rows = rows_each >= 35 && !(tree && columns == 32 && shape.k <= 2048);
-  const bool few_columns = shape.k <= 1024 && tiles >= 48 && !(tree && columns == 32);
+  // All leaves in a block if there are rows enough for every multiprocessor; or, of a chain, so few
+  // columns that exchanging sums takes longer than the products. For few rows of x it does not, and
+  // blocks with a part of a short pass leave sooner.
+  const bool short_pass = columns <= 16 && StagesOf(shape, shape.num_leaves) <= (tree ? 16 : 32);
+  const bool enough_rows =
+      rows_each >= (short_pass ? 64 : 35) && !(tree && columns == 32 && shape.k <= 2048);
+  const bool few_columns = columns > 16 && !tree && shape.k <= 1024 && tiles >= 48;
   if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(shape, columns);
   // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
   // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
   const bool short_leaves = shape.bounds[1] <= 128;
-  const int64_t wanted = columns == 8 && shape.k <= 8192 ? 160
+  const int64_t wanted = columns == 8 && shape.k <= 4096 ? 160
                          : columns <= 32 || short_leaves ? 128
                                                          : 64;
   int leaves = shape.num_leaves / 2;
