@@ -42,7 +42,7 @@ TEST_F(AttentionDecodeTest, WalksOfRandomBatches) {
   std::printf("%d walked batches\n", cases);
 }
 
-// More items than a wave of the GPU, so that every pair of warps takes several.
+// More items than a wave of the GPU, so that every team of warps takes several.
 TEST_F(AttentionDecodeTest, ManySequences) {
   Random random(4);
   for (const int32_t head_dim : {64, 128}) {
@@ -90,6 +90,19 @@ TEST_F(AttentionDecodeTest, LongContexts) {
     const std::vector<Bf16> expected = batch.Expected();
     device.ExpectOfEverySchedule(expected, 1);
     EXPECT_TRUE(SameBits<Bf16>(device.Walk(), expected)) << c.head_dim;
+  }
+}
+
+// Bounds for which the fold stages less than the 48 KB of shared memory that a kernel may have
+// without asking, more than that, and less but for its own variables.
+TEST_F(AttentionDecodeTest, FoldsForEveryBound) {
+  for (const int32_t head_dim : {96, 128, 256}) {
+    Batch batch({.heads = 2, .kv_heads = 1, .head_dim = head_dim, .page_size = 64}, {{1, 5000}}, 8);
+    const std::vector<Bf16> expected = batch.Expected();
+    for (int32_t splits = 40; splits <= 140; splits += 2) {
+      DeviceBatch device(batch, {.max_positions = splits * contract::kSplit});
+      ASSERT_TRUE(SameBits<Bf16>(device.Decode(1), expected)) << head_dim << ", " << splits;
+    }
   }
 }
 

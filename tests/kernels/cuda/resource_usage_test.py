@@ -1,11 +1,11 @@
 """Holds the compiled CUDA kernels to what their speed and their bits need.
 
 From the reports that cmake/nvcc_report.py left beside the object files: no kernel spills, no wgmma is
-serialised, and no kernel file takes more than 90 s of one core to compile. From the machine code, if a
-disassembler is there (`pip install 'python[disassembly]'`, or cuobjdump and nvdisasm on PATH): the tensor
-cores are reached through wgmma where speed depends on it, and no approximation of the special function unit
-stands for a function of the contract. A table of every kernel goes to resource_usage.txt in the build
-directory.
+serialised, no kernel's variables take the shared memory that launch.h counts on, and no kernel file takes
+more than 90 s of one core to compile. From the machine code, if a disassembler is there (`pip install
+'python[disassembly]'`, or cuobjdump and nvdisasm on PATH): the tensor cores are reached through wgmma where
+speed depends on it, and no approximation of the special function unit stands for a function of the contract.
+A table of every kernel goes to resource_usage.txt in the build directory.
 
     tests/kernels/cuda/resource_usage_test.py build/cuda
 """
@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = "kernels/cuda/"
 MAX_SECONDS = 90.0
+MAX_SHARED = 16 * 1024  # bytes of variables: what launch.h leaves of the 48 KB that need no asking
 
 # Kernels that may spill, by a pattern of their names: how many bytes at most, and why.
 MAY_SPILL = {
@@ -65,6 +66,7 @@ class Kernel:
     registers: int
     stack: int
     spills: int
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ def parse(file: str, text: str) -> Report:
             ).groups(),
         )
         registers = int(re.search(r"Used (\d+) registers", block).group(1))
-        kernels.append(Kernel(file, name, registers, stack, stores + loads))
+        shared = re.search(r"(\d+) bytes smem", block)
+        kernels.append(
+            Kernel(file, name, registers, stack, stores + loads, int(shared.group(1)) if shared else 0)
+        )
     serialised = [line for line in text.splitlines() if SERIALISED.search(line)]
     seconds = re.search(r"processor time: ([\d.]+) s", text)
     return Report(kernels, serialised, float(seconds.group(1)))
@@ -161,10 +166,11 @@ class ResourceUsageTest(unittest.TestCase):
             source: parse(source, path.with_name(path.name + ".report").read_text("utf-8"))
             for source, path in sorted(cls.objects.items())
         }
-        lines = [f"{'file':32} {'registers':>9} {'stack':>6} {'spills':>6}  kernel"]
+        lines = [f"{'file':32} {'registers':>9} {'stack':>6} {'spills':>6} {'shared':>6}  kernel"]
         for source, report in cls.reports.items():
             lines += [
-                f"{source:32} {k.registers:9} {k.stack:6} {k.spills:6}  {k.name}" for k in report.kernels
+                f"{source:32} {k.registers:9} {k.stack:6} {k.spills:6} {k.shared:6}  {k.name}"
+                for k in report.kernels
             ]
             lines.append(f"{source:32} compiled in {report.seconds:.1f} s")
         (cls.build / "resource_usage.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -182,6 +188,11 @@ class ResourceUsageTest(unittest.TestCase):
             if kernel.spills > allowed_spills(kernel.name)
         ]
         self.assertEqual(spilling, [])
+
+    def test_variables_leave_shared_memory(self):
+        large = [k for report in self.reports.values() for k in report.kernels if k.shared > MAX_SHARED]
+        self.assertEqual(large, [])
+        self.assertTrue(any(k.shared > 0 for report in self.reports.values() for k in report.kernels))
 
     def test_no_wgmma_is_serialised(self):
         self.assertEqual([line for report in self.reports.values() for line in report.serialised], [])
@@ -231,13 +242,15 @@ class ControlTest(unittest.TestCase):
 ptxas info    : Compiling entry function '_ZN6isobit4cuda6KernelILNS_7LeafSumE0ELi8EEEvPf' for 'sm_90a'
 ptxas info    : Function properties for _ZN6isobit4cuda6KernelILNS_7LeafSumE0ELi8EEEvPf
     16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
-ptxas info    : Used 168 registers, used 1 barriers
+ptxas info    : Used 168 registers, used 1 barriers, 4128 bytes smem
 processor time: 91.5 s
 """
 
     def test_a_report_is_read(self):
         report = parse("kernel.cu", self.REPORT)
-        self.assertEqual(report.kernels, [Kernel("kernel.cu", "Kernel<(isobit::LeafSum)0, 8>", 168, 16, 12)])
+        self.assertEqual(
+            report.kernels, [Kernel("kernel.cu", "Kernel<(isobit::LeafSum)0, 8>", 168, 16, 12, 4128)]
+        )
         self.assertEqual(len(report.serialised), 1)
         self.assertEqual(report.seconds, 91.5)
 
