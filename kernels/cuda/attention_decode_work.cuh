@@ -9,7 +9,6 @@
 
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
-#include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 
