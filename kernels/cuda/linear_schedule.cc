@@ -92,7 +92,7 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
 // Stages, at most, of blocks that share multiprocessors.
 int MostStages(const LinearShape& shape, int columns, int64_t used) {
   if (columns > 16) return 4;
-  if (shape.gated) return 5;  // leaves room for a block of down_proj that is alone
+  if (shape.gated) return 5;  // of 8 columns: leaves room for a block of down_proj that is alone
   const bool chain = shape.sum == contract::LeafSum::kChain;
   if (columns == 8 && chain && used <= 8) return 6;
   return StagesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five stages all

@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/linear_stream_plan.h"
 
 namespace isobit::cuda {
 namespace {
@@ -38,6 +39,27 @@ TEST(LinearScheduleTest, EveryChoiceIsValid) {
         }
       }
     }
+  }
+}
+
+// Of an 8B model at TP 4, up to 8 rows: down_proj's blocks, no more than the multiprocessors,
+// cannot share one, and a block of gate_up_proj before them fits beside one.
+TEST(LinearScheduleTest, LongPassesOfFewRowsSpreadBesideOthers) {
+  LinearShape gate_up = ShapeOf(6144, contract::PlanColumns(4096), 1, LeafSum::kChain);
+  gate_up.gated = true;
+  const LinearShape down = ShapeOf(4096, contract::PlanColumns(12288), 4, LeafSum::kTree);
+  constexpr int64_t kOfMultiprocessor = 228 * 1024;
+  constexpr int64_t kReserved = 1024;
+  for (const int64_t m : {1, 8}) {
+    const LinearSchedule first = ChooseLinear(gate_up, m, true);
+    const LinearSchedule second = ChooseLinear(down, m, true);
+    ASSERT_EQ(first.kind, LinearSchedule::Kind::kStream);
+    ASSERT_EQ(second.kind, LinearSchedule::Kind::kStream);
+    const int64_t first_bytes = StreamSharedBytes(first.stream, gate_up) + kReserved;
+    const int64_t second_bytes = StreamSharedBytes(second.stream, down) + kReserved;
+    EXPECT_GT(2 * second_bytes, kOfMultiprocessor) << Describe(second);
+    EXPECT_LE(first_bytes + second_bytes, kOfMultiprocessor)
+        << Describe(first) << ", " << Describe(second);
   }
 }
 
