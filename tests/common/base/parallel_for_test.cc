@@ -3,6 +3,8 @@
 #include <atomic>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 
@@ -29,7 +31,10 @@ TEST(ParallelForTest, AnErrorStartsNothingMore) {
   std::atomic<size_t> started = 0;
   const absl::Status status = ParallelFor(1000, 2, [&](size_t item, size_t /*worker*/) {
     ++started;
-    return item == 5 ? absl::DataLossError("item 5") : absl::OkStatus();
+    if (item == 5) return absl::DataLossError("item 5");
+    // So long that the other worker has not done them all before this error is known.
+    absl::SleepFor(absl::Milliseconds(2));
+    return absl::OkStatus();
   });
   EXPECT_EQ(status, absl::DataLossError("item 5"));
   EXPECT_LT(started, 1000u);
