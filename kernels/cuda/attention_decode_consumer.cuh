@@ -396,28 +396,42 @@ class DecodeConsumer {
   // This thread's columns of 16 of the warp's: this one and the one 8 further.
   __device__ int32_t ColumnOf(int m) const { return 16 * (warp_ * Shape::kMine + m) + g(); }
 
-  __device__ void StoreSplit(const DecodeItem& item, int32_t split,
-                             const contract::SplitSum (&sums)[kColumnBlocks][2]) {
+  // Calls visit(b, i, row) for this thread's rows of the item.
+  template <typename Visit>
+  __device__ void ForEachRow(const DecodeItem& item, const Visit& visit) const {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int32_t row = 8 * b + 2 * q_ + i;
-        if (row >= item.rows) continue;
-        const int64_t index =
-            SplitIndex(p_, item.sequence, item.TokenOf(p_, row), item.HeadOf(p_, row), split);
-        if (warp_ == 0 && g() == 0) p_.split_sums[index] = sums[b][i];
-        float* to = p_.split_acc + index * p_.acc_stride;
-#pragma unroll
-        for (int m = 0; m < Shape::kMine; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int32_t column = ColumnOf(m) + 8 * half;
-            if (column < p_.acc_stride) to[column] = acc_[m][b][2 * half + i];
-          }
-        }
+        if (row < item.rows) visit(b, i, row);
       }
     }
+  }
+  // Calls visit(m, half, column) for this thread's columns of a row that has `end`.
+  template <typename Visit>
+  __device__ void ForEachColumn(int32_t end, const Visit& visit) const {
+#pragma unroll
+    for (int m = 0; m < Shape::kMine; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t column = ColumnOf(m) + 8 * half;
+        if (column < end) visit(m, half, column);
+      }
+    }
+  }
+
+  __device__ void StoreSplit(const DecodeItem& item, int32_t split,
+                             const contract::SplitSum (&sums)[kColumnBlocks][2]) {
+    ForEachRow(item, [&](int b, int i, int32_t row) {
+      const int64_t index =
+          SplitIndex(p_, item.sequence, item.TokenOf(p_, row), item.HeadOf(p_, row), split);
+      if (warp_ == 0 && g() == 0) p_.split_sums[index] = sums[b][i];
+      float* const to = p_.split_acc + index * p_.acc_stride;
+      ForEachColumn(p_.acc_stride, [&](int m, int half, int32_t column) {
+        to[column] = acc_[m][b][2 * half + i];
+      });
+    });
   }
 
   // Folds a split into those before it: a walk's totals, which its only split is otherwise.
@@ -458,30 +472,17 @@ class DecodeConsumer {
   }
 
   __device__ void StoreRows(const DecodeItem& item) {
-#pragma unroll
-    for (int b = 0; b < kColumnBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t row = 8 * b + 2 * q_ + i;
-        if (row >= item.rows) continue;
-        const float sum = Shape::kWalk ? *Total(kSums + 2 * (2 * b + i) + 1) : lane_sum_[b][i];
-        const float inverse = contract::Div(1.0f, sum);
-        Bf16* to = p_.out + (item.first_row + item.TokenOf(p_, row)) * p_.ldo +
-                   int64_t{item.HeadOf(p_, row)} * p_.kv.head_dim;
-#pragma unroll
-        for (int m = 0; m < Shape::kMine; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int32_t column = ColumnOf(m) + 8 * half;
-            const float total = Shape::kWalk ? *Total((m * kColumnBlocks + b) * 4 + 2 * half + i)
-                                             : acc_[m][b][2 * half + i];
-            if (column < p_.kv.head_dim) {
-              to[column] = contract::FloatToBf16(contract::Mul(total, inverse));
-            }
-          }
-        }
-      }
-    }
+    ForEachRow(item, [&](int b, int i, int32_t row) {
+      const float sum = Shape::kWalk ? *Total(kSums + 2 * (2 * b + i) + 1) : lane_sum_[b][i];
+      const float inverse = contract::Div(1.0f, sum);
+      Bf16* const to = p_.out + (item.first_row + item.TokenOf(p_, row)) * p_.ldo +
+                       int64_t{item.HeadOf(p_, row)} * p_.kv.head_dim;
+      ForEachColumn(p_.kv.head_dim, [&](int m, int half, int32_t column) {
+        const float total = Shape::kWalk ? *Total((m * kColumnBlocks + b) * 4 + 2 * half + i)
+                                         : acc_[m][b][2 * half + i];
+        to[column] = contract::FloatToBf16(contract::Mul(total, inverse));
+      });
+    });
   }
 
   // This thread's words of a walk's totals: its accumulators, then its rows' maxima and sums.
