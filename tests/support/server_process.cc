@@ -41,12 +41,26 @@ std::string Health(grpc::Channel& channel, const std::string& service) {
   return bytes == "\x08\x01" ? "SERVING" : bytes == "\x08\x02" ? "NOT_SERVING" : "UNKNOWN";
 }
 
-ServerProcess::ServerProcess(const std::string& binary, std::vector<std::string> flags) {
+int PortIn(const std::string& port_file) {
+  int port = 0;
+  for (int i = 0; i < 1000 && !(std::ifstream(port_file) >> port); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return port;
+}
+
+ServerProcess::ServerProcess(const std::string& binary, std::vector<std::string> flags,
+                             std::vector<std::string> environment) {
   flags.insert(flags.begin(), {binary, "--port=0", "--port_file=" + dir_.File("port")});
   std::vector<char*> arguments;
   for (std::string& flag : flags) arguments.push_back(flag.data());
   arguments.push_back(nullptr);
-  EXPECT_EQ(posix_spawn(&pid_, binary.c_str(), nullptr, nullptr, arguments.data(), environ), 0);
+  std::vector<char*> variables;
+  for (std::string& variable : environment) variables.push_back(variable.data());
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.push_back(*variable);
+  variables.push_back(nullptr);
+  EXPECT_EQ(
+      posix_spawn(&pid_, binary.c_str(), nullptr, nullptr, arguments.data(), variables.data()), 0);
 }
 
 ServerProcess::~ServerProcess() {
@@ -56,10 +70,7 @@ ServerProcess::~ServerProcess() {
 }
 
 std::shared_ptr<grpc::Channel> ServerProcess::Connect() {
-  int port = 0;
-  for (int i = 0; i < 1000 && !(std::ifstream(dir_.File("port")) >> port); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  const int port = PortIn(dir_.File("port"));
   EXPECT_GT(port, 0);
   return MakeChannel("127.0.0.1:" + std::to_string(port));
 }

@@ -17,10 +17,15 @@ namespace isobit::testing_support {
 // "" for the server as a whole.
 std::string Health(grpc::Channel& channel, const std::string& service);
 
+// What a server writes into its port file once it listens; 0: not within ten seconds.
+int PortIn(const std::string& port_file);
+
 class ServerProcess {
  public:
-  // Starts `binary` with a port of the system's choice. Its output goes to that of the test.
-  ServerProcess(const std::string& binary, std::vector<std::string> flags);
+  // Starts `binary` with a port of the system's choice. Its output goes to that of the test; its
+  // environment is the test's, over which goes `environment`, NAME=value each.
+  ServerProcess(const std::string& binary, std::vector<std::string> flags,
+                std::vector<std::string> environment = {});
   ~ServerProcess();  // kills it
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;

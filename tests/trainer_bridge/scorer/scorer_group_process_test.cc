@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -152,15 +151,14 @@ TEST_F(ScorerGroupProcessTest, OneCommandLineServesUnderTorchrun) {
   const std::vector<std::string> flags =
       Flags({"--backend=cuda", "--shards=1", absl::StrCat("--port=", port),
              "--gather_timeout_seconds=30"});
-  std::map<std::string, std::string> environment = {
-      {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}};
+  const std::string master_port = absl::StrCat("MASTER_PORT=", FreePort());
   std::vector<std::unique_ptr<ServerProcess>> group;
-  for (const char* const rank : {"0", "1"}) {
-    environment["RANK"] = environment["LOCAL_RANK"] = rank;
-    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-    group.push_back(std::make_unique<ServerProcess>(ISOBIT_SCORER, flags));
+  for (const int rank : {0, 1}) {
+    group.push_back(std::make_unique<ServerProcess>(
+        ISOBIT_SCORER, flags,
+        std::vector<std::string>{"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master_port,
+                                 absl::StrCat("RANK=", rank), absl::StrCat("LOCAL_RANK=", rank)}));
   }
-  for (const auto& [name, value] : environment) unsetenv(name.c_str());
   const std::shared_ptr<grpc::Channel> channel = group[0]->Connect();
   ASSERT_TRUE(WaitForHealth(*channel, "SERVING", milliseconds(60'000)));
   EXPECT_EQ(Score(*channel).size(), 40u);

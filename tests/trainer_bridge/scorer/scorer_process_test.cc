@@ -3,9 +3,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <fstream>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,6 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing_support::Health;
+using testing_support::PortIn;
 using testing_support::ServerProcess;
 
 constexpr char kName[] = "isobit.v1.ScorerService";
@@ -105,30 +103,16 @@ TEST_F(ScorerProcessTest, BadFlagsExitTwo) {
   }
 }
 
-// What a server has written into its port file, once it listens.
-int PortIn(const std::string& file) {
-  int port = 0;
-  for (int i = 0; i < 1000 && !(std::ifstream(file) >> port); ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return port;
-}
-
 // torchrun gives the processes of a host one command line; only the environment tells them apart.
 TEST_F(ScorerProcessTest, ALaterProcessOfAHostTakesAPortOfItsOwn) {
   ServerProcess first(ISOBIT_SCORER, Flags("--port_file=" + dir_.File("port")));
   const int port = PortIn(dir_.File("port"));
   ASSERT_GT(port, 0);
-  const std::map<std::string, std::string> environment = {{"WORLD_SIZE", "2"},
-                                                          {"RANK", "1"},
-                                                          {"LOCAL_RANK", "1"},
-                                                          {"MASTER_ADDR", "127.0.0.1"},
-                                                          {"MASTER_PORT", "1"}};
-  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
   std::vector<std::string> flags = Flags("--port_file=" + dir_.File("port"));
   flags.insert(flags.end(), {"--backend=cuda", absl::StrCat("--port=", port)});
-  ServerProcess second(ISOBIT_SCORER, flags);
-  for (const auto& [name, value] : environment) unsetenv(name.c_str());
+  ServerProcess second(
+      ISOBIT_SCORER, flags,
+      {"WORLD_SIZE=2", "RANK=1", "LOCAL_RANK=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"});
   const int other_port = PortIn(dir_.File("port.1"));
   EXPECT_NE(other_port, 0);
   EXPECT_NE(other_port, port);
