@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,8 +77,10 @@ class CudaExecutor final : public RankExecutor {
   struct Slot {
     cudaEvent_t done = nullptr;
     cuda::LogProbStage log_probs;
-    std::vector<LogProbRow> rows;  // that this rank draws, from first_row of the step on
+    std::vector<LogProbRow> rows;  // of the step from first_row on, whose logits this rank has
     size_t first_row = 0;
+    size_t own_begin = 0;  // of them, those that this rank reports
+    size_t own_end = 0;
   };
   using Graphs = std::map<int64_t, cuda::CapturedGraph>;  // by padded batch size
 
@@ -114,9 +117,11 @@ class CudaExecutor final : public RankExecutor {
     Slot& slot = slots_[num_collected_++ % kDepth];
     ISOBIT_RETURN_IF_ERROR(Wait(slot.done));
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
-    slot.log_probs.Read(Args(slot));
-    std::copy(slot.rows.begin(), slot.rows.end(),
-              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row));
+    slot.log_probs.Read(Args(slot), static_cast<int64_t>(slot.own_begin),
+                        static_cast<int64_t>(slot.own_end));
+    std::copy(slot.rows.begin() + static_cast<std::ptrdiff_t>(slot.own_begin),
+              slot.rows.begin() + static_cast<std::ptrdiff_t>(slot.own_end),
+              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row + slot.own_begin));
     return absl::OkStatus();
   }
 
@@ -164,9 +169,15 @@ class CudaExecutor final : public RankExecutor {
                               ops_->Allocate(num_ranks() * sequences * sizeof(int32_t)));
       logits_ = reinterpret_cast<float*>(own_logits_.get());
       draws_ = reinterpret_cast<int32_t*>(own_draws_.get());
+      const size_t part_bytes =
+          cuda::LogProbPartBytes(options_.max_sequences, contract::kLeaves / options_.shape.size);
+      ISOBIT_ASSIGN_OR_RETURN(own_parts_, ops_->Allocate(part_bytes));
+      ISOBIT_ASSIGN_OR_RETURN(all_parts_, ops_->Allocate(num_ranks() * part_bytes));
+      parts_ = own_parts_.get();
     } else {
       logits_ = reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
       draws_ = reinterpret_cast<int32_t*>(group_->draws.of_rank(options_.shape.rank));
+      parts_ = group_->parts.of_rank(options_.shape.rank);
     }
     if (num_ranks() > 1) {
       const size_t rows = (sequences + num_ranks() - 1) / num_ranks();
@@ -238,20 +249,53 @@ class CudaExecutor final : public RankExecutor {
             .vocab = options_.config.vocab_size};
   }
 
-  // Rows are dealt out to the ranks in runs.
+  // Rows are dealt out to the ranks in runs: [begin, end) to this one.
+  std::pair<size_t, size_t> Dealt(size_t num_rows, size_t rank) const {
+    return {num_rows * rank / num_ranks(), num_rows * (rank + 1) / num_ranks()};
+  }
+
   absl::Status Draw(const std::vector<LogProbRow>& rows, Slot& slot) {
-    const auto begin_of = [&](size_t r) {
-      return static_cast<std::ptrdiff_t>(rows.size() * r / num_ranks());
-    };
-    slot.first_row = static_cast<size_t>(begin_of(rank()));
-    slot.rows.assign(rows.begin() + begin_of(rank()), rows.begin() + begin_of(rank() + 1));
     auto* const ids = reinterpret_cast<int32_t*>(ids_of_step_.get());
     if (num_ranks() == 1) {
-      PointRows(slot, logits_);
+      slot.rows = rows;
+      slot.own_end = rows.size();
+      PointRows(slot, logits_, options_.config.vocab_size);
       return slot.log_probs.Launch(Args(slot), ids, ops_->stream());
     }
+    // Penalties' counts grow with every token: of such rows each rank would send all.
+    const bool in_parts = std::none_of(rows.begin(), rows.end(), [](const LogProbRow& row) {
+      return cuda::IsRanked(row) || !row.sampling.counts.empty();
+    });
+    return in_parts && !rows.empty() ? DrawInParts(rows, slot, ids) : DrawDealt(rows, slot, ids);
+  }
+
+  // Every rank sums and draws in its ranges of the vocabulary and joins those of all, so that what
+  // crosses the links is a few numbers of a row.
+  absl::Status DrawInParts(const std::vector<LogProbRow>& rows, Slot& slot, int32_t* ids) {
+    slot.rows = rows;
+    slot.first_row = 0;
+    std::tie(slot.own_begin, slot.own_end) = Dealt(rows.size(), rank());
+    PointRows(slot, logits_, layout_.shape().vocab.size());
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceLogProbs sent,
+                            slot.log_probs.Send(Args(slot), ids, ops_->stream()));
+    const int each = contract::kLeaves / options_.shape.size;
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchLogProbParts(
+        sent, {.first = options_.shape.rank * each, .count = each}, parts_, ops_->stream()));
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::LogProbParts parts, MeetParts(rows.size()));
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, parts, ops_->stream()));
+    return slot.log_probs.Fetch(Args(slot), ops_->stream());
+  }
+
+  // Every rank brings its rows together, draws, and brings the draws of all together.
+  absl::Status DrawDealt(const std::vector<LogProbRow>& rows, Slot& slot, int32_t* ids) {
+    const auto [begin, end] = Dealt(rows.size(), rank());
+    slot.first_row = begin;
+    slot.rows.assign(rows.begin() + static_cast<std::ptrdiff_t>(begin),
+                     rows.begin() + static_cast<std::ptrdiff_t>(end));
+    slot.own_begin = 0;
+    slot.own_end = slot.rows.size();
     auto* const whole = reinterpret_cast<float*>(whole_rows_.get());
-    PointRows(slot, whole);
+    PointRows(slot, whole, options_.config.vocab_size);
     ISOBIT_ASSIGN_OR_RETURN(const cuda::RankColumns columns, MeetLogits(rows.size()));
     ISOBIT_RETURN_IF_ERROR(cuda::LaunchGatherRows(columns, static_cast<int64_t>(slot.first_row),
                                                   static_cast<int64_t>(slot.rows.size()), whole,
@@ -260,14 +304,33 @@ class CudaExecutor final : public RankExecutor {
         slot.log_probs.Launch(Args(slot), draws_ + slot.first_row, ops_->stream()));
     ISOBIT_ASSIGN_OR_RETURN(cuda::RankDraws draws, MeetDraws(rows.size()));
     for (size_t r = 0; r < num_ranks(); ++r) {
-      draws.begin[r + 1] = static_cast<int32_t>(begin_of(r + 1));
+      draws.begin[r + 1] = static_cast<int32_t>(Dealt(rows.size(), r).second);
     }
     return cuda::LaunchGatherDraws(draws, ids, ops_->stream());
   }
 
-  // The two meetings of a step: all ranks' logits are there, then all draws. After the second the
-  // peers have also read the logits, which the next step writes; it writes draws after its first
-  // meeting, to which a peer comes once it has read those of this step.
+  // All ranks' parts are there. The next ones are written after the sums of the next step, to which
+  // a peer comes once it has read these.
+  absl::StatusOr<cuda::LogProbParts> MeetParts(size_t rows) {
+    cuda::LogProbParts parts = {.num_ranks = options_.shape.size};
+    const size_t bytes =
+        cuda::LogProbPartBytes(static_cast<int64_t>(rows), contract::kLeaves / options_.shape.size);
+    if (group_->peers.empty()) {
+      ISOBIT_RETURN_IF_ERROR(
+          group_->nccl[rank()]->AllGather(parts_, all_parts_.get(), bytes, ops_->stream().handle));
+    } else {
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+    }
+    for (size_t r = 0; r < num_ranks(); ++r) {
+      parts.of_rank[r] = group_->peers.empty() ? all_parts_.get() + r * bytes
+                                               : group_->parts.of_rank(static_cast<int>(r));
+    }
+    return parts;
+  }
+
+  // The two meetings of DrawDealt: all ranks' logits are there, then all draws. After the second
+  // the peers have also read the logits, which the next step writes; it writes draws after its
+  // first meeting, to which a peer comes once it has read those of this step.
   absl::StatusOr<cuda::RankColumns> MeetLogits(size_t rows) {
     cuda::RankColumns columns = group_->columns;
     if (!group_->peers.empty()) {
@@ -301,9 +364,9 @@ class CudaExecutor final : public RankExecutor {
     return draws;
   }
 
-  void PointRows(Slot& slot, const float* logits) const {
+  static void PointRows(Slot& slot, const float* logits, int64_t columns) {
     for (size_t i = 0; i < slot.rows.size(); ++i) {
-      slot.rows[i].logits = logits + i * static_cast<size_t>(options_.config.vocab_size);
+      slot.rows[i].logits = logits + i * static_cast<size_t>(columns);
     }
   }
 
@@ -366,11 +429,12 @@ class CudaExecutor final : public RankExecutor {
   Memory hidden_;  // [max_rows, hidden_size] bf16
   Memory last_;    // [max_sequences, hidden_size] bf16: last rows
   // With NCCL alone: what this rank sends, and what it has from all, [ranks, ...].
-  Memory own_logits_, all_logits_, own_draws_, all_draws_;
-  float* logits_ = nullptr;   // [max_sequences, this rank's columns]
-  int32_t* draws_ = nullptr;  // [max_sequences]: what this rank has drawn, in its places
-  Memory whole_rows_;         // [this rank's rows, vocab] fp32, with several ranks
-  Memory ids_of_step_;        // [max_sequences] int32: what the last launched step has drawn
+  Memory own_logits_, all_logits_, own_draws_, all_draws_, own_parts_, all_parts_;
+  float* logits_ = nullptr;     // [max_sequences, this rank's columns]
+  int32_t* draws_ = nullptr;    // [max_sequences]: what this rank has drawn, in its places
+  std::byte* parts_ = nullptr;  // LogProbPartBytes: what its ranges of the vocabulary come to
+  Memory whole_rows_;           // [this rank's rows, vocab] fp32, with several ranks
+  Memory ids_of_step_;          // [max_sequences] int32: what the last launched step has drawn
   Slot slots_[kDepth];
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;

@@ -87,7 +87,10 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
   const size_t logit_bytes = sequences * static_cast<size_t>(widest) * sizeof(float);
   ISOBIT_ASSIGN_OR_RETURN(logits, group.Allocate(logit_bytes, 0));
   ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
-  shared_bytes = logit_bytes + sequences * sizeof(int32_t);
+  const size_t part_bytes =
+      cuda::LogProbPartBytes(rank.max_sequences, contract::kLeaves / rank.shape.size);
+  ISOBIT_ASSIGN_OR_RETURN(parts, group.Allocate(part_bytes, 0));
+  shared_bytes = logit_bytes + sequences * sizeof(int32_t) + part_bytes;
   for (int r = 0; r < group.size(); ++r) {
     columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
   }

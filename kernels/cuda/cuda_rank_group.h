@@ -41,8 +41,9 @@ struct CudaRankGroup {
   std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
   PeerMemory logits;        // [max_sequences, the rank's columns] fp32; not with NCCL alone
   PeerMemory draws;         // [max_sequences] int32; likewise
+  PeerMemory parts;         // LogProbPartBytes of max_sequences rows; likewise
   PeerMemory halves;        // of CopyEngineSum, if there is a meeting
-  size_t shared_bytes = 0;  // of each rank, in the three
+  size_t shared_bytes = 0;  // of each rank, in the four
   std::unique_ptr<RankMeeting> meeting;  // null: no step is computed in halves
   cuda::RankColumns columns;             // of the vocabulary; pointers into `logits`
   int64_t widest = 0;                    // most columns of a rank

@@ -9,9 +9,14 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
-#include "kernels/cuda/log_probs.h"
 
 namespace isobit::cuda {
+
+bool IsRanked(const LogProbRow& row) {
+  const RowSampling& s = row.sampling;
+  return row.top_logprobs > 0 || s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f;
+}
+
 namespace {
 
 // Where each array of a call lies in the block.
@@ -36,7 +41,7 @@ struct Layout {
       num_biases += s.biases.size();
       num_banned += s.banned.size();
       top_stride = std::max(top_stride, row.top_logprobs);
-      ranked_rows |= row.top_logprobs > 0 || s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f;
+      ranked_rows |= IsRanked(row);
     }
     const auto rows = static_cast<size_t>(args.num_rows);
     counts = Align(rows * sizeof(DeviceLogProbRow));
@@ -91,10 +96,11 @@ void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
   }
 }
 
-void ReadRows(const LogProbArgs& args, const Layout& layout, const std::byte* from) {
+void ReadRows(const LogProbArgs& args, const Layout& layout, int64_t begin, int64_t end,
+              const std::byte* from) {
   const auto* results = reinterpret_cast<const DeviceLogProbResult*>(from + layout.results);
   const auto* top = reinterpret_cast<const TokenLogProb*>(from + layout.top);
-  for (int64_t i = 0; i < args.num_rows; ++i) {
+  for (int64_t i = begin; i < end; ++i) {
     LogProbRow& row = args.rows[i];
     const DeviceLogProbResult& result = results[i];
     row.finite = result.finite != 0;
@@ -121,12 +127,19 @@ absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
   return absl::OkStatus();
 }
 
-void LogProbStage::Read(const LogProbArgs& args) const {
-  if (args.num_rows > 0) ReadRows(args, Layout(args), host_.data);
+void LogProbStage::Read(const LogProbArgs& args, int64_t begin, int64_t end) const {
+  if (begin < end) ReadRows(args, Layout(args), begin, end, host_.data);
 }
 
 absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream) {
   if (args.num_rows == 0) return absl::OkStatus();
+  ISOBIT_ASSIGN_OR_RETURN(const DeviceLogProbs sent, Send(args, ids, stream));
+  ISOBIT_RETURN_IF_ERROR(LaunchLogProbs(sent, stream));
+  return Fetch(args, stream);
+}
+
+absl::StatusOr<DeviceLogProbs> LogProbStage::Send(const LogProbArgs& args, int32_t* ids,
+                                                  const Stream& stream) {
   const Layout layout(args);
   if (layout.top_stride > kMaxTopLogProbs) {
     return absl::InvalidArgumentError(absl::StrCat("a list of ", layout.top_stride,
@@ -161,22 +174,24 @@ absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const S
   WriteRows(args, layout, host_.data);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data, host_.data, layout.results,
                                               cudaMemcpyHostToDevice, stream.handle));
-  ISOBIT_RETURN_IF_ERROR(LaunchLogProbs(
-      {
-          .rows = reinterpret_cast<const DeviceLogProbRow*>(device_.data),
-          .num_rows = args.num_rows,
-          .vocab = args.vocab,
-          .counts = reinterpret_cast<const TokenCount*>(device_.data + layout.counts),
-          .biases = reinterpret_cast<const TokenBias*>(device_.data + layout.biases),
-          .banned = reinterpret_cast<const int32_t*>(device_.data + layout.banned),
-          .results = reinterpret_cast<DeviceLogProbResult*>(device_.data + layout.results),
-          .ids = ids,
-          .top = reinterpret_cast<TokenLogProb*>(device_.data + layout.top),
-          .top_stride = layout.top_stride,
-          .workspace = workspace_.data,
-          .ranked_rows = layout.ranked_rows,
-      },
-      stream));
+  return DeviceLogProbs{
+      .rows = reinterpret_cast<const DeviceLogProbRow*>(device_.data),
+      .num_rows = args.num_rows,
+      .vocab = args.vocab,
+      .counts = reinterpret_cast<const TokenCount*>(device_.data + layout.counts),
+      .biases = reinterpret_cast<const TokenBias*>(device_.data + layout.biases),
+      .banned = reinterpret_cast<const int32_t*>(device_.data + layout.banned),
+      .results = reinterpret_cast<DeviceLogProbResult*>(device_.data + layout.results),
+      .ids = ids,
+      .top = reinterpret_cast<TokenLogProb*>(device_.data + layout.top),
+      .top_stride = layout.top_stride,
+      .workspace = workspace_.data,
+      .ranked_rows = layout.ranked_rows,
+  };
+}
+
+absl::Status LogProbStage::Fetch(const LogProbArgs& args, const Stream& stream) {
+  const Layout layout(args);
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(host_.data + layout.results, device_.data + layout.results,
                       layout.bytes - layout.results, cudaMemcpyDeviceToHost, stream.handle));

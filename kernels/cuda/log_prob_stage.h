@@ -6,10 +6,15 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/log_probs.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
+
+// Whether a row has filters or a top list.
+bool IsRanked(const LogProbRow& row);
 
 // The memory between host rows and device rows, kept from call to call. One caller at a time.
 class LogProbStage {
@@ -28,7 +33,13 @@ class LogProbStage {
   // args.rows and all they point to stay until then. ids: the drawn ids go there too, in GPU memory
   // [num_rows]; may be null.
   absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
-  void Read(const LogProbArgs& args) const;
+  void Read(const LogProbArgs& args) const { Read(args, 0, args.num_rows); }
+
+  // Launch in its three parts, for rows in parts: what the kernels take is sent, the caller
+  // launches them, and their outputs are fetched. Read: of rows [begin, end) alone.
+  absl::StatusOr<DeviceLogProbs> Send(const LogProbArgs& args, int32_t* ids, const Stream& stream);
+  absl::Status Fetch(const LogProbArgs& args, const Stream& stream);
+  void Read(const LogProbArgs& args, int64_t begin, int64_t end) const;
 
  private:
   struct Block {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/contract/constants.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
 
@@ -81,6 +82,27 @@ size_t LogProbWorkspaceBytes(int64_t num_rows);
 // Launches what computes every row's token, logprob, entropy and top list. CUDA-graph safe.
 // INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab. INTERNAL: CUDA refused.
 absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream);
+
+// Rows without filters and top lists may lie on several GPUs, each of which has an equal number of
+// the 8 ranges (contract::PlanColumns): first each sums and draws in its own, then any of them
+// joins what all have handed on. RankRanges: those of one.
+struct RankRanges {
+  int first = 0;
+  int count = contract::kLeaves;
+};
+// What they hand on, [num_rows][ranges]: bytes.
+size_t LogProbPartBytes(int64_t num_rows, int num_ranges);
+// args.rows[i].logits are those of the ranges alone; no outputs are written but `parts`.
+absl::Status LaunchLogProbParts(const DeviceLogProbs& args, const RankRanges& ranges,
+                                std::byte* parts, const Stream& stream);
+
+struct LogProbParts {
+  const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or mapped by it
+  int num_ranks = 0;
+};
+// Of args.rows[i].logits none is read. Errors of both: LaunchLogProbs'.
+absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const LogProbParts& parts,
+                                const Stream& stream);
 
 }  // namespace isobit::cuda
 

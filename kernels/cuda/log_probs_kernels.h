@@ -1,4 +1,5 @@
-// The two kernels of LaunchLogProbs, each of which leaves the other's rows alone.
+// The kernels of LaunchLogProbs, each of which leaves the other's rows alone, and those of rows in
+// parts.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_KERNELS_H_
 
@@ -12,16 +13,21 @@
 
 namespace isobit::cuda {
 
+struct RangeResult;
+
 // DeviceLogProbs and where the ranges are cut.
 struct LogProbJob {
   DeviceLogProbs args;
-  int32_t bounds[contract::kLeaves + 1];
-  int32_t longest;  // range
-  int32_t slots;    // for chunks of logits in a block's shared memory
+  RankRanges ranges;             // whose logits args.rows have
+  RangeResult* parts = nullptr;  // [num_rows][ranges.count]; null: ranges join to results
+  int32_t bounds[contract::kLeaves + 1] = {};
+  int32_t longest = 0;  // range
+  int32_t slots = 0;    // for chunks of logits in a block's shared memory
 };
 
-// Rows without filters and top lists.
+// Rows without filters and top lists, or parts of them.
 absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream);
+absl::Status LaunchJoin(const LogProbJob& job, const LogProbParts& parts, const Stream& stream);
 size_t PlainLogProbWorkspaceBytes(int64_t num_rows);
 
 // Rows with.

@@ -4,6 +4,9 @@
 // two survey them, as they arrive, for their maximum; eight, the workers, sum weights and draw; one
 // hands the result on. So memory never waits for arithmetic, and the workers never for each other,
 // unless single logits are to be changed.
+//
+// Of rows in parts this GPU's ranges are the tasks, whose results another kernel joins with those
+// of the other GPUs.
 #include <algorithm>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -99,29 +102,33 @@ __device__ void TellByOne(const uint64_t (&barriers)[kPlaces], int n) {
 __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int chunks = NumChunks(job);
-  const int64_t num_tasks = job.args.num_rows * kRanges;
+  const int64_t num_tasks = job.args.num_rows * job.ranges.count;
   RingPlace place;
   int n = 0;
   for (int64_t t = blockIdx.x;; t += gridDim.x) {
     const bool end = t >= num_tasks;
-    const DeviceLogProbRow* row = &job.args.rows[end ? 0 : t / kRanges];
-    const float* logits = end ? nullptr : row->logits;
+    const int64_t index = end ? 0 : t / job.ranges.count;
+    const int range_id = job.ranges.first + static_cast<int>(t - index * job.ranges.count);
+    const DeviceLogProbRow* row = &job.args.rows[index];
     const RowPlan plan(*row, job.args.vocab);
-    if (!end && (logits == nullptr || IsRanked(plan, *row))) continue;
+    if (!end && (row->logits == nullptr || IsRanked(plan, *row))) continue;
+    const float* const logits = row->logits - job.bounds[job.ranges.first];  // of id 0
     if (n >= kPlaces) Await(shared.free, n - kPlaces);
     Task& task = shared.tasks[n % kPlaces];
     static_assert(sizeof(DeviceLogProbRow) % 4 == 0 && sizeof(DeviceLogProbRow) <= 4 * 32);
     if (lane < static_cast<int>(sizeof(DeviceLogProbRow) / 4)) {
       reinterpret_cast<uint32_t*>(&task.row)[lane] = reinterpret_cast<const uint32_t*>(row)[lane];
     }
+    __syncwarp();
     if (lane == 0) {
+      task.row.logits = logits;
       task.plan = plan;
-      task.index = t / kRanges;
-      task.range = end ? -1 : static_cast<int32_t>(t % kRanges);
+      task.index = index;
+      task.range = end ? -1 : range_id;
     }
     Tell(shared.posted, n);
     if (end) return;
-    const VocabRange range = RangeOfTask(job, static_cast<int>(t % kRanges), logits, place);
+    const VocabRange range = RangeOfTask(job, range_id, logits, place);
     for (int c = 0; c < chunks; ++c) {
       const int slot = range.SlotOf(c);
       WaitBarrier(SharedAddress(&shared.empty[slot]), range.PhaseOf(c) ^ 1);
@@ -225,6 +232,19 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
         .unfit = raw.unfit || task.processed.unfit,
         .alive = task.processed.max > kMinusInfinity,
     };
+    if (job.parts != nullptr) {
+      const bool found = plan.draws ? draw.best != 0
+                                    : task.row.target >= job.bounds[task.range] &&
+                                          task.row.target < job.bounds[task.range + 1];
+      if (plan.separate && found) {
+        result.raw_logit = task.row.logits[plan.draws ? IdOf(draw.best) : task.row.target];
+      }
+      if (threadIdx.x % 32 == 0) {
+        job.parts[task.index * job.ranges.count + task.range - job.ranges.first] = result;
+      }
+      TellByOne(shared.free, n);
+      continue;
+    }
     RowRecord& record = reinterpret_cast<RowRecord*>(job.args.workspace)[task.index];
     bool last = false;
     if (threadIdx.x % 32 == 0) {
@@ -233,7 +253,9 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
       last = atomicInc(&record.arrivals, kRanges - 1) == kRanges - 1;
       if (last) __threadfence();
     }
-    if (__any_sync(~0u, last) != 0) FinishRow(job, task.index, task.row, plan, record.ranges);
+    if (__any_sync(~0u, last) != 0) {
+      FinishRow(job, task.index, task.row, plan, record.ranges[threadIdx.x % kRanges]);
+    }
     TellByOne(shared.free, n);
   }
 }
@@ -270,7 +292,36 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
+// A warp a row.
+constexpr int kJoinThreads = 128;
+__global__ void __launch_bounds__(kJoinThreads)
+    JoinLogProbs(const __grid_constant__ LogProbJob job,
+                 const __grid_constant__ LogProbParts parts) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int64_t index = (int64_t{blockIdx.x} * kJoinThreads + threadIdx.x) / 32;
+  if (index >= job.args.num_rows) return;
+  const DeviceLogProbRow& row = job.args.rows[index];
+  if (row.logits == nullptr) return;
+  const int range = static_cast<int>(threadIdx.x % kRanges);
+  const int each = kRanges / parts.num_ranks;
+  const auto* const of_rank = reinterpret_cast<const RangeResult*>(parts.of_rank[range / each]);
+  FinishRow<true>(job, index, row, RowPlan(row, job.args.vocab),
+                  of_rank[index * each + range % each]);
+}
+
 }  // namespace
+
+size_t LogProbPartBytes(int64_t num_rows, int num_ranges) {
+  return static_cast<size_t>(num_rows * num_ranges) * sizeof(RangeResult);
+}
+
+absl::Status LaunchJoin(const LogProbJob& job, const LogProbParts& parts, const Stream& stream) {
+  const int64_t threads = job.args.num_rows * 32;
+  const auto blocks = static_cast<unsigned>((threads + kJoinThreads - 1) / kJoinThreads);
+  return Launch(JoinLogProbs, {.blocks = dim3(blocks), .threads = dim3(kJoinThreads)}, stream, job,
+                parts);
+}
 
 size_t PlainLogProbWorkspaceBytes(int64_t num_rows) {
   return static_cast<size_t>(num_rows) * sizeof(RowRecord);
@@ -281,7 +332,7 @@ absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream) {
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
   const absl::StatusOr<DeviceInfo> info = GetDeviceInfo(device);
   if (!info.ok()) return info.status();
-  const int64_t tasks = job.args.num_rows * kRanges;
+  const int64_t tasks = job.args.num_rows * job.ranges.count;
   Grid grid;
   grid.blocks = dim3(static_cast<unsigned>(std::min<int64_t>(tasks, kBlocksPerSm * info->num_sms)));
   grid.threads = dim3(kThreads);

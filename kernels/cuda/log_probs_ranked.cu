@@ -371,7 +371,9 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
     const int listed = GoThroughCandidates(job, plan, candidates, all.max, mass, shared);
     if (!plan.separate) num_top = listed;
   }
-  if (threadIdx.x < 32) shared.sum = FinishRow(job, index, row, plan, shared.ranges);
+  if (threadIdx.x < 32) {
+    shared.sum = FinishRow(job, index, row, plan, shared.ranges[threadIdx.x % kRanges]);
+  }
   SyncRange();
   if (!finite) return;
   TokenLogProb* top = job.args.top + index * job.args.top_stride;

@@ -88,13 +88,15 @@ __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& min
 }
 
 // Joins a row's ranges and writes its result. Returns the row's VocabSum. One warp, whose lane l
-// looks after range l % 8.
-__device__ inline contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
-                                               const DeviceLogProbRow& row, const RowPlan& plan,
-                                               const RangeResult* ranges) {
+// looks after range r = l % 8: `mine` is what that has handed on. kParts: the row is not whole
+// here.
+template <bool kParts = false>
+__device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
+                                                        const DeviceLogProbRow& row,
+                                                        const RowPlan& plan,
+                                                        const RangeResult& mine) {
   static_assert(kRanges == 8);
   const int r = static_cast<int>(threadIdx.x % kRanges);
-  const RangeResult mine = ranges[r];
   const bool finite = __any_sync(~0u, mine.unfit) == 0 && __any_sync(~0u, mine.alive) != 0;
   uint64_t best = mine.best;
   for (int bit = 1; bit < kRanges; bit *= 2) {
@@ -104,7 +106,9 @@ __device__ inline contract::VocabSum FinishRow(const LogProbJob& job, int64_t in
   const bool owner = plan.draws ? mine.best == best
                                 : row.target >= job.bounds[r] && row.target < job.bounds[r + 1];
   float logit = plan.draws ? mine.best_logit : mine.target_logit;
-  logit = __shfl_sync(~0u, logit, __ffs(static_cast<int>(__ballot_sync(~0u, owner))) - 1);
+  const int lane = __ffs(static_cast<int>(__ballot_sync(~0u, owner))) - 1;
+  logit = __shfl_sync(~0u, logit, lane);
+  const float raw = kParts ? __shfl_sync(~0u, mine.raw_logit, lane) : 0.0f;
   const int32_t id = !finite ? 0 : plan.draws ? IdOf(best) : row.target;
   contract::VocabSum sum = CombineAcross(CombineAcross(CombineAcross(mine.sum, 1), 2), 4);
   if (threadIdx.x % 32 != 0) return sum;
@@ -114,7 +118,7 @@ __device__ inline contract::VocabSum FinishRow(const LogProbJob& job, int64_t in
   result.id = id;
   if (job.args.ids != nullptr) job.args.ids[index] = id;
   if (!finite) return sum;
-  if (plan.separate) logit = row.logits[id];
+  if (plan.separate) logit = kParts ? raw : row.logits[id];
   // A maximum of zero has either sign; so that this cannot show, the logit has none.
   result.logprob = contract::LogProb(contract::Add(logit, 0.0f), sum);
   if (row.want_entropy) result.entropy = contract::Entropy(sum);

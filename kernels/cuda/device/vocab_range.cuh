@@ -49,8 +49,9 @@ struct RangeResult {
   float target_logit = 0;  // of the row's target, if it lies in this range
   uint64_t best = 0;       // TokenKey of the largest value (logit plus noise); 0: none
   float best_logit = 0;
-  bool unfit = false;  // a logit is not fit to be in a distribution
-  bool alive = false;  // a processed logit is above -inf
+  float raw_logit = 0;  // in parts: the unprocessed one of the best or the target, if needed
+  bool unfit = false;   // a logit is not fit to be in a distribution
+  bool alive = false;   // a processed logit is above -inf
 };
 
 // The noise of a row. Philox's keys are the same for all tokens: each round's are kept in shared

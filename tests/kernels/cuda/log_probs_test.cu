@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/status_macros.h"
 #include "gtest/gtest.h"
+#include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/log_prob_stage.h"
 #include "kernels/cuda/log_probs.h"
 #include "tests/kernels/cuda/device_case.h"
@@ -87,6 +89,53 @@ class LogProbsTest : public testing::Test {
                            RowBits(expected[i].begin(), expected[i].begin() + 6));
       if (++failures == 5) break;
     }
+    rows_ += requests.size();
+  }
+
+  // The same of requests without filters and top lists, whose logits lie in parts as those of
+  // `num_ranks` ranks do.
+  void ExpectCpuBitsInParts(const std::vector<LogProbRequest>& requests, int num_ranks,
+                            int64_t gap) {
+    const auto num_rows = static_cast<int64_t>(requests.size());
+    const auto vocab = static_cast<int64_t>(requests.front().logits.size());
+    const contract::LeafPlan plan = contract::PlanColumns(vocab);
+    const auto ranks = static_cast<size_t>(num_ranks);
+    const size_t each = contract::kLeaves / ranks;
+    std::vector<std::unique_ptr<DeviceLogits>> logits;
+    std::vector<std::unique_ptr<DeviceBuffer<unsigned char>>> buffers;
+    std::vector<LogProbStage> stages(ranks);
+    LogProbParts parts{.num_ranks = num_ranks};
+    for (size_t r = 0; r < ranks; ++r) {
+      std::vector<LogProbRequest> mine = requests;
+      for (LogProbRequest& request : mine) {
+        const auto begin = request.logits.begin();
+        request.logits = {begin + plan.bounds[r * each], begin + plan.bounds[(r + 1) * each]};
+      }
+      logits.push_back(std::make_unique<DeviceLogits>(mine, gap));
+      buffers.push_back(std::make_unique<DeviceBuffer<unsigned char>>(
+          static_cast<int64_t>(LogProbPartBytes(num_rows, static_cast<int>(each)))));
+      parts.of_rank[r] = reinterpret_cast<const std::byte*>(buffers.back()->data());
+    }
+    const auto run = [&](const LogProbArgs& args) -> absl::Status {
+      DeviceLogProbs sent;
+      for (size_t r = 0; r < ranks; ++r) {
+        for (int64_t i = 0; i < num_rows; ++i) {
+          args.rows[i].logits = logits[r]->pointers()[static_cast<size_t>(i)];
+        }
+        ISOBIT_ASSIGN_OR_RETURN(sent, stages[r].Send(args, nullptr, Stream{}));
+        ISOBIT_RETURN_IF_ERROR(LaunchLogProbParts(
+            sent, {.first = static_cast<int>(r * each), .count = static_cast<int>(each)},
+            reinterpret_cast<std::byte*>(buffers[r]->data()), Stream{}));
+      }
+      ISOBIT_RETURN_IF_ERROR(LaunchJoinLogProbs(sent, parts, Stream{}));
+      ISOBIT_RETURN_IF_ERROR(stages.back().Fetch(args, Stream{}));
+      ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
+      stages.back().Read(args);
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(RunLogProbs(requests, logits.front()->pointers(), run), RunCpu(requests))
+        << "vocabulary of " << vocab << ", " << num_ranks << " ranks";
+    for (const auto& buffer : buffers) EXPECT_TRUE(buffer->GuardsIntact());
     rows_ += requests.size();
   }
 
@@ -199,6 +248,24 @@ TEST_F(LogProbsTest, EveryTargetOfASmallRow) {
     }
   }
   ExpectCpuBits(Share(std::move(requests), random), 1);
+}
+
+TEST_F(LogProbsTest, RowsInParts) {
+  Random random(9);
+  for (const int64_t vocab : {1, 2, 17, 100, 130, 1000, 5003, 32000, 50257, 151936}) {
+    std::vector<LogProbRequest> requests;
+    for (int i = 0; i < Scaled(vocab < 10000 ? 100 : 30); ++i) {
+      LogProbRequest r = RandomLogProbRequest(vocab, random);
+      r.sampling.top_k = 0;
+      r.sampling.top_p = 1.0f;
+      r.sampling.min_p = 0.0f;
+      r.top_logprobs = 0;
+      requests.push_back(std::move(r));
+    }
+    for (const int num_ranks : {1, 2, 4, 8}) {
+      ExpectCpuBitsInParts(requests, num_ranks, 1 + static_cast<int64_t>(random() % 4));
+    }
+  }
 }
 
 TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
