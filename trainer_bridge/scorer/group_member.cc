@@ -109,6 +109,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .num_ranks = options_.local_ranks,
                                         .numerics = scorer.numerics,
                                         .max_context = max_context,
+                                        .max_batch_tokens = scorer.max_batch_tokens,
                                         .chunk_rows = scorer.chunk_rows,
                                         .make_ops = std::move(backend.make_ops),
                                         .make_gather = std::move(backend.make_gather)}));

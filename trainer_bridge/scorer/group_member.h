@@ -29,7 +29,7 @@ struct GroupMemberOptions {
   int local_ranks = 1;  // shard ranks of each
   std::chrono::milliseconds timeout{120'000};
   std::string model;  // below scorer.model_root
-  // model_root, load_format, numerics, max_context and chunk_rows count.
+  // model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows count.
   ScorerOptions scorer;
   // Makes the backend once the group's id is known.
   std::function<absl::StatusOr<RankBackend>(const std::string& nccl_id)> make_backend;

@@ -65,15 +65,17 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                                       const OpenedModel& model,
                                                       std::shared_ptr<PeerRanks> peers) {
-  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ShardRanks> ranks,
-                          ShardRanks::Create(model.config, {.num_shards = options.num_shards,
-                                                            .first_rank = 0,
-                                                            .num_ranks = options.local_shards,
-                                                            .numerics = options.numerics,
-                                                            .max_context = options.max_context,
-                                                            .chunk_rows = options.chunk_rows,
-                                                            .make_ops = options.make_ops,
-                                                            .make_gather = options.make_gather}));
+  ISOBIT_ASSIGN_OR_RETURN(
+      std::unique_ptr<ShardRanks> ranks,
+      ShardRanks::Create(model.config, {.num_shards = options.num_shards,
+                                        .first_rank = 0,
+                                        .num_ranks = options.local_shards,
+                                        .numerics = options.numerics,
+                                        .max_context = options.max_context,
+                                        .max_batch_tokens = options.max_batch_tokens,
+                                        .chunk_rows = options.chunk_rows,
+                                        .make_ops = options.make_ops,
+                                        .make_gather = options.make_gather}));
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(model, 1));
   if (peers != nullptr) ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
   return std::unique_ptr<Scorer>(new Scorer(std::move(options), model, std::move(ranks),

@@ -96,19 +96,26 @@ ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& 
       transformer_(layout, rope, mode, *ops_, nullptr),
       full_(std::move(gather)) {}
 
-absl::StatusOr<std::byte*> ScoringRank::Reserve(Buffer& buffer, size_t bytes) {
-  if (buffer.bytes < bytes) {
-    buffer = Buffer();  // before its successor is allocated
-    ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->Allocate(bytes));
-    buffer.bytes = bytes;
-  }
-  return buffer.memory.get();
+absl::Status ScoringRank::Grow(Buffer& buffer, size_t bytes) {
+  if (bytes <= buffer.bytes) return absl::OkStatus();
+  buffer = Buffer();  // before its successor is allocated
+  ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->Allocate(bytes));
+  buffer.bytes = bytes;
+  return absl::OkStatus();
+}
+
+absl::Status ScoringRank::Reserve(int64_t tokens) {
+  constexpr int64_t kShort = 16;
+  return Prepare(tokens, tokens / kPageSize + tokens / kShort + 1);
 }
 
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,
                                 absl::Span<const ScoreItem> items) {
   const Packed packed(items);
-  const absl::Status prepared = items.empty() ? absl::OkStatus() : Prepare(packed);
+  const absl::Status prepared = items.empty()
+                                    ? absl::OkStatus()
+                                    : Prepare(static_cast<int64_t>(packed.batch.ids.size()),
+                                              static_cast<int64_t>(packed.pages.size()));
   GatheredPass pass(shards, full_);
   ISOBIT_RETURN_IF_ERROR(prepared);
   if (!items.empty()) {
@@ -119,22 +126,20 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
   return ops_->Synchronize();  // a pass that was given up may still read `packed`
 }
 
-absl::Status ScoringRank::Prepare(const Packed& packed) {
+absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   const ModelConfig& config = layout_.config();
-  const size_t rows = packed.batch.ids.size();
   const auto width = static_cast<size_t>(config.hidden_size);
-  const auto num_pages = static_cast<int32_t>(packed.pages.size());
+  const auto vocab = static_cast<size_t>(config.vocab_size);
   if (!cache_ || cache_->num_pages() < num_pages) {
     cache_.reset();
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(config, layout_.shape(), num_pages, static_cast<int32_t>(kPageSize),
-                                /*shared_layers=*/true, *ops_));
+        cache_, KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
+                                static_cast<int32_t>(kPageSize), /*shared_layers=*/true, *ops_));
   }
-  ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(static_cast<int64_t>(rows)));
-  ISOBIT_RETURN_IF_ERROR(Reserve(hidden_, rows * width * sizeof(Bf16)).status());
-  ISOBIT_RETURN_IF_ERROR(Reserve(chunk_hidden_, chunk_rows_ * width * sizeof(Bf16)).status());
-  const auto vocab = static_cast<size_t>(config.vocab_size);
-  return Reserve(logits_, chunk_rows_ * vocab * sizeof(float)).status();
+  ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
+  ISOBIT_RETURN_IF_ERROR(Grow(hidden_, static_cast<size_t>(rows) * width * sizeof(Bf16)));
+  ISOBIT_RETURN_IF_ERROR(Grow(chunk_hidden_, chunk_rows_ * width * sizeof(Bf16)));
+  return Grow(logits_, chunk_rows_ * vocab * sizeof(float));
 }
 
 absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& version,

@@ -38,6 +38,10 @@ class ScoringRank {
   ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, NumericsMode mode,
               std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather, size_t chunk_rows);
 
+  // Allocates what passes of up to `tokens` tokens take, in sequences of 16 and more on average; of
+  // shorter ones or more tokens a pass allocates the rest. RESOURCE_EXHAUSTED: no memory.
+  absl::Status Reserve(int64_t tokens);
+
   // One full pass over `items`, which may be none: the rank then only takes part in the gathers, as
   // all ranks must. Delivers each sequence as it is done. Items whose job has ended are not worked
   // on. An error is the device's or the group's; what is wrong with one sequence ends its job only.
@@ -62,11 +66,11 @@ class ScoringRank {
     Memory memory;
     size_t bytes = 0;
   };
-  absl::StatusOr<std::byte*> Reserve(Buffer& buffer, size_t bytes);
+  absl::Status Grow(Buffer& buffer, size_t bytes);
 
-  // Allocates all that the pass needs: freeing and allocating memory may wait for the device, which
-  // in a pass may wait for another rank.
-  absl::Status Prepare(const Packed& packed);
+  // Allocates all that a pass needs before it starts: freeing and allocating memory may wait for
+  // the device, which in a pass may wait for another rank.
+  absl::Status Prepare(int64_t rows, int64_t num_pages);
   absl::Status ScoreItems(const Packed& packed, const WeightVersion& version,
                           absl::Span<const ScoreItem> items, GatheredPass& pass);
   // Launches the logits of at most chunk_rows_ rows, in order within each sequence.

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/parallel/host_block_gather.h"
@@ -72,6 +73,12 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
     ranks_.push_back(std::make_unique<ScoringRank>(*layout_, rope_, options_.numerics,
                                                    std::move(ops[i]), std::move(gathers[i]),
                                                    options_.chunk_rows));
+    const absl::Status reserved = ranks_.back()->Reserve(options_.max_batch_tokens);
+    if (!reserved.ok()) {
+      return absl::Status(reserved.code(),
+                          absl::StrCat("passes of max_batch_tokens, ", options_.max_batch_tokens,
+                                       ": ", reserved.message()));
+    }
   }
   return absl::OkStatus();
 }

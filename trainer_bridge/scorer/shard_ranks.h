@@ -29,8 +29,9 @@ struct ShardRanksOptions {
   int first_rank = 0;
   int num_ranks = 2;  // of this process: [first_rank, first_rank + num_ranks)
   NumericsMode numerics = NumericsMode::kTree;
-  int64_t max_context = 0;  // positions of one sequence, more than 0
-  size_t chunk_rows = 64;   // rows of logits that exist at one time on one rank
+  int64_t max_context = 0;          // positions of one sequence, more than 0
+  int64_t max_batch_tokens = 2048;  // of one rank's pass: memory for them is taken at the start
+  size_t chunk_rows = 64;           // rows of logits that exist at one time on one rank
 
   // Makes the backend of one rank of this process; `local_rank` counts from 0. Called again for
   // each version of the weights, so that packing does not disturb passes. All backends give equal
@@ -52,7 +53,7 @@ struct ShardedVersion {
 
 class ShardRanks {
  public:
-  // Errors: as the makers'.
+  // Errors: as the makers'. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
   static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelConfig& config,
                                                             ShardRanksOptions options);
   ShardRanks(const ShardRanks&) = delete;

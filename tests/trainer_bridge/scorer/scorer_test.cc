@@ -1,13 +1,20 @@
 // The engine around the scores: queue, ends of jobs, weight updates, faults.
 #include "trainer_bridge/scorer/scorer.h"
 
+#include <atomic>
 #include <filesystem>
 #include <future>
+#include <limits>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -24,6 +31,27 @@ using testing::HasSubstr;
 using testing_support::RandomWeights;
 using testing_support::StatusIs;
 using testing_support::TinyWeights;
+
+// The memory of all backends together.
+struct Meter {
+  std::atomic<size_t> limit = std::numeric_limits<size_t>::max();
+  std::atomic<size_t> bytes = 0;
+};
+
+class MeteredOps final : public testing_support::ForwardingOps {
+ public:
+  explicit MeteredOps(Meter& meter) : ForwardingOps(MakeOracleOps()), meter_(meter) {}
+
+  absl::StatusOr<Memory> Allocate(size_t bytes) override {
+    if (meter_.bytes.fetch_add(bytes) + bytes > meter_.limit) {
+      return absl::ResourceExhaustedError("no memory");
+    }
+    return ForwardingOps::Allocate(bytes);
+  }
+
+ private:
+  Meter& meter_;
+};
 
 class ScorerTest : public testing::Test {
  protected:
@@ -89,6 +117,32 @@ TEST_F(ScorerTest, LoadRefusesOptionsOutOfRange) {
   options_.max_batch_tokens = 1;
   EXPECT_THAT(Scorer::Load(options_, "absent"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(Scorer::Load(options_, "../first"), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(ScorerTest, APassNeedsNoMemoryThatWasNotTakenAtTheStart) {
+  Meter meter;
+  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  const auto scorer = Load();
+  meter.limit = meter.bytes.load();
+  for (int seed = 1; seed <= 5; ++seed) {
+    std::vector<ScoreInput> inputs = RandomInputs(config_, seed, 20, 48);
+    for (ScoreInput& input : inputs) input.prompt.insert(input.prompt.end(), 16, 4);
+    const Submitted pass = Submit(*scorer, std::move(inputs));
+    ISOBIT_EXPECT_OK(pass.collector->WaitUntilDone());
+  }
+  EXPECT_EQ(meter.bytes, meter.limit);
+  // A longer sequence does, and its lack ends the service.
+  const ScoreInput longer = {.prompt = std::vector<int32_t>(64, 4), .completion = {5}};
+  const Submitted refused = Submit(*scorer, {longer});
+  EXPECT_THAT(fault_.get_future().get(), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ScorerTest, LoadRefusesPassesThatDoNotFit) {
+  Meter meter;
+  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  meter.limit = 100'000;
+  EXPECT_THAT(Scorer::Load(options_, "first"),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("max_batch_tokens, 64")));
 }
 
 TEST_F(ScorerTest, ReportsShardsAndResidentBlocks) {
