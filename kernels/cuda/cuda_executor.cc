@@ -193,6 +193,7 @@ class CudaExecutor final : public RankExecutor {
     for (Slot& slot : slots_) {
       ISOBIT_RETURN_IF_CUDA_ERROR(
           cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
+      ISOBIT_RETURN_IF_ERROR(slot.log_probs.Reserve(options_.max_sequences, ops_->stream()));
     }
     ISOBIT_ASSIGN_OR_RETURN(cache_,
                             KvCache::Create(options_.config, options_.shape, options_.num_pages,

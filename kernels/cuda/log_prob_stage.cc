@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -120,6 +121,37 @@ LogProbStage::~LogProbStage() {
   static_cast<void>(cudaFree(workspace_.data));
 }
 
+absl::Status LogProbStage::Reserve(int64_t num_rows, const Stream& stream) {
+  std::vector<LogProbRow> rows(static_cast<size_t>(num_rows));
+  const Layout layout({.rows = rows.data(), .num_rows = num_rows});
+  return Grow(layout.bytes, LogProbWorkspaceBytes(num_rows), stream);
+}
+
+// Twice as large each time: lists of counts grow with every token, and growth stops the device.
+absl::Status LogProbStage::Grow(size_t bytes, size_t workspace_bytes, const Stream& stream) {
+  if (bytes > host_.bytes) {
+    bytes = std::max(bytes, 2 * host_.bytes);
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFreeHost(host_.data));
+    host_ = {};
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&host_.data), bytes));
+    host_.bytes = bytes;
+  }
+  // Outputs come back whole, also those that no row asked for; and kernels leave their workspace as
+  // they found it.
+  const auto grow_zeroed = [&](Block& block, size_t size) -> absl::Status {
+    if (size <= block.bytes) return absl::OkStatus();
+    size = std::max(size, 2 * block.bytes);
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(block.data));
+    block = {};
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&block.data), size));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(block.data, 0, size, stream.handle));
+    block.bytes = size;
+    return absl::OkStatus();
+  };
+  ISOBIT_RETURN_IF_ERROR(grow_zeroed(device_, bytes));
+  return grow_zeroed(workspace_, workspace_bytes);
+}
+
 absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(Launch(args, nullptr, stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
@@ -146,31 +178,7 @@ absl::StatusOr<DeviceLogProbs> LogProbStage::Send(const LogProbArgs& args, int32
                                                    " top logprobs; at most ", kMaxTopLogProbs,
                                                    " are supported on a GPU"));
   }
-  // Twice as large each time: lists of counts grow with every token, and growth stops the device.
-  if (layout.bytes > host_.bytes) {
-    const size_t bytes = std::max(layout.bytes, 2 * host_.bytes);
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFreeHost(host_.data));
-    host_ = {};
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&host_.data), bytes));
-    host_.bytes = bytes;
-  }
-  if (layout.bytes > device_.bytes) {
-    const size_t bytes = std::max(layout.bytes, 2 * device_.bytes);
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(device_.data));
-    device_ = {};
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&device_.data), bytes));
-    // Outputs come back whole, also those that no row asked for.
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(device_.data, 0, bytes, stream.handle));
-    device_.bytes = bytes;
-  }
-  if (const size_t bytes = LogProbWorkspaceBytes(args.num_rows); bytes > workspace_.bytes) {
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFree(workspace_.data));
-    workspace_ = {};
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&workspace_.data), bytes));
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(workspace_.data, 0, bytes, stream.handle));
-    workspace_.bytes = bytes;
-  }
-
+  ISOBIT_RETURN_IF_ERROR(Grow(layout.bytes, LogProbWorkspaceBytes(args.num_rows), stream));
   WriteRows(args, layout, host_.data);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data, host_.data, layout.results,
                                               cudaMemcpyHostToDevice, stream.handle));

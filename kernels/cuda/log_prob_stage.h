@@ -24,6 +24,10 @@ class LogProbStage {
   LogProbStage(const LogProbStage&) = delete;
   LogProbStage& operator=(const LogProbStage&) = delete;
 
+  // Allocates what `num_rows` rows without lists take, so that no such call has to: freeing waits
+  // for the device. RESOURCE_EXHAUSTED: no memory.
+  absl::Status Reserve(int64_t num_rows, const Stream& stream);
+
   // Ops::LogProbs on the current device: args.rows, their lists and their outputs are host memory,
   // logits GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab
   // or a list beyond kMaxTopLogProbs; RESOURCE_EXHAUSTED: no memory.
@@ -46,6 +50,8 @@ class LogProbStage {
     std::byte* data = nullptr;
     size_t bytes = 0;
   };
+
+  absl::Status Grow(size_t bytes, size_t workspace_bytes, const Stream& stream);
 
   Block host_;       // pinned: what goes to the GPU, then what comes back
   Block device_;     // the same there
