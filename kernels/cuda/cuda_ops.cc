@@ -33,6 +33,7 @@ absl::StatusOr<Memory> AllocateDevice(size_t bytes, const ByteCount& allocated) 
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
   if (error != cudaSuccess) {
+    cudaGetLastError();  // it stays set, and would be taken for a later launch's
     return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes").c_str());
   }
   *allocated += bytes;

@@ -53,8 +53,7 @@ ABSL_FLAG(
     "has.");
 ABSL_FLAG(std::optional<int64_t>, max_batch_tokens, std::nullopt,
           "Tokens that one rank takes into one pass, and has memory for from the start; a longer "
-          "sequence runs alone. If not given, "
-          "2048 on a CPU and 16384 on a GPU.");
+          "sequence runs alone. If not given, 2048 on a CPU and 16384 on a GPU.");
 ABSL_FLAG(int64_t, max_sequences, 1024, "Sequences in one Score request.");
 ABSL_FLAG(int64_t, max_queued_sequences, 16384,
           "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");

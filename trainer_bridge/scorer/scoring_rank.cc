@@ -112,13 +112,19 @@ absl::Status ScoringRank::Reserve(int64_t tokens) {
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,
                                 absl::Span<const ScoreItem> items) {
   const Packed packed(items);
-  const absl::Status prepared = items.empty()
-                                    ? absl::OkStatus()
-                                    : Prepare(static_cast<int64_t>(packed.batch.ids.size()),
-                                              static_cast<int64_t>(packed.pages.size()));
+  const auto rows = static_cast<int64_t>(packed.batch.ids.size());
+  const absl::Status prepared =
+      items.empty() ? absl::OkStatus() : Prepare(rows, static_cast<int64_t>(packed.pages.size()));
   GatheredPass pass(shards, full_);
-  ISOBIT_RETURN_IF_ERROR(prepared);
-  if (!items.empty()) {
+  if (absl::IsResourceExhausted(prepared)) {
+    for (const ScoreItem& item : items) {
+      item.job->End(absl::ResourceExhaustedError(
+          absl::StrCat(item.job->NameOf(item.index), ": no memory for a pass of ", rows,
+                       " tokens beside what the scorer took for max_batch_tokens at its start: ",
+                       prepared.message())));
+    }
+  } else if (!items.empty()) {
+    ISOBIT_RETURN_IF_ERROR(prepared);
     const absl::Status scored = ScoreItems(packed, version, items, pass);
     if (!scored.ok() && !absl::IsCancelled(scored)) return scored;
   }

@@ -39,7 +39,8 @@ class ScoringRank {
               std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather, size_t chunk_rows);
 
   // Allocates what passes of up to `tokens` tokens take, in sequences of 16 and more on average; of
-  // shorter ones or more tokens a pass allocates the rest. RESOURCE_EXHAUSTED: no memory.
+  // shorter ones or more tokens a pass allocates the rest, or ends their jobs with
+  // RESOURCE_EXHAUSTED, which is also this method's error.
   absl::Status Reserve(int64_t tokens);
 
   // One full pass over `items`, which may be none: the rank then only takes part in the gathers, as

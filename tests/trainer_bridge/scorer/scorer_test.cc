@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_ops.h"
@@ -44,9 +45,13 @@ class MeteredOps final : public testing_support::ForwardingOps {
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override {
     if (meter_.bytes.fetch_add(bytes) + bytes > meter_.limit) {
+      meter_.bytes -= bytes;
       return absl::ResourceExhaustedError("no memory");
     }
-    return ForwardingOps::Allocate(bytes);
+    ISOBIT_ASSIGN_OR_RETURN(Memory memory, ForwardingOps::Allocate(bytes));
+    std::byte* const data = memory.get();
+    return Memory(data, [kept = std::make_shared<Memory>(std::move(memory)), bytes,
+                         &meter = meter_](std::byte*) { meter.bytes -= bytes; });
   }
 
  private:
@@ -131,10 +136,23 @@ TEST_F(ScorerTest, APassNeedsNoMemoryThatWasNotTakenAtTheStart) {
     ISOBIT_EXPECT_OK(pass.collector->WaitUntilDone());
   }
   EXPECT_EQ(meter.bytes, meter.limit);
-  // A longer sequence does, and its lack ends the service.
+}
+
+TEST_F(ScorerTest, ASequenceThatMemoryLacksForEndsItsJobAlone) {
+  Meter meter;
+  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  const auto scorer = Load();
+  meter.limit = meter.bytes.load();
   const ScoreInput longer = {.prompt = std::vector<int32_t>(64, 4), .completion = {5}};
   const Submitted refused = Submit(*scorer, {longer});
-  EXPECT_THAT(fault_.get_future().get(), StatusIs(absl::StatusCode::kResourceExhausted));
+  const Submitted beside = Submit(*scorer, {probe_});
+  EXPECT_THAT(refused.collector->WaitUntilDone(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("65 tokens"), HasSubstr("max_batch_tokens"))));
+  ISOBIT_EXPECT_OK(beside.collector->WaitUntilDone());
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+  meter.limit = std::numeric_limits<size_t>::max();
+  ISOBIT_EXPECT_OK(Submit(*scorer, {longer}).collector->WaitUntilDone());
 }
 
 TEST_F(ScorerTest, LoadRefusesPassesThatDoNotFit) {
