@@ -22,6 +22,8 @@ inline constexpr int kMinPingIntervalMs = 10000;
 inline constexpr int kMaxReconnectBackoffMs = 2000;
 // A connection whose ping stays unanswered that long is dead.
 inline constexpr int kKeepaliveTimeoutMs = 10000;
+// A new connection that has not finished its handshake, TLS and HTTP/2, by then is closed.
+inline constexpr int kHandshakeTimeoutMs = 10000;
 
 // INVALID_ARGUMENT if `request` serialises to more than kMaxRequestBytes.
 absl::Status CheckRequestSize(const google::protobuf::MessageLite& request);

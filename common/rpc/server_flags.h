@@ -1,4 +1,5 @@
-// The flags that every service binary has: --host, --port, --port_file, --drain_timeout_ms.
+// The flags that every service binary has: --host, --port, --port_file, --max_connections,
+// --drain_timeout_ms.
 #ifndef ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 #define ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 

@@ -64,6 +64,7 @@ void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
 }
 
 ServerRunner::ServerRunner(ServerOptions options)
@@ -72,6 +73,7 @@ ServerRunner::ServerRunner(ServerOptions options)
 }
 
 ServerRunner::~ServerRunner() {
+  if (acceptor_ != nullptr) acceptor_->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   close(wake_fd_);
 }
@@ -84,10 +86,6 @@ void ServerRunner::Register(grpc::Service* service, const std::string& full_name
 
 absl::Status ServerRunner::Start() {
   ISOBIT_CHECK(server_ == nullptr) << "Start called twice";
-  if (options_.port < 0 || options_.port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("port: ", options_.port, ", expected 0 to 65535"));
-  }
   if (options_.drain_timeout.count() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "drain timeout: ", options_.drain_timeout.count(), " ms, expected at least 0"));
@@ -95,22 +93,26 @@ absl::Status ServerRunner::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-  const std::string address = HostAndPort(options_.host, options_.port);
+  ISOBIT_ASSIGN_OR_RETURN(
+      acceptor_, ConnectionAcceptor::Listen({.host = options_.host,
+                                             .port = options_.port,
+                                             .max_connections = options_.max_connections}));
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+  acceptor_->AttachTo(builder, options_.credentials != nullptr ? options_.credentials
+                                                               : grpc::InsecureServerCredentials());
   for (grpc::Service* service : services_) builder.RegisterService(service);
   SetServerArguments(builder, kMaxMessageBytes);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port_ == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
-  }
+  if (server_ == nullptr) return absl::UnavailableError("cannot start the gRPC server");
   SetServing(false);
-  ISOBIT_LOG(Info) << "listening on " << HostAndPort(options_.host, port_);
+  acceptor_->Start();
+  ISOBIT_LOG(Info) << "listening on " << HostAndPort(options_.host, port()) << ", at most "
+                   << acceptor_->max_connections() << " connections";
   if (!options_.port_file.empty()) {
-    ISOBIT_RETURN_IF_ERROR(WritePortFile(options_.port_file, port_));
+    ISOBIT_RETURN_IF_ERROR(WritePortFile(options_.port_file, port()));
   }
   return absl::OkStatus();
 }
@@ -163,6 +165,7 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   const auto deadline = std::chrono::system_clock::now() + options_.drain_timeout;
   // Until then the services refuse new calls themselves, with UNAVAILABLE; gRPC would cancel them.
   calls_->WaitForNone(deadline);
+  acceptor_->Stop();
   server_->Shutdown(deadline);
   server_->Wait();
 

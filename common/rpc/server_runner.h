@@ -14,10 +14,12 @@
 #ifndef ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 #define ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "common/rpc/call_count.h"
+#include "common/rpc/connection_acceptor.h"
 
 namespace isobit {
 
@@ -34,6 +37,10 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   // In [0, 65535]; 0 lets the system choose.
   int port = 0;
+  // Connections open at one time; 0: by the descriptor limit (connection_acceptor.h).
+  int64_t max_connections = 0;
+  // Who may connect, and how; null: anybody, in plaintext.
+  std::shared_ptr<grpc::ServerCredentials> credentials{};
   // If not empty, gets the bound port in decimal and a newline, atomically, once the server
   // listens.
   std::string port_file{};
@@ -41,8 +48,8 @@ struct ServerOptions {
   std::chrono::milliseconds drain_timeout{30000};
 };
 
-// The house's limits and keepalive, as MakeChannel has them, and a port of its own. For a server
-// that is not a service's. max_message_bytes: in either direction; -1: any.
+// The house's limits and keepalive, as MakeChannel has them. For a server that is not a service's.
+// max_message_bytes: in either direction; -1: any.
 void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes);
 
 class ServerRunner {
@@ -61,12 +68,13 @@ class ServerRunner {
   void Register(grpc::Service* service, const std::string& full_name);
 
   // Listens, with health and reflection, all services NOT_SERVING; then writes the port file.
-  // INVALID_ARGUMENT: port or drain timeout out of range. UNAVAILABLE: the address cannot be bound.
+  // INVALID_ARGUMENT: port, max_connections or drain timeout out of range. UNAVAILABLE: the address
+  // cannot be bound.
   // UNKNOWN and the like: the port file cannot be written. Only once.
   absl::Status Start();
 
   // The bound port, after Start.
-  int port() const { return port_; }
+  int port() const { return acceptor_->port(); }
 
   // Sets the health of the registered services and of the server as a whole (""). Thread-safe; has
   // no effect once draining.
@@ -93,8 +101,8 @@ class ServerRunner {
   std::vector<grpc::Service*> services_;
   std::vector<std::string> service_names_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
-  int port_ = 0;
   int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals
 
   std::mutex mutex_;

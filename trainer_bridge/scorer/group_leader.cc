@@ -54,25 +54,26 @@ GroupLeader::~GroupLeader() {
   }
   if (in_order) SayGoodbye(true);
   if (server_ != nullptr) {
+    acceptor_->Stop();
     server_->Shutdown(std::chrono::system_clock::now() + kGoodbyeTimeout);
     server_->Wait();
   }
 }
 
 absl::Status GroupLeader::Listen() {
-  const std::string address = HostAndPort(options_.host, options_.port);
+  auto acceptor = ConnectionAcceptor::Listen({.host = options_.host, .port = options_.port});
+  if (!acceptor.ok()) return Annotate(acceptor.status(), "shard group");
+  acceptor_ = *std::move(acceptor);
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  acceptor_->AttachTo(builder, grpc::InsecureServerCredentials());
   builder.RegisterService(&service_);
   SetServerArguments(builder, kMaxGroupMessageBytes);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("shard group: cannot listen on ", address));
-  }
+  if (server_ == nullptr) return absl::UnavailableError("shard group: cannot start the server");
+  acceptor_->Start();
   ISOBIT_LOG(Info) << "shard group: waiting for " << members_.size() << " processes on "
-                   << HostAndPort(options_.host, port);
-  if (options_.on_listening) options_.on_listening(port);
+                   << HostAndPort(options_.host, acceptor_->port());
+  if (options_.on_listening) options_.on_listening(acceptor_->port());
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/rpc/connection_acceptor.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
 #include "trainer_bridge/scorer/peer_ranks.h"
 
@@ -98,6 +99,7 @@ class GroupLeader final : public PeerRanks {
   const GroupLeaderOptions options_;
   const v1::GroupIdentity identity_;
   Service service_{*this};
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 
   std::mutex mutex_;  // guards what follows, but for the members' streams

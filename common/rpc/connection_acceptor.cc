@@ -1,0 +1,179 @@
+// The accept loop. See connection_acceptor.h.
+#include "common/rpc/connection_acceptor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/listening_socket.h"
+
+namespace isobit {
+namespace {
+
+constexpr rlim_t kMaxDescriptors = 65536;
+// How long the loop rests when the system has no descriptor or memory for a connection.
+constexpr int kRestMs = 50;
+constexpr std::chrono::seconds kLogInterval(1);
+// How many are taken in a row from one listener.
+constexpr int kBatch = 64;
+
+std::optional<uint64_t> InodeOf(int socket) {
+  struct stat info;
+  if (fstat(socket, &info) != 0 || !S_ISSOCK(info.st_mode)) return std::nullopt;
+  return info.st_ino;
+}
+
+Descriptor OpenSpare() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+absl::StatusOr<int64_t> ConnectionCap(int64_t wanted) {
+  const int64_t descriptors = RaiseDescriptorLimit();
+  if (wanted == 0) return std::min(ConnectionAcceptor::kDefaultMaxConnections, descriptors / 2);
+  const int64_t most = descriptors - ConnectionAcceptor::kReservedDescriptors;
+  if (wanted >= 1 && wanted <= most) return wanted;
+  return absl::InvalidArgumentError(absl::StrCat("max_connections: ", wanted, ", expected 0 to ",
+                                                 most, " at a limit of ", descriptors,
+                                                 " descriptors"));
+}
+
+}  // namespace
+
+int64_t RaiseDescriptorLimit() {
+  rlimit limit;
+  ISOBIT_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0) << "getrlimit: errno " << errno;
+  const rlim_t wanted = std::min(limit.rlim_max, kMaxDescriptors);
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = wanted;
+    ISOBIT_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0) << "setrlimit: errno " << errno;
+  }
+  return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, int64_t{1} << 31));
+}
+
+absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
+    const Options& options) {
+  ISOBIT_ASSIGN_OR_RETURN(const int64_t max_connections, ConnectionCap(options.max_connections));
+  ISOBIT_ASSIGN_OR_RETURN(ListeningSockets listening, ListenOn(options.host, options.port));
+  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(max_connections));
+  acceptor->port_ = listening.port;
+  acceptor->listeners_ = std::move(listening.sockets);
+  return acceptor;
+}
+
+ConnectionAcceptor::ConnectionAcceptor(int64_t max_connections)
+    : max_connections_(max_connections),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spare_(OpenSpare()) {
+  ISOBIT_CHECK(wake_.is_open()) << "eventfd: errno " << errno;
+}
+
+ConnectionAcceptor::~ConnectionAcceptor() { Stop(); }
+
+void ConnectionAcceptor::AttachTo(grpc::ServerBuilder& builder,
+                                  std::shared_ptr<grpc::ServerCredentials> credentials) {
+  ISOBIT_CHECK(server_ == nullptr);
+  server_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      std::move(credentials));
+}
+
+void ConnectionAcceptor::Start() {
+  ISOBIT_CHECK(server_ != nullptr && !thread_.joinable());
+  thread_ = std::thread([this] { AcceptUntilStopped(); });
+}
+
+void ConnectionAcceptor::Stop() {
+  if (thread_.joinable()) {
+    ISOBIT_CHECK(eventfd_write(wake_.get(), 1) == 0) << "eventfd: errno " << errno;
+    thread_.join();
+  }
+  listeners_.clear();
+}
+
+void ConnectionAcceptor::AcceptUntilStopped() {
+  std::vector<pollfd> events = {{wake_.get(), POLLIN, 0}};
+  for (const Descriptor& listener : listeners_) events.push_back({listener.get(), POLLIN, 0});
+  bool can_accept = true;
+  while (true) {
+    // At rest it looks at nothing but the end: what waits would wake it over and over.
+    if (poll(events.data(), can_accept ? events.size() : 1, can_accept ? -1 : kRestMs) < 0) {
+      ISOBIT_CHECK(errno == EINTR || errno == ENOMEM) << "poll: errno " << errno;
+      continue;
+    }
+    if (events[0].revents != 0) return;
+    can_accept = std::all_of(listeners_.begin(), listeners_.end(),
+                             [this](const auto& listener) { return AcceptAll(listener.get()); });
+  }
+}
+
+bool ConnectionAcceptor::AcceptAll(int listener) {
+  for (int i = 0; i < kBatch; ++i) {
+    Descriptor connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (connection.is_open()) {
+      Adopt(std::move(connection));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      RefuseOne(errno, listener);
+      return false;
+    }
+    // Anything else is the fault of one connection that went before it was accepted.
+  }
+  return true;
+}
+
+void ConnectionAcceptor::Adopt(Descriptor connection) {
+  const std::optional<uint64_t> inode = InodeOf(connection.get());
+  if (!inode || !HasRoom()) {
+    LogRefused(absl::StrCat("--max_connections=", max_connections_, " are open"));
+    return;
+  }
+  connections_[connection.get()] = *inode;
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+  parameters.fd = connection.Release();
+  server_->HandleNewConnection(&parameters);
+}
+
+bool ConnectionAcceptor::HasRoom() {
+  const auto is_below_cap = [this] {
+    return static_cast<int64_t>(connections_.size()) < max_connections_;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  if (is_below_cap() || start < next_sweep_) return is_below_cap();
+  std::erase_if(connections_,
+                [](const auto& entry) { return InodeOf(entry.first) != entry.second; });
+  const auto end = std::chrono::steady_clock::now();
+  next_sweep_ = end + 10 * (end - start);  // a flood of newcomers must not buy sweeps alone
+  return is_below_cap();
+}
+
+void ConnectionAcceptor::RefuseOne(int error, int listener) {
+  // Whoever waits longest gets an end instead of silence.
+  spare_.Close();
+  Descriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).Close();
+  spare_ = OpenSpare();
+  LogRefused(std::strerror(error));
+}
+
+void ConnectionAcceptor::LogRefused(absl::string_view reason) {
+  ++num_refused_;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_log_) return;
+  ISOBIT_LOG(Warning) << "connections refused since the last such line: " << num_refused_ << ", as "
+                      << reason;
+  num_refused_ = 0;
+  next_log_ = now + kLogInterval;
+}
+
+}  // namespace isobit
