@@ -53,12 +53,17 @@ struct PauseResult {
   size_t num_kept = 0;     // requests that stay
 };
 
+// Whether nobody waits any more for what was asked for. May be null: somebody does. Thread-safe;
+// whoever makes it true calls Engine::Wake.
+using IsAbandoned = std::function<bool()>;
+
 enum class InFlightMode { kAbort, kWait, kRecomputeKv };
 struct WeightUpdate {
   std::string model_path;                    // relative to model_root
   std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
   std::string expected_digest{};             // empty: any
   InFlightMode mode = InFlightMode::kAbort;
+  IsAbandoned is_abandoned = nullptr;
 };
 struct WeightUpdateResult {
   WeightVersion previous;  // id 0 at the first load
@@ -122,8 +127,8 @@ class Engine {
 
   // Stops stepping; replies once no step is in flight. With kWait, once what was accepted has
   // finished; FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came
-  // first.
-  void Pause(PauseMode mode, Reply<PauseResult> reply);
+  // first. CANCELLED: abandoned before it took effect; all is as if it had not been asked for.
+  void Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned = nullptr);
 
   // Undoes Pause. Returns the number of requests that go on.
   size_t Continue();
@@ -131,8 +136,11 @@ class Engine {
   // Stages weights in the background, then switches between two steps. One at a time: ABORTED
   // otherwise. Errors leave the old weights serving: see StageWeights; INVALID_ARGUMENT:
   // weight_version not over the present one; FAILED_PRECONDITION: kWait while paused with requests
-  // kept; UNAVAILABLE: draining or failed.
+  // kept; CANCELLED: abandoned before the switch; UNAVAILABLE: draining or failed.
   void UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply);
+
+  // Tells the engine that a pause or an update may have been abandoned.
+  void Wake();
 
   // Refuses new requests from now on. Those in flight finish, or end at once while paused.
   void BeginDrain();
@@ -151,6 +159,7 @@ class Engine {
   struct PendingPause {
     PauseMode mode;
     Reply<PauseResult> reply;
+    IsAbandoned is_abandoned;
   };
   struct PendingUpdate {
     WeightUpdate update;
@@ -215,7 +224,7 @@ class Engine {
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
   std::vector<Emission> outbox_;  // for the emitter
-  StagedRanks retired_;           // switched to; freed without the lock
+  StagedRanks retired_;           // switched to, or given up; freed without the lock
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

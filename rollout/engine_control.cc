@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/base/log.h"
 #include "rollout/engine.h"
 
@@ -13,6 +14,13 @@ using Clock = std::chrono::steady_clock;
 
 std::chrono::microseconds Since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+}
+
+// CANCELLED if nobody waits for `what`. The engine asks right before it acts, under its lock: what
+// is abandoned later has taken effect.
+absl::Status CheckAwaited(const IsAbandoned& is_abandoned, absl::string_view what) {
+  if (!is_abandoned || !is_abandoned()) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("the caller of the ", what, " has gone"));
 }
 
 }  // namespace
@@ -50,13 +58,19 @@ std::vector<std::string> Engine::AbortAll() {
   return Abort(ids);
 }
 
-void Engine::Pause(PauseMode mode, Reply<PauseResult> reply) {
+void Engine::Wake() {
+  const std::lock_guard lock(mutex_);
+  attention_ = true;
+  changed_.notify_all();
+}
+
+void Engine::Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned) {
   absl::Status available;
   {
     const std::lock_guard lock(mutex_);
     available = Available();
     if (available.ok()) {
-      pauses_.push_back({mode, std::move(reply)});
+      pauses_.push_back({mode, std::move(reply), std::move(is_abandoned)});
       attention_ = true;
       changed_.notify_all();
       return;
@@ -159,10 +173,13 @@ void Engine::SettlePauses() {
   std::vector<PendingPause> waiting;
   for (PendingPause& pause : std::exchange(pauses_, {})) {
     absl::StatusOr<PauseResult> result = PauseResult{};
-    const bool waits = pause.mode == PauseMode::kWait;
+    const absl::Status awaited = CheckAwaited(pause.is_abandoned, "pause");
+    const bool waits = pause.mode == PauseMode::kWait && awaited.ok();
     if (waits) scheduler_.HoldNewcomers();
     if (!failure_.ok()) {
       result = Available();
+    } else if (!awaited.ok()) {
+      result = awaited;
     } else if ((waits && scheduler_.HasWork() && !paused_) || !IsQuiet()) {
       waiting.push_back(std::move(pause));
       continue;
@@ -187,6 +204,8 @@ void Engine::SettleUpdate() {
   if (!update_ || !update_->staged) return;
   if (!update_->staged->ok()) return FinishUpdate(update_->staged->status());
   if (const absl::Status available = Available(); !available.ok()) return FinishUpdate(available);
+  const absl::Status awaited = CheckAwaited(update_->update.is_abandoned, "weight update");
+  if (!awaited.ok()) return FinishUpdate(awaited);
   if (update_->update.mode == InFlightMode::kWait) {
     scheduler_.HoldNewcomers();
     if (scheduler_.HasWork() && !paused_) return;
@@ -228,7 +247,6 @@ void Engine::SwitchWeights() {
                     .digest = std::move(staged.digest)};
   version_ = std::make_shared<const WeightVersion>(result.current);
   dtypes_ = std::move(staged.dtypes);
-  retired_ = std::move(staged.ranks);
   result.stage_time = update_->stage_time;
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "
@@ -237,6 +255,7 @@ void Engine::SwitchWeights() {
 }
 
 void Engine::FinishUpdate(absl::StatusOr<WeightUpdateResult> result) {
+  if (update_->staged->ok()) retired_ = std::move((*update_->staged)->ranks);
   outbox_.push_back(
       [reply = std::move(update_->reply), result = std::move(result)] { reply(result); });
   update_.reset();

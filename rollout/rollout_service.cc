@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/cancellable_call.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/sampling_params_proto.h"
 #include "common/rpc/server_info.h"
@@ -142,15 +143,18 @@ grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerCo
                                                           v1::PauseGenerationResponse* response) {
   const absl::StatusOr<PauseMode> mode = FromProto(request->mode());
   if (!mode.ok()) return Answer(context, mode.status());
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  engine_.Pause(*mode, [context, reactor, response](const absl::StatusOr<PauseResult>& result) {
-    if (result.ok()) {
-      response->set_num_aborted(static_cast<uint32_t>(result->num_aborted));
-      response->set_num_kept(static_cast<uint32_t>(result->num_kept));
-    }
-    reactor->Finish(ToGrpcStatus(result.status(), *context));
-  });
-  return reactor;
+  const auto call = CancellableCall::Start([this] { engine_.Wake(); });
+  engine_.Pause(
+      *mode,
+      [context, call, response](const absl::StatusOr<PauseResult>& result) {
+        if (result.ok()) {
+          response->set_num_aborted(static_cast<uint32_t>(result->num_aborted));
+          response->set_num_kept(static_cast<uint32_t>(result->num_kept));
+        }
+        call->Finish(ToGrpcStatus(result.status(), *context));
+      },
+      [call] { return call->is_abandoned(); });
+  return call.get();
 }
 
 grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
@@ -165,13 +169,14 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
                                                         v1::UpdateWeightsResponse* response) {
   const absl::StatusOr<InFlightMode> mode = FromProto(request->in_flight_mode());
   if (!mode.ok()) return Answer(context, mode.status());
+  const auto call = CancellableCall::Start([this] { engine_.Wake(); });
   WeightUpdate update{.model_path = request->model_path(),
                       .expected_digest = request->expected_digest(),
-                      .mode = *mode};
+                      .mode = *mode,
+                      .is_abandoned = [call] { return call->is_abandoned(); }};
   if (request->has_weight_version()) update.weight_version = request->weight_version();
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   engine_.UpdateWeights(
-      std::move(update), [context, reactor, response](const absl::StatusOr<WeightUpdateResult>& r) {
+      std::move(update), [context, call, response](const absl::StatusOr<WeightUpdateResult>& r) {
         if (r.ok()) {
           *response->mutable_previous() = WeightVersionToProto(r->previous);
           *response->mutable_current() = WeightVersionToProto(r->current);
@@ -180,9 +185,9 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
           response->set_stage_micros(static_cast<uint64_t>(r->stage_time.count()));
           response->set_switch_micros(static_cast<uint64_t>(r->switch_time.count()));
         }
-        reactor->Finish(ToGrpcStatus(r.status(), *context));
+        call->Finish(ToGrpcStatus(r.status(), *context));
       });
-  return reactor;
+  return call.get();
 }
 
 grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerContext* context,

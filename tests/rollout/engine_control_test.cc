@@ -2,7 +2,9 @@
 #include <cmath>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -115,6 +117,63 @@ TEST_P(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
   EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kAborted));
   Run(*engine);
   ISOBIT_EXPECT_OK(late->done.value());
+}
+
+// A pause whose caller leaves before it takes effect.
+struct LeavingCaller {
+  bool gone = false;
+  std::optional<absl::StatusOr<PauseResult>> result{};
+
+  void Pause(Engine& engine, PauseMode mode) {
+    engine.Pause(
+        mode, [this](absl::StatusOr<PauseResult> r) { result = std::move(r); },
+        [this] { return gone; });
+  }
+  void Leave(Engine& engine) {
+    gone = true;
+    engine.Wake();
+  }
+};
+
+constexpr PauseMode kPauseModes[] = {PauseMode::kAbort, PauseMode::kWait, PauseMode::kKeep};
+
+TEST_P(EngineControlTest, AnAbandonedPauseIsAsIfItHadNotBeenAskedFor) {
+  for (const PauseMode mode : kPauseModes) {
+    SCOPED_TRACE(static_cast<int>(mode));
+    const auto engine = MakeEngine();
+    const SampleResult expected = Generate(*engine, MakeRequest("r"));
+    const auto running = Submit(*engine, MakeRequest("r"));
+    Steps(*engine, 2);
+    LeavingCaller caller;
+    caller.Pause(*engine, mode);
+    if (mode == PauseMode::kWait) engine->Step();  // the others would take effect
+    const auto late = Submit(*engine, MakeRequest("late"));
+    caller.Leave(*engine);
+    Run(*engine);
+    EXPECT_THAT(caller.result.value(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("pause")));
+    EXPECT_FALSE(engine->load().paused);
+    ExpectSameTokens(running->samples[0], expected);
+    ASSERT_TRUE(late->done.has_value()) << "held";
+    EXPECT_EQ(late->samples[0].end->reason, FinishReason::kLength);
+  }
+}
+
+TEST_P(EngineControlTest, AnAbandonedPauseLeavesTheOthersPause) {
+  const auto engine = MakeEngine();
+  Submit(*engine, MakeRequest("r"));
+  LeavingCaller leaves;
+  LeavingCaller stays;
+  leaves.Pause(*engine, PauseMode::kWait);
+  stays.Pause(*engine, PauseMode::kWait);
+  engine->Step();
+  leaves.Leave(*engine);
+  Run(*engine);
+  EXPECT_THAT(leaves.result.value(), StatusIs(absl::StatusCode::kCancelled));
+  ISOBIT_EXPECT_OK(stays.result.value());
+  EXPECT_TRUE(engine->load().paused);
+  stays.Leave(*engine);
+  engine->Step();
+  EXPECT_TRUE(engine->load().paused) << "it has taken effect";
 }
 
 TEST_P(EngineControlTest, DrainRefusesNewRequestsAndFinishesTheOld) {

@@ -1,9 +1,11 @@
 // Weight updates: when they switch, what becomes of requests in flight, and what is refused.
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -214,6 +216,34 @@ TEST_P(EngineUpdateTest, OneUpdateAtATime) {
   EXPECT_THAT(Update(*engine, {.model_path = "v2"}), StatusIs(absl::StatusCode::kAborted));
   while (!first) engine->Step();
   ISOBIT_EXPECT_OK(*first);
+}
+
+TEST_P(EngineUpdateTest, AnAbandonedUpdateIsDroppedBeforeItsSwitch) {
+  for (const InFlightMode mode :
+       {InFlightMode::kAbort, InFlightMode::kWait, InFlightMode::kRecomputeKv}) {
+    SCOPED_TRACE(static_cast<int>(mode));
+    const auto engine = MakeEngine();
+    const SampleResult expected = Generate(*engine, MakeRequest("r"));
+    const auto running = Submit(*engine, MakeRequest("r"));
+    Steps(*engine, 2);
+    bool gone = false;
+    std::optional<absl::StatusOr<WeightUpdateResult>> result;
+    engine->UpdateWeights({.model_path = "v2", .mode = mode, .is_abandoned = [&] { return gone; }},
+                          [&](absl::StatusOr<WeightUpdateResult> r) { result = std::move(r); });
+    while (engine->is_staging()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (mode == InFlightMode::kWait) engine->Step();  // the others would switch
+    const auto late = Submit(*engine, MakeRequest("late"));
+    gone = true;
+    engine->Wake();
+    Run(*engine);
+    EXPECT_THAT(result.value(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("update")));
+    EXPECT_EQ(engine->weight_version()->id, 1u);
+    ExpectSameTokens(running->samples[0], expected);
+    ASSERT_TRUE(late->done.has_value()) << "held";
+    EXPECT_THAT(late->samples[0].versions, Each(1u));
+    ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2"})) << "nothing is left of the first";
+    EXPECT_EQ(engine->weight_version()->id, 2u);
+  }
 }
 
 // Every damaged directory is refused by name, and the old weights go on with the old bits.

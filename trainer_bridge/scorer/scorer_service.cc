@@ -2,41 +2,16 @@
 #include "trainer_bridge/scorer/scorer_service.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/cancellable_call.h"
 #include "common/rpc/status_convert.h"
 #include "trainer_bridge/scorer/score_call.h"
 
 namespace isobit::scorer {
 namespace {
-
-// One UpdateWeights call: lives until both gRPC and the updating thread are done with it.
-class UpdateCall final : public grpc::ServerUnaryReactor {
- public:
-  static std::shared_ptr<UpdateCall> Start(Scorer* scorer) {
-    const std::shared_ptr<UpdateCall> call(new UpdateCall(scorer));
-    call->self_ = call;
-    return call;
-  }
-
-  bool is_abandoned() const { return is_abandoned_; }
-
- private:
-  explicit UpdateCall(Scorer* scorer) : scorer_(scorer) {}
-
-  void OnCancel() override {
-    is_abandoned_ = true;
-    scorer_->Wake();
-  }
-  void OnDone() override { const std::shared_ptr<UpdateCall> self = std::move(self_); }
-
-  Scorer* const scorer_;
-  std::shared_ptr<UpdateCall> self_;
-  std::atomic<bool> is_abandoned_{false};
-};
 
 grpc::ServerUnaryReactor* FinishAtOnce(grpc::CallbackServerContext* context,
                                        const absl::Status& status) {
@@ -108,7 +83,7 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
   absl::StatusOr<WeightUpdate> update = ParseUpdateWeightsRequest(*request);
   if (!update.ok()) return FinishAtOnce(context, update.status());
 
-  const std::shared_ptr<UpdateCall> call = UpdateCall::Start(*scorer);
+  const auto call = CancellableCall::Start([scorer = *scorer] { scorer->Wake(); });
   update->is_abandoned = [call] { return call->is_abandoned(); };
   const auto run = [context, response, call, scorer = *scorer, update = *std::move(update)] {
     const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
