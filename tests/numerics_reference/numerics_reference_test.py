@@ -1,0 +1,125 @@
+"""The services' bits are those that docs/NUMERICS.md defines, by an implementation of the page alone.
+
+Values are compared as bit patterns; the tolerance is zero. What was compared is printed.
+"""
+
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from isobit import RolloutClient, ScorerClient
+from isobit.demo_services import Service, Services, run_model_tool
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from numerics_reference import log_prob, models
+from numerics_reference.checkpoint import Config, read_config, read_parameters
+from numerics_reference.fingerprint import fingerprint
+from numerics_reference.forward import Model
+
+BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
+# Tokens of the sequence that is scored: with 560, attention has a second split.
+SCORED = {
+    "tiny-qwen3": 560,
+    "tiny-qwen2": 70,
+    "tiny-llama": 70,
+    "tiny-mistral": 140,
+    "llama-biases-linear": 70,
+    "qwen2-windows": 140,
+    "qwen3-wide-heads": 140,
+}
+
+
+def unequal(actual, expected) -> int:
+    actual, expected = (np.asarray(x, np.float32).view(np.uint32) for x in (actual, expected))
+    return int((actual != expected).sum()) if actual.shape == expected.shape else -1
+
+
+class NumericsReferenceTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.root = Path(scratch.name).resolve()
+
+    def setUp(self):
+        self.services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.root))))
+
+    def model(self, name: str) -> tuple[Config, dict]:
+        directory = self.root / name
+        if not directory.exists():
+            shape = [name]
+            if name in models.CONFIGS:
+                shape = [f"--config={models.write_config(name, self.root)}"]
+            run_model_tool(BIN_DIR, "make", *shape, str(directory), "--seed", "21")
+        if name in models.CONFIGS and models.CONFIGS[name].get("torch_dtype") == "float32":
+            models.widen_to_fp32(directory)
+        return read_config(directory), read_parameters(directory)
+
+    def start(self, kind, name: str, *flags: str) -> Service:
+        return self.services.start(kind, kind, [f"--model_root={self.root}", f"--model={name}", *flags])
+
+    def client(self, kind, service: Service):
+        self.services.wait_listening(service)
+        self.services.wait_serving(service)
+        return kind(service.target)
+
+    def test_scores(self):
+        for name, length in SCORED.items():
+            with self.subTest(name):
+                config, parameters = self.model(name)
+                service = self.start("isobit-scorer", name)
+                tokens = np.random.default_rng(length).integers(0, config.vocab, length)
+                logits = Model(config, parameters, length).step(tokens)[:-1]
+                rows = log_prob.sum_rows(logits)
+                expected = log_prob.log_prob(logits[np.arange(length - 1), tokens[1:]], rows)
+
+                with self.client(ScorerClient, service) as scorer:
+                    digest = scorer.get_server_info().server.fingerprint.hex
+                    (score,) = scorer.score([(tokens[:1], tokens[1:])], logprob_mode="raw", entropy=True)
+                self.services.stop()
+                self.assertEqual(digest, fingerprint(config, "tree"))
+                found = (
+                    unequal(score.tokens.logprobs, expected),
+                    unequal(score.entropies, log_prob.entropy(rows)),
+                )
+                print(f"{name}: {length - 1} logprobs and entropies, {found[0]} and {found[1]} unequal")
+                self.assertEqual(found, (0, 0))
+
+    def test_modes(self):
+        """Greedy tokens and logprobs at TP 4: a prompt in one step, then token by token."""
+        name = "tiny-qwen2"
+        config, parameters = self.model(name)
+        prompt, count = list(range(3, 40)), 12
+        of_mode = {}
+        for mode in ("tree", "batch_invariant", "vanilla"):
+            with self.subTest(mode):
+                service = self.start("isobit-rollout", name, "--tp_size=4", f"--numerics={mode}")
+                model = Model(config, parameters, len(prompt) + count, mode, ranks=4)
+                step, ids, expected = prompt, [], []
+                for _ in range(count):
+                    logits = model.step(step, last_only=True)
+                    ids.append(int(logits[0].argmax()))
+                    expected.append(log_prob.log_probs(logits, np.array(ids[-1:]))[0])
+                    step = ids[-1:]
+
+                with self.client(RolloutClient, service) as rollout:
+                    digest = rollout.get_server_info().server.fingerprint.hex
+                    (sample,) = rollout.generate(prompt, temperature=0.0, max_tokens=count, ignore_eos=True)
+                self.services.stop()
+                self.assertEqual(digest, fingerprint(config, mode))
+                self.assertEqual(list(sample.tokens.token_ids), ids)
+                found = unequal(sample.tokens.logprobs, expected)
+                print(f"{mode}, TP 4: {count} tokens and logprobs, {found} unequal")
+                self.assertEqual(found, 0)
+                of_mode[mode] = np.array(expected)
+        # The three do differ, or the comparison would have shown nothing.
+        for mode in ("batch_invariant", "vanilla"):
+            self.assertNotEqual(unequal(of_mode[mode], of_mode["tree"]), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
