@@ -1,6 +1,7 @@
 """Client of isobit: rollout and trainer logprobs that are equal in every bit."""
 
-from isobit.client import ComparatorClient, RolloutClient, ScorerClient
+from isobit.client import RolloutClient, ScorerClient
+from isobit.comparator_client import ComparatorClient
 from isobit.errors import IsobitError
 from isobit.metrics import framework_metrics
 from isobit.tokenizer import Tokenizer

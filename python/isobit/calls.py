@@ -1,24 +1,34 @@
-"""What every call shares: checked arguments, mapped errors, cancellation, and completeness of streams."""
+"""Arguments of calls, checked before they are sent, and the completeness of what comes back."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from isobit.errors import IncompleteStreamError, rpc_errors
+from isobit.errors import IncompleteStreamError
 
 TokenIds = Sequence[int] | np.ndarray
+
+_MAX_TOKEN_ID = 2**32 - 1
 
 _Response = TypeVar("_Response")
 
 
 def token_list(token_ids: TokenIds, name: str) -> list[int]:
-    """`token_ids` as Python integers; TypeError names `name` unless it is one row of integers."""
+    """`token_ids` as Python integers.
+
+    Raises:
+      TypeError: it is not one row of integers; the message names `name`.
+      ValueError: an id does not fit the 32 bits that it has on the wire.
+    """
     array = np.asarray(token_ids)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise TypeError(
             f"{name} has shape {array.shape} and dtype {array.dtype}, expected one row of integers"
         )
+    if (outside := np.flatnonzero((array < 0) | (array > _MAX_TOKEN_ID))).size:
+        index = outside[0]
+        raise ValueError(f"{name}[{index}] is {array[index]}, expected 0 to {_MAX_TOKEN_ID}")
     return array.tolist()
 
 
@@ -30,20 +40,6 @@ def enum_value(enum, prefix: str, name: str | None) -> int:
     if name not in choices:
         raise ValueError(f"{enum.DESCRIPTOR.name} is {name!r}, expected one of {', '.join(choices)}")
     return choices[name]
-
-
-def unary(call, request, timeout: float):
-    with rpc_errors():
-        return call(request, timeout=timeout)
-
-
-def events(call: Iterable[_Response]) -> Iterator[_Response]:
-    """The responses of a stream; the call is cancelled when the caller stops reading early."""
-    try:
-        with rpc_errors():
-            yield from call
-    finally:
-        call.cancel()
 
 
 def in_order(results: dict[int, _Response], wanted: int, what: str) -> list[_Response]:

@@ -1,12 +1,14 @@
-"""A connection to one service: limits, keepalive, health and closing. It knows no message of isobit."""
+"""A connection to one service: limits, keepalive, health, calls, closing. It knows no message of isobit."""
 
+import contextlib
 import time
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from isobit.errors import DeadlineExceededError
+from isobit.errors import DeadlineExceededError, from_rpc_error
 
 # Keepalive as in common/rpc/limits.h: a server takes more frequent pings for abuse.
 _OPTIONS = (
@@ -17,16 +19,32 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # A service that is just starting is found soon after it listens.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 150),
+    # In spite of its name, the time that one attempt has to connect: a distant service needs several
+    # round trips.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
 )
+# What a call that follows an UnavailableError gives the connection to come back.
+_RECONNECT_S = 1.0
 _HEALTH_POLL_S = 0.1
+_HEALTH_ANSWER_S = 5.0
+
+_Response = TypeVar("_Response")
+
+
+def open_channel(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """A channel to `target` (host:port) that connects at the first call; plain text without `credentials`."""
+    if credentials is None:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    return grpc.secure_channel(target, credentials, options=_OPTIONS)
 
 
 class ServiceClient:
     """Base of the three clients. Use it in a `with` statement, or call close().
 
-    It may be shared by threads.
+    A call waits for a connection that is coming up as long as its timeout allows. It raises
+    UnavailableError at once if the service refuses the connection; the next call after that gives the
+    connection a second to come back. It may be shared by threads.
     """
 
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
@@ -37,10 +55,8 @@ class ServiceClient:
           credentials: None for plain text.
         """
         self.target = target
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        self._channel = open_channel(target, credentials)
+        self._lost = False  # the last call found the service unavailable
 
     def wait_until_serving(self, timeout: float = 60.0) -> None:
         """Returns once the service reports SERVING, which it does when its weights are loaded.
@@ -52,9 +68,12 @@ class ServiceClient:
         deadline = time.monotonic() + timeout
         answer = "none"
         while (left := deadline - time.monotonic()) > 0:
+            self._await_connection(min(left, _RECONNECT_S))
+            left = max(0.0, deadline - time.monotonic())
             try:
-                response = health.Check(health_pb2.HealthCheckRequest(), timeout=min(left, 5.0))
+                response = health.Check(health_pb2.HealthCheckRequest(), timeout=min(left, _HEALTH_ANSWER_S))
                 if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    self._lost = False
                     return
                 answer = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
             except grpc.RpcError as error:
@@ -74,3 +93,46 @@ class ServiceClient:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def _unary(self, call: Callable[..., _Response], request, timeout: float) -> _Response:
+        """The response to `request`, or to an iterator of requests."""
+        with self._connection(timeout) as left:
+            return call(request, timeout=left)
+
+    def _stream(
+        self, call: Callable[..., Iterator[_Response]], request, timeout: float | None
+    ) -> Iterator[_Response]:
+        """The responses of a stream; the call is cancelled when the caller stops reading early."""
+        with self._connection(timeout) as left:
+            responses = call(request, timeout=left)
+            try:
+                yield from responses
+            finally:
+                responses.cancel()
+
+    @contextlib.contextmanager
+    def _connection(self, timeout: float | None) -> Iterator[float | None]:
+        """Gives what is left of `timeout` for a call; turns its failure into a class of isobit.errors."""
+        start = time.monotonic()
+        if self._lost:
+            # Half of the timeout is left to the call, which then tells what keeps it from connecting.
+            self._await_connection(_RECONNECT_S if timeout is None else min(timeout / 2, _RECONNECT_S))
+        try:
+            yield None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:  # which tells nothing of the connection
+                self._lost = error.code() == grpc.StatusCode.UNAVAILABLE
+            raise from_rpc_error(error) from error
+        self._lost = False
+
+    def _await_connection(self, timeout: float) -> None:
+        """Returns once connected, or after `timeout` seconds.
+
+        A channel whose calls all fail at once sees what became of its own attempts only every 5 s, as
+        nothing polls it; this does.
+        """
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout=timeout)
+        except grpc.FutureTimeoutError:
+            ready.cancel()

@@ -1,4 +1,4 @@
-"""Typed synchronous clients of the three services: token ids in, numpy arrays out.
+"""Typed synchronous clients of rollout and scorer: token ids in, numpy arrays out.
 
     with RolloutClient("localhost:50051") as rollout, ScorerClient("localhost:50052") as scorer:
         rollout.wait_until_serving()
@@ -10,44 +10,24 @@ A failed call raises a class of isobit.errors. `timeout` is in seconds and alway
 server, too. Answers of the control plane are the messages of isobit.v1 as they are.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Unpack, overload
 
 import grpc
 
-from isobit.calls import TokenIds, enum_value, events, in_order, token_list, unary
+from isobit.calls import TokenIds, enum_value, in_order, token_list
 from isobit.channel import ServiceClient
 from isobit.errors import IncompleteStreamError
-from isobit.results import (
-    Chunk,
-    CompareSummary,
-    Comparison,
-    Sample,
-    Score,
-    SequenceReport,
-    TokenGaps,
-    TokenLogprobs,
-    WatchUpdate,
-)
+from isobit.results import Chunk, Sample, Score, TokenLogprobs
 from isobit.sampling import LogprobMode, SamplingOptions, mode_to_proto, to_proto
-from isobit.v1 import (
-    comparator_pb2,
-    comparator_pb2_grpc,
-    rollout_pb2,
-    rollout_pb2_grpc,
-    scorer_pb2,
-    scorer_pb2_grpc,
-    types_pb2,
-)
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc, types_pb2
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
-GapDetail = Literal["all", "unequal", "none"]
 
 _CONTROL_TIMEOUT_S = 30.0
 _WORK_TIMEOUT_S = 600.0
-_COMPARE_TIMEOUT_S = 3600.0
 
 
 class _ModelServiceClient(ServiceClient):
@@ -75,11 +55,11 @@ class _ModelServiceClient(ServiceClient):
             expected_digest=expected_digest,
             in_flight_mode=enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
         )
-        return unary(self._stub.UpdateWeights, request, timeout)
+        return self._unary(self._stub.UpdateWeights, request, timeout)
 
     def get_server_info(self, timeout: float = _CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
-        return unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
+        return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
 
 
 class RolloutClient(_ModelServiceClient):
@@ -167,34 +147,38 @@ class RolloutClient(_ModelServiceClient):
     def abort(self, request_ids: str | Sequence[str], timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
         """Ends requests early, each with what it has; gives the ids of those that were in flight."""
         names = [request_ids] if isinstance(request_ids, str) else request_ids
-        return list(unary(self._stub.Abort, rollout_pb2.AbortRequest(request_ids=names), timeout).request_ids)
+        return list(
+            self._unary(self._stub.Abort, rollout_pb2.AbortRequest(request_ids=names), timeout).request_ids
+        )
 
     def abort_all(self, timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
         """Ends every request in flight; gives their ids."""
-        return list(unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
+        return list(self._unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
 
     def pause_generation(
         self, mode: PauseMode = "abort", timeout: float = _WORK_TIMEOUT_S
     ) -> rollout_pb2.PauseGenerationResponse:
         """Stops generation; returns once no step runs."""
         value = enum_value(rollout_pb2.PauseMode, "PAUSE_MODE_", mode)
-        return unary(self._stub.PauseGeneration, rollout_pb2.PauseGenerationRequest(mode=value), timeout)
+        return self._unary(
+            self._stub.PauseGeneration, rollout_pb2.PauseGenerationRequest(mode=value), timeout
+        )
 
     def continue_generation(
         self, timeout: float = _CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
-        return unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
+        return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
 
     def get_load(self, timeout: float = _CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """Queue and page occupancy."""
-        return unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
+        return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
 
     def _generate_events(
         self, request: rollout_pb2.GenerateRequest, timeout: float
     ) -> Iterator[Chunk | Sample]:
         parts: dict[int, list[TokenLogprobs]] = {}
-        for response in events(self._stub.Generate(request, timeout=timeout)):
+        for response in self._stream(self._stub.Generate, request, timeout):
             if response.HasField("chunk"):
                 tokens = TokenLogprobs.from_proto(response.chunk.tokens)
                 parts.setdefault(response.chunk.index, []).append(tokens)
@@ -283,133 +267,8 @@ class ScorerClient(_ModelServiceClient):
         )
         scores = (
             Score.from_proto(response, entropy)
-            for response in events(self._stub.Score(request, timeout=timeout))
+            for response in self._stream(self._stub.Score, request, timeout)
         )
         if stream:
             return scores
         return in_order({score.index: score for score in scores}, len(request.sequences), "sequences")
-
-
-class ComparatorClient(ServiceClient):
-    """Holds the rollout's logprobs against the scorer's."""
-
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
-        super().__init__(target, credentials)
-        self._stub = comparator_pb2_grpc.ComparatorServiceStub(self._channel)
-
-    @overload
-    def compare(
-        self, prompts: Sequence[TokenIds], *, stream: Literal[False] = False,
-        logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
-        allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = _COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
-    ) -> Comparison: ...  # fmt: skip
-
-    @overload
-    def compare(
-        self, prompts: Sequence[TokenIds], *, stream: Literal[True],
-        logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
-        allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = _COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
-    ) -> Iterator[TokenGaps | SequenceReport | CompareSummary]: ...  # fmt: skip
-
-    def compare(
-        self,
-        prompts,
-        *,
-        stream=False,
-        logprob_mode="processed",
-        gap_detail="all",
-        allow_weight_mismatch=False,
-        max_concurrency=None,
-        timeout=_COMPARE_TIMEOUT_S,
-        **sampling,
-    ):
-        """Generates from prompts, scores every completion, and compares the two.
-
-        Args:
-          prompts: rows of token ids.
-          stream: gives an iterator of gaps, reports and at last the summary, as they become known.
-          gap_detail: which tokens' gaps to bring.
-          allow_weight_mismatch: compares although the two sides' weights differ.
-          max_concurrency: prompts in flight at one time; None is the service's default.
-          **sampling: given alike to both services; see SamplingOptions.
-        """
-        request = comparator_pb2.CompareRequest(
-            prompts=[
-                comparator_pb2.ComparePrompt(token_ids=token_list(prompt, f"prompts[{index}]"))
-                for index, prompt in enumerate(prompts)
-            ],
-            sampling=to_proto(sampling),
-            logprob_mode=mode_to_proto(logprob_mode),
-            gap_detail=enum_value(comparator_pb2.GapDetail, "GAP_DETAIL_", gap_detail),
-            allow_weight_mismatch=allow_weight_mismatch,
-            max_concurrency=max_concurrency,
-        )
-        stream_events = self._compare_events(request, timeout)
-        return stream_events if stream else _whole_comparison(stream_events)
-
-    def record(
-        self,
-        pairs: Iterable[tuple[Sample, Score]],
-        *,
-        allow_weight_mismatch: bool = False,
-        timeout: float = _COMPARE_TIMEOUT_S,
-    ) -> CompareSummary:
-        """Compares logprobs that the caller already has from both sides."""
-        requests = (
-            comparator_pb2.RecordRequest(
-                rollout=_record_side(sample),
-                scorer=_record_side(score),
-                allow_weight_mismatch=allow_weight_mismatch,
-            )
-            for sample, score in pairs
-        )
-        return CompareSummary.from_proto(unary(self._stub.Record, requests, timeout))
-
-    def watch(
-        self,
-        *,
-        interval_ms: int | None = None,
-        window_sequences: int | None = None,
-        timeout: float | None = None,
-    ) -> Iterator[WatchUpdate]:
-        """Rolling summaries of all that the comparator has seen, until the iterator is closed."""
-        request = comparator_pb2.WatchRequest(interval_ms=interval_ms, window_sequences=window_sequences)
-        for response in events(self._stub.Watch(request, timeout=timeout)):
-            yield WatchUpdate.from_proto(response)
-
-    def get_server_info(self, timeout: float = _CONTROL_TIMEOUT_S) -> comparator_pb2.ComparatorServerInfo:
-        """The comparator and the two services behind it."""
-        return unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
-
-    def _compare_events(
-        self, request: comparator_pb2.CompareRequest, timeout: float
-    ) -> Iterator[TokenGaps | SequenceReport | CompareSummary]:
-        for response in events(self._stub.Compare(request, timeout=timeout)):
-            if response.HasField("gaps"):
-                yield TokenGaps.from_proto(response.gaps)
-            elif response.HasField("sequence"):
-                yield SequenceReport.from_proto(response.sequence)
-            elif response.HasField("summary"):
-                yield CompareSummary.from_proto(response.summary)
-
-
-def _whole_comparison(events: Iterator[TokenGaps | SequenceReport | CompareSummary]) -> Comparison:
-    found: dict[type, list] = {TokenGaps: [], SequenceReport: [], CompareSummary: []}
-    for event in events:
-        found[type(event)].append(event)
-    if len(found[CompareSummary]) != 1:
-        raise IncompleteStreamError(f"the stream brought {len(found[CompareSummary])} summaries, expected 1")
-    reports = sorted(found[SequenceReport], key=lambda report: (report.prompt_index, report.sample_index))
-    return Comparison(found[CompareSummary][0], tuple(reports), tuple(found[TokenGaps]))
-
-
-def _record_side(result: Sample | Score) -> comparator_pb2.RecordSide:
-    return comparator_pb2.RecordSide(
-        tokens=result.tokens.to_proto(),
-        fingerprint=types_pb2.Fingerprint(hex=result.fingerprint),
-        weight_version=types_pb2.WeightVersion(
-            id=result.weight_version.id, digest=result.weight_version.digest
-        ),
-    )

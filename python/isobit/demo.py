@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from isobit.client import ComparatorClient, RolloutClient
+from isobit.client import RolloutClient
+from isobit.comparator_client import ComparatorClient
 from isobit.demo_prompts import Text, default_prompts, read_prompts
 from isobit.demo_screen import Screen
 from isobit.demo_services import (

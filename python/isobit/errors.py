@@ -1,7 +1,4 @@
-"""Exceptions that stand for gRPC statuses, so that callers need not know gRPC."""
-
-import contextlib
-from collections.abc import Iterator
+"""Exceptions that stand for gRPC statuses, so that callers need not know gRPC. Each status has its class."""
 
 import grpc
 
@@ -19,6 +16,10 @@ class InvalidArgumentError(IsobitError, ValueError):
     """The request is wrong as it stands; the message names field, value and bound."""
 
 
+class NotFoundError(IsobitError, LookupError):
+    """A model directory, or a file of it, is not there."""
+
+
 class FailedPreconditionError(IsobitError):
     """The service is not in the state that the call needs, such as another weight version."""
 
@@ -32,7 +33,7 @@ class AbortedError(IsobitError):
 
 
 class UnavailableError(IsobitError, ConnectionError):
-    """The service cannot be reached, or it is draining. Trying again is safe."""
+    """The service cannot be reached, or it is loading or draining. Trying again is safe."""
 
 
 class DeadlineExceededError(IsobitError, TimeoutError):
@@ -41,6 +42,34 @@ class DeadlineExceededError(IsobitError, TimeoutError):
 
 class CancelledError(IsobitError):
     """The call was cancelled."""
+
+
+class UnauthenticatedError(IsobitError, PermissionError):
+    """The service does not know who calls: no valid certificate or token came with the call."""
+
+
+class PermissionDeniedError(IsobitError, PermissionError):
+    """The caller is known, but may not do this."""
+
+
+class InternalError(IsobitError):
+    """The service failed, such as by logits that are not finite."""
+
+
+class OutOfRangeError(IsobitError, ValueError):
+    """The call went past the end of what there is."""
+
+
+class UnimplementedError(IsobitError, NotImplementedError):
+    """The service has no such method: it is another service, or another release."""
+
+
+class DataLossError(IsobitError):
+    """Data was lost or damaged on its way."""
+
+
+class UnknownError(IsobitError):
+    """The call failed without a reason that has a status."""
 
 
 class ResourceExhaustedError(IsobitError):
@@ -60,12 +89,21 @@ class IncompleteStreamError(Exception):
 
 _CLASSES = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
-    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.ABORTED: AbortedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.INTERNAL: InternalError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
+    grpc.StatusCode.DATA_LOSS: DataLossError,
+    grpc.StatusCode.UNKNOWN: UnknownError,
 }
 
 
@@ -73,15 +111,6 @@ def from_rpc_error(error: grpc.RpcError) -> IsobitError:
     """The exception that stands for a failed call."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        hints = dict(error.trailing_metadata() or ()).get("retry-after-ms")
-        return ResourceExhaustedError(code, details, int(hints) if hints is not None else None)
+        hint = dict(error.trailing_metadata() or ()).get("retry-after-ms", "")
+        return ResourceExhaustedError(code, details, int(hint) if hint.isdecimal() else None)
     return _CLASSES.get(code, IsobitError)(code, details)
-
-
-@contextlib.contextmanager
-def rpc_errors() -> Iterator[None]:
-    """Turns a grpc.RpcError raised inside into the exception that stands for it."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error

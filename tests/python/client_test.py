@@ -12,15 +12,15 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from isobit import ComparatorClient, RolloutClient, ScorerClient, framework_metrics
+from isobit import ComparatorClient, RolloutClient, ScorerClient, errors, framework_metrics
 from isobit.errors import (
     DeadlineExceededError,
     IncompleteStreamError,
     InvalidArgumentError,
+    IsobitError,
     ResourceExhaustedError,
 )
 from isobit.results import Chunk, CompareSummary, Sample, SequenceReport, TokenGaps
-from isobit.sampling import to_proto
 from isobit.v1 import (
     comparator_pb2,
     comparator_pb2_grpc,
@@ -34,6 +34,7 @@ from isobit.v1 import (
 # -0, the smallest subnormal, the neighbours of -1, a large value: any detour through another type shows.
 AWKWARD_BITS = np.array([0x80000000, 0x80000001, 0xBF7FFFFF, 0xBF800001, 0xC2C80001], np.uint32)
 AWKWARD = AWKWARD_BITS.view(np.float32)
+STATUSES = [status for status in grpc.StatusCode if status != grpc.StatusCode.OK]
 
 
 def tokens_message(ids, logprobs, top=()):
@@ -59,6 +60,8 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
         if first == 902:
             time.sleep(1)
+        if first == 905:
+            context.abort(STATUSES[request.prompt_token_ids[1]], "no")
         if first == 904:
             context.add_callback(lambda: setattr(self, "cancelled", True))
         samples = range(request.sampling.n or 1)
@@ -208,12 +211,23 @@ class ClientTest(unittest.TestCase):
         with self.assertRaises(DeadlineExceededError):
             self.rollout.generate([902], timeout=0.1)
 
+    def test_every_status_has_a_class_of_its_own(self):
+        raised = set()
+        for index, status in enumerate(STATUSES):
+            with self.assertRaisesRegex(IsobitError, f"^{status.name}: no$") as caught:
+                self.rollout.generate([905, index])
+            self.assertEqual(caught.exception.code, status)
+            raised.add(type(caught.exception))
+        self.assertEqual(len(raised - {IsobitError}), len(STATUSES), sorted(map(str, raised)))
+        self.assertIn(errors.NotFoundError, raised)
+
     def test_ids_must_be_one_row_of_integers(self):
         for bad in ([[1, 2]], [0.5], ["a"]):
             with self.assertRaisesRegex(TypeError, "prompt_token_ids"):
                 self.rollout.generate(bad)
-        with self.assertRaises(ValueError):
-            self.rollout.generate([-1])
+        for outside in (-1, 2**32):
+            with self.assertRaisesRegex(ValueError, rf"prompt_token_ids\[1\] is {outside}, expected 0 to"):
+                self.rollout.generate([1, outside])
 
     def test_scores_come_in_the_order_of_the_request(self):
         sequences = [([1, 2, 3], [4]), ([5], [6, 7])]
@@ -280,23 +294,6 @@ class ClientTest(unittest.TestCase):
         self.rollout.wait_until_serving(timeout=5)
         with RolloutClient("127.0.0.1:1") as nobody, self.assertRaisesRegex(TimeoutError, "UNAVAILABLE"):
             nobody.wait_until_serving(timeout=0.5)
-
-
-class SamplingTest(unittest.TestCase):
-    def test_aliases_and_numpy_scalars(self):
-        message = to_proto({"max_new_tokens": np.int64(9), "top_p": np.float32(0.5), "top_k": None})
-        self.assertEqual((message.max_tokens, message.top_p), (9, 0.5))
-        self.assertFalse(message.HasField("top_k"))
-        message = to_proto({"logit_bias": {3: -1}, "stop_token_ids": np.array([1, 2])})
-        self.assertEqual((dict(message.logit_bias), list(message.stop_token_ids)), ({3: -1.0}, [1, 2]))
-
-    def test_errors_name_the_parameter(self):
-        with self.assertRaisesRegex(TypeError, "temprature"):
-            to_proto({"temprature": 1})
-        with self.assertRaisesRegex(TypeError, "max_tokens is given twice"):
-            to_proto({"max_tokens": 1, "max_new_tokens": 2})
-        with self.assertRaisesRegex(ValueError, "seed"):
-            to_proto({"seed": -1})
 
 
 if __name__ == "__main__":
