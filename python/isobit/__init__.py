@@ -3,6 +3,7 @@
 from isobit.client import RolloutClient, ScorerClient
 from isobit.comparator_client import ComparatorClient
 from isobit.errors import IsobitError
+from isobit.generation_config import sampling_defaults
 from isobit.metrics import framework_metrics
 from isobit.tokenizer import Tokenizer
 
@@ -13,4 +14,5 @@ __all__ = [
     "ScorerClient",
     "Tokenizer",
     "framework_metrics",
+    "sampling_defaults",
 ]

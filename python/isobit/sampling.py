@@ -1,7 +1,11 @@
 """Sampling parameters as keyword arguments, with the names that users of other engines know."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 
 from isobit.v1 import types_pb2
 
@@ -11,7 +15,8 @@ LogprobMode = Literal["processed", "raw"]
 class SamplingOptions(TypedDict, total=False):
     """The keyword arguments of generate, score and compare. None is the same as leaving one out.
 
-    Ranges and defaults stand in proto/isobit/v1/types.proto, in the message SamplingParams.
+    Ranges and defaults stand in proto/isobit/v1/types.proto, in the message SamplingParams. Types are
+    held strictly: integers may be NumPy's, but neither 1.0 nor True stands for 1.
     """
 
     temperature: float | None
@@ -35,6 +40,14 @@ class SamplingOptions(TypedDict, total=False):
 
 _ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+_STOP_STRINGS = ("stop", "stop_strings")
+_INTEGERS = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
+_TOKEN_ID = _INTEGERS[FieldDescriptor.TYPE_UINT32]
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
 def to_proto(options: Mapping) -> types_pb2.SamplingParams:
@@ -42,30 +55,26 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
 
     Raises:
       TypeError: an option has no such name, a value of the wrong type, or two names with different values.
-      ValueError: a value does not fit its field, such as a negative seed.
+      ValueError: a value does not fit its field: a negative seed, NaN, or more than the type can hold.
     """
     values = {}
     for name, value in options.items():
         field = _ALIASES.get(name, name)
+        if value is None and (field in _FIELDS or name in _STOP_STRINGS):
+            continue
+        if name in _STOP_STRINGS:
+            raise TypeError(
+                f"{name}: stop strings belong to the client, as the services know token ids alone: use"
+                " stop_token_ids, or read generate(stream=True), decode it with Tokenizer.stream() and close"
+                " the iterator when the string appears"
+            )
         if field not in _FIELDS:
             raise TypeError(f"no sampling parameter is called {name}; there are {', '.join(sorted(_FIELDS))}")
-        if value is None:
-            continue
-        if field in values and values[field] != value:
-            raise TypeError(f"{field} is given twice, as {values[field]} and {value}")
-        values[field] = value
-    message = types_pb2.SamplingParams()
-    for field, value in values.items():
-        try:
-            if field == "logit_bias":
-                message.logit_bias.update({int(token): float(bias) for token, bias in value.items()})
-            elif field == "stop_token_ids":
-                message.stop_token_ids.extend(int(token) for token in value)
-            else:
-                setattr(message, field, value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"sampling parameter {field}: {error}") from error
-    return message
+        checked = _checked(field, value)
+        if field in values and values[field] != checked:
+            raise TypeError(f"{field} is given twice, as {values[field]} and {checked}")
+        values[field] = checked
+    return types_pb2.SamplingParams(**values)
 
 
 def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
@@ -74,3 +83,52 @@ def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
     if mode not in modes:
         raise ValueError(f"logprob_mode is {mode!r}, expected 'processed' or 'raw'")
     return modes[mode]
+
+
+def _checked(field: str, value):
+    """`value` as the type of `field`."""
+    if field == "stop_token_ids":
+        if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+            raise _wrong_type(field, value, "a sequence of integers")
+        return [_integer(f"{field}[{index}]", token, _TOKEN_ID) for index, token in enumerate(value)]
+    if field == "logit_bias":
+        if not isinstance(value, Mapping):
+            raise _wrong_type(field, value, "a mapping of token ids to numbers")
+        return {
+            _integer(f"a key of {field}", token, _TOKEN_ID): _number(f"{field}[{token}]", bias)
+            for token, bias in value.items()
+        }
+    kind = _FIELDS[field].type
+    if kind == FieldDescriptor.TYPE_BOOL:
+        if not isinstance(value, bool | np.bool_):
+            raise _wrong_type(field, value, "True or False")
+        return bool(value)
+    return (
+        _number(field, value)
+        if kind == FieldDescriptor.TYPE_FLOAT
+        else _integer(field, value, _INTEGERS[kind])
+    )
+
+
+def _integer(name: str, value, bounds: tuple[int, int]) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise _wrong_type(name, value, "an integer")
+    if not bounds[0] <= number <= bounds[1]:
+        raise ValueError(f"{name} is {number}, expected {bounds[0]} to {bounds[1]}")
+    return number
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise _wrong_type(name, value, "a number")
+    if not abs(value) <= _MAX_FLOAT:  # NaN neither
+        raise ValueError(f"{name} is {value}, expected a finite number that fits fp32")
+    return float(value)
+
+
+def _wrong_type(name: str, value, expected: str) -> TypeError:
+    return TypeError(f"{name} is {value!r} of type {type(value).__name__}, expected {expected}")

@@ -1,0 +1,86 @@
+"""The sampling defaults that a model directory recommends, for who asks for them by name.
+
+    rollout.generate(prompt_ids, **sampling_defaults("models/my-model"))
+
+Nothing applies them unasked: a service samples with what a request says and with its own defaults.
+"""
+
+import json
+from pathlib import Path
+
+from isobit.sampling import SamplingOptions, to_proto
+
+_FILE = "generation_config.json"
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+# Without a draw these do not act.
+_FILTERS = ("top_p", "top_k", "min_p")
+# Fields that change what is generated and that isobit lacks, with the values that change nothing.
+_NOT_OFFERED = {
+    "num_beams": (1,),
+    "typical_p": (1.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "guidance_scale": (1.0,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ([], {}),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "stop_strings": ([],),
+}
+
+
+def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
+    """The sampling parameters that generation_config.json of `model_dir` names, as keyword arguments.
+
+    `do_sample: false` gives temperature 0 and none of the filters. `eos_token_id` gives stop_token_ids,
+    `max_new_tokens` max_tokens and `min_new_tokens` min_tokens. What the file does not name is left out, so
+    the services' own defaults hold for it (temperature 1, no filter, 16 tokens), not those of transformers
+    (greedy, top_k 50).
+
+    Raises:
+      FileNotFoundError: `model_dir` has no generation_config.json.
+      ValueError: the file is no JSON object, a value is of the wrong type or range for its field, or it asks
+        for what isobit does not do, such as beams. The message names file and field.
+    """
+    path = Path(model_dir) / _FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the model recommends no sampling parameters")
+    try:
+        return _options(json.loads(path.read_text("utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _options(config: dict) -> SamplingOptions:
+    if not isinstance(config, dict):
+        raise TypeError(f"the file holds a {type(config).__name__}, expected a JSON object")
+    for name, inert in _NOT_OFFERED.items():
+        if (value := config.get(name)) is not None and value not in inert:
+            raise ValueError(f"{name} is {value!r}, which isobit does not offer")
+    options = {name: config[key] for key, name in _NAMES.items() if config.get(key) is not None}
+    do_sample = config.get("do_sample")
+    if not isinstance(do_sample, bool | None):
+        raise TypeError(f"do_sample is {do_sample!r}, expected true or false")
+    if do_sample is False:
+        options = {name: value for name, value in options.items() if name not in _FILTERS}
+        options["temperature"] = 0.0
+    if (eos := config.get("eos_token_id")) is not None:
+        options["stop_token_ids"] = list(eos) if isinstance(eos, list) else [eos]
+    to_proto(options)
+    return options
