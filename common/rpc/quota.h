@@ -1,0 +1,68 @@
+// How much of a server its clients may hold at one time, each and all together. What a call takes
+// is a lease, which gives it back when it goes.
+#ifndef ISOBIT_COMMON_RPC_QUOTA_H_
+#define ISOBIT_COMMON_RPC_QUOTA_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace isobit {
+
+// What one call holds, or the most that may be held.
+struct QuotaAmounts {
+  int64_t requests = 0;  // calls in flight
+  int64_t streams = 0;   // those of them that stream their answer
+  int64_t tokens = 0;    // that the calls bring and may generate
+  int64_t bytes = 0;     // of serialised requests
+};
+
+// Counts by client. Thread-safe.
+class Quota : public std::enable_shared_from_this<Quota> {
+ public:
+  // Gives back what its call holds. Movable; it may outlive everything but keeps the Quota alive.
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(Lease&& other) noexcept;
+    Lease& operator=(Lease&& other) noexcept;
+    ~Lease();
+
+   private:
+    friend class Quota;
+    Lease(std::shared_ptr<Quota> quota, std::string client, const QuotaAmounts& amounts);
+    void Release();
+
+    std::shared_ptr<Quota> quota_;  // null: holds nothing
+    std::string client_;
+    QuotaAmounts amounts_;
+  };
+
+  // What one client may hold, and what all together may.
+  static std::shared_ptr<Quota> Create(const QuotaAmounts& each, const QuotaAmounts& all);
+
+  // Takes `amounts`, none negative, for `client`. RESOURCE_EXHAUSTED, saying what is held and what
+  // may be: with a retry hint, unless the call alone is over the limit.
+  absl::StatusOr<Lease> Take(const std::string& client, const QuotaAmounts& amounts);
+
+  // The clients that hold something.
+  size_t num_clients() const;
+
+ private:
+  Quota(const QuotaAmounts& each, const QuotaAmounts& all) : each_(each), all_(all) {}
+  void GiveBack(const std::string& client, const QuotaAmounts& amounts);
+
+  const QuotaAmounts each_, all_;
+  mutable std::mutex mutex_;                  // guards all below
+  std::map<std::string, QuotaAmounts> held_;  // by client; who holds nothing is not in it
+  QuotaAmounts total_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_QUOTA_H_
