@@ -1,0 +1,74 @@
+// Who may call: the clients that an access file names, each with its roles, known by a certificate
+// or by a bearer token. docs/API.md describes the file.
+#ifndef ISOBIT_COMMON_RPC_ACCESS_LIST_H_
+#define ISOBIT_COMMON_RPC_ACCESS_LIST_H_
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/rpc/file_stamp.h"
+#include "common/rpc/method_roles.h"
+
+namespace isobit {
+
+using TokenHash = std::array<unsigned char, 32>;  // SHA-256 of a token
+
+// One client of an access file.
+struct AccessClient {
+  std::string name;
+  RoleSet roles;
+  std::vector<TokenHash> tokens;
+  std::vector<std::string> certificates;  // names in them
+};
+
+// What one access file says. Immutable.
+class AccessList {
+ public:
+  // `source` names the text in errors. INVALID_ARGUMENT, naming the place: not the format, an
+  // unknown field or role, a client without name, roles or credentials, one that occurs twice, or
+  // any name, token or certificate that two clients share.
+  static absl::StatusOr<AccessList> Parse(absl::string_view text, const std::string& source);
+
+  // The client of this token; null if there is none. The time does not depend on how much of a
+  // hash is right, nor on whose token it is.
+  const AccessClient* ByToken(absl::string_view token) const;
+  // The first client that has one of the names of a certificate; null if none has.
+  const AccessClient* ByCertificate(absl::Span<const std::string> names) const;
+
+  size_t num_clients() const { return clients_.size(); }
+
+ private:
+  std::vector<AccessClient> clients_;
+};
+
+// An access file that is read anew when it changes. A new file that is broken, or gone, leaves what
+// was in force, and is logged. Thread-safe.
+class AccessFile {
+ public:
+  // Errors: as AccessList::Parse; NOT_FOUND and the like: it cannot be read.
+  static absl::StatusOr<std::shared_ptr<AccessFile>> Open(std::string path);
+
+  // What is in force now.
+  std::shared_ptr<const AccessList> Current();
+
+ private:
+  explicit AccessFile(std::string path) : path_(std::move(path)) {}
+  absl::Status Load();  // holds mutex_
+
+  const std::string path_;
+  std::mutex mutex_;  // guards all below
+  FileStamp stamp_;   // of what was read last, good or bad
+  std::string text_;  // what list_ was made of
+  std::shared_ptr<const AccessList> list_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_ACCESS_LIST_H_

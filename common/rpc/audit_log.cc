@@ -1,0 +1,110 @@
+// See audit_log.h.
+#include "common/rpc/audit_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/base/log.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/text_format.h"
+#include "nlohmann/json.hpp"
+
+namespace isobit {
+namespace {
+
+constexpr std::chrono::seconds kRefusalInterval(1);
+constexpr size_t kMaxText = 512;
+
+absl::StatusOr<int> OpenForAppend(const std::string& path) {
+  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("--audit_log ", path));
+  return fd;
+}
+
+std::string Cut(std::string text) {
+  if (text.size() > kMaxText) text.replace(kMaxText, std::string::npos, "...");
+  return text;
+}
+
+std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
+  nlohmann::ordered_json line = {
+      {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone())},
+      {"client", Cut(entry.client)},
+      {"peer", Cut(entry.peer)},
+      {"method", Cut(entry.method)},
+      {"arguments", entry.arguments},
+      {"outcome", absl::StatusCodeToString(entry.outcome.code())}};
+  if (!entry.outcome.ok()) line["message"] = Cut(std::string(entry.outcome.message()));
+  if (num_left_out > 0) line["refusals_left_out"] = num_left_out;
+  // ASCII; what is not UTF-8 is replaced.
+  return line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(std::string path) {
+  if (!path.empty()) {
+    const absl::StatusOr<int> fd = OpenForAppend(path);
+    if (!fd.ok()) return fd.status();
+    close(*fd);
+  }
+  return std::unique_ptr<AuditLog>(new AuditLog(std::move(path)));
+}
+
+void AuditLog::Write(const AuditEntry& entry) {
+  const std::lock_guard lock(mutex_);
+  WriteLine(entry, 0);
+}
+
+void AuditLog::WriteRefused(const AuditEntry& entry) {
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_refusal_ < kRefusalInterval) {
+    ++num_left_out_;
+    return;
+  }
+  last_refusal_ = now;
+  WriteLine(entry, std::exchange(num_left_out_, 0));
+}
+
+void AuditLog::WriteLine(const AuditEntry& entry, int64_t num_left_out) {
+  std::string line = LineOf(entry, num_left_out);
+  if (path_.empty()) {
+    ISOBIT_LOG(Info) << "audit " << line;
+    return;
+  }
+  line.push_back('\n');
+  absl::StatusOr<int> fd = OpenForAppend(path_);
+  // One write, so that lines of several processes do not mix.
+  if (fd.ok() && write(*fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    close(*fd);
+    fd = absl::ErrnoToStatus(errno, absl::StrCat("--audit_log ", path_));
+  }
+  if (fd.ok()) {
+    close(*fd);
+  } else {
+    ISOBIT_LOG(Error) << fd.status().message() << "; the line was: audit " << line;
+  }
+}
+
+std::string BoundedText(const google::protobuf::Message& message) {
+  std::array<char, kMaxText> buffer;
+  google::protobuf::io::ArrayOutputStream out(buffer.data(), static_cast<int>(buffer.size()));
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  printer.SetTruncateStringFieldLongerThan(kMaxText / 2);
+  const bool is_whole = printer.Print(message, &out);
+  std::string text(buffer.data(), static_cast<size_t>(out.ByteCount()));
+  return is_whole ? std::string(absl::StripTrailingAsciiWhitespace(text))
+                  : absl::StrCat(text, "...");
+}
+
+}  // namespace isobit

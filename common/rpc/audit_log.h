@@ -1,0 +1,53 @@
+// A line for each call that uses the role admin, or tries to: who asked for what, and what came of
+// it. One JSON object a line, so that nothing a client sends can forge another.
+#ifndef ISOBIT_COMMON_RPC_AUDIT_LOG_H_
+#define ISOBIT_COMMON_RPC_AUDIT_LOG_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "google/protobuf/message.h"
+
+namespace isobit {
+
+struct AuditEntry {
+  std::string client;     // as CallGate names it
+  std::string peer;       // its address; empty where it is not known
+  std::string method;     // such as "/isobit.v1.RolloutService/UpdateWeights"
+  std::string arguments;  // BoundedText of the request
+  absl::Status outcome;
+};
+
+// Thread-safe.
+class AuditLog {
+ public:
+  // Lines are appended to the file `path`, which is opened for each, so that it may be rotated;
+  // empty: they go to the log. Errors: the file cannot be opened.
+  static absl::StatusOr<std::unique_ptr<AuditLog>> Open(std::string path);
+
+  void Write(const AuditEntry& entry);
+  // For calls that strangers can make as often as they like: of those within a second of one
+  // another the first alone is written, with the number left out before it.
+  void WriteRefused(const AuditEntry& entry);
+
+ private:
+  explicit AuditLog(std::string path) : path_(std::move(path)) {}
+  void WriteLine(const AuditEntry& entry, int64_t num_left_out);
+
+  const std::string path_;
+  std::mutex mutex_;  // guards all below
+  std::chrono::steady_clock::time_point last_refusal_;
+  int64_t num_left_out_ = 0;
+};
+
+// `message` as text on one line, cut after 512 bytes.
+std::string BoundedText(const google::protobuf::Message& message);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_AUDIT_LOG_H_

@@ -1,0 +1,281 @@
+// See call_gate.h.
+#include "common/rpc/call_gate.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/rpc/method_roles.h"
+#include "common/rpc/status_convert.h"
+#include "isobit/v1/rollout.pb.h"
+
+namespace isobit {
+namespace {
+
+constexpr char kOurPackage[] = "/isobit.v1.";
+constexpr char kAbort[] = "/isobit.v1.RolloutService/Abort";
+// Every gRPC client sends it. Without it a call counts as one of the main port, which may less.
+constexpr char kMarkHeader[] = "user-agent";
+
+// Who calls: one of the access file's clients, or why he is none.
+absl::StatusOr<const AccessClient*> Authenticate(const AccessList& list,
+                                                 std::optional<absl::string_view> authorization,
+                                                 absl::Span<const std::string> certificate_names) {
+  if (authorization) {  // it alone counts then
+    absl::string_view token = *authorization;
+    const bool is_bearer =
+        token.size() > 7 && absl::EqualsIgnoreCase(token.substr(0, 7), "bearer ");
+    const AccessClient* const client = is_bearer ? list.ByToken(token.substr(7)) : nullptr;
+    if (client != nullptr) return client;
+    return absl::UnauthenticatedError(
+        "authorization: expected \"Bearer \" and a token that the access file knows");
+  }
+  if (certificate_names.empty()) {
+    return absl::UnauthenticatedError("expected a bearer token or a client certificate");
+  }
+  const AccessClient* const client = list.ByCertificate(certificate_names);
+  if (client != nullptr) return client;
+  return absl::UnauthenticatedError(absl::StrCat(
+      "the access file does not know the certificate of \"", certificate_names.front(), "\""));
+}
+
+absl::Status LacksRole(absl::string_view client, RoleSet needed, absl::string_view what) {
+  return absl::PermissionDeniedError(absl::StrCat("client \"", client, "\" lacks the role ",
+                                                  needed.Names(), ", which ", what, " takes"));
+}
+
+absl::Status WrongPort(absl::string_view what, Listener listener) {
+  return absl::PermissionDeniedError(absl::StrCat(
+      what, listener == Listener::kMain ? ": expected at the admin port" : ": not at this port"));
+}
+
+// "ipv4:10.0.0.1" of "ipv4:10.0.0.1:1234".
+std::string AddressOf(const std::string& peer) {
+  const size_t colon = peer.rfind(':');
+  return absl::StartsWith(peer, "ip") && colon != std::string::npos ? peer.substr(0, colon) : peer;
+}
+
+std::optional<absl::string_view> HeaderOf(const grpc::ServerContextBase& context,
+                                          const char* name) {
+  const auto found = context.client_metadata().find(name);
+  if (found == context.client_metadata().end()) return std::nullopt;
+  return absl::string_view(found->second.data(), found->second.size());
+}
+
+std::vector<std::string> CertificateNames(const grpc::ServerContextBase& context) {
+  std::vector<std::string> names;
+  const auto auth = context.auth_context();
+  if (auth == nullptr || !auth->IsPeerAuthenticated()) return names;
+  for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
+    names.emplace_back(name.data(), name.size());
+  }
+  return names;
+}
+
+}  // namespace
+
+// One call, from its headers to its end: gRPC makes it with the call and destroys it with it.
+class GatedCall final : public grpc::experimental::Interceptor {
+ public:
+  GatedCall(std::shared_ptr<CallGate> gate, grpc::experimental::ServerRpcInfo* info)
+      : gate_(std::move(gate)),
+        context_(*info->server_context()),
+        method_(info->method()),
+        is_audited_(IsAdminMethod(method_)) {}
+  ~GatedCall() override { gate_->Leave(context_); }
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using Point = grpc::experimental::InterceptionHookPoints;
+    if (methods->QueryInterceptionHookPoint(Point::POST_RECV_INITIAL_METADATA)) {
+      gate_->Enter(context_);
+    }
+    if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
+      Look(methods->GetRecvMessage());
+    }
+    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) End(*methods);
+    methods->Proceed();
+  }
+
+ private:
+  void Look(const void* message) {
+    if (message == nullptr) return;
+    // Every message of ours is a google::protobuf::Message and nothing before it.
+    if (method_ == kAbort) is_audited_ = static_cast<const v1::AbortRequest*>(message)->all();
+    if (is_audited_)
+      arguments_ = BoundedText(*static_cast<const google::protobuf::Message*>(message));
+  }
+
+  void End(grpc::experimental::InterceptorBatchMethods& methods) {
+    const grpc::Status status = methods.GetSendStatus();
+    if (is_audited_ && gate_->options_.audit != nullptr) {
+      gate_->options_.audit->Write({.client = gate_->ClientOf(context_),
+                                    .peer = context_.peer(),
+                                    .method = method_,
+                                    .arguments = arguments_,
+                                    .outcome = FromGrpcStatus(status)});
+    }
+    if (!status.ok() && !gate_->SeesPaths(context_)) {
+      methods.ModifySendStatus(
+          grpc::Status(status.error_code(), WithoutPaths(status.error_message())));
+    }
+  }
+
+  const std::shared_ptr<CallGate> gate_;
+  const grpc::ServerContextBase& context_;
+  const std::string method_;
+  bool is_audited_;
+  std::string arguments_;
+};
+
+namespace {
+
+class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit GatedCalls(std::shared_ptr<CallGate> gate) : gate_(std::move(gate)) {}
+
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    const bool is_ours = absl::StartsWith(info->method(), kOurPackage);
+    return is_ours ? new GatedCall(gate_, info) : nullptr;
+  }
+
+ private:
+  const std::shared_ptr<CallGate> gate_;
+};
+
+}  // namespace
+
+std::shared_ptr<CallGate> CallGate::Create(CallGateOptions options) {
+  return std::shared_ptr<CallGate>(new CallGate(std::move(options)));
+}
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGate::Interceptor() {
+  return std::make_unique<GatedCalls>(shared_from_this());
+}
+
+CallCheck CallGate::CheckFor(Listener listener) {
+  return [gate = shared_from_this(), listener](const CallFacts& facts) {
+    return gate->Check(listener, facts);
+  };
+}
+
+std::string CallGate::HiddenHeaderOf(Listener listener) const {
+  return options_.has_admin_port && listener == Listener::kMain ? kMarkHeader : "";
+}
+
+absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
+  if (IsOpenToAll(facts.method)) return absl::OkStatus();
+  const RoleSet needed = RolesFor(facts.method);
+  absl::Status refusal;
+  std::string client;
+  if (options_.access != nullptr) {
+    const std::shared_ptr<const AccessList> list = options_.access->Current();
+    const auto caller = Authenticate(*list, facts.authorization, facts.certificate_names);
+    if (!caller.ok()) {
+      refusal = caller.status();
+    } else {
+      client = (*caller)->name;
+      if (!(*caller)->roles.HasAnyOf(needed)) refusal = LacksRole(client, needed, facts.method);
+    }
+  }
+  const bool is_here =
+      listener == Listener::kAdmin ? needed.Has(Role::kAdmin) : !IsAdminMethod(facts.method);
+  if (refusal.ok() && options_.has_admin_port && !is_here) {
+    refusal = WrongPort(facts.method, listener);
+  }
+  if (!refusal.ok() && IsAdminMethod(facts.method) && options_.audit != nullptr) {
+    options_.audit->WriteRefused({.client = client,
+                                  .peer = "",
+                                  .method = std::string(facts.method),
+                                  .arguments = "",
+                                  .outcome = refusal});
+  }
+  return refusal;
+}
+
+CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const {
+  Call call;
+  RoleSet roles(Role::kAdmin, Role::kWatch);
+  call.client = AddressOf(context.peer());
+  if (options_.access != nullptr) {
+    // The check has let it through, but the file may have changed since: then it may nothing more.
+    const std::shared_ptr<const AccessList> list = options_.access->Current();
+    const auto caller =
+        Authenticate(*list, HeaderOf(context, "authorization"), CertificateNames(context));
+    roles = caller.ok() ? (*caller)->roles : RoleSet();
+    if (caller.ok()) call.client = (*caller)->name;
+  }
+  call.sees_paths = roles.HasAnyOf(RoleSet(Role::kWatch, Role::kAdmin));
+  if (!roles.Has(Role::kAdmin)) {
+    call.admin = LacksRole(call.client, RoleSet(Role::kAdmin), "this");
+  } else if (options_.has_admin_port && !HeaderOf(context, kMarkHeader)) {
+    call.admin = WrongPort("this", Listener::kMain);
+  }
+  return call;
+}
+
+void CallGate::Enter(const grpc::ServerContextBase& context) {
+  Call call = Identify(context);
+  const std::lock_guard lock(mutex_);
+  calls_.insert_or_assign(&context, std::move(call));
+}
+
+void CallGate::Leave(const grpc::ServerContextBase& context) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(&context);
+}
+
+absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts) {
+  if (options_.quota == nullptr) return absl::OkStatus();
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  if (call == calls_.end()) return absl::OkStatus();
+  absl::StatusOr<Quota::Lease> lease = options_.quota->Take(call->second.client, amounts);
+  if (!lease.ok()) return lease.status();
+  call->second.lease = *std::move(lease);
+  return absl::OkStatus();
+}
+
+std::string CallGate::ClientOf(const grpc::ServerContextBase& context) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  return call == calls_.end() ? "" : call->second.client;
+}
+
+absl::Status CallGate::CheckAdmin(const grpc::ServerContextBase& context) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  return call == calls_.end() ? absl::OkStatus() : call->second.admin;
+}
+
+bool CallGate::SeesPaths(const grpc::ServerContextBase& context) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  return call == calls_.end() || call->second.sees_paths;
+}
+
+std::string WithoutPaths(absl::string_view message) {
+  std::string text;
+  bool in_path = false, after_word = false;
+  for (size_t i = 0; i < message.size(); ++i) {
+    const char c = message[i];
+    const bool is_word = absl::ascii_isgraph(static_cast<unsigned char>(c)) &&
+                         !absl::StrContains("\"'`,;:()<>[]{}=", absl::string_view(&c, 1));
+    if (in_path && is_word) continue;
+    const bool has_name =
+        i + 1 < message.size() && absl::ascii_isgraph(static_cast<unsigned char>(message[i + 1]));
+    in_path = c == '/' && !after_word && has_name;
+    if (in_path) {
+      text += "(path)";
+    } else {
+      text.push_back(c);
+    }
+    after_word = is_word && !in_path;
+  }
+  return text;
+}
+
+}  // namespace isobit

@@ -1,0 +1,100 @@
+// The gate of a server: who calls, whether he may, and how much he holds. It stands at three
+// places:
+//  - the credentials check each call by method, role and listener before its message is read;
+//  - an interceptor knows the caller for as long as the call lasts, writes the audit line, and
+//  takes
+//    the server's paths out of messages to those who may not see them;
+//  - handlers ask it for what depends on the message: quotas, and who may end whose requests.
+#ifndef ISOBIT_COMMON_RPC_CALL_GATE_H_
+#define ISOBIT_COMMON_RPC_CALL_GATE_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_interceptor.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/rpc/access_list.h"
+#include "common/rpc/audit_log.h"
+#include "common/rpc/quota.h"
+#include "common/rpc/server_credentials.h"
+
+namespace isobit {
+
+// Where a call came in.
+enum class Listener {
+  kMain,   // all methods, but those of admins if they have a port of their own
+  kAdmin,  // what admins may call, and health
+};
+
+struct CallGateOptions {
+  std::shared_ptr<AccessFile> access = nullptr;  // null: everybody may call everything
+  std::shared_ptr<Quota> quota = nullptr;        // null: without bounds
+  std::unique_ptr<AuditLog> audit = nullptr;     // null: no audit lines
+  bool has_admin_port = false;
+};
+
+// Thread-safe.
+class CallGate : public std::enable_shared_from_this<CallGate> {
+ public:
+  // The default lets everybody do everything.
+  static std::shared_ptr<CallGate> Create(CallGateOptions options = {});
+
+  // Whether calls need a check, and so credentials that can make it.
+  bool checks_calls() const { return options_.access != nullptr || options_.has_admin_port; }
+
+  // For the credentials of a listener. UNAUTHENTICATED: neither token nor certificate, or a token
+  // that nobody has; PERMISSION_DENIED, naming the role: the client lacks it.
+  CallCheck CheckFor(Listener listener);
+  // The header to hide from calls of `listener`, by which the gate can later tell it.
+  std::string HiddenHeaderOf(Listener listener) const;
+
+  // For the server that has these credentials.
+  std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptor();
+
+  // The three below are for handlers, with the context of a call under way. Without the
+  // interceptor, as in tests of one service, everybody is one client who may do everything.
+
+  // Takes `amounts` of the client's quota until the call ends. Once a call. Errors: as Quota::Take.
+  absl::Status Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts);
+
+  // Names the client: as the access file does, or by its address without port.
+  std::string ClientOf(const grpc::ServerContextBase& context) const;
+
+  // OK if the client may do what takes the role admin, here; else PERMISSION_DENIED.
+  absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
+
+ private:
+  friend class GatedCall;
+
+  // A call under way.
+  struct Call {
+    std::string client;
+    absl::Status admin;  // CheckAdmin's answer
+    bool sees_paths = true;
+    Quota::Lease lease{};
+  };
+
+  explicit CallGate(CallGateOptions options) : options_(std::move(options)) {}
+  absl::Status Check(Listener listener, const CallFacts& facts);
+  Call Identify(const grpc::ServerContextBase& context) const;
+  void Enter(const grpc::ServerContextBase& context);
+  void Leave(const grpc::ServerContextBase& context);
+  bool SeesPaths(const grpc::ServerContextBase& context) const;
+
+  const CallGateOptions options_;
+  mutable std::mutex mutex_;
+  std::unordered_map<const grpc::ServerContextBase*, Call> calls_;  // guarded by mutex_
+};
+
+// `message` with every absolute path in it replaced.
+std::string WithoutPaths(absl::string_view message);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_CALL_GATE_H_

@@ -1,0 +1,77 @@
+// The table of roles. See method_roles.h.
+#include "common/rpc/method_roles.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+
+namespace isobit {
+namespace {
+
+constexpr std::array<const char*, 5> kRoleNames = {"generate", "score", "compare", "watch",
+                                                   "admin"};
+
+struct Row {
+  absl::string_view method;
+  RoleSet roles;
+};
+
+constexpr RoleSet kAdmin(Role::kAdmin);
+constexpr RoleSet kLook(Role::kWatch, Role::kAdmin);
+
+// INVARIANT: every method of every service of ours has a row (MethodRolesTest.EveryMethodHasARole).
+constexpr Row kRows[] = {
+    {"/isobit.v1.RolloutService/Generate", RoleSet(Role::kGenerate)},
+    // Of one's own requests; of others' or of all, admin alone (RolloutService::Abort).
+    {"/isobit.v1.RolloutService/Abort", RoleSet(Role::kGenerate, Role::kAdmin)},
+    {"/isobit.v1.RolloutService/PauseGeneration", kAdmin},
+    {"/isobit.v1.RolloutService/ContinueGeneration", kAdmin},
+    {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
+    {"/isobit.v1.RolloutService/GetServerInfo", kLook},
+    {"/isobit.v1.RolloutService/GetLoad", kLook},
+    {"/isobit.v1.ScorerService/Score", RoleSet(Role::kScore)},
+    {"/isobit.v1.ScorerService/UpdateWeights", kAdmin},
+    {"/isobit.v1.ScorerService/GetServerInfo", kLook},
+    {"/isobit.v1.ComparatorService/Compare", RoleSet(Role::kCompare)},
+    {"/isobit.v1.ComparatorService/Record", RoleSet(Role::kCompare)},
+    {"/isobit.v1.ComparatorService/Watch", kLook},
+    {"/isobit.v1.ComparatorService/GetServerInfo", kLook},
+    {"/isobit.v1.ShardGroupService/Join", kAdmin},
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kLook},
+};
+
+}  // namespace
+
+const char* RoleName(Role role) { return kRoleNames[static_cast<size_t>(role)]; }
+
+std::optional<Role> RoleOfName(absl::string_view name) {
+  const auto found = std::find(kRoleNames.begin(), kRoleNames.end(), name);
+  if (found == kRoleNames.end()) return std::nullopt;
+  return static_cast<Role>(found - kRoleNames.begin());
+}
+
+std::string RoleSet::Names() const {
+  std::vector<const char*> names;
+  for (size_t i = 0; i < kRoleNames.size(); ++i) {
+    if (Has(static_cast<Role>(i))) names.push_back(kRoleNames[i]);
+  }
+  return absl::StrJoin(names, " or ");
+}
+
+RoleSet RolesFor(absl::string_view method) {
+  const auto* const row = std::find_if(std::begin(kRows), std::end(kRows),
+                                       [&](const Row& r) { return r.method == method; });
+  return row == std::end(kRows) ? RoleSet() : row->roles;
+}
+
+bool IsOpenToAll(absl::string_view method) {
+  return absl::StartsWith(method, "/grpc.health.v1.Health/");
+}
+
+bool IsAdminMethod(absl::string_view method) { return RolesFor(method) == kAdmin; }
+
+}  // namespace isobit

@@ -1,0 +1,165 @@
+// gRPC's C++ classes take certificates once, or watch files and stop serving over a pair that does
+// not match; its C interface asks at each connection and keeps what it has when told so. So the
+// credentials are made here, of the C interface, which Debian's gRPC 1.51 has as stable.
+#include "common/rpc/server_credentials.h"
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+
+#include <mutex>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/file_stamp.h"
+#include "common/rpc/status_convert.h"
+
+namespace isobit {
+namespace {
+
+// The certificates in force.
+class TlsSource {
+ public:
+  explicit TlsSource(TlsFiles files) : files_(std::move(files)) {}
+
+  absl::Status Load() {
+    stamps_ = Stamps();
+    ISOBIT_ASSIGN_OR_RETURN(pems_, ReadTlsPems(files_));
+    return absl::OkStatus();
+  }
+
+  // gRPC's callback at the start and at each connection. It keeps what it has unless the answer is
+  // NEW. INVARIANT: a pair that does not match never gets there (tls_rotation_test.py).
+  grpc_ssl_certificate_config_reload_status Fetch(grpc_ssl_server_certificate_config** config) {
+    const std::lock_guard lock(mutex_);
+    if (was_fetched_ && Stamps() == stamps_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    if (was_fetched_) {
+      const TlsPems old = pems_;
+      if (const absl::Status loaded = Load(); !loaded.ok()) {
+        ISOBIT_LOG(Error) << "the old certificates stay, as the files have changed and "
+                          << loaded.message();
+        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+      }
+      if (pems_ == old) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+      ISOBIT_LOG(Info) << "new certificates are in force: " << files_.certificate;
+    }
+    was_fetched_ = true;
+    const grpc_ssl_pem_key_cert_pair pair = {pems_.key.c_str(), pems_.certificate.c_str()};
+    *config = grpc_ssl_server_certificate_config_create(
+        pems_.ca.empty() ? nullptr : pems_.ca.c_str(), &pair, 1);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+  }
+
+ private:
+  std::vector<FileStamp> Stamps() const {
+    return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.ca)};
+  }
+
+  const TlsFiles files_;
+  std::mutex mutex_;               // guards all below once gRPC has it
+  std::vector<FileStamp> stamps_;  // of what was read last, good or bad
+  TlsPems pems_;
+  bool was_fetched_ = false;
+};
+
+// What gRPC's credentials call, as long as these live.
+struct Callbacks {
+  CallCheck check;
+  std::string hidden_header;
+  std::unique_ptr<TlsSource> source;  // null: plain text
+};
+
+absl::string_view ViewOf(const grpc_slice& slice) {
+  return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
+}
+
+std::vector<std::string> CertificateNames(const grpc_auth_context* context) {
+  std::vector<std::string> names;
+  if (grpc_auth_context_peer_is_authenticated(context) == 0) return names;
+  grpc_auth_property_iterator it = grpc_auth_context_peer_identity(context);
+  while (const grpc_auth_property* property = grpc_auth_property_iterator_next(&it)) {
+    names.emplace_back(property->value, property->value_length);
+  }
+  return names;
+}
+
+void Process(void* state, grpc_auth_context* context, const grpc_metadata* metadata, size_t size,
+             grpc_process_auth_metadata_done_cb done, void* user_data) {
+  const auto& callbacks = *static_cast<const Callbacks*>(state);
+  CallFacts facts;
+  facts.certificate_names = CertificateNames(context);
+  std::vector<grpc_metadata> hidden;
+  for (size_t i = 0; i < size; ++i) {
+    const absl::string_view key = ViewOf(metadata[i].key);
+    if (key == ":path") facts.method = ViewOf(metadata[i].value);
+    if (key == "authorization") facts.authorization = ViewOf(metadata[i].value);
+    if (key == callbacks.hidden_header) hidden.push_back(metadata[i]);
+  }
+  const grpc::Status status = ToGrpcStatus(callbacks.check(facts));
+  done(user_data, hidden.data(), hidden.size(), nullptr, 0,
+       static_cast<grpc_status_code>(status.error_code()),
+       status.ok() ? nullptr : status.error_message().c_str());
+}
+
+// gRPC's credentials as its C++ interface wants them.
+class Credentials final : public grpc::ServerCredentials {
+ public:
+  // Takes both; gRPC frees `callbacks` with the last of the credentials' users.
+  Credentials(grpc_server_credentials* credentials, std::unique_ptr<Callbacks> callbacks)
+      : credentials_(credentials) {
+    grpc_server_credentials_set_auth_metadata_processor(
+        credentials_, {&Process, [](void* state) { delete static_cast<Callbacks*>(state); },
+                       callbacks.release()});
+  }
+  ~Credentials() override { grpc_server_credentials_release(credentials_); }
+
+  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
+    ISOBIT_CHECK(false) << "these credentials have a check of their own";
+  }
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
+  }
+
+  grpc_server_credentials* const credentials_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
+                                                                        CallCheck check,
+                                                                        std::string hidden_header) {
+  auto source = std::make_unique<TlsSource>(files);
+  ISOBIT_RETURN_IF_ERROR(source->Load());
+  grpc_init();  // the C interface's, for as long as the credentials' own is not there
+  grpc_ssl_server_credentials_options* const options =
+      grpc_ssl_server_credentials_create_options_using_config_fetcher(
+          files.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                           : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
+          [](void* user_data, grpc_ssl_server_certificate_config** config) {
+            return static_cast<TlsSource*>(user_data)->Fetch(config);
+          },
+          source.get());
+  auto credentials = std::make_shared<Credentials>(
+      grpc_ssl_server_credentials_create_with_options(options),
+      std::unique_ptr<Callbacks>(
+          new Callbacks{std::move(check), std::move(hidden_header), std::move(source)}));
+  grpc_shutdown();
+  return credentials;
+}
+
+std::shared_ptr<grpc::ServerCredentials> LoopbackCredentials(CallCheck check,
+                                                             std::string hidden_header) {
+  grpc_init();
+  auto credentials =
+      std::make_shared<Credentials>(grpc_local_server_credentials_create(LOCAL_TCP),
+                                    std::unique_ptr<Callbacks>(new Callbacks{
+                                        std::move(check), std::move(hidden_header), nullptr}));
+  grpc_shutdown();
+  return credentials;
+}
+
+}  // namespace isobit
