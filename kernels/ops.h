@@ -181,8 +181,8 @@ struct TokenBias {
   float bias = 0.0f;
 };
 
-// How one row of logits becomes a distribution and a token (C8). Defaults: plain sampling from
-// softmax(logits).
+// How one row of logits becomes a distribution and a token, in the order of C8. Defaults: plain
+// sampling from softmax(logits).
 struct RowSampling {
   float temperature = 1.0f;  // 0: greedy, with the distribution of temperature 1 and no filters
   int32_t top_k = 0;         // 0: all

@@ -12,7 +12,8 @@
 
 namespace isobit {
 
-// Names and meanings as users know them from vLLM; proto/isobit/v1/types.proto documents each.
+// Names and meanings as users know them from vLLM; proto/isobit/v1/types.proto documents each, and
+// docs/API.md what differs.
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   float top_p = 1.0f;

@@ -9,7 +9,7 @@
 
 namespace isobit::contract {
 
-inline constexpr int kContractVersion = 1;
+inline constexpr int kContractVersion = 2;
 
 // C1: products of one tensor-core step, and the fraction bits to which its terms are truncated,
 // least exponent.

@@ -1,9 +1,10 @@
 // C8: from logits to a filtered distribution, and the order in which everything happens.
 //
-// For each row: penalties (repetition, frequency, presence), then logit bias, then bans, then
-// temperature, then the filters top-k, top-p, min-p. What is filtered out has logit -inf. The
-// filters keep a prefix of the tokens ordered by logit descending, ties by lowest id; top-p sums
-// integer weights, so no order of summation can move the boundary.
+// For each row, as in vLLM: logit bias, then bans, then penalties (repetition, frequency,
+// presence), then temperature, then the filters min-p, top-k, top-p, each of what the one before it
+// kept. What is filtered out has logit -inf. The filters keep a prefix of the tokens ordered by
+// logit descending, ties by lowest id; top-p sums integer weights, so no order of summation can
+// move the boundary.
 #ifndef ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
 #define ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
 
@@ -38,15 +39,16 @@ ISOBIT_HD bool Before(float logit_a, int32_t id_a, float logit_b, int32_t id_b) 
 }
 
 // Top-p keeps a token if the weights (TokenWeight against the row maximum) of all tokens before it
-// sum to less than this; `total` sums the weights of the tokens that top-k kept. top_p in (0, 1); 1
-// switches the filter off.
+// sum to less than this; `total` sums the weights of the tokens that min-p and top-k kept. top_p in
+// (0, 1); 1 switches the filter off.
 ISOBIT_HD int64_t NucleusBound(int64_t total, float top_p) {
   const double bound = static_cast<double>(total) * static_cast<double>(top_p);
   const int64_t floor = static_cast<int64_t>(bound);
   return static_cast<double>(floor) < bound ? floor + 1 : floor;
 }
 
-// Min-p keeps a token whose probability is at least min_p times the largest.
+// Min-p keeps a token whose probability is at least min_p times the largest, and that of every
+// token before it too.
 ISOBIT_HD bool PassesMinP(float z, float max, float min_p) { return ExpDistance(z, max) >= min_p; }
 
 }  // namespace isobit::contract

@@ -61,20 +61,20 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, LogProbRow& row, int64_t
   if (row.top_logprobs > 0) WriteTop(sum, row);
 }
 
-// Penalties, bias, bans, temperature. Returns false if the row is not fit to be a distribution.
+// Bias, bans, penalties, temperature. Returns false if the row is not fit to be a distribution.
 bool LogProbsOp::Worker::Process(const RowKernels& kernels, const LogProbRow& row, int64_t vocab) {
   const RowSampling& s = row.sampling;
   z_.assign(row.logits, row.logits + vocab);
-  for (const TokenCount& c : s.counts) {
-    float& z = z_[static_cast<size_t>(c.id)];
-    z = contract::Penalise(z, c.in_prompt, c.in_output, s.repetition_penalty, s.presence_penalty,
-                           s.frequency_penalty);
-  }
   for (const TokenBias& b : s.biases) {
     float& z = z_[static_cast<size_t>(b.id)];
     z = contract::Add(z, b.bias);
   }
   for (const int32_t id : s.banned) z_[static_cast<size_t>(id)] = kMinusInfinity;
+  for (const TokenCount& c : s.counts) {
+    float& z = z_[static_cast<size_t>(c.id)];
+    z = contract::Penalise(z, c.in_prompt, c.in_output, s.repetition_penalty, s.presence_penalty,
+                           s.frequency_penalty);
+  }
   if (!kernels.scale_logits(z_.data(), contract::InverseTemperature(s.temperature), vocab)) {
     return false;
   }
@@ -88,7 +88,7 @@ void LogProbsOp::Worker::FindBlockMaxima(const RowKernels& kernels) {
   kernels.block_max(z_.data(), vocab(), block_max_.data());
 }
 
-// The last token that top-k and top-p keep; none if they keep all.
+// The last token that top-k and top-p keep of what min-p left; none if they keep all.
 std::optional<RankedToken> LogProbsOp::Worker::LastKept(const RowKernels& kernels,
                                                         const RowSampling& s, float max) {
   const bool top_k = s.top_k > 0 && s.top_k < vocab();
@@ -123,15 +123,14 @@ std::optional<RankedToken> LogProbsOp::Worker::LastKept(const RowKernels& kernel
 
 void LogProbsOp::Worker::Filter(const RowKernels& kernels, const RowSampling& s) {
   const float max = kernels.max(block_max_.data(), static_cast<int64_t>(block_max_.size()));
-  const RankedToken last =
-      LastKept(kernels, s, max)
-          .value_or(RankedToken{kMinusInfinity, static_cast<int32_t>(vocab())});
+  const auto keep = [&](RankedToken last) {
+    kernels.keep_prefix(z_.data(), last, vocab());
+    FindBlockMaxima(kernels);
+  };
   // Min-p keeps what comes before the first token that fails it, which need not be where a monotone
   // function would fail: so the largest failing logit is looked for, not a threshold.
-  const float cut = s.min_p > 0.0f ? kernels.largest_below_min_p(z_.data(), max, s.min_p, vocab())
-                                   : kMinusInfinity;
-  kernels.keep_prefix(z_.data(), last, cut, vocab());
-  FindBlockMaxima(kernels);
+  if (s.min_p > 0.0f) keep({kernels.largest_below_min_p(z_.data(), max, s.min_p, vocab()), -1});
+  if (const std::optional<RankedToken> last = LastKept(kernels, s, max)) keep(*last);
 }
 
 int32_t LogProbsOp::Worker::Draw(const RowKernels& kernels, const RowSampling& s) const {

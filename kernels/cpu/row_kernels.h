@@ -79,8 +79,8 @@ struct RowKernels {
   void (*sum_weights)(const float* z, float max, int64_t n, int64_t* weights, int64_t* distances);
   // The largest logit that does not pass min-p; -inf if all pass.
   float (*largest_below_min_p)(const float* z, float max, float min_p, int64_t n);
-  // -inf for every token after `last`, and for every logit at or below `cut`.
-  void (*keep_prefix)(float* z, RankedToken last, float cut, int64_t n);
+  // -inf for every token after `last` in the order of the filters; id -1 comes before its equals.
+  void (*keep_prefix)(float* z, RankedToken last, int64_t n);
   // values[i] = z[i] + TokenGumbel(first_id + i) for one block of kVocabBlock tokens; first_id is a
   // multiple of 4.
   void (*add_gumbel)(const float* z, NoiseKey key, uint32_t first_id, float* values);

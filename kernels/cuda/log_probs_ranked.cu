@@ -70,12 +70,6 @@ __device__ RangeMax MaxOf(const VocabRange& range, uint64_t seed, RangeScratch& 
 __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range,
                                     const DeviceLogProbRow& row, const RowPlan& plan, float row_max,
                                     OrderScratch& order, RangeScratch& scratch) {
-  if (plan.top_k) {
-    KeepPrefix(range, LastOfPrefix<false>(cluster, range, row_max, row.top_k, 0.0f, order));
-  }
-  if (plan.top_p) {
-    KeepPrefix(range, LastOfPrefix<true>(cluster, range, row_max, 0, row.top_p, order));
-  }
   if (plan.min_p) {
     // What comes before the first token that fails, which need not be where a monotone function
     // would fail: so the largest failing logit is looked for, not a threshold.
@@ -88,6 +82,12 @@ __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range
     });
     cut = OfRow(cluster, BlockMax({cut, false}, row.seed, scratch), order).max;
     Keep(range, [&](float z, int32_t) { return z > cut; });
+  }
+  if (plan.top_k) {
+    KeepPrefix(range, LastOfPrefix<false>(cluster, range, row_max, row.top_k, 0.0f, order));
+  }
+  if (plan.top_p) {
+    KeepPrefix(range, LastOfPrefix<true>(cluster, range, row_max, 0, row.top_p, order));
   }
 }
 
@@ -114,9 +114,9 @@ __device__ __noinline__ int RankTop(RowCluster& cluster, const VocabRange& range
   return size;
 }
 
-// Gathers all that the row's filters can keep and, for top_p after top_k, all that top_k keeps.
-// Returns its size, beyond kMaxTopLogProbs if it is too long to be gathered, and in *mass, if top_p
-// needs it, the mass of the row.
+// Gathers all that the row's filters can keep and, for top_p, all that the other filters keep.
+// Returns its size, beyond kMaxTopLogProbs if it is too long to be gathered. top_p alone: gathers
+// what it can keep, and *mass is the mass of the row.
 __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRange& range,
                                              const DeviceLogProbRow& row, const RowPlan& plan,
                                              const RangeMax& max, OrderScratch& order,
@@ -124,14 +124,12 @@ __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRan
   float threshold = kMinusInfinity;
   if (plan.top_k) {
     threshold = ThresholdOfCount(cluster, max.own, max.max, row.top_k, order);
-  } else if (plan.top_p) {
+  } else if (plan.top_p && !plan.min_p) {
     // A place that leaves enough for most nuclei, and is short enough to be gathered.
     threshold = ThresholdOfCount(cluster, max.own, max.max, kMaxTopLogProbs / 2, order);
     *mass = NarrowToNucleus(cluster, range, max.max, row.top_p, order, &threshold);
   }
-  if (plan.min_p && !(plan.top_k && plan.top_p)) {
-    threshold = fmaxf(threshold, ThresholdOfMinP(max.max, row.min_p));
-  }
+  if (plan.min_p) threshold = fmaxf(threshold, ThresholdOfMinP(max.max, row.min_p));
   if (threshold == kMinusInfinity) {
     cluster.Sync();
     return kMaxTopLogProbs + 1;
@@ -141,10 +139,23 @@ __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRan
       order);
 }
 
-// Of the first `size` sorted keys, those that the filters keep: their number. `mass` is the row's.
+// Of the first `size` sorted keys, those that the filters keep: their number. `mass` is the row's,
+// for top_p alone.
 __device__ int KeptOf(int size, const DeviceLogProbRow& row, const RowPlan& plan, float row_max,
                       uint64_t mass, OrderScratch& order) {
-  int kept = plan.top_k ? min(size, row.top_k) : size;
+  int kept = size;
+  if (plan.min_p) {
+    if (threadIdx.x == 0) order.bin = static_cast<uint32_t>(kept);
+    SyncRange();
+    for (int i = static_cast<int>(threadIdx.x); i < kept; i += kRangeThreads) {
+      if (!contract::PassesMinP(LogitOf(order.gathered[i]), row_max, row.min_p)) {
+        atomicMin(&order.bin, static_cast<uint32_t>(i));
+      }
+    }
+    SyncRange();
+    kept = static_cast<int>(order.bin);
+  }
+  if (plan.top_k) kept = min(kept, row.top_k);
   if (plan.top_p) {
     uint64_t* weights = order.list;
     for (int i = static_cast<int>(threadIdx.x); i < kept; i += kRangeThreads) {
@@ -163,26 +174,15 @@ __device__ int KeptOf(int size, const DeviceLogProbRow& row, const RowPlan& plan
         if (lane >= step) sum += other;
       }
       const uint64_t all = __shfl_sync(~0u, sum, 31);
-      const auto need = static_cast<uint64_t>(
-          contract::NucleusBound(static_cast<int64_t>(plan.top_k ? all : mass), row.top_p));
+      const uint64_t total = plan.top_k || plan.min_p ? all : mass;
+      const auto need =
+          static_cast<uint64_t>(contract::NucleusBound(static_cast<int64_t>(total), row.top_p));
       if (lane == 0) order.bin = static_cast<uint32_t>(kept);
       __syncwarp();
       uint64_t before = sum - mine;
       for (int i = lane * each; i < end; ++i) {
         if (before < need && before + weights[i] >= need) order.bin = static_cast<uint32_t>(i + 1);
         before += weights[i];
-      }
-    }
-    SyncRange();
-    kept = static_cast<int>(order.bin);
-    SyncRange();
-  }
-  if (plan.min_p) {
-    if (threadIdx.x == 0) order.bin = static_cast<uint32_t>(kept);
-    SyncRange();
-    for (int i = static_cast<int>(threadIdx.x); i < kept; i += kRangeThreads) {
-      if (!contract::PassesMinP(LogitOf(order.gathered[i]), row_max, row.min_p)) {
-        atomicMin(&order.bin, static_cast<uint32_t>(i));
       }
     }
     SyncRange();

@@ -4,6 +4,14 @@
 #include <algorithm>
 
 namespace isobit {
+namespace {
+
+void SortUnique(std::vector<int32_t>& ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+}  // namespace
 
 SequenceSampling::SequenceSampling(const SamplingParams& params,
                                    absl::Span<const int32_t> eos_token_ids, uint64_t seed,
@@ -12,7 +20,8 @@ SequenceSampling::SequenceSampling(const SamplingParams& params,
       num_prompt_(static_cast<uint32_t>(prompt.size())),
       counts_needed_(params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
                      params.frequency_penalty != 0.0f),
-      stop_ids_(params.stop_token_ids) {
+      stop_ids_(params.stop_token_ids),
+      barred_ids_(params.stop_token_ids) {
   row_.temperature = params.temperature;
   row_.top_k = std::max(params.top_k, 0);
   row_.top_p = params.top_p;
@@ -22,10 +31,10 @@ SequenceSampling::SequenceSampling(const SamplingParams& params,
   row_.frequency_penalty = params.frequency_penalty;
   row_.seed = seed;
   row_.sample = sample;
-  if (!params.ignore_eos)
-    stop_ids_.insert(stop_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
-  std::sort(stop_ids_.begin(), stop_ids_.end());
-  stop_ids_.erase(std::unique(stop_ids_.begin(), stop_ids_.end()), stop_ids_.end());
+  barred_ids_.insert(barred_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
+  SortUnique(barred_ids_);
+  if (!params.ignore_eos) stop_ids_ = barred_ids_;
+  SortUnique(stop_ids_);
   for (const auto& [id, bias] : params.logit_bias) biases_.push_back({id, bias});
   for (const int32_t token : prompt) Count(token, true);
 }
@@ -35,7 +44,7 @@ RowSampling SequenceSampling::NextRow(uint32_t ahead) const {
   row.position = num_prompt_ + num_completion_ + ahead;
   row.counts = counts_;
   row.biases = biases_;
-  if (num_completion_ + ahead < min_tokens_) row.banned = stop_ids_;
+  if (num_completion_ + ahead < min_tokens_) row.banned = barred_ids_;
   return row;
 }
 

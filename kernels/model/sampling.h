@@ -17,8 +17,8 @@ namespace isobit {
 // One sequence's sampling state. Append each completion token after its row has been processed.
 class SequenceSampling {
  public:
-  // eos_token_ids: the model's; they stop unless params.ignore_eos. seed: the one in use. sample:
-  // index among n.
+  // eos_token_ids: the model's; they stop unless params.ignore_eos, and cannot be drawn before
+  // min_tokens in any case. seed: the one in use. sample: index among n.
   SequenceSampling(const SamplingParams& params, absl::Span<const int32_t> eos_token_ids,
                    uint64_t seed, uint32_t sample, absl::Span<const int32_t> prompt);
 
@@ -42,7 +42,8 @@ class SequenceSampling {
   uint32_t num_prompt_;
   uint32_t num_completion_ = 0;
   bool counts_needed_;
-  std::vector<int32_t> stop_ids_;  // sorted, each once
+  std::vector<int32_t> stop_ids_;    // sorted, each once
+  std::vector<int32_t> barred_ids_;  // before min_tokens: they and the model's; likewise
   std::vector<TokenBias> biases_;
   std::vector<TokenCount> counts_;
   std::unordered_map<int32_t, size_t> count_of_;  // id -> index in counts_

@@ -36,18 +36,18 @@ contract::VocabSum SumVocab(const std::vector<float>& z) {
   return contract::CombineRanges(ranges);
 }
 
-// Penalties, bias, bans, temperature.
+// Bias, bans, penalties, temperature.
 std::vector<float> Process(const float* logits, int64_t vocab, const RowSampling& s) {
   std::vector<float> z(logits, logits + vocab);
+  for (const TokenBias& b : s.biases) {
+    z[static_cast<size_t>(b.id)] = contract::Add(z[static_cast<size_t>(b.id)], b.bias);
+  }
+  for (const int32_t id : s.banned) z[static_cast<size_t>(id)] = kMinusInfinity;
   for (const TokenCount& c : s.counts) {
     z[static_cast<size_t>(c.id)] =
         contract::Penalise(z[static_cast<size_t>(c.id)], c.in_prompt, c.in_output,
                            s.repetition_penalty, s.presence_penalty, s.frequency_penalty);
   }
-  for (const TokenBias& b : s.biases) {
-    z[static_cast<size_t>(b.id)] = contract::Add(z[static_cast<size_t>(b.id)], b.bias);
-  }
-  for (const int32_t id : s.banned) z[static_cast<size_t>(id)] = kMinusInfinity;
   const float inverse = contract::InverseTemperature(s.temperature);
   for (float& value : z) value = contract::Mul(value, inverse);
   return z;
@@ -66,7 +66,11 @@ std::vector<int32_t> Ranking(const std::vector<float>& z) {
 void Filter(std::vector<float>& z, const RowSampling& s) {
   const std::vector<int32_t> order = Ranking(z);
   const float max = z[static_cast<size_t>(order[0])];
-  size_t kept = order.size();
+  size_t kept = 0;
+  while (kept < order.size() &&
+         contract::PassesMinP(z[static_cast<size_t>(order[kept])], max, s.min_p)) {
+    ++kept;
+  }
   if (s.top_k > 0) kept = std::min(kept, static_cast<size_t>(s.top_k));
   if (s.top_p < 1.0f) {
     int64_t total = 0;
@@ -80,10 +84,7 @@ void Filter(std::vector<float>& z, const RowSampling& s) {
     }
     kept = nucleus;
   }
-  size_t passed = 0;
-  while (passed < kept && contract::PassesMinP(z[static_cast<size_t>(order[passed])], max, s.min_p))
-    ++passed;
-  for (size_t i = passed; i < order.size(); ++i) z[static_cast<size_t>(order[i])] = kMinusInfinity;
+  for (size_t i = kept; i < order.size(); ++i) z[static_cast<size_t>(order[i])] = kMinusInfinity;
 }
 
 int32_t Draw(const std::vector<float>& z, const RowSampling& s) {

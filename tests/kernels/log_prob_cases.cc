@@ -91,7 +91,9 @@ LogProbRequest RandomLogProbRequest(int64_t vocab, Random& random) {
     for (int32_t id = static_cast<int32_t>(random() % 7); id < size; id += step) {
       r.counts.push_back({id, static_cast<int32_t>(random() % 4), random() % 2 == 0});
       if (random() % 4 == 0) r.biases.push_back({id, Pick({5.0f, -5.0f, 100.0f, -100.0f}, random)});
-      if (random() % 8 == 0 && id + 1 < size && size > 2) r.banned.push_back(id + 1);
+      if (random() % 8 == 0 && id + 1 < size && size > 2) {
+        r.banned.push_back(id + static_cast<int32_t>(random() % 2));
+      }
     }
   }
   if (random() % 16 == 0) {  // all but one token banned

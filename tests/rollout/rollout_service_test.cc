@@ -373,7 +373,7 @@ TEST_P(RolloutServiceTest, DescribesItself) {
   EXPECT_EQ(info.server().version(), ISOBIT_VERSION);
   EXPECT_EQ(info.server().numerics_mode(), v1::NUMERICS_MODE_TREE);
   EXPECT_EQ(info.server().fingerprint().hex().size(), 64u);
-  EXPECT_EQ(info.server().fingerprint().contract_version(), 1u);
+  EXPECT_EQ(info.server().fingerprint().contract_version(), 2u);
   EXPECT_EQ(info.server().weight_version().id(), 1u);
   EXPECT_THAT(info.server().instruction_set(), HasSubstr("cpu"));
   EXPECT_EQ(info.server().model().architecture(), "Qwen3ForCausalLM");

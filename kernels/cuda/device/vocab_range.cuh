@@ -257,20 +257,12 @@ __device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_
 
 // ---- From logits to processed ones
 
-// Penalties, bias, bans and temperature, in place.
+// Bias, bans, penalties and temperature, in place.
 __device__ __forceinline__ RangeMax Process(const VocabRange& range, const DeviceLogProbRow& row,
                                             const DeviceLogProbs& args, float inverse_temperature,
                                             RangeScratch& scratch) {
   SyncRange();
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < row.counts.size; i += kRangeThreads) {
-    const TokenCount c = args.counts[row.counts.first + i];
-    if (!range.Holds(c.id)) continue;
-    float& z = range.At(c.id - range.first);
-    z = contract::Penalise(z, c.in_prompt, c.in_output, row.repetition_penalty,
-                           row.presence_penalty, row.frequency_penalty);
-  }
-  SyncRange();
   for (int i = thread; i < row.biases.size; i += kRangeThreads) {
     const TokenBias b = args.biases[row.biases.first + i];
     if (!range.Holds(b.id)) continue;
@@ -281,6 +273,14 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
   for (int i = thread; i < row.banned.size; i += kRangeThreads) {
     const int32_t id = args.banned[row.banned.first + i];
     if (range.Holds(id)) range.At(id - range.first) = kMinusInfinity;
+  }
+  SyncRange();
+  for (int i = thread; i < row.counts.size; i += kRangeThreads) {
+    const TokenCount c = args.counts[row.counts.first + i];
+    if (!range.Holds(c.id)) continue;
+    float& z = range.At(c.id - range.first);
+    z = contract::Penalise(z, c.in_prompt, c.in_output, row.repetition_penalty,
+                           row.presence_penalty, row.frequency_penalty);
   }
   SyncRange();
   float max = kMinusInfinity;

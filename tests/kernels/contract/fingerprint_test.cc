@@ -21,7 +21,7 @@ TEST(FingerprintTest, TellsModesAndModelsApart) {
 // Whoever changes this value on purpose raises kContractVersion.
 TEST(FingerprintTest, Golden) {
   EXPECT_EQ(Fingerprint("tree", ""),
-            "29bc8742818924e3999e7be515f702fe1e02e8593796abf6f20c6be004032516");
+            "6b2227301c4fb41d0df84eca895d3e9e21b4782f3480b521e03250edd49a167e");
 }
 
 }  // namespace

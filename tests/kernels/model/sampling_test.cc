@@ -78,6 +78,18 @@ TEST(SequenceSamplingTest, IgnoringEosLeavesOwnStopTokens) {
   EXPECT_TRUE(sampling.IsStop(30));
 }
 
+TEST(SequenceSamplingTest, IgnoringEosDoesNotLetItBeDrawnBeforeMinTokens) {
+  SamplingParams params;
+  params.ignore_eos = true;
+  params.min_tokens = 1;
+  params.stop_token_ids = {30};
+  SequenceSampling sampling(params, std::vector<int32_t>{40, 20}, 0, 0, std::vector<int32_t>{1});
+  EXPECT_THAT(sampling.NextRow().banned, ElementsAre(20, 30, 40));
+  sampling.Append(1);
+  EXPECT_THAT(sampling.NextRow().banned, IsEmpty());
+  EXPECT_FALSE(sampling.IsStop(20));
+}
+
 TEST(SequenceSamplingTest, TopKOfMinusOneMeansAll) {
   SamplingParams params;
   params.top_k = -1;

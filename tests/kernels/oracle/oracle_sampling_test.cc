@@ -126,7 +126,34 @@ TEST_F(OracleSamplingTest, GreedyIgnoresFilters) {
   EXPECT_EQ(Draw(sampling_), 0);
 }
 
-TEST_F(OracleSamplingTest, PenaltiesComeBeforeBiasAndBans) {
+TEST_F(OracleSamplingTest, MinPComesBeforeTopP) {
+  sampling_.min_p = 0.45f;  // keeps 0.5, 0.25, 0.25
+  sampling_.top_p = 0.45f;
+  EXPECT_EQ(Kept(sampling_), (Ids{0}));  // of the whole row, 0.4 were not enough
+  sampling_.top_p = 0.7f;
+  EXPECT_EQ(Kept(sampling_), (Ids{0, 1}));
+}
+
+TEST_F(OracleSamplingTest, MinPComesBeforeTopK) {
+  sampling_.min_p = 0.45f;
+  sampling_.top_k = 4;
+  sampling_.top_p = 0.74f;  // of 0.5, 0.25, 0.25; of four tokens it would take the third as well
+  EXPECT_EQ(Kept(sampling_), (Ids{0, 1}));
+}
+
+TEST_F(OracleSamplingTest, BiasComesBeforeTheRepetitionPenalty) {
+  const std::vector<TokenCount> counts = {{.id = 3, .in_output = 0, .in_prompt = true}};
+  const std::vector<TokenBias> biases = {{.id = 3, .bias = 2.0f}};
+  sampling_.temperature = 0.0f;
+  sampling_.counts = counts;
+  sampling_.biases = biases;
+  sampling_.repetition_penalty = 2.0f;  // (0 + 2) / 2 < log 4; 0 / 2 + 2 would be more
+  EXPECT_EQ(Draw(sampling_), 0);
+  sampling_.repetition_penalty = 1.0f;
+  EXPECT_EQ(Draw(sampling_), 3);
+}
+
+TEST_F(OracleSamplingTest, GreedyTakesTheLargestPenalisedLogit) {
   const std::vector<TokenCount> counts = {{.id = 0, .in_output = 2, .in_prompt = false}};
   const std::vector<TokenBias> biases = {{.id = 3, .bias = 10.0f}};
   const std::vector<int32_t> banned = {3};
