@@ -1,20 +1,19 @@
-"""Text to token ids and back, from a model directory; the services themselves know ids alone."""
+"""Text to token ids and back, from a model directory; the services themselves know ids alone.
 
-import json
-from collections.abc import Iterable
+Ids and chats are those of Hugging Face transformers 5, whose AutoTokenizer reads the same files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import jinja2
-import jinja2.sandbox
 import numpy as np
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-Message = dict[str, str]  # of `role` and `content`
-
-
-def _raise_template_error(message: str):
-    raise jinja2.TemplateError(message)
+from isobit import chat_template
+from isobit.chat_template import Message
+from isobit.tokenizer_files import DEFAULT_TEMPLATE, TokenizerFiles
 
 
 class TextStream:
@@ -30,22 +29,31 @@ class TextStream:
         return "".join(piece for piece in pieces if piece)
 
 
+class MaskedChat(NamedTuple):
+    """A conversation's ids, and which of them the assistant said."""
+
+    token_ids: np.ndarray  # int32 [tokens]
+    assistant_mask: np.ndarray  # bool [tokens]
+
+
 class Tokenizer:
-    """The tokenizer of one Hugging Face model directory."""
+    """The tokenizer of one Hugging Face model directory. It may be shared by threads."""
 
     def __init__(self, directory: str | Path):
-        """Reads tokenizer.json and, if there, tokenizer_config.json.
+        """Reads tokenizer.json and, where they are, tokenizer_config.json, special_tokens_map.json,
+        chat_template.jinja and additional_chat_templates/.
+
+        Truncation and padding that tokenizer.json has kept are not applied.
 
         Raises:
           FileNotFoundError: `directory` has no tokenizer.json.
+          ValueError: a file is not what it should be; the message names it.
         """
-        directory = Path(directory)
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the directory has no tokenizer")
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        config_path = directory / "tokenizer_config.json"
-        self._config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+        self._directory = Path(directory)
+        files = TokenizerFiles.read(self._directory)
+        self._tokenizer = files.tokenizer
+        self._special_tokens = files.special_tokens
+        self._templates = files.chat_templates
 
     @property
     def vocab_size(self) -> int:
@@ -66,39 +74,107 @@ class Tokenizer:
         """A decoder for ids that arrive bit by bit."""
         return TextStream(self._tokenizer, skip_special_tokens)
 
-    def render_chat(self, messages: str | list[Message]) -> str:
-        """The prompt text of a conversation by the model's own template, up to the assistant's turn.
+    def render_chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
+        **arguments,
+    ) -> str:
+        """The prompt text of a conversation by the model's own chat template, up to the assistant's turn.
 
         Args:
           messages: the conversation, or the text of one user message.
+          tools: JSON schemas of the functions that the model may call.
+          documents: for retrieval, by templates that know them.
+          template: the name of one of the model's templates, or a Jinja text. None is the model's template
+            for tool use where it has one and there are tools, or else the one without a name.
+          add_generation_prompt: whether to open the assistant's turn; None does so unless
+            continue_final_message.
+          continue_final_message: ends the text where the last message's `content` ends, or the field of
+            that name, so that the model goes on from there.
+          **arguments: variables of the template, such as enable_thinking.
 
         Raises:
-          ValueError: tokenizer_config.json has no chat template, or the template refuses the messages.
+          TypeError: messages, tools or documents are not what they should be.
+          ValueError: there is no such template, or it refuses the messages.
         """
-        template = self._config.get("chat_template")
-        if not isinstance(template, str):
-            raise ValueError("tokenizer_config.json has no chat_template: encode plain text instead")
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        return self._render(
+            messages,
+            tools=tools,
+            documents=documents,
+            template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=arguments,
+        )[0]
+
+    def encode_chat(self, messages: str | Sequence[Message], **options) -> np.ndarray:
+        """Token ids of render_chat, int32 [tokens]. The template writes its special tokens itself."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    def encode_chat_with_mask(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        **arguments,
+    ) -> MaskedChat:
+        """Token ids of a finished conversation, and which of them its assistant said.
+
+        The template tells by {% generation %} tags; the mask of one that has none is all False. The
+        arguments are those of render_chat.
+        """
+        text, spans = self._render(
+            messages,
+            tools=tools,
+            documents=documents,
+            template=template,
+            add_generation_prompt=False,
+            continue_final_message=False,
+            variables=arguments,
+        )
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        mask = np.zeros(len(encoding.ids), bool)
+        for start, end in spans:
+            if start < end:
+                first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+                if first is not None:
+                    mask[first : None if last is None else last + 1] = True
+        return MaskedChat(np.array(encoding.ids, np.int32), mask)
+
+    def _render(
+        self, messages, *, template, tools, variables, **options
+    ) -> tuple[str, list[tuple[int, int]]]:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        # A sandbox, as templates come with downloaded models; they are written for these two options.
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_template_error
-        try:
-            return environment.from_string(template).render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens()
+        return chat_template.render(
+            self._template(template, tools),
+            messages,
+            tools=tools,
+            variables=self._special_tokens | variables,
+            **options,
+        )
+
+    def _template(self, wanted: str | None, tools) -> str:
+        """The Jinja text of the template that is called `wanted`, or is it; None chooses."""
+        if wanted is None:
+            wanted = "tool_use" if tools is not None and "tool_use" in self._templates else DEFAULT_TEMPLATE
+        if wanted in self._templates:
+            return self._templates[wanted]
+        if "{" in wanted:  # no Jinja text is without, and no name is with one
+            return wanted
+        if not self._templates:
+            raise ValueError(
+                f"{self._directory} has no chat template: pass one, or encode plain text instead"
             )
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
-
-    def encode_chat(self, messages: str | list[Message]) -> np.ndarray:
-        """Token ids of render_chat, int32 [tokens]. The template writes its special tokens itself."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
-
-    def _special_tokens(self) -> dict[str, str]:
-        tokens = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token")}
-        # Older files hold each token as an object with its text under `content`.
-        return {
-            name: token["content"] if isinstance(token, dict) else token
-            for name, token in tokens.items()
-            if token is not None
-        }
+        names = ", ".join(sorted(self._templates))
+        raise ValueError(f"{self._directory} has no chat template called {wanted!r}; there are: {names}")

@@ -1,0 +1,146 @@
+"""What a Hugging Face model directory says of its tokenizer beside tokenizer.json itself.
+
+Special tokens and chat templates have had several places over the years. Which wins is as in transformers 5.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+_STANDARD_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+DEFAULT_TEMPLATE = "default"
+
+_Token = str | tokenizers.AddedToken
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFiles:
+    """One directory's tokenizer, as it is to be used."""
+
+    tokenizer: tokenizers.Tokenizer  # without truncation and padding, with every special token
+    special_tokens: dict[str, str]  # by name, such as eos_token
+    chat_templates: dict[str, str]  # Jinja text by name; the one of no name is DEFAULT_TEMPLATE
+
+    @classmethod
+    def read(cls, directory: Path) -> "TokenizerFiles":
+        """Reads the files in `directory`.
+
+        Raises:
+          FileNotFoundError: there is no tokenizer.json.
+          ValueError: a file is not what it should be; the message names it.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the directory has no tokenizer")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower class
+            raise ValueError(f"{path}: {error}") from error
+        config = _read_object(directory / "tokenizer_config.json")
+        templates = _read_templates(directory, config.pop("chat_template", None))
+        if "additional_special_tokens" in config:  # the name of extra_special_tokens before transformers 5
+            config.setdefault("extra_special_tokens", config.pop("additional_special_tokens"))
+        if "added_tokens_decoder" not in config:
+            config |= _read_object(directory / "special_tokens_map.json")
+        named, extra = _special_tokens(config)
+        if tokenizer.padding is not None:
+            named.setdefault("pad_token", tokenizer.padding["pad_token"])
+        # They are left from some training run; whoever asks for ids asks for all of them, and no others.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        _declare_tokens(tokenizer, config.get("added_tokens_decoder"), named, extra)
+        return cls(tokenizer, {name: str(token) for name, token in named.items()}, templates)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`, empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def _read_templates(directory: Path, in_config: Any) -> dict[str, str]:
+    """The templates in files of their own; without any, those in tokenizer_config.json."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    default = directory / "chat_template.jinja"
+    if default.is_file():
+        files.setdefault(DEFAULT_TEMPLATE, default)
+    if files:
+        return {name: path.read_text("utf-8") for name, path in files.items()}
+    if in_config is None:
+        return {}
+    if isinstance(in_config, str):
+        return {DEFAULT_TEMPLATE: in_config}
+    if isinstance(in_config, dict):
+        return in_config
+    try:
+        return {entry["name"]: entry["template"] for entry in in_config}
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of name and"
+            " template"
+        ) from error
+
+
+def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, _Token], list[_Token]]:
+    """The special tokens that have a name, and those that have none."""
+    extra = config.get("extra_special_tokens", config.get("additional_special_tokens")) or []
+    named = {name: config[name] for name in _STANDARD_TOKENS if config.get(name) is not None}
+    named |= {
+        name: value
+        for name, value in config.items()
+        if name.endswith("_token")
+        and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
+    }
+    if isinstance(extra, dict):
+        named |= extra
+        extra = []
+    return {name: _token(token) for name, token in named.items()}, [_token(token) for token in extra]
+
+
+def _token(token: str | dict) -> _Token:
+    """A token as files hold it: its text, or an object with its text under `content`."""
+    if isinstance(token, str):
+        return token
+    return tokenizers.AddedToken(**{"special": True} | {k: v for k, v in token.items() if k != "__type"})
+
+
+def _declare_tokens(
+    tokenizer: tokenizers.Tokenizer,
+    decoder: dict[str, dict] | None,
+    named: dict[str, _Token],
+    extra: list[_Token],
+) -> None:
+    """Adds the tokens that tokenizer.json lacks, and gives those it has the properties stated elsewhere."""
+    known = tokenizer.get_added_tokens_decoder()
+    stated = (
+        known if decoder is None else {int(token_id): _token(token) for token_id, token in decoder.items()}
+    )
+    tokens = [token for _, token in sorted(stated.items())]
+    contents = {token.content for token in (*known.values(), *tokens)}
+    for token in (*named.values(), *extra):
+        if str(token) not in contents:
+            contents.add(str(token))
+            tokens.append(tokenizers.AddedToken(token, special=True) if isinstance(token, str) else token)
+    names = {str(token) for token in named.values()}
+    for token in tokens:
+        token.special = token.special or token.content in names
+    tokenizer.add_tokens(tokens)
