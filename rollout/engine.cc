@@ -136,6 +136,9 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
   step.top.resize(num_top);
   TokenLogProb* top = step.top.data();
   for (Sequence* sequence : batch) {
+    if (sequence->sampling == nullptr) {
+      sequence->request->BeginSampling(*sequence, config_.eos_token_ids);
+    }
     std::vector<int32_t>& ids = model.batch.ids;
     const bool fed = sequence->num_pending > 0;
     const auto num_tokens = static_cast<int64_t>(sequence->tokens.size()) + sequence->num_pending;
@@ -151,7 +154,7 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
     }
     if (depth_ > 1) model.feeds.push_back(fed ? sequence->row : -1);
     LogProbRow& row = model.rows.emplace_back();
-    row.sampling = sequence->sampling.NextRow(sequence->num_pending);
+    row.sampling = sequence->sampling->NextRow(sequence->num_pending);
     row.raw = sequence->request->raw_logprobs;
     row.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
     row.top = top;
@@ -173,6 +176,7 @@ void Engine::CollectOldest() {
     Commit(step);
   }
   step.closed.clear();
+  step.ended.clear();
   ++num_collected_;
 }
 
@@ -194,13 +198,13 @@ void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
   if (!row.finite || !std::isfinite(row.token.logprob)) {
     request.failure = absl::InternalError(absl::StrCat(
         "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
-        " (completion token ", sequence.sampling.num_completion_tokens(), ") are not finite"));
+        " (completion token ", sequence.sampling->num_completion_tokens(), ") are not finite"));
     return;
   }
   const int32_t token = row.token.id;
   --sequence.num_pending;
   sequence.tokens.push_back(token);
-  sequence.sampling.Append(token);
+  sequence.sampling->Append(token);
   if (sequence.weights != version_) sequence.weights = version_;
   outbox_.push_back(TokenEmission{.sink = request.sink.get(),
                                   .sample = sequence.sample,
@@ -208,9 +212,9 @@ void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
                                             .logprob = row.token.logprob,
                                             .weight_version = version_->id,
                                             .top = TopOf(row)}});
-  if (sequence.sampling.IsStop(token)) {
+  if (sequence.sampling->IsStop(token)) {
     EndSequence(sequence, {.reason = FinishReason::kStop, .stop_token = token});
-  } else if (sequence.sampling.num_completion_tokens() == request.max_tokens) {
+  } else if (sequence.sampling->num_completion_tokens() == request.max_tokens) {
     EndSequence(sequence, {.reason = FinishReason::kLength});
   }
 }
@@ -220,13 +224,20 @@ void Engine::EndSequence(Sequence& sequence, SampleEnd end) {
   scheduler_.Remove(sequence);
   --request.num_unfinished;
   end.num_prompt_tokens = request.num_prompt_tokens;
-  end.num_completion_tokens = sequence.sampling.num_completion_tokens();
+  end.num_completion_tokens =
+      static_cast<uint32_t>(sequence.tokens.size()) - request.num_prompt_tokens;
   end.seed = request.seed;
   end.weight_version = sequence.weights != nullptr ? *sequence.weights : *version_;
   end.num_preemptions = sequence.num_preemptions;
   outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
     sink->OnSampleEnd(sample, end);
   });
+  // Other samples may run for long. A step in flight may point into the sampling state, as below.
+  sequence.tokens = {};
+  if (sequence.sampling != nullptr && num_in_flight() > 0) {
+    SlotOf(num_launched_ - 1).ended.push_back(std::move(sequence.sampling));
+  }
+  sequence.sampling = nullptr;
 }
 
 Engine::Requests::iterator Engine::Close(Requests::iterator it, const absl::Status& status) {
@@ -262,12 +273,11 @@ absl::Status Engine::Available() const {
   return draining_ ? absl::UnavailableError("the server is draining") : absl::OkStatus();
 }
 
-absl::Status Engine::CheckQueue(const GenerationRequest& request) const {
+absl::Status Engine::CheckQueue(const std::string& id, int64_t tokens) const {
   ISOBIT_RETURN_IF_ERROR(Available());
   if (version_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
-  if (tickets_.count(request.id) != 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("request_id: \"", request.id, "\" is already in flight"));
+  if (tickets_.count(id) != 0) {
+    return absl::AlreadyExistsError(absl::StrCat("request_id: \"", id, "\" is already in flight"));
   }
   const size_t requests = scheduler_.num_waiting_requests();
   if (requests == 0) return absl::OkStatus();
@@ -276,7 +286,6 @@ absl::Status Engine::CheckQueue(const GenerationRequest& request) const {
                                                      " requests wait, at most ",
                                                      options_.max_waiting_requests, " may"));
   }
-  const int64_t tokens = static_cast<int64_t>(request.prompt.size()) * int64_t{request.sampling.n};
   if (scheduler_.num_waiting_tokens() + tokens > options_.max_waiting_tokens) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", scheduler_.num_waiting_tokens(), " tokens wait, ",
@@ -288,16 +297,17 @@ absl::Status Engine::CheckQueue(const GenerationRequest& request) const {
 absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
                                         std::shared_ptr<RequestSink> sink) {
   ISOBIT_RETURN_IF_ERROR(ValidateRequest(request, limits_));
+  const int64_t tokens = static_cast<int64_t>(request.prompt.size()) * int64_t{request.sampling.n};
   {
     const std::lock_guard lock(mutex_);
-    ISOBIT_RETURN_IF_ERROR(CheckQueue(request));
+    ISOBIT_RETURN_IF_ERROR(CheckQueue(request.id, tokens));
   }
   // Copies the prompt n times: not under the lock that every step needs.
   const uint64_t seed = request.sampling.seed ? *request.sampling.seed : RandomSeed();
-  auto accepted = std::make_unique<Request>(request, seed, config_.eos_token_ids, std::move(sink));
+  auto accepted = std::make_unique<Request>(std::move(request), seed, std::move(sink));
 
   const std::lock_guard lock(mutex_);
-  ISOBIT_RETURN_IF_ERROR(CheckQueue(request));
+  ISOBIT_RETURN_IF_ERROR(CheckQueue(accepted->id, tokens));
   const uint64_t ticket = next_ticket_++;
   accepted->ticket = ticket;
   tickets_.emplace(accepted->id, ticket);

@@ -172,9 +172,11 @@ class Engine {
   // A step from its launch to its commit, with all that `model` points to that may end meanwhile.
   struct StepInFlight {
     ModelStep model;
-    std::vector<Sequence*> sequences;              // of model's rows; some may have finished
-    std::vector<TokenLogProb> top;                 // what model's rows point to
-    std::vector<std::unique_ptr<Request>> closed;  // while this was the last step launched
+    std::vector<Sequence*> sequences;  // of model's rows; some may have finished
+    std::vector<TokenLogProb> top;     // what model's rows point to
+    // What ended while this was the last step launched.
+    std::vector<std::unique_ptr<Request>> closed;
+    std::vector<std::unique_ptr<SequenceSampling>> ended;
   };
 
   Engine(const ModelConfig& config, const EngineOptions& options,
@@ -195,7 +197,8 @@ class Engine {
 
   // All below hold mutex_; the first three run on any thread.
   absl::Status Available() const;  // UNAVAILABLE when draining or failed
-  absl::Status CheckQueue(const GenerationRequest& request) const;
+  // `tokens`: of all the request's prompts.
+  absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
   void HoldNewcomersWhileWaiting();
   void Fail(const absl::Status& failure);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
@@ -13,9 +14,12 @@ namespace {
 // Of one message, whose size this keeps well below what clients accept by default (4 MiB).
 constexpr size_t kMaxChunkTokens = 1024;
 constexpr std::chrono::milliseconds kRetryDelay(1000);
+constexpr size_t kEndBytes = 1024;  // of a sample's end, and of its place
 
 size_t BytesOf(const SampledToken& token) {
-  return sizeof(SampledToken) + token.top.size() * sizeof(TokenLogProb);
+  constexpr size_t kAllocation = 16;
+  return sizeof(SampledToken) +
+         (token.top.empty() ? 0 : kAllocation + token.top.capacity() * sizeof(TokenLogProb));
 }
 
 v1::FinishReason ToProto(FinishReason reason) {
@@ -44,11 +48,16 @@ void Append(const SampledToken& token, v1::TokenLogprobs& tokens) {
 
 }  // namespace
 
+StreamMemory::StreamMemory(const StreamLimits& limits)
+    : max_backlog_bytes(limits.max_backlog_bytes),
+      requests(std::make_shared<ByteBudget>("requests that wait or run", limits.requests)),
+      results(std::make_shared<ByteBudget>("results that nobody has read", limits.results)) {}
+
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
-                               size_t max_backlog_bytes, bool final_only)
+                               const StreamMemory& memory, bool final_only)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
-      max_backlog_bytes_(max_backlog_bytes),
+      memory_(memory),
       final_only_(final_only) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
@@ -62,8 +71,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
                 .on_cancel = [self] { self->CancelRequest(); },
                 .on_writable = [self] { self->OnWritable(); }});
   writer_ = writer;
-  const absl::StatusOr<uint64_t> ticket =
-      error.ok() ? engine_.Submit(std::move(request), self) : error;
+  const absl::StatusOr<uint64_t> ticket = error.ok() ? Submit(*context, std::move(request)) : error;
   if (!ticket.ok()) {
     const bool may_retry = ticket.status().code() == absl::StatusCode::kResourceExhausted;
     writer->Finish(may_retry ? WithRetryAfter(ticket.status(), kRetryDelay) : ticket.status());
@@ -77,6 +85,16 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
   return writer.get();
 }
 
+absl::StatusOr<uint64_t> GenerateStream::Submit(const grpc::CallbackServerContext& context,
+                                                GenerationRequest request) {
+  const std::string client = ClientOf(context);
+  request_ = memory_.requests->Open(client);
+  results_ = memory_.results->Open(client);
+  ISOBIT_RETURN_IF_ERROR(request_.Resize(BytesOf(request)));
+  ISOBIT_RETURN_IF_ERROR(results_.Resize(kCallBytes));
+  return engine_.Submit(std::move(request), shared_from_this());
+}
+
 void GenerateStream::CancelRequest() {
   uint64_t ticket = 0;
   {
@@ -88,6 +106,7 @@ void GenerateStream::CancelRequest() {
 
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   const std::lock_guard lock(mutex_);
+  if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() && !final_only_) ready_.push_back(sample);
   backlog_bytes_ += BytesOf(token);
@@ -95,15 +114,24 @@ void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
 }
 
 void GenerateStream::Flush() {
-  if (final_only_) return;
   const std::lock_guard lock(mutex_);
   Write();
-  if (backlog_bytes_ <= max_backlog_bytes_ || done_) return;
-  done_ = absl::ResourceExhaustedError(
-      absl::StrCat("the reader is too slow: over ", max_backlog_bytes_, " bytes wait for it"));
+  CheckBacklog();
+}
+
+void GenerateStream::CheckBacklog() {
+  // What is in flight is there twice: as a message, and serialised.
+  absl::Status held = results_.Resize(kCallBytes + backlog_bytes_ + 2 * writer_->queued_bytes());
+  if (!final_only_ && backlog_bytes_ > memory_.max_backlog_bytes) {
+    held = absl::ResourceExhaustedError(absl::StrCat(
+        "the reader is too slow: over ", memory_.max_backlog_bytes, " bytes wait for it"));
+  }
+  if (held.ok() || done_) return;
+  done_ = WithRetryAfter(held, kRetryDelay);
   DropBacklog();
   writer_->Finish(*done_);
-  engine_.Cancel(ticket_, "the reader is too slow");
+  results_.Resize(kCallBytes + 2 * writer_->queued_bytes()).IgnoreError();
+  engine_.Cancel(ticket_, std::string(held.message()));
 }
 
 void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
@@ -122,14 +150,18 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.set_num_preemptions(end.num_preemptions);
 
   const std::lock_guard lock(mutex_);
+  if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() || final_only_) ready_.push_back(sample);
+  backlog_bytes_ += kEndBytes;
   backlog.complete = std::move(complete);
   Write();
+  CheckBacklog();
 }
 
 void GenerateStream::OnDone(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
+  request_.Resize(0).IgnoreError();
   if (!done_) done_ = status;
   Write();
 }
@@ -138,6 +170,7 @@ void GenerateStream::OnWritable() {
   const std::lock_guard lock(mutex_);
   is_full_ = false;
   Write();
+  CheckBacklog();
 }
 
 void GenerateStream::Write() {
@@ -179,6 +212,7 @@ void GenerateStream::DropWritten(uint32_t sample) {
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty()) {
     backlog_.erase(sample);
+    backlog_bytes_ -= kEndBytes;
     return;
   }
   const auto end = backlog.tokens.begin() +

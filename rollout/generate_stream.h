@@ -4,7 +4,8 @@
 // One message is in flight; what comes meanwhile gathers here, sample by sample, and goes out in
 // few large messages. So a slow reader delays nobody, and its own backlog is bounded: past the
 // bound the request ends with RESOURCE_EXHAUSTED. With final_only a sample's tokens gather until it
-// ends, and the request's own size is the bound.
+// ends. What all calls together keep, unread results and requests that wait or run, is bounded too,
+// for each client and in all.
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
@@ -18,22 +19,38 @@
 #include <string>
 #include <vector>
 
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
 #include "rollout/engine.h"
 
 namespace isobit {
 
+struct StreamLimits {
+  size_t max_backlog_bytes = 16 << 20;  // unread tokens of one stream, but with final_only
+  ByteLimits requests{.total = 256 << 20, .client_share = 0.5};  // that wait or run
+  ByteLimits results{.total = 1 << 30, .client_share = 0.5};     // unread, and the calls' own
+};
+
+// What streams share: their bounds, and what they hold of them.
+struct StreamMemory {
+  explicit StreamMemory(const StreamLimits& limits);
+
+  const size_t max_backlog_bytes;
+  const std::shared_ptr<ByteBudget> requests;
+  const std::shared_ptr<ByteBudget> results;
+};
+
 // Thread-safe.
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
-  // `engine` outlives the call. `fingerprint` goes into each sample's end.
-  GenerateStream(Engine& engine, v1::Fingerprint fingerprint, size_t max_backlog_bytes,
+  // `engine` and `memory` outlive the call. `fingerprint` goes into each sample's end.
+  GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
                  bool final_only);
 
   // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
-  // ends the call with `error` if that is one.
+  // ends the call with `error` if that is one, or RESOURCE_EXHAUSTED: memory.
   grpc::ServerWriteReactor<v1::GenerateResponse>* Start(grpc::CallbackServerContext* context,
                                                         GenerationRequest request,
                                                         const absl::Status& error);
@@ -49,7 +66,11 @@ class GenerateStream final : public RequestSink,
     std::optional<v1::GenerateComplete> complete;
   };
 
+  absl::StatusOr<uint64_t> Submit(const grpc::CallbackServerContext& context,
+                                  GenerationRequest request);
   void CancelRequest();
+  // Holds mutex_. Ends call and request with RESOURCE_EXHAUSTED if more waits to be read than may.
+  void CheckBacklog();
   // Holds mutex_. Writes until the writer is full or nothing is left.
   void Write();
   // Holds mutex_. The next message of a sample with a backlog, and what to do once it is written.
@@ -60,7 +81,7 @@ class GenerateStream final : public RequestSink,
 
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
-  const size_t max_backlog_bytes_;
+  const StreamMemory& memory_;
   const bool final_only_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
@@ -69,6 +90,8 @@ class GenerateStream final : public RequestSink,
 
   std::mutex mutex_;  // guards all below
   uint64_t ticket_ = 0;
+  HeldBytes request_;                    // until the engine is done with it
+  HeldBytes results_;                    // until the call is over
   std::map<uint32_t, Backlog> backlog_;  // by sample
   std::deque<uint32_t> ready_;           // samples with a backlog to write, each once, in turn
   size_t backlog_bytes_ = 0;

@@ -52,26 +52,37 @@ absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimi
   return absl::OkStatus();
 }
 
-Request::Request(GenerationRequest request, uint64_t seed, absl::Span<const int32_t> eos_token_ids,
-                 std::shared_ptr<RequestSink> sink)
+size_t BytesOf(const GenerationRequest& request) {
+  const SamplingParams& sampling = request.sampling;
+  const size_t sample = sizeof(Sequence) + request.prompt.size() * sizeof(int32_t);
+  return sizeof(Request) + request.id.size() + sampling.n * sample +
+         sampling.stop_token_ids.capacity() * sizeof(int32_t) +
+         sampling.logit_bias.capacity() * sizeof(sampling.logit_bias[0]);
+}
+
+Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<RequestSink> sink)
     : id(std::move(request.id)),
       num_prompt_tokens(static_cast<uint32_t>(request.prompt.size())),
       max_tokens(request.sampling.max_tokens),
       logprobs(request.sampling.logprobs),
       raw_logprobs(request.raw_logprobs),
       seed(seed),
+      sampling(std::move(request.sampling)),
       expiry(request.timeout ? std::chrono::steady_clock::now() + *request.timeout
                              : std::chrono::steady_clock::time_point::max()),
       sink(std::move(sink)),
-      num_unfinished(request.sampling.n) {
+      num_unfinished(sampling.n) {
   const std::vector<int32_t> prompt(request.prompt.begin(), request.prompt.end());
-  for (uint32_t sample = 0; sample < request.sampling.n; ++sample) {
-    samples.push_back(std::unique_ptr<Sequence>(new Sequence{
-        .request = this,
-        .sample = sample,
-        .tokens = prompt,
-        .sampling = SequenceSampling(request.sampling, eos_token_ids, seed, sample, prompt)}));
+  samples.reserve(sampling.n);
+  for (uint32_t sample = 0; sample < sampling.n; ++sample) {
+    samples.push_back(std::unique_ptr<Sequence>(
+        new Sequence{.request = this, .sample = sample, .tokens = prompt}));
   }
+}
+
+void Request::BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const {
+  sequence.sampling = std::make_unique<SequenceSampling>(sampling, eos_token_ids, seed,
+                                                         sequence.sample, sequence.tokens);
 }
 
 }  // namespace isobit

@@ -41,6 +41,9 @@ struct RequestLimits {
 // timeout not in [1 ms, 7 days].
 absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimits& limits);
 
+// The memory that the engine keeps for a request as long as it waits.
+size_t BytesOf(const GenerationRequest& request);
+
 enum class FinishReason { kStop, kLength, kAbort };
 
 struct SampledToken {
@@ -83,8 +86,8 @@ struct Sequence {
   Request* request = nullptr;
   uint32_t sample = 0;
   State state = State::kWaiting;
-  std::vector<int32_t> tokens;  // prompt and completion
-  SequenceSampling sampling;
+  std::vector<int32_t> tokens;                   // prompt and completion
+  std::unique_ptr<SequenceSampling> sampling{};  // from its first step to its end
   PageTable pages{};
   int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
                            // in flight have ended
@@ -96,11 +99,15 @@ struct Sequence {
 };
 
 struct Request {
-  // `seed`: the one in use. `eos_token_ids`: the model's. `request` has passed ValidateRequest.
-  Request(GenerationRequest request, uint64_t seed, absl::Span<const int32_t> eos_token_ids,
-          std::shared_ptr<RequestSink> sink);
+  // `seed`: the one in use. `request` has passed ValidateRequest.
+  Request(GenerationRequest request, uint64_t seed, std::shared_ptr<RequestSink> sink);
   Request(const Request&) = delete;  // sequences point to it
   Request& operator=(const Request&) = delete;
+
+  // Makes the sampling state of one of the samples, which has no completion yet. Not before its
+  // first step: n copies of a long bias list are a lot for a request that waits. eos_token_ids: the
+  // model's.
+  void BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const;
 
   const std::string id;
   const uint32_t num_prompt_tokens;
@@ -108,6 +115,7 @@ struct Request {
   const uint32_t logprobs;  // alternatives at each position
   const bool raw_logprobs;
   const uint64_t seed;
+  const SamplingParams sampling;
   const std::chrono::steady_clock::time_point expiry;  // max() without a timeout
   const std::shared_ptr<RequestSink> sink;
   std::vector<std::unique_ptr<Sequence>> samples;

@@ -61,6 +61,13 @@ ABSL_FLAG(int64_t, max_batch_tokens, 8192,
 ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
 ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
 ABSL_FLAG(int64_t, max_waiting_tokens, 4 << 20, "Prompt tokens that may queue.");
+ABSL_FLAG(int64_t, max_requests_mb, 256,
+          "Memory of requests that wait or run, in MiB; more are refused with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(int64_t, max_unread_mb, 1024,
+          "Memory of results that clients have not read, and of their calls, in MiB; a stream that "
+          "would need more ends with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(double, max_client_share, 0.5,
+          "Part of --max_requests_mb and --max_unread_mb that one client may take.");
 ABSL_FLAG(int64_t, max_context, 0, "Tokens of one sequence; 0 takes what the model allows.");
 ABSL_FLAG(std::string, isa, "auto",
           "CPU instruction set: auto, portable, avx2 or avx512. It changes speed, never a bit.");
@@ -113,6 +120,19 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
   options.max_waiting_requests = static_cast<size_t>(absl::GetFlag(FLAGS_max_waiting));
   options.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
   return options;
+}
+
+absl::StatusOr<StreamLimits> StreamLimitsFromFlags() {
+  StreamLimits limits;
+  const double share = absl::GetFlag(FLAGS_max_client_share);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_client_share", share, 0.001, 1.0));
+  const int64_t requests = absl::GetFlag(FLAGS_max_requests_mb);
+  const int64_t unread = absl::GetFlag(FLAGS_max_unread_mb);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_requests_mb", requests, 1, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_unread_mb", unread, 1, 1 << 20));
+  limits.requests = {.total = static_cast<size_t>(requests) << 20, .client_share = share};
+  limits.results = {.total = static_cast<size_t>(unread) << 20, .client_share = share};
+  return limits;
 }
 
 // The context length that model and flags allow.
@@ -204,13 +224,18 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
 }
 
 int Run() {
+  const absl::StatusOr<StreamLimits> limits = StreamLimitsFromFlags();
+  if (!limits.ok()) {
+    ISOBIT_LOG(Error) << limits.status().message();
+    return 2;
+  }
   ServerRunner* fails = nullptr;
   const auto engine = EngineFromFlags([&](const absl::Status& failure) { fails->Fail(failure); });
   if (!engine.ok()) {
     ISOBIT_LOG(Error) << engine.status().message();
     return 2;
   }
-  RolloutService service(**engine);
+  RolloutService service(**engine, *limits);
   ServerRunner runner(ServerOptionsFromFlags());
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/cancellable_call.h"
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/sampling_params_proto.h"
 #include "common/rpc/server_info.h"
@@ -108,8 +109,8 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
 
 }  // namespace
 
-RolloutService::RolloutService(Engine& engine, size_t max_backlog_bytes)
-    : engine_(engine), max_backlog_bytes_(max_backlog_bytes), info_(DescribeRollout(engine)) {}
+RolloutService::RolloutService(Engine& engine, const StreamLimits& limits)
+    : engine_(engine), memory_(limits), info_(DescribeRollout(engine)) {}
 
 std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
 
@@ -118,8 +119,10 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   GenerationRequest generation;
   generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
   const absl::Status status = FromProto(*request, generation);
-  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), max_backlog_bytes_,
-                                          request->final_only())
+  const bool final_only = request->final_only();
+  DropContent(request);
+  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
+                                          final_only)
       ->Start(context, std::move(generation), status);
 }
 

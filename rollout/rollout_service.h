@@ -5,19 +5,19 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
+#include "rollout/generate_stream.h"
 
 namespace isobit {
 
 class RolloutService final : public v1::RolloutService::CallbackService {
  public:
-  // `engine` outlives every call. A reader that falls `max_backlog_bytes` behind loses its call.
-  explicit RolloutService(Engine& engine, size_t max_backlog_bytes = 16 << 20);
+  // `engine` outlives every call.
+  explicit RolloutService(Engine& engine, const StreamLimits& limits = {});
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -44,7 +44,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   std::string NewRequestId();
 
   Engine& engine_;
-  const size_t max_backlog_bytes_;
+  const StreamMemory memory_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   v1::RolloutServerInfo info_;  // all but what changes: weights and uptime
   std::atomic<uint64_t> num_ids_{0};

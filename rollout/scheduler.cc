@@ -29,7 +29,7 @@ enum class Readiness {
 Readiness ReadinessOf(const Sequence& sequence) {
   if (sequence.num_pending == 0) return Readiness::kReady;
   if (NumTokens(sequence) >= MaxTokens(sequence)) return Readiness::kEnding;
-  return sequence.sampling.needs_counts() ? Readiness::kWaits : Readiness::kFed;
+  return sequence.sampling->needs_counts() ? Readiness::kWaits : Readiness::kFed;
 }
 
 bool CanRun(const Sequence& sequence) {

@@ -95,6 +95,12 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
     Proceed();
   }
 
+  // Bytes of serialised messages that wait or are in flight. Thread-safe.
+  size_t queued_bytes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return queued_bytes_;
+  }
+
   // True once Write can only answer kClosed. Thread-safe.
   bool closed() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -158,6 +164,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
   void Break() {
     closing_ = true;
     queue_.clear();
+    queued_bytes_ = in_flight_ ? in_flight_->bytes : 0;
     if (!finished_)
       FinishNow(absl::CancelledError("the client is gone or its deadline has passed"));
   }

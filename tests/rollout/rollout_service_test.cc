@@ -436,7 +436,7 @@ TEST_P(RolloutServiceTest, SlowReaderGetsEverythingInFewMessages) {
 TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
-  StartServer(options, /*load=*/true, /*max_backlog_bytes=*/64 << 10);
+  StartServer(options, /*load=*/true, {.max_backlog_bytes = 64 << 10});
   grpc::ClientContext context;
   const auto narrow = NarrowStub(runner_->port());
   const auto reader = narrow->Generate(&context, Bulky(MakeProto("slow")));
@@ -467,7 +467,7 @@ TEST_P(RolloutServiceTest, FinalOnlyBringsEachSampleAtItsEnd) {
 TEST_P(RolloutServiceTest, FinalOnlyMayHoldBackMoreThanASlowReader) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
-  StartServer(options, /*load=*/true, /*max_backlog_bytes=*/64 << 10);
+  StartServer(options, /*load=*/true, {.max_backlog_bytes = 64 << 10});
   v1::GenerateRequest request = Bulky(MakeProto());
   request.set_final_only(true);
   ISOBIT_EXPECT_OK(Generate(request).status);

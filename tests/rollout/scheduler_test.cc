@@ -25,7 +25,7 @@ std::unique_ptr<Request> MakeRequest(size_t num_prompt, uint32_t max_tokens, uin
   request.prompt.assign(num_prompt, 7);
   request.sampling.max_tokens = max_tokens;
   request.sampling.n = n;
-  return std::make_unique<Request>(request, 0, absl::Span<const int32_t>(), nullptr);
+  return std::make_unique<Request>(request, 0, nullptr);
 }
 
 // A scheduler over a few pages of four tokens, and a stand-in for the model.
@@ -54,6 +54,7 @@ class SchedulerTest : public testing::Test {
   std::vector<Sequence*> Launch() {
     std::vector<Sequence*> batch = scheduler_->Schedule();
     for (Sequence* sequence : batch) {
+      if (sequence->sampling == nullptr) sequence->request->BeginSampling(*sequence, {});
       sequence->num_cached =
           static_cast<int64_t>(sequence->tokens.size()) + sequence->num_pending++;
     }

@@ -35,8 +35,7 @@ using GenerateReader = grpc::ClientReader<v1::GenerateResponse>;
 class ServiceFixture : public EngineFixture {
  protected:
   // Starts engine and server. Without `load` no weights are loaded.
-  void StartServer(const EngineOptions& options, bool load = true,
-                   size_t max_backlog_bytes = 16 << 20);
+  void StartServer(const EngineOptions& options, bool load = true, const StreamLimits& limits = {});
   void StartServer() { StartServer(DefaultOptions()); }
   void TearDown() override;
 

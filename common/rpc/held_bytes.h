@@ -1,0 +1,88 @@
+// Bounds on the memory that clients make a service hold: of each client, and of all together.
+#ifndef ISOBIT_COMMON_RPC_HELD_BYTES_H_
+#define ISOBIT_COMMON_RPC_HELD_BYTES_H_
+
+#include <grpcpp/server_context.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace isobit {
+
+// What gRPC holds of one call, besides messages: some 28 KiB, as tests/attack/memory_test.py shows.
+inline constexpr size_t kCallBytes = 32 << 10;
+
+// Who makes the call: the name that its certificate or token has proved, else its address without
+// the port.
+std::string ClientOf(const grpc::ServerContextBase& context);
+
+// Frees what `message` holds. gRPC keeps a request as long as its call; a handler that has read it
+// need not.
+template <typename Message>
+void DropContent(const Message* message) {
+  Message().Swap(const_cast<Message*>(message));  // gRPC's own, which is not const
+}
+
+struct ByteLimits {
+  size_t total;
+  double client_share = 1.0;  // of `total` that one client may hold, in (0, 1]
+};
+
+class HeldBytes;
+
+// Thread-safe.
+class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
+ public:
+  // what: is held, for messages, such as "results that wait to be read".
+  ByteBudget(std::string what, const ByteLimits& limits);
+
+  // Nothing yet, for `client`.
+  HeldBytes Open(const std::string& client);
+
+  // In all.
+  size_t held() const { return total_; }
+
+ private:
+  friend class HeldBytes;
+  using Account = std::atomic<size_t>;  // of one client
+
+  const std::string what_;
+  const size_t max_total_;
+  const size_t max_client_;
+  std::atomic<size_t> total_{0};
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<Account>> accounts_;  // guarded by mutex_
+};
+
+// What one call holds of a budget, until it is destroyed. Not thread-safe.
+class HeldBytes {
+ public:
+  HeldBytes() = default;  // of no budget: takes any size
+  HeldBytes(HeldBytes&& other) noexcept = default;
+  HeldBytes& operator=(HeldBytes&& other) noexcept;
+  ~HeldBytes();
+
+  // Holds `bytes` from now on, instead of what it held. RESOURCE_EXHAUSTED, and it holds what it
+  // held: one of the bounds does not allow that much more. To hold less never fails.
+  absl::Status Resize(size_t bytes);
+
+ private:
+  friend class ByteBudget;
+  HeldBytes(std::shared_ptr<ByteBudget> budget, std::shared_ptr<ByteBudget::Account> account)
+      : budget_(std::move(budget)), account_(std::move(account)) {}
+
+  std::shared_ptr<ByteBudget> budget_;
+  std::shared_ptr<ByteBudget::Account> account_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_HELD_BYTES_H_

@@ -1,0 +1,217 @@
+"""What clients can make a rollout hold: requests that wait, results that nobody reads, clients that are gone.
+
+Memory is the process's resident set; each test prints it before and after.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import grpc
+
+from isobit import RolloutClient
+from isobit.demo_services import Services, run_model_tool
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc
+
+BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
+VOCABULARY = 2048
+SHORT = {"seed": 1, "max_tokens": 8, "ignore_eos": True}
+# The client's own buffers stay small, so that what it does not read stays with the server.
+NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+
+# A client of its own process, which starts a stream and never reads from it.
+READS_NOTHING = """
+import sys, time, grpc
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc
+channel = grpc.insecure_channel(sys.argv[1], eval(sys.argv[3]))
+request = rollout_pb2.GenerateRequest.FromString(bytes.fromhex(sys.argv[2]))
+stream = rollout_pb2_grpc.RolloutServiceStub(channel).Generate(request, timeout=300)
+list(stream.initial_metadata())
+print("started", flush=True)
+time.sleep(300)
+"""
+
+
+def make_request(**sampling) -> rollout_pb2.GenerateRequest:
+    request = rollout_pb2.GenerateRequest(prompt_token_ids=[1, 2, 3])
+    for name, value in {**SHORT, **sampling}.items():
+        setattr(request.sampling, name, value)
+    return request
+
+
+def make_heavy_request() -> rollout_pb2.GenerateRequest:
+    """Legal, and as much as one can ask for with a short prompt."""
+    request = make_request(n=128)
+    request.sampling.stop_token_ids.extend(range(256))
+    for token in range(1024):
+        request.sampling.logit_bias[token] = 0.5
+    return request
+
+
+class MemoryTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.model = Path(scratch.name).resolve() / "model"
+        run_model_tool(BIN_DIR, "config", "tiny-llama", str(cls.model), "--seed=3")
+        config = cls.model / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": VOCABULARY}))
+
+    def start(self, *flags: str) -> None:
+        services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.model.parent))))
+        own = [f"--model_root={self.model.parent}", "--model=model", "--load_format=dummy", "--tp_size=1"]
+        self.rollout = services.start("isobit-rollout", "rollout", [*own, "--kv_cache_mb=64", *flags])
+        services.wait_listening(self.rollout)
+        services.wait_serving(self.rollout)
+        self.client = self.enterContext(RolloutClient(self.rollout.target))
+        self.client.generate([1, 2, 3], **SHORT)  # all that a first step allocates
+        channel = self.enterContext(grpc.insecure_channel(self.rollout.target, NARROW))
+        self.stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+
+    def memory(self) -> float:
+        """MiB resident in the rollout."""
+        status = Path(f"/proc/{self.rollout.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        return int(line.split()[1]) / 1024
+
+    def report(self, what: str, before: float) -> float:
+        after = self.memory()
+        print(
+            f"{self.id().rpartition('.')[2]}: {what}: {before:.0f} MiB before, {after:.0f} MiB after",
+            flush=True,
+        )
+        return after - before
+
+    def wait_until(self, condition, what: str, timeout: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.05)
+
+    def is_free(self) -> bool:
+        load = self.client.get_load()
+        return load.num_used_pages == load.num_running_requests == load.num_waiting_requests == 0
+
+    def ended(self, calls) -> list[grpc.Call]:
+        return [call for call in calls if not call.is_active()]
+
+    def queue(self, request: rollout_pb2.GenerateRequest, count: int) -> list[grpc.Call]:
+        calls = []
+        for _ in range(count):
+            calls.append(self.stub.Generate(request, timeout=300))
+        self.wait_until(
+            lambda: self.client.get_load().num_waiting_requests + len(self.ended(calls)) >= count,
+            "not queued",
+        )
+        return calls
+
+    def test_a_queue_of_heavy_requests_stays_small(self):
+        self.start()
+        self.client.pause_generation("keep")
+        before = self.memory()
+        calls = self.queue(make_heavy_request(), 500)
+        self.assertEqual(len(self.ended(calls)), 0)
+        self.assertLess(self.report("500 heavy requests queue", before), 64)
+        for call in calls:
+            call.cancel()
+        self.wait_until(self.is_free, "cancelled requests stay")
+
+    def test_the_queue_is_bounded_by_bytes(self):
+        self.start("--max_requests_mb=8", "--max_client_share=0.5")
+        self.client.pause_generation("keep")
+        before = self.memory()
+        calls = self.queue(make_heavy_request(), 500)
+        refused = self.ended(calls)
+        print(f"{len(refused)} of {len(calls)} refused", flush=True)
+        self.assertGreater(len(refused), 300)
+        self.assertLess(len(refused), 500)
+        self.assertLess(self.report("500 heavy requests, 4 MiB of one client allowed", before), 48)
+        for call in refused:
+            self.assertEqual(call.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+            self.assertIn("4194304 of one client", call.details())
+            self.assertIn("retry-after-ms", dict(call.trailing_metadata()))
+        for call in calls:
+            call.cancel()
+        self.wait_until(self.is_free, "cancelled requests stay")
+        self.client.continue_generation()
+        self.client.generate([1, 2, 3], **SHORT)
+
+    def test_unread_final_only_streams_are_bounded(self):
+        self.start("--max_unread_mb=16", "--max_client_share=0.5")
+        request = make_request(n=64, max_tokens=100, logprobs=64)
+        request.final_only = True
+        before = self.memory()
+        self.client.pause_generation("keep")
+        calls = self.queue(request, 12)
+        self.client.continue_generation()
+        self.wait_until(self.is_free, "the requests do not end", 240)
+        grown = self.report("12 streams of 3.5 MiB each, 8 MiB of one client allowed", before)
+        self.assertLess(grown, 40)
+        self.client.generate([1, 2, 3], **SHORT)
+        whole = 0
+        for call in calls:
+            try:
+                whole += sum(response.HasField("complete") for response in call) == 64
+            except grpc.RpcError as error:
+                self.assertEqual(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+                self.assertIn("nobody has read", error.details())
+        print(f"{whole} of {len(calls)} streams were whole", flush=True)
+        self.assertGreater(whole, 0)
+        self.assertLess(whole, 12)
+
+    def reads_nothing(self, request: rollout_pb2.GenerateRequest) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            "-c",
+            READS_NOTHING,
+            self.rollout.target,
+            request.SerializeToString().hex(),
+            repr(NARROW),
+        ]
+        client = self.enterContext(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        self.addCleanup(client.kill)
+        self.assertEqual(client.stdout.readline(), "started\n")
+        return client
+
+    def test_stopped_clients_delay_nobody(self):
+        self.start("--max_unread_mb=16")
+        alone = self.seconds_of_a_call()
+        before = self.memory()
+        for _ in range(3):
+            self.reads_nothing(make_request(n=64, max_tokens=100, logprobs=64)).send_signal(signal.SIGSTOP)
+        self.wait_until(self.is_free, "the requests do not end", 240)
+        beside = self.seconds_of_a_call()
+        print(f"a call takes {alone:.3f} s alone, {beside:.3f} s beside stopped clients", flush=True)
+        self.assertLess(beside, 10 * alone + 1)
+        self.assertLess(self.report("3 stopped clients, 16 MiB allowed", before), 48)
+
+    def seconds_of_a_call(self) -> float:
+        start = time.monotonic()
+        self.client.generate([1, 2, 3], **SHORT)
+        return time.monotonic() - start
+
+    def test_clients_that_vanish_free_their_pages(self):
+        self.start()
+        for number, what, patience in ((signal.SIGKILL, "killed", 10), (signal.SIGSTOP, "stopped", 90)):
+            with self.subTest(what):
+                client = self.reads_nothing(make_request(n=8, max_tokens=1900))
+                self.client.pause_generation("keep")
+                self.assertGreater(self.client.get_load().num_used_pages, 0)
+                start = time.monotonic()
+                client.send_signal(number)
+                self.wait_until(self.is_free, "pages stay taken", patience)
+                print(f"{what}: pages free after {time.monotonic() - start:.1f} s", flush=True)
+                self.client.continue_generation()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        unittest.main()

@@ -1,0 +1,76 @@
+// Bounds on held bytes, of one client and of all.
+#include "common/rpc/held_bytes.h"
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace isobit {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::StatusIs;
+
+std::shared_ptr<ByteBudget> Budget(size_t total, double share) {
+  return std::make_shared<ByteBudget>("results", ByteLimits{.total = total, .client_share = share});
+}
+
+TEST(HeldBytesTest, BoundsEachClientAndAll) {
+  const auto budget = Budget(100, 0.5);
+  HeldBytes a = budget->Open("a");
+  HeldBytes more_of_a = budget->Open("a");
+  HeldBytes b = budget->Open("b");
+  HeldBytes c = budget->Open("c");
+  ISOBIT_EXPECT_OK(a.Resize(30));
+  EXPECT_THAT(more_of_a.Resize(21),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("results: 21 bytes more"), HasSubstr("50 of one client"))));
+  ISOBIT_EXPECT_OK(more_of_a.Resize(20));
+  ISOBIT_EXPECT_OK(b.Resize(50));
+  EXPECT_THAT(c.Resize(1),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("100 of all clients")));
+  EXPECT_EQ(budget->held(), 100u) << "what is refused is not held";
+  ISOBIT_EXPECT_OK(b.Resize(49));
+  ISOBIT_EXPECT_OK(c.Resize(1));
+}
+
+TEST(HeldBytesTest, GivesBackWhatIsDestroyed) {
+  const auto budget = Budget(10, 1.0);
+  {
+    HeldBytes held = budget->Open("a");
+    ISOBIT_EXPECT_OK(held.Resize(10));
+    HeldBytes moved = std::move(held);
+    EXPECT_EQ(budget->held(), 10u);
+    moved = budget->Open("b");
+  }
+  EXPECT_EQ(budget->held(), 0u);
+  HeldBytes again = budget->Open("a");
+  ISOBIT_EXPECT_OK(again.Resize(10));
+  ISOBIT_EXPECT_OK(HeldBytes().Resize(1000)) << "of no budget";
+}
+
+// Sanitizers judge, too.
+TEST(HeldBytesTest, CountsFromManyThreads) {
+  const auto budget = Budget(64, 0.5);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&budget, client = t % 2 == 0 ? "a" : "b"] {
+      for (size_t i = 0; i < 1000; ++i) {
+        HeldBytes held = budget->Open(client);
+        for (size_t bytes = 1; bytes < 40; bytes += 7) held.Resize(bytes).IgnoreError();
+        EXPECT_LE(budget->held(), 4 * 40u);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(budget->held(), 0u);
+}
+
+}  // namespace
+}  // namespace isobit
