@@ -51,7 +51,8 @@ class TokenizerFiles:
         templates = _read_templates(directory, config.pop("chat_template", None))
         if "additional_special_tokens" in config:  # the name of extra_special_tokens before transformers 5
             config.setdefault("extra_special_tokens", config.pop("additional_special_tokens"))
-        if "added_tokens_decoder" not in config:
+        stated = config.get("added_tokens_decoder")
+        if stated is None:
             config |= _read_object(directory / "special_tokens_map.json")
         named, extra = _special_tokens(config)
         if tokenizer.padding is not None:
@@ -60,7 +61,12 @@ class TokenizerFiles:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
-        _declare_tokens(tokenizer, config.get("added_tokens_decoder"), named, extra)
+        if stated is None:
+            stated = _read_old_tokens(directory, {*map(str, named.values()), *map(str, extra)})
+            stated |= tokenizer.get_added_tokens_decoder()
+        else:
+            stated = {int(token_id): _token(token) for token_id, token in stated.items()}
+        _declare_tokens(tokenizer, stated, named, extra)
         return cls(tokenizer, {name: str(token) for name, token in named.items()}, templates)
 
 
@@ -123,19 +129,24 @@ def _token(token: str | dict) -> _Token:
     return tokenizers.AddedToken(**{"special": True} | {k: v for k, v in token.items() if k != "__type"})
 
 
+def _read_old_tokens(directory: Path, special: set[str]) -> dict[int, tokenizers.AddedToken]:
+    """The tokens of added_tokens.json, which directories had before tokenizer_config.json stated them."""
+    tokens = _read_object(directory / "added_tokens.json")
+    return {
+        token_id: tokenizers.AddedToken(text, normalized=text not in special, special=text in special)
+        for text, token_id in tokens.items()
+    }
+
+
 def _declare_tokens(
     tokenizer: tokenizers.Tokenizer,
-    decoder: dict[str, dict] | None,
+    stated: dict[int, tokenizers.AddedToken],
     named: dict[str, _Token],
     extra: list[_Token],
 ) -> None:
     """Adds the tokens that tokenizer.json lacks, and gives those it has the properties stated elsewhere."""
-    known = tokenizer.get_added_tokens_decoder()
-    stated = (
-        known if decoder is None else {int(token_id): _token(token) for token_id, token in decoder.items()}
-    )
     tokens = [token for _, token in sorted(stated.items())]
-    contents = {token.content for token in (*known.values(), *tokens)}
+    contents = {token.content for token in (*tokenizer.get_added_tokens_decoder().values(), *tokens)}
     for token in (*named.values(), *extra):
         if str(token) not in contents:
             contents.add(str(token))

@@ -108,6 +108,10 @@ TRANSFORMERS_CASES = {
             }
         },
     ),
+    "added_tokens.json": (
+        None,
+        {"added_tokens.json": {"<s>": 260, "<image>": 259}, "tokenizer_config.json": {"bos_token": "<s>"}},
+    ),
     "extra tokens": (None, {"tokenizer_config.json": {"extra_special_tokens": ["<image>", "<s>"]}}),
     "additional tokens": (None, {"tokenizer_config.json": {"additional_special_tokens": ["<s>", "<image>"]}}),
     "named extra tokens": (
@@ -206,6 +210,7 @@ class TokenizerTest(DirectoryTest):
             ("texts", "<s>", [259]),
             ("a decoder", " <s><image>", [260, 259]),
             ("extra tokens", "<s><image>", [260, 259]),
+            ("added_tokens.json", "<s><image>", [260, 259]),
             ("additional tokens", "<s><image>", [259, 260]),
             ("a post-processor", "<|im_end|>", [256, 257]),
             ("add_bos_token without one", "<tool>", [258]),
@@ -271,6 +276,35 @@ class TransformersTest(DirectoryTest):
                 ids = theirs.encode(PROBE)
                 for skip in (True, False):
                     self.assertEqual(mine.decode(ids, skip), theirs.decode(ids, skip_special_tokens=skip))
+                for options in ({"template": VARIABLES}, {}, {"tools": []}, {"template": "rag"}):
+                    self.assertEqual(self.ours(mine, options), self.theirs(theirs, options), options)
+
+    def test_what_transformers_saves_is_read(self):
+        import transformers
+
+        templates = {
+            "default": "D {{ eos_token }}",
+            "tool_use": "T {{ tools | tojson }}",
+            "rag": "{{ documents }}",
+        }
+        for number, (kept, in_files) in enumerate(
+            ((templates, True), (templates, False), ("S", True), ("S", False), ({"rag": "R"}, True))
+        ):
+            theirs = transformers.PreTrainedTokenizerFast(
+                tokenizer_object=raw_tokenizer(),
+                eos_token="<|im_end|>",
+                bos_token=transformers.AddedToken("<s>", lstrip=True, special=True),
+                extra_special_tokens=["<image>"],
+                chat_template=kept,
+            )
+            theirs.backend_tokenizer.enable_truncation(4)
+            directory = self.directory / str(number)
+            theirs.save_pretrained(directory, save_jinja_files=in_files)
+            mine, theirs = Tokenizer(directory), transformers.AutoTokenizer.from_pretrained(directory)
+            with self.subTest(
+                kept=kept, in_files=in_files, files=sorted(p.name for p in directory.iterdir())
+            ):
+                self.assertEqual(mine.encode(PROBE).tolist(), theirs.encode(PROBE))
                 for options in ({"template": VARIABLES}, {}, {"tools": []}, {"template": "rag"}):
                     self.assertEqual(self.ours(mine, options), self.theirs(theirs, options), options)
 
