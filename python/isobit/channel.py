@@ -133,6 +133,7 @@ class ServiceClient:
         """
         ready = grpc.channel_ready_future(self._channel)
         try:
-            ready.result(timeout=timeout)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                ready.result(timeout=timeout)
+        finally:
+            ready.cancel()  # which ends the polling

@@ -25,6 +25,8 @@ _FILTERS = ("top_p", "top_k", "min_p")
 # Fields that change what is generated and that isobit lacks, with the values that change nothing.
 _NOT_OFFERED = {
     "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
     "typical_p": (1.0,),
     "top_h": (),
     "epsilon_cutoff": (0.0,),
@@ -41,6 +43,7 @@ _NOT_OFFERED = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "exponential_decay_length_penalty": (),
+    "watermarking_config": (),
     "stop_strings": ([],),
 }
 
@@ -51,7 +54,7 @@ def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
     `do_sample: false` gives temperature 0 and none of the filters. `eos_token_id` gives stop_token_ids,
     `max_new_tokens` max_tokens and `min_new_tokens` min_tokens. What the file does not name is left out, so
     the services' own defaults hold for it (temperature 1, no filter, 16 tokens), not those of transformers
-    (greedy, top_k 50).
+    (greedy, top_k 50). `max_length`, which counts the prompt, is not read.
 
     Raises:
       FileNotFoundError: `model_dir` has no generation_config.json.
