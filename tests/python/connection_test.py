@@ -63,7 +63,10 @@ def distant(port: int, latency_s: float):
         loop.call_later(latency_s, writer.close)
 
     async def connect(reader, writer):
-        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:  # nobody serves there yet
+            return writer.close()
         with contextlib.suppress(asyncio.CancelledError):  # by the end of the test
             await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
         writer.close()
@@ -115,24 +118,29 @@ class ConnectionTest(unittest.TestCase):
                 client.get_load(timeout=0.5)
             self.assertLess(time.monotonic() - start, 1.2)
 
+    def seconds_late(self, delay: float, through=contextlib.nullcontext) -> float:
+        """How long after a service serves, which is in `delay` s, wait_until_serving returns."""
+        served = []
+
+        def start(port: int) -> None:
+            self.start(port)
+            served.append(time.monotonic())
+
+        with reserved_port() as port, through(port) as proxy, RolloutClient(f"127.0.0.1:{proxy}") as client:
+            starter = threading.Timer(delay, start, [port])
+            starter.start()
+            client.wait_until_serving(timeout=30)
+            returned = time.monotonic()
+            starter.join()
+            client.get_load(timeout=30)
+        return returned - served[0]
+
     def test_wait_until_serving_returns_as_soon_as_the_service_serves(self):
-        late = []
-        for delay in (1.1, 2.4):
-            with reserved_port() as port, RolloutClient(f"127.0.0.1:{port}") as client:
-                served = []
-                starter = threading.Timer(
-                    delay,
-                    lambda p=port, at=served: (
-                        self.start(p),
-                        at.append(time.monotonic()),
-                    ),
-                )
-                starter.start()
-                client.wait_until_serving(timeout=30)
-                late.append(time.monotonic())
-                starter.join()
-                late[-1] -= served[0]
-                client.get_load(timeout=30)
+        late = [self.seconds_late(delay) for delay in (1.1, 2.4)]
+        self.assertLess(max(late), 0.3, f"seconds late: {late}")
+
+    def test_wait_until_serving_finds_a_service_behind_a_proxy(self):
+        late = [self.seconds_late(delay, lambda port: distant(port, 0)) for delay in (1.3, 2.9)]
         self.assertLess(max(late), 0.3, f"seconds late: {late}")
 
     def test_a_refused_connection_is_reported_at_once(self):
