@@ -3,6 +3,7 @@
 Values are compared as bit patterns; the tolerance is zero. What was compared is printed.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from isobit import RolloutClient, ScorerClient
 from isobit.demo_services import Service, Services, run_model_tool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from numerics_reference import log_prob, models
+from numerics_reference import log_prob, models, sampling
 from numerics_reference.checkpoint import Config, read_config, read_parameters
 from numerics_reference.fingerprint import fingerprint
 from numerics_reference.forward import Model
@@ -31,6 +32,26 @@ SCORED = {
     "qwen2-windows": 140,
     "qwen3-wide-heads": 140,
 }
+# Parameters of drawn samples.
+DRAWN = (
+    {},
+    {"temperature": 1.5, "top_p": 0.6},
+    {"temperature": 0.8, "min_p": 0.3, "top_p": 0.8},
+    {"top_k": 7, "min_p": 0.05, "repetition_penalty": 0.7},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": {5: 3.0, 9: 4.0}},
+    {
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.3,
+        "min_tokens": 6,
+        "stop_token_ids": (11, 12),
+        "logit_bias": {1: 9.0, 3: 2.5, 11: 6.0, 200: -4.0},  # 1: the end of sequence, 11: a stop token
+    },
+)
 
 
 def unequal(actual, expected) -> int:
@@ -88,6 +109,38 @@ class NumericsReferenceTest(unittest.TestCase):
                 )
                 print(f"{name}: {length - 1} logprobs and entropies, {found[0]} and {found[1]} unequal")
                 self.assertEqual(found, (0, 0))
+
+    def test_draws(self):
+        """Tokens and logprobs under every sampling parameter, two samples of a prompt."""
+        name, count, prompt = "tiny-qwen3", 24, [7, 3, 11, 3, 250]
+        config, parameters = self.model(name)
+        eos = json.loads((self.root / name / "config.json").read_text())["eos_token_id"]
+        eos = tuple(eos) if isinstance(eos, list) else (eos,)
+        service = self.start("isobit-rollout", name)
+        with self.client(RolloutClient, service) as rollout:
+            for seed, options in enumerate(DRAWN, start=2**40):
+                samples = rollout.generate(
+                    prompt, seed=seed, n=2, max_tokens=count, ignore_eos=True, **options
+                )
+                with self.subTest(options):
+                    given = sampling.Parameters(seed=seed, eos_token_ids=eos, **options)
+                    found = [
+                        self.draw_again(Model(config, parameters, 64), given, prompt, index, sample.tokens)
+                        for index, sample in enumerate(samples)
+                    ]
+                    print(f"{options}: {found[0]} and {found[1]} unequal tokens and logprobs")
+                    self.assertEqual(found, [(0, 0), (0, 0)])
+
+    def draw_again(self, model: Model, given, prompt: list[int], index: int, tokens) -> tuple[int, int]:
+        """How many ids and logprobs are not those that the page defines, after the tokens before them."""
+        ids = [int(token) for token in tokens.token_ids]
+        rows = model.step([*prompt, *ids])[len(prompt) - 1 : -1]
+        drawn, logprobs = [], []
+        for i, row in enumerate(rows):
+            z = sampling.distribution(row, given, prompt, ids[:i])
+            drawn.append(sampling.draw(z, given, index, len(prompt) + i))
+            logprobs.append(log_prob.log_probs(z[None], np.array(ids[i : i + 1]))[0])
+        return int((np.array(drawn) != ids).sum()), unequal(tokens.logprobs, logprobs)
 
     def test_modes(self):
         """Greedy tokens and logprobs at TP 4: a prompt in one step, then token by token."""
