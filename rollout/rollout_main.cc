@@ -125,13 +125,11 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
 absl::StatusOr<StreamLimits> StreamLimitsFromFlags() {
   StreamLimits limits;
   const double share = absl::GetFlag(FLAGS_max_client_share);
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_client_share", share, 0.001, 1.0));
-  const int64_t requests = absl::GetFlag(FLAGS_max_requests_mb);
-  const int64_t unread = absl::GetFlag(FLAGS_max_unread_mb);
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_requests_mb", requests, 1, 1 << 20));
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_unread_mb", unread, 1, 1 << 20));
-  limits.requests = {.total = static_cast<size_t>(requests) << 20, .client_share = share};
-  limits.results = {.total = static_cast<size_t>(unread) << 20, .client_share = share};
+  ISOBIT_ASSIGN_OR_RETURN(
+      limits.requests,
+      ByteLimitsOf("max_requests_mb", absl::GetFlag(FLAGS_max_requests_mb), share));
+  ISOBIT_ASSIGN_OR_RETURN(limits.results,
+                          ByteLimitsOf("max_unread_mb", absl::GetFlag(FLAGS_max_unread_mb), share));
   return limits;
 }
 

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+#include "common/config/flags.h"
 
 namespace isobit {
 namespace {
@@ -29,6 +31,12 @@ std::string ClientOf(const grpc::ServerContextBase& context) {
   }
   const std::string peer = context.peer();  // such as ipv4:10.0.0.7:4711, or unix:/a/socket
   return absl::string_view(peer).substr(0, 2) == "ip" ? peer.substr(0, peer.rfind(':')) : peer;
+}
+
+absl::StatusOr<ByteLimits> ByteLimitsOf(const char* flag, int64_t mib, double client_share) {
+  ISOBIT_RETURN_IF_ERROR(RequireInRange(flag, mib, 1, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_client_share", client_share, 0.001, 1.0));
+  return ByteLimits{.total = static_cast<size_t>(mib) << 20, .client_share = client_share};
 }
 
 ByteBudget::ByteBudget(std::string what, const ByteLimits& limits)

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace isobit {
 
@@ -34,6 +36,10 @@ struct ByteLimits {
   size_t total;
   double client_share = 1.0;  // of `total` that one client may hold, in (0, 1]
 };
+
+// Of two flags, for mains. INVALID_ARGUMENT, naming the flag: `mib` not in [1, 2^20], or
+// `client_share`, of --max_client_share, not in [0.001, 1].
+absl::StatusOr<ByteLimits> ByteLimitsOf(const char* flag, int64_t mib, double client_share);
 
 class HeldBytes;
 

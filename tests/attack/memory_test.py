@@ -1,4 +1,4 @@
-"""What clients can make a rollout hold: requests that wait, results that nobody reads, clients that are gone.
+"""What clients can make a service hold: requests that wait, results that nobody reads, clients that are gone.
 
 Memory is the process's resident set; each test prints it before and after.
 """
@@ -18,7 +18,7 @@ import grpc
 
 from isobit import RolloutClient
 from isobit.demo_services import Services, run_model_tool
-from isobit.v1 import rollout_pb2, rollout_pb2_grpc
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 VOCABULARY = 2048
@@ -65,20 +65,23 @@ class MemoryTest(unittest.TestCase):
         config = cls.model / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": VOCABULARY}))
 
-    def start(self, *flags: str) -> None:
+    def start_service(self, binary: str, *flags: str) -> None:
         services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.model.parent))))
-        own = [f"--model_root={self.model.parent}", "--model=model", "--load_format=dummy", "--tp_size=1"]
-        self.rollout = services.start("isobit-rollout", "rollout", [*own, "--kv_cache_mb=64", *flags])
-        services.wait_listening(self.rollout)
-        services.wait_serving(self.rollout)
-        self.client = self.enterContext(RolloutClient(self.rollout.target))
+        own = [f"--model_root={self.model.parent}", "--model=model", "--load_format=dummy"]
+        self.service = services.start(binary, binary, [*own, *flags])
+        services.wait_listening(self.service)
+        services.wait_serving(self.service)
+
+    def start(self, *flags: str) -> None:
+        self.start_service("isobit-rollout", "--tp_size=1", "--kv_cache_mb=64", *flags)
+        self.client = self.enterContext(RolloutClient(self.service.target))
         self.client.generate([1, 2, 3], **SHORT)  # all that a first step allocates
-        channel = self.enterContext(grpc.insecure_channel(self.rollout.target, NARROW))
+        channel = self.enterContext(grpc.insecure_channel(self.service.target, NARROW))
         self.stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
     def memory(self) -> float:
-        """MiB resident in the rollout."""
-        status = Path(f"/proc/{self.rollout.process.pid}/status").read_text()
+        """MiB resident in the service."""
+        status = Path(f"/proc/{self.service.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) / 1024
 
@@ -172,7 +175,7 @@ class MemoryTest(unittest.TestCase):
             sys.executable,
             "-c",
             READS_NOTHING,
-            self.rollout.target,
+            self.service.target,
             request.SerializeToString().hex(),
             repr(NARROW),
         ]
@@ -192,6 +195,27 @@ class MemoryTest(unittest.TestCase):
         print(f"a call takes {alone:.3f} s alone, {beside:.3f} s beside stopped clients", flush=True)
         self.assertLess(beside, 10 * alone + 1)
         self.assertLess(self.report("3 stopped clients, 16 MiB allowed", before), 48)
+
+    def test_unread_scores_are_bounded(self):
+        self.start_service("isobit-scorer", "--max_calls_mb=16", "--max_client_share=0.5")
+        channel = self.enterContext(grpc.insecure_channel(self.service.target, NARROW))
+        stub = scorer_pb2_grpc.ScorerServiceStub(channel)
+        request = scorer_pb2.ScoreRequest(prompt_logprobs=True)
+        request.sampling.logprobs = 64
+        request.sequences.add(prompt_token_ids=range(1, 1800), completion_token_ids=[1, 2, 3])
+        list(stub.Score(request, timeout=60))  # all that a first pass allocates
+        time.sleep(0.5)
+        before = self.memory()
+        calls = [stub.Score(request, timeout=300) for _ in range(30)]
+        self.wait_until(lambda: len(self.ended(calls)) >= 24, "not refused")
+        time.sleep(2)
+        self.assertLess(self.report("30 unread calls of 3 MiB each, 8 MiB of one client allowed", before), 32)
+        for call in self.ended(calls):
+            self.assertEqual(call.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+            self.assertIn("retry-after-ms", dict(call.trailing_metadata()))
+        for call in calls:
+            if call.is_active():
+                self.assertEqual(len(list(call)), 1)
 
     def seconds_of_a_call(self) -> float:
         start = time.monotonic()

@@ -1,23 +1,36 @@
 // The comparator process: isobit-comparator.
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/flags/flag.h"
 #include "common/base/log.h"
 #include "common/config/flags.h"
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
 #include "trainer_bridge/comparator/comparator_service.h"
 
 ABSL_FLAG(std::string, rollout, "127.0.0.1:50051", "Address of the rollout service.");
 ABSL_FLAG(std::string, scorer, "127.0.0.1:50052", "Address of the scorer service.");
+ABSL_FLAG(int64_t, max_calls_mb, 1024,
+          "Memory of Compare and Record calls, in MiB: of requests, and of tokens that are to be "
+          "compared or reported; what needs more ends with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(double, max_client_share, 0.5, "Part of --max_calls_mb that one client may take.");
 
 namespace isobit {
 namespace {
 
 int Run() {
+  const absl::StatusOr<ByteLimits> memory = ByteLimitsOf(
+      "max_calls_mb", absl::GetFlag(FLAGS_max_calls_mb), absl::GetFlag(FLAGS_max_client_share));
+  if (!memory.ok()) {
+    ISOBIT_LOG(Error) << memory.status().message();
+    return 2;
+  }
   ComparatorService service(
-      std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer)));
+      std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer)),
+      *memory);
   ServerRunner runner(ServerOptionsFromFlags());
   runner.Register(&service, v1::ComparatorService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {

@@ -33,17 +33,22 @@ grpc::ServerWriteReactor<v1::WatchResponse>* Refuse(grpc::CallbackServerContext*
 
 }  // namespace
 
-ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams)
-    : upstreams_(std::move(upstreams)), history_(std::make_shared<History>()) {}
+ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const ByteLimits& memory)
+    : upstreams_(std::move(upstreams)),
+      history_(std::make_shared<History>()),
+      memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)) {}
 
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {
-  return CompareSession::Start(context, *request, upstreams_, history_);
+  v1::CompareRequest content = *request;
+  DropContent(request);
+  return CompareSession::Start(context, std::move(content), upstreams_, history_,
+                               memory_->Open(ClientOf(*context)));
 }
 
-grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(grpc::CallbackServerContext*,
-                                                                      v1::CompareSummary* summary) {
-  return new RecordSession(history_, summary);
+grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(
+    grpc::CallbackServerContext* context, v1::CompareSummary* summary) {
+  return new RecordSession(history_, summary, memory_->Open(ClientOf(*context)));
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(

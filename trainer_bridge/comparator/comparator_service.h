@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
 #include "trainer_bridge/comparator/upstreams.h"
@@ -16,7 +17,9 @@ namespace isobit {
 
 class ComparatorService final : public v1::ComparatorService::CallbackService {
  public:
-  explicit ComparatorService(std::shared_ptr<Upstreams> upstreams);
+  // memory: that Compare and Record calls may hold.
+  explicit ComparatorService(std::shared_ptr<Upstreams> upstreams,
+                             const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5});
 
   grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
                                                       const v1::CompareRequest* request) override;
@@ -35,6 +38,7 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
  private:
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
+  const std::shared_ptr<ByteBudget> memory_;
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_

@@ -16,6 +16,7 @@ constexpr uint32_t kDefaultConcurrency = 8;
 constexpr uint32_t kMaxConcurrency = 256;
 constexpr uint64_t kMaxSequences = 65536;  // their outcomes stay in memory until the summary
 constexpr std::chrono::seconds kInfoTimeout(10);
+constexpr std::chrono::milliseconds kRetryAfter(1000);
 constexpr uint32_t kGapsPerEvent = 256;
 
 using GenerateStream = UpstreamStream<v1::GenerateRequest, v1::GenerateResponse>;
@@ -29,6 +30,18 @@ uint32_t Concurrency(const v1::CompareRequest& request) {
   return request.has_max_concurrency() ? request.max_concurrency() : kDefaultConcurrency;
 }
 
+// What tokens take once they are merged into those before, whose arrays may be half empty.
+size_t BytesOf(const v1::TokenLogprobs& tokens) {
+  constexpr size_t kTokenBytes = 32;
+  constexpr size_t kRowBytes = 128;  // of a token's alternatives, and each of them:
+  constexpr size_t kAlternativeBytes = 16;
+  size_t bytes = static_cast<size_t>(tokens.token_ids_size()) * kTokenBytes;
+  for (const v1::TopLogprobs& top : tokens.top()) {
+    bytes += kRowBytes + static_cast<size_t>(top.token_ids_size()) * kAlternativeBytes;
+  }
+  return bytes;
+}
+
 // What an upstream must not send is its fault, not our client's.
 absl::Status AsUpstreamFault(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
@@ -37,10 +50,11 @@ absl::Status AsUpstreamFault(const absl::Status& status) {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
-    grpc::CallbackServerContext* context, const v1::CompareRequest& request,
-    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history) {
+    grpc::CallbackServerContext* context, v1::CompareRequest request,
+    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history, HeldBytes memory) {
   const std::shared_ptr<CompareSession> session(
-      new CompareSession(request, context->deadline(), std::move(upstreams), std::move(history)));
+      new CompareSession(std::move(request), context->deadline(), std::move(upstreams),
+                         std::move(history), std::move(memory)));
   session->writer_ = StreamWriter<v1::CompareEvent>::Start(
       context, {.on_cancel = [session] { session->OnCancel(); },
                 .on_writable = [session] { session->OnWritable(); }});
@@ -52,12 +66,14 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
 CompareSession::CompareSession(v1::CompareRequest request,
                                std::chrono::system_clock::time_point deadline,
                                std::shared_ptr<Upstreams> upstreams,
-                               std::shared_ptr<History> history)
+                               std::shared_ptr<History> history, HeldBytes memory)
     : request_(std::move(request)),
       deadline_(deadline),
       upstreams_(std::move(upstreams)),
       history_(std::move(history)),
-      prompts_(request_.prompts_size()) {}
+      prompts_(request_.prompts_size()),
+      memory_(std::move(memory)),
+      bytes_(kCallBytes + request_.SpaceUsedLong() + prompts_.size() * sizeof(Prompt)) {}
 
 absl::Status CompareSession::Validate() const {
   ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
@@ -84,7 +100,12 @@ absl::Status CompareSession::Validate() const {
 }
 
 void CompareSession::Begin() {
-  if (const absl::Status valid = Validate(); !valid.ok()) {
+  absl::Status valid = Validate();
+  if (valid.ok()) {
+    bytes_ += SamplesPerPrompt(request_) * prompts_.size() * sizeof(Sample);
+    valid = WithRetryAfter(memory_.Resize(bytes_), kRetryAfter);
+  }
+  if (!valid.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
     return Fail(valid);
   }
@@ -111,6 +132,22 @@ absl::Status CompareSession::CheckInfos(const UpstreamInfos& infos) {
         absl::StrCat("sampling.n: ", SamplesPerPrompt(request_), ", expected at most ", max_n));
   }
   return CheckSides(rollout_, scorer_, request_.allow_weight_mismatch());
+}
+
+absl::Status CompareSession::Hold(Sample& sample, const v1::TokenLogprobs& tokens) {
+  const size_t bytes = BytesOf(tokens);
+  const absl::Status held = memory_.Resize(bytes_ + bytes + 2 * writer_->queued_bytes());
+  if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
+  bytes_ += bytes;
+  sample.bytes += bytes;
+  return absl::OkStatus();
+}
+
+void CompareSession::Release(Sample& sample) {
+  sample.rollout = v1::TokenLogprobs();  // Clear would keep the memory
+  sample.scorer = v1::TokenLogprobs();
+  bytes_ -= std::exchange(sample.bytes, 0);
+  memory_.Resize(bytes_ + 2 * writer_->queued_bytes()).IgnoreError();
 }
 
 void CompareSession::StartPrompts() {
@@ -165,6 +202,7 @@ absl::Status CompareSession::TakeGenerated(size_t prompt, const v1::GenerateResp
   }
   Sample& sample = samples[index];
   if (is_chunk) {
+    ISOBIT_RETURN_IF_ERROR(Hold(sample, response.chunk().tokens()));
     sample.rollout.MergeFrom(response.chunk().tokens());
     return absl::OkStatus();
   }
@@ -222,7 +260,7 @@ void CompareSession::OnScored(size_t prompt, size_t sample, const v1::ScoreRespo
 }
 
 // The services were checked at the start, but their weights may have changed since.
-absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& response) const {
+absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& response) {
   if (sample.scored) return absl::InternalError("scorer sent a second result");
   v1::SideIdentity rollout;
   *rollout.mutable_fingerprint() = sample.complete.fingerprint();
@@ -239,6 +277,7 @@ absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& 
   }
   ISOBIT_RETURN_IF_ERROR(AsUpstreamFault(
       CheckTokens(sample.rollout, response.completion(), request_.allow_weight_mismatch())));
+  ISOBIT_RETURN_IF_ERROR(Hold(sample, response.completion()));
   sample.scorer = response.completion();
   sample.scored = true;
   return absl::OkStatus();
@@ -269,8 +308,7 @@ void CompareSession::Emit() {
     Pending& pending = pending_.front();
     if (!EmitGaps(pending) || !EmitReport(pending)) return;
     Prompt& prompt = prompts_[pending.prompt];
-    prompt.samples[pending.sample].rollout.Clear();
-    prompt.samples[pending.sample].scorer.Clear();
+    Release(prompt.samples[pending.sample]);
     if (++prompt.num_reported == prompt.samples.size()) ++num_reported_;
     pending_.pop_front();
   }

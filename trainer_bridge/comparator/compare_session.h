@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
@@ -32,12 +33,14 @@ namespace isobit {
 class CompareSession final : public std::enable_shared_from_this<CompareSession> {
  public:
   // Starts a session that answers the call of `context`; it lives until the call and its calls to
-  // the upstreams end. INVALID_ARGUMENT, through the stream: a request that cannot be right. What
-  // is wrong with prompts or sampling parameters is for the rollout to say.
+  // the upstreams end. Through the stream: INVALID_ARGUMENT: a request that cannot be right (what
+  // is wrong with prompts or sampling parameters is for the rollout to say); RESOURCE_EXHAUSTED:
+  // it needs more than `memory` allows.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
-                                                           const v1::CompareRequest& request,
+                                                           v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
-                                                           std::shared_ptr<History> history);
+                                                           std::shared_ptr<History> history,
+                                                           HeldBytes memory);
 
  private:
   struct Sample {
@@ -47,6 +50,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
     bool completed = false;
     bool scored = false;
     SequenceOutcome outcome;  // once scored
+    size_t bytes = 0;         // of rollout and scorer
   };
   struct Prompt {
     std::vector<Sample> samples;  // empty until started
@@ -60,7 +64,8 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   };
 
   CompareSession(v1::CompareRequest request, std::chrono::system_clock::time_point deadline,
-                 std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history);
+                 std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
+                 HeldBytes memory);
 
   absl::Status Validate() const;
   void Begin();
@@ -79,7 +84,10 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   // All below hold the lock.
   absl::Status CheckInfos(const UpstreamInfos& infos);
   absl::Status TakeGenerated(size_t prompt, const v1::GenerateResponse& response);
-  absl::Status TakeScore(Sample& sample, const v1::ScoreResponse& response) const;
+  absl::Status TakeScore(Sample& sample, const v1::ScoreResponse& response);
+  // Counts `tokens`, which are to be kept for the sample. RESOURCE_EXHAUSTED: they are too many.
+  absl::Status Hold(Sample& sample, const v1::TokenLogprobs& tokens);
+  void Release(Sample& sample);  // its tokens
   void StartPrompts();
   void StartGenerate(size_t prompt);
   void StartScore(size_t prompt, size_t sample);
@@ -108,6 +116,8 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   size_t num_started_ = 0;
   size_t num_reported_ = 0;  // prompts all of whose samples are
   std::deque<Pending> pending_;
+  HeldBytes memory_;
+  size_t bytes_;  // of the request, its samples and their tokens
 };
 
 }  // namespace isobit

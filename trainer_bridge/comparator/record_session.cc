@@ -21,8 +21,9 @@ v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
 
 }  // namespace
 
-RecordSession::RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary)
-    : history_(std::move(history)), summary_(summary) {
+RecordSession::RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary,
+                             HeldBytes memory)
+    : history_(std::move(history)), summary_(summary), memory_(std::move(memory)) {
   StartRead(&request_);
 }
 
@@ -40,6 +41,7 @@ void RecordSession::OnReadDone(bool ok) {
 
 absl::Status RecordSession::Compare() {
   ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
+  ISOBIT_RETURN_IF_ERROR(memory_.Resize(kCallBytes + request_.SpaceUsedLong()));
   ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
   const v1::SideIdentity rollout = IdentityOf(request_.rollout());
   const v1::SideIdentity scorer = IdentityOf(request_.scorer());

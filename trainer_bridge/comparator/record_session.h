@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
 #include "trainer_bridge/comparator/report.h"
@@ -19,8 +20,8 @@ namespace isobit {
 // call with its error; those before it stay in the history.
 class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
  public:
-  // `summary` is the call's response.
-  RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary);
+  // `summary` is the call's response. memory: what the call may hold.
+  RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary, HeldBytes memory);
 
  private:
   void OnReadDone(bool ok) override;
@@ -30,6 +31,7 @@ class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
 
   const std::shared_ptr<History> history_;
   v1::CompareSummary* const summary_;
+  HeldBytes memory_;
   v1::RecordRequest request_;
   uint64_t num_records_ = 0;
   SummaryBuilder builder_;

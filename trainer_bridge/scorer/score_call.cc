@@ -16,8 +16,8 @@ constexpr std::chrono::milliseconds kRetryAfter(1000);
 }  // namespace
 
 std::shared_ptr<ScoreCall> ScoreCall::Open(grpc::CallbackServerContext* context, Scorer* scorer,
-                                           size_t max_queued_bytes) {
-  const std::shared_ptr<ScoreCall> call(new ScoreCall(scorer));
+                                           size_t max_queued_bytes, HeldBytes memory) {
+  const std::shared_ptr<ScoreCall> call(new ScoreCall(scorer, max_queued_bytes, std::move(memory)));
   StreamWriterOptions<v1::ScoreResponse> options;
   options.max_queued_bytes = max_queued_bytes;
   options.on_cancel = [call] { call->OnCancel(); };
@@ -29,6 +29,11 @@ std::shared_ptr<ScoreCall> ScoreCall::Open(grpc::CallbackServerContext* context,
 absl::Status ScoreCall::Start(const std::shared_ptr<ScoreCall>& call, ScoreRequest request,
                               std::vector<std::string> sequence_ids,
                               const v1::Fingerprint& fingerprint) {
+  size_t bytes =
+      kCallBytes + BytesOf(request, call->MaxUnreadTokens(request.options.sampling.logprobs));
+  for (const std::string& id : sequence_ids) bytes += sizeof(id) + id.capacity();
+  const absl::Status held = call->memory_.Resize(bytes);
+  if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
   call->sequence_ids_ = std::move(sequence_ids);
   call->fingerprint_ = fingerprint;
   const auto job =
@@ -36,6 +41,13 @@ absl::Status ScoreCall::Start(const std::shared_ptr<ScoreCall>& call, ScoreReque
   call->job_ = job;
   const absl::Status status = call->scorer_->Submit(job);
   return absl::IsResourceExhausted(status) ? WithRetryAfter(status, kRetryAfter) : status;
+}
+
+int64_t ScoreCall::MaxUnreadTokens(uint32_t alternatives) const {
+  const size_t min_token_bytes = 8 + size_t{5} * alternatives;  // serialised
+  const ScorerOptions& options = scorer_->options();
+  return static_cast<int64_t>(max_queued_bytes_ / min_token_bytes) +
+         options.max_batch_tokens * options.num_shards + options.max_context;
 }
 
 void ScoreCall::OnScore(SequenceScore score) {

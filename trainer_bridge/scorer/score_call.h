@@ -4,13 +4,17 @@
 
 #include <grpcpp/server_context.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/scorer.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"
@@ -21,15 +25,15 @@ namespace isobit::scorer {
 class ScoreCall final : public ScoreReceiver {
  public:
   // Opens the stream of `context`. When its client goes, the job ends; `scorer` may be null as long
-  // as no job is started. It outlives the gRPC server.
+  // as no job is started. It outlives the gRPC server. memory: what the call may hold.
   static std::shared_ptr<ScoreCall> Open(grpc::CallbackServerContext* context, Scorer* scorer,
-                                         size_t max_queued_bytes);
+                                         size_t max_queued_bytes, HeldBytes memory);
 
   grpc::ServerWriteReactor<v1::ScoreResponse>* reactor() { return writer_.get(); }
 
   // Queues the job of `request`; its results, and its end, go to the stream. `sequence_ids`: one
-  // for each sequence. Once, before the handler returns. Errors: as Scorer::Submit, with a retry
-  // hint where one helps.
+  // for each sequence. Once, before the handler returns. Errors: as Scorer::Submit, and
+  // RESOURCE_EXHAUSTED: memory; with a retry hint where one helps.
   static absl::Status Start(const std::shared_ptr<ScoreCall>& call, ScoreRequest request,
                             std::vector<std::string> sequence_ids,
                             const v1::Fingerprint& fingerprint);
@@ -39,7 +43,12 @@ class ScoreCall final : public ScoreReceiver {
   bool CanTakeMore() const override;
 
  private:
-  explicit ScoreCall(Scorer* scorer) : scorer_(scorer) {}
+  ScoreCall(Scorer* scorer, size_t max_queued_bytes, HeldBytes memory)
+      : scorer_(scorer), max_queued_bytes_(max_queued_bytes), memory_(std::move(memory)) {}
+
+  // The most tokens whose results may wait for the reader: those of the stream's queue, and of the
+  // batch that fills it.
+  int64_t MaxUnreadTokens(uint32_t alternatives) const;
 
   void OnCancel();
   void OnWritable();
@@ -47,6 +56,8 @@ class ScoreCall final : public ScoreReceiver {
   void Flush();
 
   Scorer* const scorer_;
+  const size_t max_queued_bytes_;
+  HeldBytes memory_;
   std::shared_ptr<StreamWriter<v1::ScoreResponse>> writer_;
   std::weak_ptr<ScoreJob> job_;
   std::vector<std::string> sequence_ids_;

@@ -1,6 +1,7 @@
 // Reads requests, with every bound checked, and writes responses. See score_messages.h.
 #include "trainer_bridge/scorer/score_messages.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -135,6 +136,27 @@ absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
   }
   ISOBIT_RETURN_IF_ERROR(CheckResponseSize(parsed));
   return parsed;
+}
+
+size_t BytesOf(const ScoreRequest& request, int64_t max_unread_tokens) {
+  // A result is there as scores and as a message, whose arrays may be half empty.
+  constexpr size_t kResultBytes = 1024;
+  constexpr size_t kTokenBytes = 40;
+  constexpr size_t kRowBytes = 128;  // of a token's alternatives, and each of them:
+  constexpr size_t kAlternativeBytes = 24;
+  const SamplingParams& sampling = request.options.sampling;
+  size_t bytes = sampling.stop_token_ids.capacity() * sizeof(int32_t) +
+                 sampling.logit_bias.capacity() * sizeof(sampling.logit_bias[0]);
+  int64_t results = 0;
+  for (const ScoreInput& input : request.inputs) {
+    bytes += sizeof(ScoreInput) + kResultBytes +
+             static_cast<size_t>(input.num_tokens()) * sizeof(int32_t);
+    results += request.options.prompt_logprobs ? input.num_tokens()
+                                               : static_cast<int64_t>(input.completion.size());
+  }
+  const size_t token =
+      kTokenBytes + (sampling.logprobs > 0 ? kRowBytes + kAlternativeBytes * sampling.logprobs : 0);
+  return bytes + static_cast<size_t>(std::min(results, max_unread_tokens)) * token;
 }
 
 v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions& options,

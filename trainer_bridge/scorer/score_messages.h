@@ -33,6 +33,10 @@ struct ScoreRequest {
 absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
                                                const ScoreLimits& limits);
 
+// The memory that `request` takes until it is scored, and at most its results until they are read:
+// those of `max_unread_tokens`, if there are as many.
+size_t BytesOf(const ScoreRequest& request, int64_t max_unread_tokens);
+
 // `input` is the sequence that `score` belongs to; the caller adds its sequence_id.
 v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions& options,
                                     const SequenceScore& score, const v1::Fingerprint& fingerprint);

@@ -22,7 +22,8 @@ grpc::ServerUnaryReactor* FinishAtOnce(grpc::CallbackServerContext* context,
 
 }  // namespace
 
-ScorerService::ScorerService(const Options& options) : options_(options) {}
+ScorerService::ScorerService(const Options& options)
+    : options_(options), memory_(std::make_shared<ByteBudget>("Score calls", options.memory)) {}
 
 ScorerService::~ScorerService() { Stop(); }
 
@@ -59,9 +60,11 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* ScorerService::Score(
     grpc::CallbackServerContext* context, const v1::ScoreRequest* request) {
   const absl::StatusOr<Scorer*> scorer = Available();
   const std::shared_ptr<ScoreCall> call =
-      ScoreCall::Open(context, scorer.ok() ? *scorer : nullptr, options_.max_queued_bytes);
+      ScoreCall::Open(context, scorer.ok() ? *scorer : nullptr, options_.max_queued_bytes,
+                      memory_->Open(ClientOf(*context)));
   const absl::Status status = scorer.ok() ? Submit(*request, call) : scorer.status();
   if (!status.ok()) call->OnDone(status);
+  DropContent(request);
   return call->reactor();
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/held_bytes.h"
 #include "isobit/v1/scorer.grpc.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"
 #include "trainer_bridge/scorer/scorer.h"
@@ -23,6 +24,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
     size_t max_sequences = ScoreLimits().max_sequences;
     uint32_t max_logprobs = ScoreLimits().max_logprobs;
     size_t max_queued_bytes = 4 << 20;  // of one stream's results, beyond those of one batch
+    ByteLimits memory{.total = 1 << 30, .client_share = 0.5};  // that Score calls hold
   };
 
   explicit ScorerService(const Options& options);
@@ -54,6 +56,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
                       const std::shared_ptr<class ScoreCall>& call);
 
   const Options options_;
+  const std::shared_ptr<ByteBudget> memory_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 
   std::mutex mutex_;  // guards what follows

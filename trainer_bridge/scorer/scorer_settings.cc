@@ -57,6 +57,11 @@ ABSL_FLAG(std::optional<int64_t>, max_batch_tokens, std::nullopt,
 ABSL_FLAG(int64_t, max_sequences, 1024, "Sequences in one Score request.");
 ABSL_FLAG(int64_t, max_queued_sequences, 16384,
           "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");
+ABSL_FLAG(
+    int64_t, max_calls_mb, 1024,
+    "Memory of Score calls, in MiB: of sequences that wait or run, and of results that clients "
+    "have not read; more are refused with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(double, max_client_share, 0.5, "Part of --max_calls_mb that one client may take.");
 ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 0 to 1024.");
 
 namespace isobit::scorer {
@@ -158,6 +163,9 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_logprobs", max_logprobs, 0, 1024));
   scorer.max_queued_sequences = static_cast<size_t>(max_queued);
   settings.service.max_sequences = static_cast<size_t>(max_sequences);
+  ISOBIT_ASSIGN_OR_RETURN(settings.service.memory,
+                          ByteLimitsOf("max_calls_mb", absl::GetFlag(FLAGS_max_calls_mb),
+                                       absl::GetFlag(FLAGS_max_client_share)));
   settings.service.max_logprobs = static_cast<uint32_t>(max_logprobs);
   ISOBIT_RETURN_IF_ERROR(ReadBackend(settings));
   return settings;

@@ -44,9 +44,11 @@ class CompareTest : public testing::Test {
     Connect(rollout_server_.address(), scorer_server_.address());
   }
 
-  void Connect(const std::string& rollout, const std::string& scorer) {
+  void Connect(const std::string& rollout, const std::string& scorer,
+               const ByteLimits& memory = {.total = 1 << 30}) {
     comparator_server_.reset();
-    comparator_ = std::make_unique<ComparatorService>(std::make_shared<Upstreams>(rollout, scorer));
+    comparator_ =
+        std::make_unique<ComparatorService>(std::make_shared<Upstreams>(rollout, scorer), memory);
     comparator_server_ =
         std::make_unique<FakeServer>(comparator_.get(), v1::ComparatorService::service_full_name());
     stub_ = v1::ComparatorService::NewStub(MakeChannel(comparator_server_->address()));
@@ -90,6 +92,27 @@ class CompareTest : public testing::Test {
   std::unique_ptr<FakeServer> comparator_server_;
   std::unique_ptr<v1::ComparatorService::Stub> stub_;
 };
+
+TEST_F(CompareTest, EndsWhatNeedsMoreMemoryThanItMay) {
+  Connect(rollout_server_.address(), scorer_server_.address(),
+          {.total = 400 << 10, .client_share = 0.5});
+  const Comparison large = Compare(Request(1, 8000));
+  EXPECT_THAT(large.status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                     HasSubstr("at most 204800 of one client")));
+  EXPECT_TRUE(RetryAfter(large.status).has_value());
+  v1::CompareRequest request = Request(40, 500);  // more in all, but not at one time
+  request.set_max_concurrency(2);
+  request.set_gap_detail(v1::GAP_DETAIL_NONE);
+  // The call before it ends on the server a moment after its client has its status.
+  absl::Status next = Compare(request).status;
+  for (int i = 0; i < 100 && !next.ok(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    next = Compare(request).status;
+  }
+  ISOBIT_EXPECT_OK(next) << "what was held is given back";
+  request.mutable_prompts(0)->mutable_token_ids()->Resize(100'000, 1);
+  EXPECT_THAT(Compare(request).status, StatusIs(absl::StatusCode::kResourceExhausted));
+}
 
 TEST_F(CompareTest, EqualSidesGiveZeroOverEveryToken) {
   v1::CompareRequest request = Request(20, 300);

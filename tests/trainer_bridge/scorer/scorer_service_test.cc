@@ -259,6 +259,31 @@ TEST_F(ScorerServiceTest, BadInputIsRefusedByNameValueAndBound) {
   ISOBIT_EXPECT_OK(Call(RequestOf({probe_})).status);
 }
 
+TEST_F(ScorerServiceTest, CallsThatNeedMoreMemoryThanTheyMayAreRefusedWithARetryHint) {
+  Listen({.memory = {.total = 200 << 10, .client_share = 0.5}});
+  LoadModel();
+  gate_.Close();
+  Context context;
+  const auto reader = stub_->Score(&context, RequestOf(std::vector<ScoreInput>(40, probe_)));
+  ASSERT_TRUE(gate_.WaitForArrivals(1));
+  const absl::Status refused = Call(RequestOf({probe_})).status;
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("at most 102400 of one client")));
+  EXPECT_TRUE(RetryAfter(refused).has_value());
+  gate_.Open();
+  v1::ScoreResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  // The call before it ends on the server a moment after its client has its status.
+  absl::Status next = Call(RequestOf({probe_})).status;
+  for (int i = 0; i < 100 && !next.ok(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    next = Call(RequestOf({probe_})).status;
+  }
+  ISOBIT_EXPECT_OK(next);
+}
+
 TEST_F(ScorerServiceTest, AFullQueueIsRefusedWithARetryHint) {
   options_.max_queued_sequences = 20;
   Start();
