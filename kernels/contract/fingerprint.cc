@@ -62,10 +62,12 @@ std::string Probes() {
     push(LogProb(x, sum));
     push(Entropy(sum));
   }
-  const RopeTable table =
-      MakeRopeTable(64, 16, 10000.0, {RopeScaling::Type::kLlama3, 8.0, 1.0, 4.0, 32.0});
-  for (const float value : table.cosine) push(value);
-  for (const float value : table.sine) push(value);
+  for (const RopeScaling::Type type : {RopeScaling::Type::kLlama3, RopeScaling::Type::kYarn}) {
+    const RopeTable table = MakeRopeTable(
+        64, 16, 10000.0, {.type = type, .factor = 8.0, .original_max_positions = 32.0});
+    for (const float value : table.cosine) push(value);
+    for (const float value : table.sine) push(value);
+  }
   return Sha256Hex(bits.data(), bits.size() * sizeof(uint32_t));
 }
 

@@ -1,6 +1,7 @@
 // The rotary table: exp, log, cosine and sine in float64 from IEEE operations alone. See rope.h.
 #include "kernels/contract/rope.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -8,8 +9,10 @@ namespace isobit::contract {
 namespace {
 
 constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+constexpr double kTwoPi = 0x1.921fb54442d18p+2;
 
-// Relative error below 2^-50 for the arguments of a rotary table (theta in [1, 1e9], |x| <= 64).
+// Relative error below 2^-50 for the arguments of a rotary table (normal numbers: theta, factors,
+// turns in a context).
 double Log(double x) {
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   int exponent = static_cast<int>(bits >> 52) - 1023;
@@ -66,7 +69,6 @@ CosineAndSine CosSin(double angle) {
 }
 
 double ScaleLlama3(double frequency, const RopeScaling& s) {
-  constexpr double kTwoPi = 0x1.921fb54442d18p+2;
   const double wavelength = kTwoPi / frequency;
   if (wavelength > s.original_max_positions / s.low_freq_factor) return frequency / s.factor;
   if (wavelength < s.original_max_positions / s.high_freq_factor) return frequency;
@@ -75,31 +77,73 @@ double ScaleLlama3(double frequency, const RopeScaling& s) {
   return (1 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
+// Between the pairs `low` and `high` yarn blends from kept to divided frequencies.
+struct YarnRamp {
+  double low;
+  double high;
+
+  // The part of pair i that is divided.
+  double operator()(int32_t i) const { return std::clamp((i - low) / (high - low), 0.0, 1.0); }
+};
+
+YarnRamp MakeYarnRamp(int32_t head_dim, double log_theta, const RopeScaling& s) {
+  // The pair, in fractions of one, that turns `turns` times in the original context.
+  const auto pair_of = [&](double turns) {
+    return head_dim * Log(s.original_max_positions / (turns * kTwoPi)) / (2 * log_theta);
+  };
+  double low = pair_of(s.beta_fast);
+  double high = pair_of(s.beta_slow);
+  if (s.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, head_dim - 1.0);
+  if (low == high) high = high + 0.001;
+  return {low, high};
+}
+
+// By how much a stretched context sharpens queries and keys each.
+double YarnScale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * Log(factor) + 1;
+}
+
 }  // namespace
 
 std::vector<float> InverseFrequencies(int32_t head_dim, double theta, const RopeScaling& scaling) {
   std::vector<float> frequencies;
   const double log_theta = Log(theta);
+  const bool yarn = scaling.type == RopeScaling::Type::kYarn;
+  const YarnRamp ramp = yarn ? MakeYarnRamp(head_dim, log_theta, scaling) : YarnRamp{0, 1};
   for (int32_t i = 0; i < head_dim / 2; ++i) {
     double frequency = Exp(-log_theta * (2.0 * i / head_dim));
     if (scaling.type == RopeScaling::Type::kLinear) frequency = frequency / scaling.factor;
     if (scaling.type == RopeScaling::Type::kLlama3) frequency = ScaleLlama3(frequency, scaling);
+    if (yarn) frequency = frequency / scaling.factor * ramp(i) + frequency * (1 - ramp(i));
     frequencies.push_back(static_cast<float>(frequency));
   }
   return frequencies;
 }
 
+double AttentionFactor(const RopeScaling& s) {
+  if (s.type != RopeScaling::Type::kYarn) return 1;
+  if (s.attention_factor != 0) return s.attention_factor;
+  if (s.mscale == 0 || s.mscale_all_dim == 0) return YarnScale(s.factor, 1);
+  return YarnScale(s.factor, s.mscale) / YarnScale(s.factor, s.mscale_all_dim);
+}
+
 RopeTable MakeRopeTable(int64_t positions, int32_t head_dim, double theta,
                         const RopeScaling& scaling) {
   const std::vector<float> frequencies = InverseFrequencies(head_dim, theta, scaling);
+  const double attention = AttentionFactor(scaling);
   RopeTable table;
   table.cosine.reserve(static_cast<size_t>(positions) * frequencies.size());
   table.sine.reserve(table.cosine.capacity());
   for (int64_t p = 0; p < positions; ++p) {
     for (const float frequency : frequencies) {
       const CosineAndSine value = CosSin(static_cast<double>(p) * static_cast<double>(frequency));
-      table.cosine.push_back(static_cast<float>(value.cosine));
-      table.sine.push_back(static_cast<float>(value.sine));
+      table.cosine.push_back(static_cast<float>(value.cosine * attention));
+      table.sine.push_back(static_cast<float>(value.sine * attention));
     }
   }
   return table;

@@ -9,25 +9,39 @@
 namespace isobit::contract {
 
 struct RopeScaling {
-  enum class Type : int32_t { kNone = 0, kLinear = 1, kLlama3 = 2 };
+  enum class Type : int32_t { kNone = 0, kLinear = 1, kLlama3 = 2, kYarn = 3 };
   Type type = Type::kNone;
-  double factor = 1.0;
-  double low_freq_factor = 1.0;  // kLlama3 only, as are the two below
+  double factor = 1.0;                     // at least 1
+  double original_max_positions = 8192.0;  // kLlama3, kYarn
+  // kLlama3 only.
+  double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  double original_max_positions = 8192.0;
+  // kYarn only. Pairs that turn more than beta_fast times in original_max_positions keep their
+  // frequency, those that turn less than beta_slow times have it divided by factor; with truncate,
+  // the bounds between them are whole pairs.
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  bool truncate = true;
+  double attention_factor = 0.0;  // 0: from factor, and from the two below if neither is 0
+  double mscale = 0.0;
+  double mscale_all_dim = 0.0;
 };
 
 // Angle per position of each pair, head_dim / 2 values: theta^(-2i/head_dim), scaled, rounded to
-// fp32 as Hugging Face keeps them. The llama3 rule is that of transformers' modeling_rope_utils.
+// fp32 as Hugging Face keeps them. The llama3 and yarn rules are those of transformers'
+// modeling_rope_utils; yarn needs theta > 1.
 std::vector<float> InverseFrequencies(int32_t head_dim, double theta, const RopeScaling& scaling);
+
+// What multiplies every cosine and sine: 1, or yarn's attention factor.
+double AttentionFactor(const RopeScaling& scaling);
 
 struct RopeTable {
   std::vector<float> cosine;  // [positions, head_dim / 2]
   std::vector<float> sine;    // likewise
 };
 
-// cos and sin of position * frequency: the product and the functions in float64, each value rounded
-// once to fp32. positions <= 2^20.
+// cos and sin of position * frequency, times AttentionFactor: the products and the functions in
+// float64, each value rounded once to fp32. positions <= 2^20.
 RopeTable MakeRopeTable(int64_t positions, int32_t head_dim, double theta,
                         const RopeScaling& scaling);
 

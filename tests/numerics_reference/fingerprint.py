@@ -70,8 +70,9 @@ def probes() -> bytes:
     columns += [penalise(x, i.astype(F32), F32(1.25), F32(0.5), F32(0.125))]
     columns += [mma16(x, Operand(a).step(0), Operand(b).step(0)), np.choose(i % 4, squares)]
     columns += softmax_probe(x, b) + log_prob_probe(x)
-    llama3 = rope.Scaling("llama3", 8.0, 1.0, 4.0, 32)
-    tables = rope.table(64, 16, 10000.0, llama3)
+    tables = []
+    for kind in ("llama3", "yarn"):
+        tables += rope.table(64, 16, 10000.0, rope.Scaling(kind, 8.0, 1.0, 4.0, 32))
     values = [np.stack(columns, -1), *tables]
     return b"".join(bits_of(value).astype("<u4").tobytes() for value in values)
 
@@ -87,6 +88,13 @@ def rope_text(scaling: rope.Scaling) -> str:
         return "default"
     if scaling.kind == "linear":
         return f"linear {shortest_hex(scaling.factor)}"
+    if scaling.kind == "yarn":
+        betas = f"{shortest_hex(scaling.beta_fast)} {shortest_hex(scaling.beta_slow)}"
+        attention = (scaling.attention_factor, scaling.mscale, scaling.mscale_all_dim)
+        return (
+            f"yarn {shortest_hex(scaling.factor)} {scaling.original_max_positions} {betas} "
+            f"{int(scaling.truncate)} {' '.join(map(shortest_hex, attention))}"
+        )
     factors = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
     return " ".join(["llama3", *map(shortest_hex, factors), str(scaling.original_max_positions)])
 

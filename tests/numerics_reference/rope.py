@@ -15,6 +15,12 @@ class Scaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 0.0  # 0: none, as for the two below
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
 
 
 def log(x: float) -> float:
@@ -56,7 +62,39 @@ def cos_and_sin(angle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.select(quadrant, [c, -s, -c, s]), np.select(quadrant, [s, c, -s, -c])
 
 
-def scaled(frequency: float, scaling: Scaling) -> float:
+def yarn_part(i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
+    """How much of pair i is divided."""
+
+    def pair(turns: float) -> float:
+        length = scaling.original_max_positions
+        return (head_dim * log(length / (turns * float.fromhex("0x1.921fb54442d18p+2")))) / (2 * log(theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    return min(max((i - low) / (high - low), 0.0), 1.0)
+
+
+def attention_factor(scaling: Scaling) -> float:
+    def part(mscale: float) -> float:
+        return 0.1 * mscale * log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
+
+    if scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return part(scaling.mscale) / part(scaling.mscale_all_dim)
+    return part(1)
+
+
+def scaled(frequency: float, i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
+    if scaling.kind == "yarn":
+        s = yarn_part(i, head_dim, theta, scaling)
+        return (frequency / scaling.factor) * s + frequency * (1 - s)
     if scaling.kind == "default":
         return frequency
     if scaling.kind == "linear":
@@ -74,11 +112,13 @@ def scaled(frequency: float, scaling: Scaling) -> float:
 
 def frequencies(head_dim: int, theta: float, scaling: Scaling) -> np.ndarray:
     plain = [exp(-log(theta) * ((2 * i) / head_dim)) for i in range(head_dim // 2)]
-    return np.array([scaled(frequency, scaling) for frequency in plain]).astype(np.float32)
+    stretched = [scaled(frequency, i, head_dim, theta, scaling) for i, frequency in enumerate(plain)]
+    return np.array(stretched).astype(np.float32)
 
 
 def table(positions: int, head_dim: int, theta: float, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin, each [positions, head_dim / 2]."""
     angles = np.arange(positions)[:, None] * frequencies(head_dim, theta, scaling).astype(np.float64)
     cos, sin = cos_and_sin(angles)
-    return cos.astype(np.float32), sin.astype(np.float32)
+    attention = attention_factor(scaling)
+    return (cos * attention).astype(np.float32), (sin * attention).astype(np.float32)

@@ -21,7 +21,7 @@ TEST(FingerprintTest, TellsModesAndModelsApart) {
 // Whoever changes this value on purpose raises kContractVersion.
 TEST(FingerprintTest, Golden) {
   EXPECT_EQ(Fingerprint("tree", ""),
-            "6b2227301c4fb41d0df84eca895d3e9e21b4782f3480b521e03250edd49a167e");
+            "620c7a302a2b9f256361c6175228e9252ef7089279440b7f55784c0360d2c768");
 }
 
 }  // namespace
