@@ -9,7 +9,7 @@
 namespace isobit {
 namespace {
 
-// What the four tiny models share.
+// What the tiny models share.
 ModelConfig Tiny(Architecture architecture, int hidden_size) {
   ModelConfig config;
   config.architecture = architecture;
@@ -58,6 +58,21 @@ ModelConfig TinyMistral() {
   ModelConfig config = Tiny(Architecture::kMistral, 95);
   config.num_layers = 2;
   config.layer_windows = {24, 24};
+  return config;
+}
+
+// Half of the frequencies divided, one blended; sequences as long as the stretched context.
+ModelConfig TinyYarn() {
+  ModelConfig config = TinyQwen3();
+  config.rope_scaling = {
+      .type = RopeType::kYarn, .factor = 4, .original_max_position_embeddings = 64};
+  config.max_position_embeddings = 256;
+  return config;
+}
+
+ModelConfig TinyWindows() {
+  ModelConfig config = TinyQwen2();
+  config.layer_windows = {24, 0, 24};
   return config;
 }
 
@@ -169,6 +184,8 @@ std::map<std::string, ModelConfig> AllShapes() {
           {"tiny-qwen2", TinyQwen2()},
           {"tiny-llama", TinyLlama()},
           {"tiny-mistral", TinyMistral()},
+          {"tiny-yarn", TinyYarn()},
+          {"tiny-windows", TinyWindows()},
           {"smollm2-135m", SmolLm2()},
           {"qwen2.5-0.5b", Qwen25Half()},
           {"qwen3-0.6b", Qwen3(1024, 3072, 28, 16, true)},

@@ -17,8 +17,6 @@
 namespace isobit {
 namespace {
 
-constexpr int kMaxPositions = 1 << 24;
-
 absl::Status CheckInt(const char* field, int value, int low, int high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -36,22 +34,43 @@ absl::Status Require(bool condition, const std::string& message) {
   return condition ? absl::OkStatus() : absl::InvalidArgumentError(message);
 }
 
+absl::Status CheckLlama3(const RopeScaling& scaling) {
+  ISOBIT_RETURN_IF_ERROR(
+      CheckDouble("rope_scaling.low_freq_factor", scaling.low_freq_factor, 1e-6, 1e6));
+  ISOBIT_RETURN_IF_ERROR(
+      CheckDouble("rope_scaling.high_freq_factor", scaling.high_freq_factor, 1e-6, 1e6));
+  return Require(scaling.high_freq_factor > scaling.low_freq_factor,
+                 absl::StrCat("rope_scaling.high_freq_factor is ", scaling.high_freq_factor,
+                              ", expected more than low_freq_factor, ", scaling.low_freq_factor));
+}
+
+// theta 1 would give every pair the same frequency, which no ramp divides.
+absl::Status CheckYarn(const RopeScaling& scaling, double theta) {
+  ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_theta", theta, 1.001, 1e12));
+  ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_scaling.beta_slow", scaling.beta_slow, 1e-6, 1e6));
+  ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_scaling.beta_fast", scaling.beta_fast, 1e-6, 1e6));
+  ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_scaling.mscale", scaling.mscale, 0, 1e3));
+  ISOBIT_RETURN_IF_ERROR(
+      CheckDouble("rope_scaling.mscale_all_dim", scaling.mscale_all_dim, 0, 1e3));
+  if (scaling.attention_factor != 0) {  // as stated
+    ISOBIT_RETURN_IF_ERROR(
+        CheckDouble("rope_scaling.attention_factor", scaling.attention_factor, 1e-3, 1e3));
+  }
+  return Require(scaling.beta_fast > scaling.beta_slow,
+                 absl::StrCat("rope_scaling.beta_fast is ", scaling.beta_fast,
+                              ", expected more than beta_slow, ", scaling.beta_slow));
+}
+
 absl::Status CheckRope(const ModelConfig& config) {
   const RopeScaling& scaling = config.rope_scaling;
   ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_theta", config.rope_theta, 1, 1e12));
   if (scaling.type == RopeType::kDefault) return absl::OkStatus();
   ISOBIT_RETURN_IF_ERROR(CheckDouble("rope_scaling.factor", scaling.factor, 1, 1e6));
   if (scaling.type == RopeType::kLinear) return absl::OkStatus();
-  ISOBIT_RETURN_IF_ERROR(
-      CheckDouble("rope_scaling.low_freq_factor", scaling.low_freq_factor, 1e-6, 1e6));
-  ISOBIT_RETURN_IF_ERROR(
-      CheckDouble("rope_scaling.high_freq_factor", scaling.high_freq_factor, 1e-6, 1e6));
-  ISOBIT_RETURN_IF_ERROR(
-      Require(scaling.high_freq_factor > scaling.low_freq_factor,
-              absl::StrCat("rope_scaling.high_freq_factor is ", scaling.high_freq_factor,
-                           ", expected more than low_freq_factor, ", scaling.low_freq_factor)));
-  return CheckInt("rope_scaling.original_max_position_embeddings",
-                  scaling.original_max_position_embeddings, 1, kMaxPositions);
+  ISOBIT_RETURN_IF_ERROR(CheckInt("rope_scaling.original_max_position_embeddings",
+                                  scaling.original_max_position_embeddings, 1, kMaxPositions));
+  return scaling.type == RopeType::kYarn ? CheckYarn(scaling, config.rope_theta)
+                                         : CheckLlama3(scaling);
 }
 
 absl::Status CheckWindows(const ModelConfig& config) {
@@ -125,6 +144,22 @@ const char* TorchDTypeName(DType dtype) {
   return nullptr;
 }
 
+nlohmann::ordered_json YarnJson(const RopeScaling& scaling) {
+  nlohmann::ordered_json json = {
+      {"rope_type", "yarn"},
+      {"factor", scaling.factor},
+      {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+      {"beta_fast", scaling.beta_fast},
+      {"beta_slow", scaling.beta_slow},
+      {"truncate", scaling.truncate}};
+  if (scaling.attention_factor != 0) json["attention_factor"] = scaling.attention_factor;
+  if (scaling.mscale != 0) {
+    json["mscale"] = scaling.mscale;
+    json["mscale_all_dim"] = scaling.mscale_all_dim;
+  }
+  return json;
+}
+
 nlohmann::ordered_json RopeScalingJson(const RopeScaling& scaling) {
   switch (scaling.type) {
     case RopeType::kDefault:
@@ -137,6 +172,8 @@ nlohmann::ordered_json RopeScalingJson(const RopeScaling& scaling) {
               {"low_freq_factor", scaling.low_freq_factor},
               {"high_freq_factor", scaling.high_freq_factor},
               {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
+    case RopeType::kYarn:
+      return YarnJson(scaling);
   }
   ISOBIT_CHECK(false) << "rope type " << static_cast<int>(scaling.type);
   return nullptr;
@@ -264,6 +301,13 @@ std::string ModelConfig::CanonicalString() const {
       absl::StrAppendFormat(&text, "rope=llama3 %a %a %a %d\n", rope_scaling.factor,
                             rope_scaling.low_freq_factor, rope_scaling.high_freq_factor,
                             rope_scaling.original_max_position_embeddings);
+      break;
+    case RopeType::kYarn:
+      absl::StrAppendFormat(&text, "rope=yarn %a %d %a %a %d %a %a %a\n", rope_scaling.factor,
+                            rope_scaling.original_max_position_embeddings, rope_scaling.beta_fast,
+                            rope_scaling.beta_slow, rope_scaling.truncate,
+                            rope_scaling.attention_factor, rope_scaling.mscale,
+                            rope_scaling.mscale_all_dim);
       break;
   }
   absl::StrAppendFormat(&text, "tied=%d\nqkv_bias=%d\no_bias=%d\nmlp_bias=%d\nqk_norm=%d\n",

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/dtype.h"
+#include "common/checkpoint/load_policy.h"
 
 namespace isobit {
 
@@ -18,17 +19,25 @@ enum class Architecture { kLlama, kMistral, kQwen2, kQwen3 };
 // "LlamaForCausalLM", ...: the names in config.json.
 const char* ArchitectureName(Architecture architecture);
 
-enum class RopeType { kDefault, kLinear, kLlama3 };
+enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
 
 // How the frequencies theta^(-2i/head_dim) are stretched for contexts longer than the
 // pretraining's.
 struct RopeScaling {
   RopeType type = RopeType::kDefault;
-  double factor = 1;                         // kLinear, kLlama3: divides frequencies
+  double factor = 1;                         // but for kDefault: divides frequencies
   double low_freq_factor = 1;                // kLlama3
   double high_freq_factor = 4;               // kLlama3; greater than low_freq_factor
-  int original_max_position_embeddings = 0;  // kLlama3; tokens
+  int original_max_position_embeddings = 0;  // kLlama3, kYarn; tokens
+  double beta_fast = 32;                     // kYarn; greater than beta_slow
+  double beta_slow = 1;                      // kYarn
+  bool truncate = true;                      // kYarn
+  double attention_factor = 0;               // kYarn; 0: from factor, and mscale if it is not 0
+  double mscale = 0;                         // kYarn; 0, as mscale_all_dim, when it does not count
+  double mscale_all_dim = 0;                 // kYarn
 };
+
+inline constexpr int kMaxPositions = 1 << 24;
 
 struct ModelConfig {
   Architecture architecture = Architecture::kLlama;
@@ -42,7 +51,7 @@ struct ModelConfig {
   float rms_norm_eps = 0;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
-  int max_position_embeddings = 0;  // tokens
+  int max_position_embeddings = 0;  // tokens; under yarn, of the stretched context
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool o_bias = false;
@@ -57,13 +66,16 @@ struct ModelConfig {
   int bos_token_id = -1;             // -1: none
   DType torch_dtype = DType::kBf16;  // what config.json says; each tensor states its own
 
+  // "name (value)" of fields that LoadPolicy let pass, for a warning.
+  std::vector<std::string> ignored_fields;
+
   int WindowOfLayer(int layer) const {
     return layer_windows.empty() ? 0 : layer_windows[static_cast<size_t>(layer)];
   }
 
   // "name=value" lines of every field that can change a bit of a logprob, floats in hex. Equal
-  // strings and equal weights mean equal bits; token ids, torch_dtype and max_position_embeddings
-  // are left out because they change none.
+  // strings and equal weights mean equal bits; token ids, torch_dtype, max_position_embeddings and
+  // ignored_fields are left out because they change none.
   std::string CanonicalString() const;
 };
 
@@ -73,16 +85,19 @@ absl::Status ValidateModelConfig(const ModelConfig& config);
 
 // Parses config.json and, unless empty, generation_config.json, of which only eos_token_id and
 // bos_token_id are read: sampling parameters come with each request. Takes what transformers 4 and
-// 5 write (torch_dtype or dtype, rope_theta and rope_scaling or rope_parameters, layer_types).
-// INVALID_ARGUMENT: malformed JSON, a missing or mistyped field, one that we do not honour, or
-// whatever ValidateModelConfig rejects.
+// 5 write (torch_dtype or dtype, rope_theta and rope_scaling or rope_parameters, layer_types), with
+// the meaning that transformers 5 gives it (tests/accuracy/config_test.cc). INVALID_ARGUMENT:
+// malformed JSON, a missing or mistyped field, one that we do not honour and `policy` does not let
+// pass, a policy that ignores what is honoured, or whatever ValidateModelConfig rejects.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json,
-                                             const std::string& generation_config_json = "");
+                                             const std::string& generation_config_json = "",
+                                             const LoadPolicy& policy = {});
 
 // Reads both files from `directory`; generation_config.json may be absent. `root`: see
 // Checkpoint::Open. Errors: as ParseModelConfig, and NOT_FOUND.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory,
-                                            const std::string& root = "");
+                                            const std::string& root = "",
+                                            const LoadPolicy& policy = {});
 
 // Writes config.json and generation_config.json that this parser and Hugging Face transformers
 // load. (transformers 5 refuses a Llama whose hidden_size is no multiple of num_heads.)

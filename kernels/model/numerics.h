@@ -15,6 +15,8 @@ namespace isobit {
 // 64 hex digits: equal fingerprints and equal weights promise equal bits (contract/fingerprint.h).
 std::string FingerprintOf(const ModelConfig& config, NumericsMode mode);
 
+contract::RopeScaling RopeScalingOf(const ModelConfig& config);
+
 // The table for positions [0, positions).
 contract::RopeTable RopeTableOf(const ModelConfig& config, int64_t positions);
 

@@ -164,7 +164,7 @@ TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
 
 INSTANTIATE_TEST_SUITE_P(Models, AccuracyTest,
                          testing::Values("tiny-qwen3", "tiny-qwen2", "tiny-llama", "tiny-mistral",
-                                         "smollm2"),
+                                         "tiny-yarn", "tiny-windows", "smollm2"),
                          [](const testing::TestParamInfo<std::string>& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -46,6 +46,12 @@ def read_scaling(raw: dict) -> rope.Scaling:
         given.get("low_freq_factor", 1.0),
         given.get("high_freq_factor", 1.0),
         given.get("original_max_position_embeddings", raw["max_position_embeddings"]),
+        given.get("beta_fast", 32.0),
+        given.get("beta_slow", 1.0),
+        given.get("truncate", True),
+        given.get("attention_factor", 0.0),
+        given.get("mscale", 0.0),
+        given.get("mscale_all_dim", 0.0),
     )
 
 

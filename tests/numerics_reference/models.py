@@ -41,6 +41,11 @@ CONFIGS = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "tie_word_embeddings": True,
     },
+    "qwen3-yarn": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    },
     # Tiles of 64 keys.
     "qwen3-wide-heads": {
         "architectures": ["Qwen3ForCausalLM"],

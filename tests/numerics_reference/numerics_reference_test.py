@@ -30,6 +30,7 @@ SCORED = {
     "tiny-mistral": 140,
     "llama-biases-linear": 70,
     "qwen2-windows": 140,
+    "qwen3-yarn": 140,
     "qwen3-wide-heads": 140,
 }
 # Parameters of drawn samples.

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/checkpoint/config_json.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -19,30 +20,11 @@ namespace {
 using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing_support::Base;
 using testing_support::BitwiseEqual;
 using testing_support::StatusIs;
 using testing_support::TempDir;
-
-// A config of `architecture` with only what every one must say.
-json Base(const std::string& architecture) {
-  return {{"architectures", json::array({architecture})},
-          {"vocab_size", 1000},
-          {"hidden_size", 576},
-          {"intermediate_size", 1536},
-          {"num_hidden_layers", 4},
-          {"num_attention_heads", 9},
-          {"num_key_value_heads", 3},
-          {"head_dim", 64},
-          {"hidden_act", "silu"},
-          {"rms_norm_eps", 1e-5},
-          {"max_position_embeddings", 8192},
-          {"rope_theta", 100000}};
-}
-
-json With(json config, const json& changes) {
-  config.update(changes);
-  return config;
-}
+using testing_support::With;
 
 absl::StatusOr<ModelConfig> Parse(const json& config) { return ParseModelConfig(config.dump()); }
 
@@ -163,6 +145,16 @@ TEST(ModelConfigTest, SlidingWindowsAsTransformersAppliesThem) {
       {"MistralForCausalLM", json::object(), {4096, 4096, 4096, 4096}},
       {"MistralForCausalLM", {{"sliding_window", nullptr}}, {}},
       {"MistralForCausalLM", {{"sliding_window", 7}}, {7, 7, 7, 7}},
+      {"Qwen2ForCausalLM",
+       {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}},
+       {}},
+      {"Qwen3ForCausalLM",
+       {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}},
+       {}},
+      {"Qwen3ForCausalLM",
+       {{"use_sliding_window", true}, {"max_window_layers", 2}},
+       {0, 0, 4096, 4096}},
+      {"Qwen3ForCausalLM", {{"use_sliding_window", false}, {"sliding_window", 0}}, {}},
       {"Qwen2ForCausalLM", {{"sliding_window", 7}, {"max_window_layers", 0}}, {}},
       {"Qwen2ForCausalLM", {{"use_sliding_window", false}, {"sliding_window", 7}}, {}},
       {"Qwen2ForCausalLM", {{"use_sliding_window", true}, {"sliding_window", 7}}, {}},
@@ -207,9 +199,12 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
       {"LlamaForCausalLM", {{"logit_scale", 2}}, "\"logit_scale\" is not supported (value \"2\")"},
       {"LlamaForCausalLM", {{"sliding_window", 7}}, "\"sliding_window\""},
       {"LlamaForCausalLM", {{"auto_map", {{"AutoConfig", "x.Y"}}}}, "\"auto_map\""},
-      {"LlamaForCausalLM", {{"attention_dropout", 0.1}}, "attention_dropout is"},
-      {"LlamaForCausalLM", {{"pretraining_tp", 2}}, "pretraining_tp is"},
-      {"LlamaForCausalLM", {{"hidden_act", "gelu"}}, "hidden_act is"},
+      {"LlamaForCausalLM",
+       {{"hidden_act", "gelu"}},
+       "hidden_act is \"\\\"gelu\\\"\", but only \"silu\" or \"swish\" is supported"},
+      {"LlamaForCausalLM", {{"is_causal", false}}, "is_causal is"},
+      {"LlamaForCausalLM", {{"is_causal", nullptr}}, "is_causal is null"},
+      {"LlamaForCausalLM", {{"per_layer_config", {{"0", 1}}}}, "\"per_layer_config\""},
       {"LlamaForCausalLM", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor is"},
       {"LlamaForCausalLM", {{"rope_interleaved", true}}, "rope_interleaved is"},
       {"LlamaForCausalLM", {{"model_type", "mistral"}}, "model_type is"},
@@ -218,7 +213,7 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
          {"full_attention", "full_attention", "full_attention", "sliding_attention"}}},
        "layer_types[3]"},
       {"MistralForCausalLM", {{"attention_bias", true}}, "attention_bias is"},
-      {"MistralForCausalLM", {{"mlp_bias", true}}, "\"mlp_bias\""},
+      {"MistralForCausalLM", {{"mlp_bias", true}}, "mlp_bias is \"true\""},
       {"Qwen2ForCausalLM", {{"use_mrope", true}}, "use_mrope is"},
       {"Qwen2ForCausalLM", {{"attention_bias", false}}, "\"attention_bias\""},
       {"Qwen3ForCausalLM", {{"num_experts", 8}}, "\"num_experts\""},
@@ -231,8 +226,20 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
        "layer_types[0] is"},
       {"Qwen3ForCausalLM", {{"layer_types", {"full_attention"}}}, "layer_types must be"},
       {"LlamaForCausalLM",
-       {{"rope_scaling", {{"type", "yarn"}, {"factor", 4}}}},
-       "rope_scaling.rope_type is \"yarn\""},
+       {{"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}},
+       "rope_scaling.rope_type is \"dynamic\", supported: default, linear, llama3, yarn"},
+      {"Qwen3ForCausalLM",
+       {{"rope_scaling", {{"type", "yarn"}, {"factor", 0.5}}}},
+       "rope_scaling.factor is 0.5"},
+      {"Qwen3ForCausalLM",
+       {{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"attention_factor", 0}}}},
+       "attention_factor is 0"},
+      {"Qwen3ForCausalLM",
+       {{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"beta_slow", 32}}}},
+       "beta_fast is 32, expected more than beta_slow, 32"},
+      {"Qwen3ForCausalLM",
+       {{"rope_theta", 1}, {"rope_scaling", {{"type", "yarn"}, {"factor", 4}}}},
+       "rope_theta is 1, expected 1.001"},
       {"LlamaForCausalLM",
        {{"rope_scaling", {{"type", "linear"}, {"factor", 4}, {"beta", 1}}}},
        "\"rope_scaling.beta\""},
@@ -273,7 +280,6 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
       {"LlamaForCausalLM", {{"head_dim", 63}}, "head_dim is 63, expected an even number"},
       {"LlamaForCausalLM", {{"head_dim", 512}}, "head_dim is 512, expected 2 to 256"},
       {"Qwen3ForCausalLM", {{"head_dim", nullptr}}, "head_dim is missing"},
-      {"Qwen3ForCausalLM", {{"num_key_value_heads", nullptr}}, "num_key_value_heads is missing"},
       {"LlamaForCausalLM", {{"rms_norm_eps", 0}}, "rms_norm_eps is 0"},
       {"LlamaForCausalLM", {{"rms_norm_eps", "x"}}, "rms_norm_eps must be a number"},
       {"LlamaForCausalLM", {{"rope_theta", -1}}, "rope_theta is -1"},
@@ -283,6 +289,10 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
       {"LlamaForCausalLM", {{"eos_token_id", -1}}, "eos_token_id is -1"},
       {"LlamaForCausalLM", {{"bos_token_id", 1000}}, "bos_token_id is 1000"},
       {"MistralForCausalLM", {{"sliding_window", -5}}, "sliding_window is -5"},
+      {"MistralForCausalLM", {{"sliding_window", 0}}, "sliding_window is 0, expected null"},
+      {"Qwen2ForCausalLM",
+       {{"use_sliding_window", true}, {"sliding_window", 0}},
+       "sliding_window is 0, expected null"},
       {"LlamaForCausalLM",
        {{"rope_scaling", {{"type", "linear"}, {"factor", 0.5}}}},
        "rope_scaling.factor is 0.5"},
@@ -302,6 +312,10 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
   }
   EXPECT_THAT(ParseModelConfig("{\"vocab_size\":1,\"vocab_size\":2}"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("occurs twice")));
+  json missing = Base("Qwen3ForCausalLM");
+  missing.erase("num_key_value_heads");
+  EXPECT_THAT(Parse(missing), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("num_key_value_heads is missing")));
 }
 
 TEST(ModelConfigTest, CanonicalStringSeesEveryNumericField) {
@@ -319,6 +333,17 @@ TEST(ModelConfigTest, CanonicalStringSeesEveryNumericField) {
       [](ModelConfig& c) { c.rope_theta = 10000.000000000002; },
       [](ModelConfig& c) { c.rope_scaling.type = RopeType::kLinear; },
       [](ModelConfig& c) { c.rope_scaling.type = RopeType::kLlama3; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .factor = 2}; },
+      [](ModelConfig& c) {
+        c.rope_scaling = {.type = RopeType::kYarn, .original_max_position_embeddings = 8};
+      },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .beta_fast = 8}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .beta_slow = 8}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .truncate = false}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .attention_factor = 2}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .mscale = 2}; },
+      [](ModelConfig& c) { c.rope_scaling = {.type = RopeType::kYarn, .mscale_all_dim = 2}; },
       [](ModelConfig& c) { c.tie_word_embeddings = true; },
       [](ModelConfig& c) { c.qkv_bias = true; },
       [](ModelConfig& c) { c.o_bias = true; },
@@ -361,6 +386,17 @@ TEST(ModelConfigTest, WritesWhatItReads) {
                                       {"torch_dtype", "bfloat16"}}),
       With(Base("Qwen2ForCausalLM"), {{"tie_word_embeddings", true}}),
       With(Base("Qwen3ForCausalLM"), {{"attention_bias", true}, {"rms_norm_eps", 1e-6}}),
+      With(Base("Qwen3ForCausalLM"),
+           {{"rope_scaling",
+             {{"type", "yarn"}, {"factor", 4}, {"mscale", 1.5}, {"mscale_all_dim", 0.7}}}}),
+      With(Base("Qwen2ForCausalLM"), {{"rope_scaling",
+                                       {{"type", "yarn"},
+                                        {"factor", 2.5},
+                                        {"original_max_position_embeddings", 8192},
+                                        {"beta_fast", 24},
+                                        {"beta_slow", 0.5},
+                                        {"truncate", false},
+                                        {"attention_factor", 1.25}}}}),
   };
   for (const json& original : configs) {
     const TempDir dir;

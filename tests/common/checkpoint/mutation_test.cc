@@ -44,6 +44,7 @@ const char* const kFragments[] = {
     "data_offsets",
     "silu",
     "llama3",
+    "yarn",
     "\"head_dim\":3,",
     "[[[[[[[[",
 };
