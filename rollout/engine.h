@@ -38,6 +38,7 @@ namespace isobit {
 struct EngineOptions {
   std::string model_root;  // weights come from directories below it
   LoadFormat load_format = LoadFormat::kAuto;
+  LoadPolicy load_policy;
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
   SamplingLimits sampling;               // vocab_size is taken from the model

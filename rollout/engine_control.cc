@@ -114,8 +114,9 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
       update_.emplace(PendingUpdate{.update = update, .reply = std::move(reply)});
       stager_ = std::thread([this, update = std::move(update), dtypes = dtypes_] {
         const Clock::time_point start = Clock::now();
-        auto staged = StageWeights(options_.load_format, options_.model_root, update.model_path,
-                                   update.expected_digest, config_, dtypes, *runner_);
+        auto staged =
+            StageWeights(options_.load_format, options_.load_policy, options_.model_root,
+                         update.model_path, update.expected_digest, config_, dtypes, *runner_);
         const std::lock_guard stager_lock(mutex_);
         update_->stage_time = Since(start);
         update_->staged.emplace(std::move(staged));

@@ -33,6 +33,12 @@ ABSL_FLAG(std::string, model_root, ".", "Directory below which all models lie.")
 ABSL_FLAG(std::string, model, "", "Model directory to serve, relative to --model_root. Required.");
 ABSL_FLAG(std::string, load_format, "auto",
           "auto: weights from safetensors; dummy: random ones for config.json, from a seed.");
+ABSL_FLAG(std::vector<std::string>, ignore_config_fields, {},
+          "Fields of config.json, such as auto_map,rope_scaling.beta, that may be there although "
+          "isobit does not honour them. Those that are found are logged.");
+ABSL_FLAG(
+    bool, round_fp16_weights, false,
+    "Take fp16 weights and round them to bf16, which costs precision that an fp16 engine has.");
 ABSL_FLAG(int, tp_size, 4, "Tensor-parallel ranks, one thread each: 1, 2, 4 or 8.");
 ABSL_FLAG(std::string, numerics, "tree",
           "tree (the contract), or for contrast batch_invariant or vanilla.");
@@ -110,6 +116,8 @@ absl::StatusOr<EngineOptions> EngineOptionsFromFlags() {
   EngineOptions options;
   options.model_root = absl::GetFlag(FLAGS_model_root);
   ISOBIT_ASSIGN_OR_RETURN(options.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
+  options.load_policy = {.ignored_fields = absl::GetFlag(FLAGS_ignore_config_fields),
+                         .round_fp16 = absl::GetFlag(FLAGS_round_fp16_weights)};
   options.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
   ISOBIT_ASSIGN_OR_RETURN(options.runner.mode, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
   options.runner.page_size = absl::GetFlag(FLAGS_page_size);
@@ -210,7 +218,8 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
   const std::string model = absl::GetFlag(FLAGS_model);
   if (model.empty()) return absl::InvalidArgumentError("--model is required");
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(options.model_root, model));
-  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, options.model_root));
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config,
+                          LoadModelConfig(directory, options.model_root, options.load_policy));
   ISOBIT_RETURN_IF_ERROR(FitToModel(config, options));
   ISOBIT_RETURN_IF_ERROR(ChooseBackend(config, options));
   ISOBIT_LOG(Info) << ArchitectureName(config.architecture) << ", " << config.num_layers

@@ -23,12 +23,10 @@ struct StagedWeights {
 // Stages the model directory `model_path`, relative to `model_root`, to replace weights of `config`
 // and `dtypes` (empty: there are none yet). `expected_digest`: empty skips that check. Errors name
 // path and tensor: those of OpenModelAs and CheckReplacement.
-absl::StatusOr<StagedWeights> StageWeights(LoadFormat format, const std::string& model_root,
-                                           const std::string& model_path,
-                                           const std::string& expected_digest,
-                                           const ModelConfig& config,
-                                           const std::map<std::string, DType>& dtypes,
-                                           const ModelRunner& runner);
+absl::StatusOr<StagedWeights> StageWeights(
+    LoadFormat format, const LoadPolicy& policy, const std::string& model_root,
+    const std::string& model_path, const std::string& expected_digest, const ModelConfig& config,
+    const std::map<std::string, DType>& dtypes, const ModelRunner& runner);
 
 }  // namespace isobit
 

@@ -12,11 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/mapped_file.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/tensor_names.h"
 #include "tools/flip_bit.h"
 #include "tools/model_report.h"
@@ -35,6 +37,8 @@ constexpr char kUsage[] =
     "size\n"
     "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
     "digest\n"
+    "                              inspect and verify take a service's flags\n"
+    "                              --ignore_config_fields=A,B and --round_fp16_weights\n"
     "  isobit-model flip-bit DIR TENSOR INDEX BIT OUT_DIR\n"
     "                              a copy with one bit of one weight flipped; bit 0 is the "
     "lowest\n\n"
@@ -47,6 +51,8 @@ struct Arguments {
   std::vector<std::string> positional;
   std::optional<std::string> seed;
   std::optional<std::string> config;
+  std::optional<std::string> ignored_fields;  // separated by commas
+  bool round_fp16 = false;
 };
 
 absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) {
@@ -57,11 +63,17 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
       arguments.positional.push_back(word);
       continue;
     }
+    if (word == "--round_fp16_weights") {
+      arguments.round_fp16 = true;
+      continue;
+    }
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     std::optional<std::string>* option = name == "--seed"     ? &arguments.seed
                                          : name == "--config" ? &arguments.config
-                                                              : nullptr;
+                                         : name == "--ignore_config_fields"
+                                             ? &arguments.ignored_fields
+                                             : nullptr;
     if (option == nullptr) return absl::InvalidArgumentError(absl::StrCat("unknown option ", name));
     if (equals != std::string::npos) {
       *option = word.substr(equals + 1);
@@ -128,20 +140,34 @@ absl::StatusOr<std::string> MakeConfig(const Arguments& arguments) {
   return MakeWith(arguments, MakeDummyModel);
 }
 
-absl::StatusOr<std::string> InspectOrVerify(const std::string& directory, bool inspect) {
-  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
+LoadPolicy PolicyOf(const Arguments& arguments) {
+  LoadPolicy policy = {.ignored_fields = {}, .round_fp16 = arguments.round_fp16};
+  if (arguments.ignored_fields) {
+    policy.ignored_fields = absl::StrSplit(*arguments.ignored_fields, ',');
+  }
+  return policy;
+}
+
+absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool inspect) {
+  const std::string& directory = arguments.positional[0];
+  const LoadPolicy policy = PolicyOf(arguments);
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, "", policy));
   ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
   ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
+  for (const std::string& warning : Warnings(config, checkpoint)) {
+    absl::FPrintF(stderr, "isobit-model: warning: %s\n", warning);
+  }
   if (inspect) return ReportModel(config, checkpoint);
   return absl::StrCat(DigestCheckpoint(checkpoint).checkpoint, "  ", directory, "\n");
 }
 
 absl::StatusOr<std::string> Inspect(const Arguments& arguments) {
-  return InspectOrVerify(arguments.positional[0], true);
+  return InspectOrVerify(arguments, true);
 }
 
 absl::StatusOr<std::string> Verify(const Arguments& arguments) {
-  return InspectOrVerify(arguments.positional[0], false);
+  return InspectOrVerify(arguments, false);
 }
 
 absl::StatusOr<std::string> Flip(const Arguments& arguments) {
@@ -183,6 +209,10 @@ int Run(const std::vector<std::string>& words) {
   const bool makes = command->run == Make || command->run == MakeConfig;
   if (!makes && (arguments->seed || arguments->config)) {
     return UsageError("--seed and --config are for make and config");
+  }
+  const bool opens = command->run == Inspect || command->run == Verify;
+  if (!opens && (arguments->ignored_fields || arguments->round_fp16)) {
+    return UsageError("--ignore_config_fields and --round_fp16_weights are for inspect and verify");
   }
   const size_t expected = command->num_positional - (arguments->config ? 1 : 0);
   if (arguments->positional.size() != expected) {

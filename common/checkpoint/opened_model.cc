@@ -1,6 +1,7 @@
 // Opens and checks model directories. See opened_model.h.
 #include "common/checkpoint/opened_model.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/strict_json.h"
 #include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
@@ -23,18 +25,53 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
   return "it is shorter or longer";
 }
 
+// "12 of 34 tensors are F16, model.norm.weight the first", or nothing.
+std::string TensorsOf(DType dtype, const Checkpoint& checkpoint) {
+  const std::vector<Tensor>& tensors = checkpoint.tensors();
+  const auto is_one = [dtype](const Tensor& tensor) { return tensor.dtype == dtype; };
+  const auto first = std::find_if(tensors.begin(), tensors.end(), is_one);
+  if (first == tensors.end()) return "";
+  return absl::StrCat(std::count_if(first, tensors.end(), is_one), " of ", tensors.size(),
+                      " tensors are ", SafetensorsName(dtype), ", ", Quoted(first->name),
+                      " the first");
+}
+
 }  // namespace
 
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const std::string& expected_digest) {
+                                      const std::string& expected_digest,
+                                      const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
-  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root));
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
   ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
   ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
   CheckpointDigests digests = DigestCheckpoint(checkpoint);
   OpenedModel model{std::move(config), std::move(checkpoint), std::move(digests)};
   ISOBIT_RETURN_IF_ERROR(CheckDigest(model, model_path, expected_digest));
   return model;
+}
+
+absl::Status CheckRounding(const Checkpoint& checkpoint, const LoadPolicy& policy) {
+  const std::string tensors = TensorsOf(DType::kF16, checkpoint);
+  if (tensors.empty() || policy.round_fp16) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensors,
+                   ", expected BF16 or F32: isobit computes in bf16, whose rounding of fp16 "
+                   "weights makes logprobs some ten times less exact than an fp16 "
+                   "engine's; --round_fp16_weights accepts that"));
+}
+
+std::vector<std::string> Warnings(const ModelConfig& config, const Checkpoint& checkpoint) {
+  std::vector<std::string> warnings;
+  for (const std::string& field : config.ignored_fields) {
+    warnings.push_back(absl::StrCat("config.json: field ", field, " is ignored, as told"));
+  }
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    const std::string tensors = TensorsOf(dtype, checkpoint);
+    if (!tensors.empty()) warnings.push_back(absl::StrCat(tensors, ": rounded to bf16"));
+  }
+  return warnings;
 }
 
 absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,

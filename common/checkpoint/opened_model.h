@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,9 +28,17 @@ struct OpenedModel {
 // The model in `model_path`, relative to `model_root`, which neither it nor its files may leave. If
 // `expected_digest` is not empty, the weights must have it. Reads every byte of them. Errors name
 // the file, tensor or field: those of ResolveModelPath, LoadModelConfig, Checkpoint::Open and
-// ValidateCheckpoint, CheckDigest.
+// ValidateCheckpoint, CheckRounding, CheckDigest.
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const std::string& expected_digest);
+                                      const std::string& expected_digest,
+                                      const LoadPolicy& policy = {});
+
+// INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not let them be rounded.
+absl::Status CheckRounding(const Checkpoint& checkpoint, const LoadPolicy& policy);
+
+// What an operator should know of a model that was opened: fields of its config that were ignored,
+// weights that are rounded to bf16. One sentence each.
+std::vector<std::string> Warnings(const ModelConfig& config, const Checkpoint& checkpoint);
 
 // FAILED_PRECONDITION: `expected_digest` is not empty, and not the model's.
 absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,

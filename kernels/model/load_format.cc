@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
 #include "common/checkpoint/mapped_file.h"
@@ -47,10 +48,10 @@ absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::strin
   return absl::InvalidArgumentError(absl::StrCat(kSeedFile, ": seed: expected 0 to 2^64 - 1"));
 }
 
-absl::StatusOr<OpenedModel> OpenDummy(const std::string& model_root,
-                                      const std::string& model_path) {
+absl::StatusOr<OpenedModel> OpenDummy(const std::string& model_root, const std::string& model_path,
+                                      const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
-  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root));
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
   ISOBIT_RETURN_IF_ERROR(CheckNoSafetensors(directory));
   ISOBIT_ASSIGN_OR_RETURN(const uint64_t seed, ReadSeed(directory, model_root));
   std::vector<Tensor> tensors;
@@ -82,10 +83,16 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name) {
 
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path,
-                                        const std::string& expected_digest) {
-  if (format == LoadFormat::kAuto) return OpenModel(model_root, model_path, expected_digest);
-  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model, OpenDummy(model_root, model_path));
-  ISOBIT_RETURN_IF_ERROR(CheckDigest(model, model_path, expected_digest));
+                                        const std::string& expected_digest,
+                                        const LoadPolicy& policy) {
+  absl::StatusOr<OpenedModel> model =
+      format == LoadFormat::kAuto ? OpenModel(model_root, model_path, expected_digest, policy)
+                                  : OpenDummy(model_root, model_path, policy);
+  ISOBIT_RETURN_IF_ERROR(model.status());
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(*model, model_path, expected_digest));
+  for (const std::string& warning : Warnings(model->config, model->checkpoint)) {
+    ISOBIT_LOG(Warning) << model_path << ": " << warning;
+  }
   return model;
 }
 

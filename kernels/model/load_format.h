@@ -24,10 +24,11 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name);
 // safetensors, from the seed that WriteDummySeed left there, or 0; they are those that isobit-model
 // make writes for that seed, in no memory before they are read. Their digest stands for config and
 // seed, not for bytes, and is no checkpoint's. Errors as OpenModel's; INVALID_ARGUMENT besides: the
-// directory holds safetensors, or a malformed seed.
+// directory holds safetensors, or a malformed seed. Logs Warnings (opened_model.h).
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path,
-                                        const std::string& expected_digest);
+                                        const std::string& expected_digest,
+                                        const LoadPolicy& policy = {});
 
 // Writes the file that gives `directory` its seed.
 absl::Status WriteDummySeed(uint64_t seed, const std::string& directory);

@@ -299,7 +299,7 @@ TEST_P(EngineUpdateTest, FailedUpdatesLeaveTheOldWeightsServing) {
       {"truncated", StatusCode::kInvalidArgument, "model.safetensors"},
       {"oversized", StatusCode::kInvalidArgument, "model.safetensors"},
       {"mistyped", StatusCode::kInvalidArgument, "I16"},
-      {"retyped", StatusCode::kInvalidArgument, "is F16, expected BF16"},
+      {"retyped", StatusCode::kInvalidArgument, "tensors are F16"},
       {"overlapping", StatusCode::kInvalidArgument, "model.safetensors"},
       {"other", StatusCode::kInvalidArgument, "num_layers=1, expected num_layers=2"},
       {"../v2", StatusCode::kInvalidArgument, ".."},

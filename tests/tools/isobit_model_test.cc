@@ -120,6 +120,24 @@ TEST(IsobitModelTest, FailsWithStatusOneAndSaysWhy) {
   expect_failure("verify " + model, "model.safetensors");
 }
 
+TEST(IsobitModelTest, VerifiesUnderTheServicesPolicy) {
+  const TempDir dir;
+  const std::string model = dir.File("model");
+  ASSERT_EQ(RunTool("make tiny-qwen3 " + model).exit_code, 0);
+  std::string config = Bytes(model + "/config.json");
+  config.insert(config.find('{') + 1, "\"auto_map\": {\"AutoConfig\": \"x.Y\"},");
+  std::ofstream(model + "/config.json") << config;
+  const Outcome refused = RunTool("verify " + model);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.output, HasSubstr("field \"auto_map\" is not supported"));
+  EXPECT_THAT(refused.output, HasSubstr("--ignore_config_fields"));
+  const Outcome ignored = RunTool("verify " + model + " --ignore_config_fields=auto_map,other");
+  EXPECT_EQ(ignored.exit_code, 0);
+  EXPECT_THAT(ignored.output, HasSubstr("warning: config.json: field \"auto_map\""));
+  EXPECT_EQ(RunTool("verify " + model + " --ignore_config_fields=vocab_size").exit_code, 1);
+  EXPECT_EQ(RunTool("make tiny-qwen3 " + dir.File("x") + " --round_fp16_weights").exit_code, 2);
+}
+
 TEST(IsobitModelTest, ACommandLineThatMakesNoSenseExitsTwo) {
   for (const char* arguments :
        {"", "bake", "make tiny-llama", "make tiny-llama a b", "verify", "verify a --seed=1",

@@ -45,8 +45,9 @@ class GroupMember::Forwarder final : public ScoreReceiver {
 
 absl::Status GroupMember::Run() {
   const ScorerOptions& scorer = options_.scorer;
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                          OpenModelAs(scorer.load_format, scorer.model_root, options_.model, ""));
+  ISOBIT_ASSIGN_OR_RETURN(
+      const OpenedModel model,
+      OpenModelAs(scorer.load_format, scorer.model_root, options_.model, "", scorer.load_policy));
   const int64_t max_context =
       scorer.max_context > 0 ? scorer.max_context : model.config.max_position_embeddings;
   ISOBIT_RETURN_IF_ERROR(Join({.model_digest = model.digests.checkpoint,
@@ -191,9 +192,10 @@ void GroupMember::Stage(const v1::StageWeights& order) {
       const std::lock_guard lock(mutex_);
       staged_ = nullptr;  // given up; there is no room for three
     }
-    ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                            OpenModelAs(options_.scorer.load_format, options_.scorer.model_root,
-                                        order.model_path(), order.expected_digest()));
+    ISOBIT_ASSIGN_OR_RETURN(
+        const OpenedModel model,
+        OpenModelAs(options_.scorer.load_format, options_.scorer.model_root, order.model_path(),
+                    order.expected_digest(), options_.scorer.load_policy));
     // That the model may replace the old one, the leader has checked: the digest is the same.
     ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks_->Cut(model, order.weight_version()));
     const std::lock_guard lock(mutex_);

@@ -45,8 +45,9 @@ absl::Status CheckOptions(const ScorerOptions& options, const ModelConfig& confi
 
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                                      const std::string& model_path) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                          OpenModelAs(options.load_format, options.model_root, model_path, ""));
+  ISOBIT_ASSIGN_OR_RETURN(
+      const OpenedModel model,
+      OpenModelAs(options.load_format, options.model_root, model_path, "", options.load_policy));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
   if (options.local_shards == 0) options.local_shards = options.num_shards;
@@ -290,7 +291,7 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const Weight
                                                                     uint64_t version) {
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
                           OpenModelAs(options_.load_format, options_.model_root, update.model_path,
-                                      update.expected_digest));
+                                      update.expected_digest, options_.load_policy));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
   if (peers_ == nullptr) return ranks_->Cut(model, version);
   std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {

@@ -32,6 +32,7 @@ inline constexpr int kMaxShards = 64;
 struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
   LoadFormat load_format = LoadFormat::kAuto;
+  LoadPolicy load_policy;
   int num_shards = 2;    // of all processes, in [1, kMaxShards]
   int local_shards = 0;  // of this process, the first ones; 0: all
   NumericsMode numerics = NumericsMode::kTree;

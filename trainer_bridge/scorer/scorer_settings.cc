@@ -20,6 +20,12 @@ ABSL_FLAG(std::string, model, "",
           "Model directory to load first, relative to --model_root. Required.");
 ABSL_FLAG(std::string, load_format, "auto",
           "auto: weights from safetensors; dummy: random ones for config.json, from a seed.");
+ABSL_FLAG(std::vector<std::string>, ignore_config_fields, {},
+          "Fields of config.json, such as auto_map,rope_scaling.beta, that may be there although "
+          "isobit does not honour them. Those that are found are logged.");
+ABSL_FLAG(
+    bool, round_fp16_weights, false,
+    "Take fp16 weights and round them to bf16, which costs precision that an fp16 engine has.");
 ABSL_FLAG(int, shards, 2,
           "Ranks of this process, each of which holds an equal part of every layer; 1 to 64 in all "
           "processes.");
@@ -141,6 +147,8 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   if (scorer.model_root.empty()) return absl::InvalidArgumentError("--model_root is required");
   if (settings.model.empty()) return absl::InvalidArgumentError("--model is required");
   ISOBIT_ASSIGN_OR_RETURN(scorer.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
+  scorer.load_policy = {.ignored_fields = absl::GetFlag(FLAGS_ignore_config_fields),
+                        .round_fp16 = absl::GetFlag(FLAGS_round_fp16_weights)};
   ISOBIT_ASSIGN_OR_RETURN(settings.place,
                           PlaceOfProcess({.rank = absl::GetFlag(FLAGS_rank),
                                           .world_size = absl::GetFlag(FLAGS_world_size),

@@ -3,10 +3,13 @@
 #include "kernels/model/load_format.h"
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/tensor_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -33,6 +36,11 @@ class LoadFormatTest : public testing::Test {
     return OpenModelAs(LoadFormat::kDummy, root_.path(), name, expected_digest);
   }
 
+  std::string MakeDirectory(const std::string& name) {
+    std::filesystem::create_directory(root_.File(name));
+    return root_.File(name);
+  }
+
   const testing_support::TempDir root_;
 };
 
@@ -56,6 +64,51 @@ TEST_F(LoadFormatTest, EveryElementIsTheOneOfTheFiles) {
     }
     std::filesystem::remove_all(root_.File("stored"));
   }
+}
+
+TEST_F(LoadFormatTest, RoundsFp16OnlyWhenTold) {
+  const ModelConfig config = *NamedModelShape("tiny-qwen3");
+  ISOBIT_ASSERT_OK(WriteConfigJson(config, MakeDirectory("half")));
+  std::vector<std::vector<uint16_t>> halves;
+  std::vector<Tensor> tensors;
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    halves.emplace_back(spec.NumElements(), uint16_t{0x3c01});  // 1 + 2^-10, no bf16 number
+    tensors.push_back({.name = spec.name,
+                       .dtype = spec.name == kFinalNormName ? DType::kF16 : DType::kBf16,
+                       .shape = spec.shape,
+                       .data = reinterpret_cast<const uint8_t*>(halves.back().data()),
+                       .size_bytes = halves.back().size() * sizeof(uint16_t)});
+  }
+  ISOBIT_ASSERT_OK(WriteSafetensors(root_.File("half/model.safetensors"), std::move(tensors)));
+  EXPECT_THAT(OpenModelAs(LoadFormat::kAuto, root_.path(), "half", "").status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::AllOf(HasSubstr("1 of 35 tensors are F16, \"model.norm.weight\" "
+                                                "the first, expected BF16 or F32"),
+                                      HasSubstr("--round_fp16_weights"))));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel model,
+                              OpenModelAs(LoadFormat::kAuto, root_.path(), "half", "",
+                                          {.ignored_fields = {}, .round_fp16 = true}));
+  EXPECT_THAT(Warnings(model.config, model.checkpoint),
+              testing::ElementsAre("1 of 35 tensors are F16, \"model.norm.weight\" the first: "
+                                   "rounded to bf16"));
+}
+
+TEST_F(LoadFormatTest, IgnoresFieldsWhenTold) {
+  const std::string name = MakeDummy("tiny-qwen3", 1);
+  std::string text;
+  {
+    std::ifstream file(root_.File(name + "/config.json"));
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  text.insert(text.find('{') + 1, "\"auto_map\": {},");
+  std::ofstream(root_.File(name + "/config.json")) << text;
+  EXPECT_THAT(OpenDummy(name).status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                 HasSubstr("\"auto_map\" is not supported")));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(
+      const OpenedModel model,
+      OpenModelAs(LoadFormat::kDummy, root_.path(), name, "", {.ignored_fields = {"auto_map"}}));
+  EXPECT_THAT(Warnings(model.config, model.checkpoint),
+              testing::ElementsAre(HasSubstr("\"auto_map\" (value \"{}\") is ignored")));
 }
 
 TEST_F(LoadFormatTest, TheDigestTellsConfigAndSeed) {
