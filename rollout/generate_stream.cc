@@ -131,7 +131,8 @@ void GenerateStream::CheckBacklog() {
   DropBacklog();
   writer_->Finish(*done_);
   results_.Resize(kCallBytes + 2 * writer_->queued_bytes()).IgnoreError();
-  engine_.Cancel(ticket_, std::string(held.message()));
+  const std::string reason(held.message());
+  engine_.Cancel(ticket_, reason);
 }
 
 void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {

@@ -31,7 +31,7 @@ absl::Status ScoreCall::Start(const std::shared_ptr<ScoreCall>& call, ScoreReque
                               const v1::Fingerprint& fingerprint) {
   size_t bytes =
       kCallBytes + BytesOf(request, call->MaxUnreadTokens(request.options.sampling.logprobs));
-  for (const std::string& id : sequence_ids) bytes += sizeof(id) + id.capacity();
+  for (const std::string& id : sequence_ids) bytes += sizeof(std::string) + id.capacity();
   const absl::Status held = call->memory_.Resize(bytes);
   if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
   call->sequence_ids_ = std::move(sequence_ids);
