@@ -61,7 +61,8 @@ ModelConfig TinyMistral() {
   return config;
 }
 
-// Half of the frequencies divided, one blended; sequences as long as the stretched context.
+// Of its eight frequencies one is kept, one blended, six are divided; sequences fill the stretched
+// context.
 ModelConfig TinyYarn() {
   ModelConfig config = TinyQwen3();
   config.rope_scaling = {
