@@ -13,6 +13,7 @@
 #include "tests/invariance/order_dependent_ops.h"
 #include "tests/invariance/tiny_models.h"
 #include "tests/support/bitwise.h"
+#include "tests/support/test_name.h"
 
 namespace isobit::invariance {
 namespace {
@@ -167,13 +168,9 @@ TEST_P(ForwardInvarianceTest, ThreadsAndInstructionSets) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, ForwardInvarianceTest, testing::ValuesIn(TinyModelNames()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           for (char& c : name) {
-                             if (c == '-') c = '_';
-                           }
-                           return name;
-                         });
+                         testing_support::TestName);
+INSTANTIATE_TEST_SUITE_P(Witness, ForwardInvarianceTest, testing::Values("witness-deep"),
+                         testing_support::TestName);
 
 }  // namespace
 }  // namespace isobit::invariance

@@ -33,7 +33,10 @@ SamplingParams AllParameters() {
 }  // namespace
 
 std::vector<std::string> GoldenNames() {
-  return {"tiny-qwen3", "tiny-qwen2", "tiny-llama", "tiny-mistral", "smollm2"};
+  std::vector<std::string> names = TinyModelNames();
+  for (const std::string& name : WitnessModelNames()) names.push_back(name);
+  names.push_back("smollm2");
+  return names;
 }
 
 std::string GoldenModelDirectory(const std::string& name) {
@@ -41,7 +44,10 @@ std::string GoldenModelDirectory(const std::string& name) {
 }
 
 Tokens GoldenTokens(const std::string& name, const ForwardHarness& model) {
-  return model.RandomTokens(name == "smollm2" ? 60 : 600, 5);
+  const int64_t count = name == "smollm2" || name == "witness-deep" ? 60
+                        : name == "witness-long"                    ? 1700
+                                                                    : 600;
+  return model.RandomTokens(count, 5);
 }
 
 nlohmann::json GoldenDigests(const std::string& name) {
@@ -58,6 +64,7 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
   const Memory memory = ops.Allocate(bytes).value();
   EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), bytes).ok());
   std::vector<float> raw;
+  std::vector<float> entropies;
   std::vector<float> processed;
   std::vector<int32_t> drawn;
   for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
@@ -65,6 +72,7 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
     row.logits = reinterpret_cast<const float*>(memory.get()) + static_cast<int64_t>(i - 1) * vocab;
     row.target = tokens[i];
     row.raw = true;
+    row.want_entropy = true;
     LogProbRow draw;
     draw.logits = row.logits;
     draw.sampling = sampling.NextRow();
@@ -72,14 +80,37 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
     EXPECT_TRUE(ops.LogProbs({.rows = &draw, .num_rows = 1, .vocab = vocab}).ok());
     EXPECT_TRUE(row.finite && draw.finite);
     raw.push_back(row.token.logprob);
+    entropies.push_back(row.entropy);
     processed.push_back(draw.token.logprob);
     drawn.push_back(draw.token.id);
     sampling.Append(tokens[i]);
   }
   return {{"logits", Sha256Hex(logits.data(), logits.size() * sizeof(float))},
           {"raw_logprobs", Sha256Hex(raw.data(), raw.size() * sizeof(float))},
+          {"entropies", Sha256Hex(entropies.data(), entropies.size() * sizeof(float))},
           {"drawn_logprobs", Sha256Hex(processed.data(), processed.size() * sizeof(float))},
           {"drawn_tokens", Sha256Hex(drawn.data(), drawn.size() * sizeof(int32_t))}};
+}
+
+nlohmann::json ManyWeightsDigest(Ops& ops) {
+  constexpr size_t kVocab = size_t{1} << 18;
+  std::vector<float> values;
+  for (size_t top = 0; top < 8; ++top) {
+    std::vector<float> logits(kVocab);
+    for (size_t i = 0; i < kVocab; ++i)
+      logits[i] = -12.0f - static_cast<float>(i % 1021) * 0x1p-10f;
+    logits[top * kVocab / 8 + 77] = static_cast<float>(top) * 0x1p-3f;
+    const Memory memory = ops.Allocate(kVocab * sizeof(float)).value();
+    EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
+    LogProbRow row;
+    row.logits = reinterpret_cast<const float*>(memory.get());
+    row.target = 5;
+    row.raw = true;
+    row.want_entropy = true;
+    EXPECT_TRUE(ops.LogProbs({.rows = &row, .num_rows = 1, .vocab = kVocab}).ok());
+    values.insert(values.end(), {row.token.logprob, row.entropy});
+  }
+  return {{"logprobs_and_entropies", Sha256Hex(values.data(), values.size() * sizeof(float))}};
 }
 
 }  // namespace isobit::invariance

@@ -13,20 +13,24 @@
 
 namespace isobit::invariance {
 
-// The models that golden.json knows: one of each architecture, and SmolLM2.
+// The models that golden.json knows: one of each architecture, the witnesses, and SmolLM2.
 std::vector<std::string> GoldenNames();
 // Where the model lies. Only SmolLM2 may be absent.
 std::string GoldenModelDirectory(const std::string& name);
 // The tokens that its digests are of: enough, in the tiny models, for the second split of attention
-// (512 positions).
+// (512 positions), and in witness-long for the third.
 Tokens GoldenTokens(const std::string& name, const ForwardHarness& model);
 nlohmann::json GoldenDigests(const std::string& name);
 
 // The digests of `logits` [tokens, vocab]: of themselves, and, teacher-forced over the tokens
-// behind a prompt, of raw logprobs of the tokens, and of ids and processed logprobs of what would
-// be drawn.
+// behind a prompt, of raw logprobs of the tokens, of entropies, and of ids and processed logprobs
+// of what would be drawn.
 nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
                          const SequenceLogits& logits, Ops& ops);
+
+// The digest of what LogProbs makes of 2^18 logits, half of whose mass lies in weights so small
+// that the fraction bits they are cut to show in the sum. golden.json: "many-weights".
+nlohmann::json ManyWeightsDigest(Ops& ops);
 
 }  // namespace isobit::invariance
 

@@ -93,6 +93,12 @@ TEST_P(GoldenCudaTest, VanillaDiffersButNotMuch) {
   EXPECT_LT(difference, 0.01 * size);
 }
 
+TEST(GoldenRowCudaTest, ManyWeights) {
+  const auto ops = MakeCudaOps({});
+  if (!ops.ok()) GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << ops.status().message();
+  EXPECT_EQ(ManyWeightsDigest(**ops), GoldenDigests("many-weights"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, GoldenCudaTest, testing::ValuesIn(GoldenNames()),
                          testing_support::TestName);
 

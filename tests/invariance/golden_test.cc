@@ -1,7 +1,10 @@
-// The CPU backend against the golden bits (golden.h).
+// The CPU backend against the golden bits (golden.h). With GOLDEN_VALUES in the environment, the
+// logits go to files of that directory too, for mutations.py to count those that changed.
 #include "tests/invariance/golden.h"
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -11,6 +14,14 @@
 
 namespace isobit::invariance {
 namespace {
+
+void WriteValues(const std::string& name, const SequenceLogits& logits) {
+  const char* directory = std::getenv("GOLDEN_VALUES");
+  if (directory == nullptr) return;
+  std::ofstream file(std::string(directory) + "/" + name, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(logits.data()),
+             static_cast<std::streamsize>(logits.size() * sizeof(float)));
+}
 
 class GoldenTest : public testing::TestWithParam<std::string> {};
 
@@ -23,9 +34,15 @@ TEST_P(GoldenTest, DigestsHold) {
   const Tokens tokens = GoldenTokens(GetParam(), model);
   Schedule schedule;
   schedule.make_ops = [] { return MakeCpuOps({.num_threads = 2}); };
-  const nlohmann::json actual =
-      DigestsOf(model, tokens, model.Run({tokens}, schedule)[0], *schedule.make_ops());
+  const SequenceLogits logits = model.Run({tokens}, schedule)[0];
+  WriteValues(GetParam(), logits);
+  const nlohmann::json actual = DigestsOf(model, tokens, logits, *schedule.make_ops());
   EXPECT_EQ(actual, GoldenDigests(GetParam())) << "\"" << GetParam() << "\": " << actual.dump(2);
+}
+
+TEST(GoldenRowTest, ManyWeights) {
+  const nlohmann::json actual = ManyWeightsDigest(*MakeCpuOps({}));
+  EXPECT_EQ(actual, GoldenDigests("many-weights")) << "\"many-weights\": " << actual.dump(2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, testing::ValuesIn(GoldenNames()),

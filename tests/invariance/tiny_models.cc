@@ -17,7 +17,52 @@ const testing_support::TempDir& Root() {
   return root;
 }
 
+// What the witnesses share; sizes that leaves cannot share equally.
+ModelConfig Witness(Architecture architecture) {
+  ModelConfig config;
+  config.architecture = architecture;
+  config.num_kv_heads = 2;
+  config.rms_norm_eps = 1e-6f;
+  config.max_position_embeddings = 2048;
+  config.eos_token_ids = {1};
+  return config;
+}
+
+ModelConfig WitnessDeep() {
+  ModelConfig config = Witness(Architecture::kQwen3);
+  config.vocab_size = 203;
+  config.hidden_size = 604;
+  config.intermediate_size = 331;
+  config.num_layers = 16;
+  config.num_heads = 6;
+  config.head_dim = 64;
+  config.qk_norm = true;
+  config.rope_theta = 1e6;
+  return config;
+}
+
+ModelConfig WitnessLong() {
+  ModelConfig config = Witness(Architecture::kLlama);
+  config.vocab_size = 101;
+  config.hidden_size = 72;
+  config.intermediate_size = 56;
+  config.num_layers = 4;
+  config.num_heads = 8;
+  config.head_dim = 64;
+  return config;
+}
+
+ModelConfig ConfigOf(const std::string& name) {
+  if (name == "witness-deep") return WitnessDeep();
+  if (name == "witness-long") return WitnessLong();
+  const auto config = NamedModelShape(name);
+  ISOBIT_CHECK(config.ok()) << config.status().ToString();
+  return *config;
+}
+
 }  // namespace
+
+std::vector<std::string> WitnessModelNames() { return {"witness-deep", "witness-long"}; }
 
 std::vector<std::string> TinyModelNames() {
   return {"tiny-qwen3", "tiny-qwen2", "tiny-llama", "tiny-mistral"};
@@ -28,9 +73,7 @@ std::string TinyModelRoot() { return Root().path(); }
 std::string TinyModelDirectory(const std::string& name) {
   const std::string directory = Root().File(name);
   if (std::filesystem::exists(directory)) return directory;
-  const auto config = NamedModelShape(name);
-  ISOBIT_CHECK(config.ok()) << config.status().ToString();
-  const absl::Status made = MakeRandomModel(*config, kTinyModelSeed, directory);
+  const absl::Status made = MakeRandomModel(ConfigOf(name), kTinyModelSeed, directory);
   ISOBIT_CHECK(made.ok()) << made.ToString();
   return directory;
 }

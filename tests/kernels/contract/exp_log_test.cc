@@ -1,5 +1,6 @@
 // The error bounds that kernels/contract/exp_log.h states, over the whole range each function is
-// used on, and its exact values.
+// used on, its exact values, and digests of so many values that the last bit of the least
+// coefficient shows.
 #include "kernels/contract/exp_log.h"
 
 #include <algorithm>
@@ -7,7 +8,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "common/base/digest.h"
 #include "gtest/gtest.h"
 
 namespace isobit::contract {
@@ -37,6 +42,13 @@ class ErrorBound {
  private:
   double worst_ = 0;
 };
+
+// Of function(0), ..., function(count - 1).
+std::string Digest(uint32_t count, absl::FunctionRef<float(uint32_t)> function) {
+  std::vector<float> values(count);
+  for (uint32_t i = 0; i < count; ++i) values[i] = function(i);
+  return Sha256Hex(values.data(), values.size() * sizeof(float));
+}
 
 TEST(Exp2Test, RelativeError) {
   ErrorBound error;
@@ -78,6 +90,12 @@ TEST(Exp2Test, GrowsWithItsArgument) {
   }
 }
 
+TEST(Exp2Test, Digest) {
+  EXPECT_EQ(
+      Digest(1u << 22, [](uint32_t i) { return Exp2(-1.0f + static_cast<float>(i) * 0x1p-21f); }),
+      "7ed4bba03f5d730347643ef0302269d19d5a19fb285a4b339128df5e0edba941");
+}
+
 TEST(LogTest, RelativeError) {
   ErrorBound error;
   const auto check = [&error](float x) {
@@ -96,6 +114,13 @@ TEST(LogTest, ExactValues) {
   EXPECT_EQ(Log(std::bit_cast<float>(0x007fffffu)), -kInfinity);  // a subnormal counts as 0
   EXPECT_EQ(Log(kInfinity), kInfinity);
   for (const float x : {-1.0f, -kInfinity, kNan}) EXPECT_TRUE(std::isnan(Log(x))) << x;
+}
+
+TEST(LogTest, Digest) {
+  constexpr uint32_t kSqrtHalf = 0x3f3504f3;
+  EXPECT_EQ(
+      Digest(1u << 22, [](uint32_t i) { return Log(std::bit_cast<float>(kSqrtHalf + 2 * i)); }),
+      "dd6278025206a8c07918a4d61729404ef146cd6878f492332d3dc9f6b7c19d5f");
 }
 
 TEST(Log1mOfTest, RelativeError) {

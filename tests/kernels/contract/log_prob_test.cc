@@ -80,6 +80,18 @@ TEST(TokenWeightTest, IsAFractionOf2To40) {
   EXPECT_LT(TokenWeightedDistance(-1.0f, 0.0f), 0);
 }
 
+// Half of the sum lies in weights of some 2^-18, of which each loses by truncation: with a bit more
+// or less of fraction the sum would be another.
+TEST(TokenWeightTest, ManySmallWeightsShowTheirFractionBits) {
+  std::vector<float> z(int64_t{1} << 18);
+  for (size_t i = 0; i < z.size(); ++i) z[i] = -12.0f - static_cast<float>(i % 1021) * 0x1p-10f;
+  z[77] = 0.0f;
+  const VocabSum all = SumOf(z);
+  EXPECT_EQ(BitsOf(all.sum), 0x40014b21u);
+  EXPECT_EQ(BitsOf(LogProb(z[77], all)), 0xbf340507u);
+  EXPECT_EQ(BitsOf(Entropy(all)), 0x40df2665u);
+}
+
 TEST(PenaliseTest, MeansWhatUsersKnow) {
   EXPECT_EQ(Penalise(2.0f, true, 0, 2.0f, 0.5f, 0.25f), 1.0f);     // in the prompt: repetition only
   EXPECT_EQ(Penalise(-2.0f, true, 0, 2.0f, 0.5f, 0.25f), -4.0f);   // a negative logit multiplies

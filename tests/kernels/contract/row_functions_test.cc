@@ -143,5 +143,24 @@ TEST(FoldTest, TheFirstSplitPassesUnchanged) {
   EXPECT_EQ(FoldAccumulator(0.0f, -0.7f, factors), -0.7f);
 }
 
+// Of two products and their sum each rounds; one of the factors is 1.
+TEST(FoldTest, EachProductRounds) {
+  std::mt19937_64 random(4);
+  std::uniform_real_distribution<float> uniform(0.5f, 1.0f);
+  int fused_differs = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const float a = uniform(random);
+    const float b = uniform(random);
+    const FoldFactors f = {i % 2 == 0 ? 1.0f : uniform(random),
+                           i % 2 == 0 ? uniform(random) : 1.0f};
+    const float left = a * f.left;
+    const float right = b * f.right;
+    EXPECT_EQ(FoldAccumulator(a, b, f), left + right);
+    fused_differs +=
+        std::fma(a, f.left, right) != left + right || std::fma(b, f.right, left) != left + right;
+  }
+  EXPECT_GT(fused_differs, 100);
+}
+
 }  // namespace
 }  // namespace isobit::contract

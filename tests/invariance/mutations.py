@@ -1,0 +1,308 @@
+"""Do the golden tests see an error? Alters contract and CPU backend in a scratch copy, one error at a time.
+
+    python tests/invariance/mutations.py [--scratch DIR] [--jobs N] [NAME...]
+
+All errors are compiled into one build, each behind a switch that the environment sets: a run takes a build of
+some minutes, then seconds for each error. It prints a table: how many logits of the tiny models and of the
+witnesses (tiny_models.h) changed, and which tests failed. Exit status 1: an error that no test saw. Not part
+of `make test`; run it when a golden test, a witness or the contract changes. Needs numpy.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACT = "kernels/contract/"
+CPU = "kernels/cpu/"
+ROWS = CPU + "row_kernels.inc"
+TESTS = (
+    "golden_test",
+    "exp_log_test",
+    "log_prob_test",
+    "row_functions_test",
+    "noise_test",
+    "fingerprint_test",
+    "rope_test",
+)
+SWITCH = """// Which error is switched on; included into every source.
+#pragma once
+#include <cstdlib>
+namespace isobit { inline const int kMutant = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : 0; }
+"""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replaces texts of a file; where the new text says MUTANT, the switch is true."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+
+
+def edit(name: str, file: str, *edits: tuple[str, str]) -> Mutation:
+    return Mutation(name, file, edits)
+
+
+def choice(name: str, file: str, old: str, new: str) -> Mutation:
+    """Another expression."""
+    return edit(name, file, (old, f"(MUTANT ? ({new}) : ({old}))"))
+
+
+MUTATIONS = (
+    edit(
+        "leaves: units of 32 columns",
+        CONTRACT + "constants.h",
+        ("inline constexpr int kLeafUnit = 16;", "inline const int kLeafUnit = MUTANT ? 32 : 16;"),
+    ),
+    edit(
+        "leaves: o_proj in units of 16 columns",
+        CONTRACT + "leaf_plan.h",
+        (
+            "PlanLeaves(groups * columns_per_group, columns_per_group)",
+            "PlanLeaves(groups * columns_per_group, MUTANT ? 16 : columns_per_group)",
+        ),
+    ),
+    edit(
+        "leaves: chain for tree, tree for chain",
+        CPU + "linear.cc",
+        ("shape.sum == contract::LeafSum::kTree ?", "(shape.sum == contract::LeafSum::kTree) != MUTANT ?"),
+    ),
+    edit(
+        "leaves: chain for tree",
+        ROWS,
+        (
+            "  if (kind == PartSum::kTree) {",
+            "  if (kind == PartSum::kTree && !MUTANT) {",
+        ),
+    ),
+    choice(
+        "RMSNorm: halves for adjacent pairs",
+        ROWS,
+        "contract::Add(sums[2 * i], sums[2 * i + 1])",
+        "contract::Add(sums[i], sums[i + width])",
+    ),
+    edit(
+        "RMSNorm: a running sum for the tree",
+        ROWS,
+        (
+            "    for (int width = kChunkLeaves / 2;",
+            "    if (MUTANT) {\n"
+            "      for (int i = 1; i < kChunkLeaves; ++i) sums[0] = contract::Add(sums[0], sums[i]);\n"
+            "    } else for (int width = kChunkLeaves / 2;",
+        ),
+    ),
+    choice(
+        "residual: one rounding",
+        CONTRACT + "row_functions.h",
+        "FloatToBf16(Add(Bf16ToFloat(residual), Bf16ToFloat(delta)))",
+        "FloatToBf16(Add(Bf16ToFloat(residual), Add(sum, bias)))",
+    ),
+    choice(
+        "SwiGLU: g * (sigmoid * u)",
+        CONTRACT + "row_functions.h",
+        "Mul(Mul(g, Sigmoid(g)), Bf16ToFloat(up))",
+        "Mul(g, Mul(Sigmoid(g), Bf16ToFloat(up)))",
+    ),
+    choice(
+        "RoPE: multiply and subtract for fma",
+        CONTRACT + "row_functions.h",
+        "Fma(a, cosine, -Mul(b, sine))",
+        "Sub(Mul(a, cosine), Mul(b, sine))",
+    ),
+    choice(
+        "RoPE: angles rounded to fp32",
+        CONTRACT + "rope.cc",
+        "static_cast<double>(p) * static_cast<double>(frequency)",
+        "static_cast<float>(p) * frequency",
+    ),
+    edit(
+        "q_norm, k_norm: behind RoPE",
+        CPU + "attention.cc",
+        (
+            "    if (weight != nullptr) {",
+            "    const auto normalise = [&] {\n      if (weight == nullptr) return;",
+        ),
+        (
+            "      rows.normalise(head, inverse, weight, head, d);\n    }",
+            "      rows.normalise(head, inverse, weight, head, d);\n    };\n    if (!MUTANT) normalise();",
+        ),
+        ("                d / 2);\n", "                d / 2);\n    if (MUTANT) normalise();\n"),
+    ),
+    edit(
+        "attention: tiles of 64 keys",
+        CONTRACT + "constants.h",
+        (
+            "ISOBIT_HD constexpr int32_t KvTile(int32_t head_dim) { return head_dim <= 128 ?",
+            "ISOBIT_HD int32_t KvTile(int32_t head_dim) { return head_dim <= 128 && !MUTANT ?",
+        ),
+    ),
+    edit(
+        "attention: splits of 256 positions",
+        CONTRACT + "constants.h",
+        ("inline constexpr int kSplit = 512;", "inline const int kSplit = MUTANT ? 256 : 512;"),
+    ),
+    edit(
+        "attention: 4 lanes",
+        ROWS,
+        (
+            "      sums[r] = contract::Add(sums[r], scores[j + r]);",
+            "      const int lane = MUTANT ? r % 4 : r;\n"
+            "      sums[lane] = contract::Add(sums[lane], scores[j + r]);",
+        ),
+    ),
+    edit(
+        "attention: alpha behind the lanes' sums",
+        ROWS,
+        ("sums[r] = contract::Mul(row->lanes[r], alpha)", "sums[r] = MUTANT ? 0.0f : row->lanes[r] * alpha"),
+        ("row->lanes[r] = sums[r]", "row->lanes[r] = MUTANT ? row->lanes[r] * alpha + sums[r] : sums[r]"),
+    ),
+    choice(
+        "attention: (s - max) * scale",
+        ROWS,
+        "contract::Exp2(contract::Fma(scores[j], scale, -shift))",
+        "contract::Exp2(contract::Mul(contract::Sub(scores[j], max), scale))",
+    ),
+    edit(
+        "attention: splits fold right to left",
+        CPU + "attention.cc",
+        (
+            "  for (int64_t split = first_key / contract::kSplit * contract::kSplit; split < end;\n"
+            "       split += contract::kSplit) {",
+            "  const int64_t first_split = first_key / contract::kSplit * contract::kSplit;\n"
+            "  const int64_t last_split = (end - 1) / contract::kSplit * contract::kSplit;\n"
+            "  for (int64_t at = first_split; at < end; at += contract::kSplit) {\n"
+            "    const int64_t split = MUTANT ? last_split - (at - first_split) : at;",
+        ),
+    ),
+    choice(
+        "attention: fma in the fold",
+        CONTRACT + "attention.h",
+        "Add(Mul(a, f.left), Mul(b, f.right))",
+        "Fma(a, f.left, Mul(b, f.right))",
+    ),
+    choice(
+        "exp2: last bit of the last coefficient",
+        CONTRACT + "exp_log.h",
+        "Exp2Coefficient(5)",
+        "FromBits(BitsOf(Exp2Coefficient(5)) + 1u)",
+    ),
+    choice(
+        "log: last bit of the last coefficient", CONTRACT + "exp_log.h", "-0x1.38b590p-4f", "-0x1.38b592p-4f"
+    ),
+    choice(
+        "logprobs: weights of 39 bits",
+        ROWS,
+        "static_cast<int32_t>(contract::Mul(rest, 0x1p20f))",
+        "2 * static_cast<int32_t>(contract::Mul(rest, 0x1p19f))",
+    ),
+    choice(
+        "entropy: multiply and add for fma",
+        CONTRACT + "log_prob.h",
+        "Fma(Sub(a.max, max), a.sum, a.weighted_distance)",
+        "Add(Mul(Sub(a.max, max), a.sum), a.weighted_distance)",
+    ),
+    choice("noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"),
+)
+
+
+def altered_files() -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for number, mutation in enumerate(MUTATIONS, 1):
+        text = texts.get(mutation.file) or (ROOT / mutation.file).read_text()
+        for old, new in mutation.edits:
+            if text.count(old) != 1:
+                sys.exit(
+                    f"{mutation.name}: {mutation.file} has {text.count(old)} times, expected once: {old}"
+                )
+            text = text.replace(old, new.replace("MUTANT", f"(isobit::kMutant == {number})"))
+        texts[mutation.file] = text
+    return texts
+
+
+def write_tree(scratch: Path) -> None:
+    """The sources with all errors; files that an earlier run left as they should be are not touched."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    contents = {name: (ROOT / name).read_bytes() for name in names.splitlines()}
+    contents |= {name: text.encode() for name, text in altered_files().items()}
+    contents["mutant.h"] = SWITCH.encode()
+    for name, content in contents.items():
+        target = scratch / name
+        if not target.exists() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+
+def build(scratch: Path, jobs: int) -> None:
+    environment = os.environ | {"CCACHE_BASEDIR": str(scratch), "CCACHE_NOHASHDIR": "1"}
+    for command in (
+        ["cmake", "--preset", "release", f"-DCMAKE_CXX_FLAGS=-w -include {scratch / 'mutant.h'}"],
+        ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *TESTS],
+    ):
+        done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stdout + done.stderr)
+
+
+def values_of(directory: Path) -> dict[str, np.ndarray]:
+    return {path.name: np.fromfile(path, np.uint32) for path in directory.iterdir()}
+
+
+def run(scratch: Path, number: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The logits of each model under the error of that number (0: none), and the tests that fail."""
+    values = scratch / "values" / str(number)
+    shutil.rmtree(values, ignore_errors=True)
+    values.mkdir(parents=True)
+    environment = os.environ | {"MUTANT": str(number), "GOLDEN_VALUES": str(values)}
+    failed = []
+    for test in TESTS:
+        (program,) = (path for path in (scratch / "build/release/tests").rglob(test) if path.is_file())
+        done = subprocess.run([program], env=environment, capture_output=True, timeout=600)
+        if done.returncode != 0:
+            failed.append(test)
+    return values_of(values), failed
+
+
+def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray], prefix: str) -> str:
+    names = [name for name in before if name.startswith(prefix)]
+    count = sum(int((before[name] != after[name]).sum()) for name in names)
+    return f"{count} of {sum(before[name].size for name in names)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="parts of names of errors; none: all")
+    parser.add_argument("--scratch", type=Path, default=ROOT / "build" / "mutations")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    scratch = arguments.scratch.resolve()
+    write_tree(scratch)
+    build(scratch, arguments.jobs)
+    before, failed = run(scratch, 0)
+    if failed:
+        sys.exit(f"without any error {', '.join(failed)} fail")
+    models = ("tiny", "witness-deep", "witness-long")
+    print(f"| error | logits changed: {' | '.join(models)} | tests that fail |\n|{' --- |' * 5}")
+    unseen = 0
+    for number, mutation in enumerate(MUTATIONS, 1):
+        if arguments.names and not any(name in mutation.name for name in arguments.names):
+            continue
+        after, failed = run(scratch, number)
+        unseen += not failed
+        counts = (changed(before, after, prefix) for prefix in models)
+        print(f"| {mutation.name} | {' | '.join(counts)} | {', '.join(failed) or 'NONE'} |", flush=True)
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
