@@ -227,8 +227,8 @@ class Engine {
   std::array<StepInFlight, 2> slots_;  // in turn
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
-  std::vector<Emission> outbox_;  // for the emitter
-  StagedRanks retired_;           // switched to, or given up; freed without the lock
+  std::vector<Emission> outbox_;       // for the emitter
+  std::vector<StagedBlocks> retired_;  // switched to, or given up; freed without the lock
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -238,7 +238,6 @@ class Engine {
   std::unordered_map<std::string, uint64_t> tickets_;  // by request id
   uint64_t next_ticket_ = 1;
   std::shared_ptr<const WeightVersion> version_;  // of the weights that serve
-  std::map<std::string, DType> dtypes_;           // of those weights, by tensor name
   std::vector<PendingPause> pauses_;
   std::optional<PendingUpdate> update_;
   // No request expires before; it may be earlier than the first that does.

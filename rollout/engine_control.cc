@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "rollout/engine.h"
 
@@ -112,11 +113,10 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
     if (refused.ok()) {
       if (stager_.joinable()) stager_.join();  // it has nothing left to do
       update_.emplace(PendingUpdate{.update = update, .reply = std::move(reply)});
-      stager_ = std::thread([this, update = std::move(update), dtypes = dtypes_] {
+      stager_ = std::thread([this, update = std::move(update)] {
         const Clock::time_point start = Clock::now();
-        auto staged =
-            StageWeights(options_.load_format, options_.load_policy, options_.model_root,
-                         update.model_path, update.expected_digest, config_, dtypes, *runner_);
+        auto staged = StageWeights(options_.load_format, options_.load_policy, options_.model_root,
+                                   update.model_path, update.expected_digest, config_, *runner_);
         const std::lock_guard stager_lock(mutex_);
         update_->stage_time = Since(start);
         update_->staged.emplace(std::move(staged));
@@ -215,7 +215,11 @@ void Engine::SettleUpdate() {
           "in_flight_mode: WAIT needs requests that can finish, but generation is paused"));
     }
   }
-  if (IsQuiet()) SwitchWeights();
+  if (!IsQuiet()) return;
+  if (const absl::Status failed = Failpoint("weights.switch"); !failed.ok()) {
+    return FinishUpdate(failed);
+  }
+  SwitchWeights();
 }
 
 bool Engine::IsQuiet() {
@@ -240,14 +244,14 @@ void Engine::SwitchWeights() {
     scheduler_.PreemptAll();
   }
   StagedWeights& staged = **update_->staged;
-  if (const absl::Status switched = runner_->Serve(staged.ranks); !switched.ok()) {
+  if (const absl::Status switched = runner_->Serve(staged); !switched.ok()) {
     FinishUpdate(switched);
     return Fail(switched);
   }
   result.current = {.id = update_->update.weight_version.value_or(result.previous.id + 1),
                     .digest = std::move(staged.digest)};
   version_ = std::make_shared<const WeightVersion>(result.current);
-  dtypes_ = std::move(staged.dtypes);
+  static_cast<void>(Failpoint("weights.switched"));
   result.stage_time = update_->stage_time;
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "

@@ -66,10 +66,11 @@ RankMemory ModelRunner::memory() const {
   return most;
 }
 
-absl::StatusOr<StagedRanks> ModelRunner::Stage(const Checkpoint& checkpoint) const {
+absl::StatusOr<StagedWeights> ModelRunner::Stage(const TensorSource& source,
+                                                 const std::string& expected_digest) const {
   std::vector<ResidentWeights*> weights;
   for (const auto& rank : ranks_) weights.push_back(rank->executor->weights());
-  return StageBlocks(checkpoint, weights);
+  return StageBlocks(source, expected_digest, weights);
 }
 
 absl::Status ModelRunner::Launch(const ModelStep& step) {
@@ -80,8 +81,9 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
   return OnEachRank([&step](RankExecutor& rank, size_t /*r*/) { return rank.Collect(step); });
 }
 
-absl::Status ModelRunner::Serve(const StagedRanks& staged) {
-  return OnEachRank([&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged[r]); });
+absl::Status ModelRunner::Serve(const StagedWeights& staged) {
+  return OnEachRank(
+      [&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged.ranks[r]); });
 }
 
 absl::Status ModelRunner::OnEachRank(const Job& job) {

@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_source.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/model/rank_executor.h"
 
@@ -30,9 +30,6 @@ struct ModelRunnerOptions {
   int64_t max_positions = 0;  // of one sequence
   MakeRank make_rank;         // the backend
 };
-
-// Weights that do not serve yet, [rank].
-using StagedRanks = std::vector<StagedBlocks>;
 
 class ModelRunner {
  public:
@@ -50,16 +47,16 @@ class ModelRunner {
   // Of the rank with the most.
   RankMemory memory() const;
 
-  // Packs a checkpoint that ValidateCheckpoint has accepted. From one thread, any thread, even
-  // while a step runs.
-  absl::StatusOr<StagedRanks> Stage(const Checkpoint& checkpoint) const;
+  // StageBlocks for all ranks. From one thread, any thread, even while a step runs.
+  absl::StatusOr<StagedWeights> Stage(const TensorSource& source,
+                                      const std::string& expected_digest) const;
 
   // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
   // final.
   int depth() const { return ranks_.front()->executor->depth(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
-  absl::Status Serve(const StagedRanks& staged);
+  absl::Status Serve(const StagedWeights& staged);
 
  private:
   struct Rank {

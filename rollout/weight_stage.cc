@@ -1,44 +1,40 @@
 // Reads, checks and packs new weights. See weight_stage.h.
 #include "rollout/weight_stage.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
+#include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
 
-absl::StatusOr<OpenedModel> OpenReplacement(LoadFormat format, const LoadPolicy& policy,
-                                            const std::string& model_root,
-                                            const std::string& model_path,
-                                            const std::string& expected_digest,
-                                            const ModelConfig& config,
-                                            const std::map<std::string, DType>& dtypes) {
-  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model,
-                          OpenModelAs(format, model_root, model_path, expected_digest, policy));
-  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config, dtypes));
-  return model;
+absl::StatusOr<StagedWeights> Stage(LoadFormat format, const LoadPolicy& policy,
+                                    const std::string& model_root, const std::string& model_path,
+                                    const std::string& expected_digest, const ModelConfig& config,
+                                    const ModelRunner& runner) {
+  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                          OpenModelAs(format, model_root, model_path, policy));
+  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config));
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
+  ISOBIT_ASSIGN_OR_RETURN(StagedWeights staged, runner.Stage(*model.weights, expected_digest));
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
+  return staged;
 }
 
 }  // namespace
 
-absl::StatusOr<StagedWeights> StageWeights(
-    LoadFormat format, const LoadPolicy& policy, const std::string& model_root,
-    const std::string& model_path, const std::string& expected_digest, const ModelConfig& config,
-    const std::map<std::string, DType>& dtypes, const ModelRunner& runner) {
-  ISOBIT_LOG(Info) << "reading and checking the weights in " << model_path;
-  absl::StatusOr<OpenedModel> model =
-      OpenReplacement(format, policy, model_root, model_path, expected_digest, config, dtypes);
-  if (!model.ok()) {
-    return absl::Status(model.status().code(), absl::StrCat("model_path \"", model_path,
-                                                            "\": ", model.status().message()));
-  }
-  ISOBIT_ASSIGN_OR_RETURN(StagedRanks ranks, runner.Stage(model->checkpoint));
-  return StagedWeights{.ranks = std::move(ranks),
-                       .digest = std::move(model->digests.checkpoint),
-                       .dtypes = DTypesOf(model->checkpoint)};
+absl::StatusOr<StagedWeights> StageWeights(LoadFormat format, const LoadPolicy& policy,
+                                           const std::string& model_root,
+                                           const std::string& model_path,
+                                           const std::string& expected_digest,
+                                           const ModelConfig& config, const ModelRunner& runner) {
+  ISOBIT_LOG(Info) << "reading and packing the weights in " << model_path;
+  absl::StatusOr<StagedWeights> staged =
+      Stage(format, policy, model_root, model_path, expected_digest, config, runner);
+  if (staged.ok()) return staged;
+  return absl::Status(staged.status().code(),
+                      absl::StrCat("model_path \"", model_path, "\": ", staged.status().message()));
 }
 
 }  // namespace isobit

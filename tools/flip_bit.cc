@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -10,10 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/atomic_file.h"
-#include "common/checkpoint/mapped_file.h"
+#include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/safetensors.h"
 #include "tools/random_model.h"
 
@@ -35,13 +34,14 @@ std::string Describe(DType dtype, const uint8_t* element) {
   return absl::StrFormat("0x%0*x (%.9g)", static_cast<int>(2 * ItemSize(dtype)), bits, value);
 }
 
-// Writes `path` to `copy` with the bit flipped and says so; nullopt if the tensor is not in it.
-absl::StatusOr<std::optional<std::string>> CopyFlipped(const fs::path& path, const FlippedBit& what,
-                                                       const fs::path& copy) {
-  ISOBIT_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path.string()));
-  ISOBIT_ASSIGN_OR_RETURN(const std::vector<Tensor> tensors,
-                          ParseSafetensors(file.data(), file.size(), path.filename().string()));
-  for (const Tensor& tensor : tensors) {
+// Flips the bit in the safetensors file `path` and says so; nullopt if the tensor is not in it.
+absl::StatusOr<std::optional<std::string>> FlipIn(const fs::path& path, const FlippedBit& what) {
+  const std::string name = path.filename().string();
+  ISOBIT_ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path.string(), name));
+  ISOBIT_ASSIGN_OR_RETURN(const std::string head, ReadSafetensorsHead(file, name));
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<StoredTensor> tensors,
+                          ParseSafetensors(head, file.size(), name));
+  for (const auto& [tensor, offset] : tensors) {
     if (tensor.name != what.tensor) continue;
     const size_t item = ItemSize(tensor.dtype);
     if (what.index >= tensor.NumElements()) {
@@ -54,16 +54,17 @@ absl::StatusOr<std::optional<std::string>> CopyFlipped(const fs::path& path, con
                                                      SafetensorsName(tensor.dtype), ", got ",
                                                      what.bit));
     }
-    const uint8_t* element = tensor.data + what.index * item;
-    std::string changed(reinterpret_cast<const char*>(element), item);
-    changed[static_cast<size_t>(what.bit) / 8] ^= static_cast<char>(1 << (what.bit % 8));
-    const size_t offset = static_cast<size_t>(element - file.data());
-    const absl::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
-    ISOBIT_RETURN_IF_ERROR(WriteFileAtomically(
-        copy.string(), {bytes.substr(0, offset), changed, bytes.substr(offset + item)}));
-    return absl::StrCat(what.tensor, "[", what.index, "] bit ", what.bit, ": ",
-                        Describe(tensor.dtype, element), " -> ",
-                        Describe(tensor.dtype, reinterpret_cast<const uint8_t*>(changed.data())));
+    const uint64_t place = offset + what.index * item;
+    uint8_t element[sizeof(float)];
+    ISOBIT_RETURN_IF_ERROR(file.ReadAt(place, item, element));
+    const std::string before = Describe(tensor.dtype, element);
+    element[what.bit / 8] ^= static_cast<uint8_t>(1 << (what.bit % 8));
+    std::fstream out(path, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(static_cast<std::streamoff>(place));
+    out.write(reinterpret_cast<const char*>(element), static_cast<std::streamsize>(item));
+    if (!out.flush()) return absl::InternalError(absl::StrCat("cannot write ", path.string()));
+    return absl::StrCat(what.tensor, "[", what.index, "] bit ", what.bit, ": ", before, " -> ",
+                        Describe(tensor.dtype, element));
   }
   return std::nullopt;
 }
@@ -74,16 +75,12 @@ absl::StatusOr<std::string> CopyAll(const std::vector<fs::path>& files, const Fl
   std::optional<std::string> said;
   for (const fs::path& path : files) {
     const fs::path copy = fs::path(to) / path.filename();
-    if (path.extension() == ".safetensors") {
-      ISOBIT_ASSIGN_OR_RETURN(std::optional<std::string> flipped, CopyFlipped(path, what, copy));
-      if (flipped) {
-        said = std::move(flipped);
-        continue;
-      }
-    }
     std::error_code error;
     fs::copy_file(path, copy, error);
     if (error) return Failed(error, absl::StrCat("cannot copy ", path.string()));
+    if (path.extension() != ".safetensors") continue;
+    ISOBIT_ASSIGN_OR_RETURN(std::optional<std::string> flipped, FlipIn(copy, what));
+    if (flipped) said = std::move(flipped);
   }
   if (said) return *said;
   return absl::NotFoundError(absl::StrCat("no file has a tensor ", what.tensor));

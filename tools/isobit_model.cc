@@ -16,9 +16,9 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/mapped_file.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/tensor_names.h"
 #include "tools/flip_bit.h"
 #include "tools/model_report.h"
@@ -153,13 +153,15 @@ absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool ins
   const LoadPolicy policy = PolicyOf(arguments);
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, "", policy));
   ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
-  ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(config, checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
   for (const std::string& warning : Warnings(config, checkpoint)) {
     absl::FPrintF(stderr, "isobit-model: warning: %s\n", warning);
   }
-  if (inspect) return ReportModel(config, checkpoint);
-  return absl::StrCat(DigestCheckpoint(checkpoint).checkpoint, "  ", directory, "\n");
+  ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(checkpoint));
+  ISOBIT_RETURN_IF_ERROR(CheckTiedHead(config, digests));
+  if (inspect) return ReportModel(config, checkpoint, digests);
+  return absl::StrCat(digests.checkpoint, "  ", directory, "\n");
 }
 
 absl::StatusOr<std::string> Inspect(const Arguments& arguments) {

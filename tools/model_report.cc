@@ -12,7 +12,7 @@
 namespace isobit {
 namespace {
 
-void AppendSummary(const ModelConfig& config, const Checkpoint& checkpoint,
+void AppendSummary(const ModelConfig& config, const TensorSource& checkpoint,
                    const CheckpointDigests& digests, std::string& report) {
   uint64_t parameters = 0;
   uint64_t bytes = 0;
@@ -32,7 +32,7 @@ void AppendSummary(const ModelConfig& config, const Checkpoint& checkpoint,
   }
 }
 
-void AppendTensors(const Checkpoint& checkpoint, const CheckpointDigests& digests,
+void AppendTensors(const TensorSource& checkpoint, const CheckpointDigests& digests,
                    std::string& report) {
   absl::StrAppend(&report, "\ntensors: dtype, shape, digest, name\n");
   for (const Tensor& tensor : checkpoint.tensors()) {
@@ -70,8 +70,8 @@ void AppendLeaves(const ModelConfig& config, std::string& report) {
 
 }  // namespace
 
-std::string ReportModel(const ModelConfig& config, const Checkpoint& checkpoint) {
-  const CheckpointDigests digests = DigestCheckpoint(checkpoint);
+std::string ReportModel(const ModelConfig& config, const TensorSource& checkpoint,
+                        const CheckpointDigests& digests) {
   std::string report;
   AppendSummary(config, checkpoint, digests, report);
   AppendTensors(checkpoint, digests, report);

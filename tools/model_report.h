@@ -4,14 +4,16 @@
 
 #include <string>
 
-#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_reader.h"
 
 namespace isobit {
 
 // Shape, digest and fingerprints; a line for each tensor (dtype, shape, digest, name); and what
 // each rank owns at each tensor-parallel size. For people: the form may change.
-std::string ReportModel(const ModelConfig& config, const Checkpoint& checkpoint);
+std::string ReportModel(const ModelConfig& config, const TensorSource& checkpoint,
+                        const CheckpointDigests& digests);
 
 }  // namespace isobit
 

@@ -3,17 +3,16 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/check.h"
-#include "common/base/digest.h"
-#include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/strict_json.h"
 
 namespace isobit {
@@ -71,27 +70,24 @@ absl::Status CheckAgainstIndex(const std::map<std::string, std::string>& shard_o
   return absl::OkStatus();
 }
 
-void SortByName(std::vector<Tensor>& tensors) {
-  std::sort(tensors.begin(), tensors.end(),
-            [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
-}
-
 }  // namespace
 
 absl::Status Checkpoint::AddFile(const std::string& directory, const std::string& name,
                                  const std::string& root,
                                  std::map<std::string, std::string>& file_of) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string path, ResolveFileInside(directory, name, root));
-  ISOBIT_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
-  ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors,
-                          ParseSafetensors(file.data(), file.size(), name));
-  for (Tensor& tensor : tensors) {
+  ISOBIT_ASSIGN_OR_RETURN(ReadableFile file, ReadableFile::Open(path, name));
+  ISOBIT_ASSIGN_OR_RETURN(const std::string head, ReadSafetensorsHead(file, name));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<StoredTensor> tensors,
+                          ParseSafetensors(head, file.size(), name));
+  for (auto& [tensor, offset] : tensors) {
     const auto [where, added] = file_of.emplace(tensor.name, name);
     if (!added) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": tensor ", Quoted(tensor.name), " is also in ", where->second));
     }
     tensors_.push_back(std::move(tensor));
+    places_.push_back({files_.size(), offset});
   }
   files_.push_back(std::move(file));
   return absl::OkStatus();
@@ -125,49 +121,36 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory, const 
     }
     ISOBIT_RETURN_IF_ERROR(CheckAgainstIndex(shard_of, file_of));
   }
-  SortByName(checkpoint.tensors_);
+  checkpoint.SortByName();
   return checkpoint;
 }
 
-Checkpoint Checkpoint::Of(std::vector<Tensor> tensors) {
-  Checkpoint checkpoint;
-  checkpoint.tensors_ = std::move(tensors);
-  SortByName(checkpoint.tensors_);
-  return checkpoint;
+void Checkpoint::SortByName() {
+  std::vector<size_t> order(tensors_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return tensors_[a].name < tensors_[b].name; });
+  std::vector<Tensor> tensors;
+  std::vector<Place> places;
+  for (const size_t i : order) {
+    tensors.push_back(std::move(tensors_[i]));
+    places.push_back(places_[i]);
+  }
+  tensors_ = std::move(tensors);
+  places_ = std::move(places);
 }
 
-const Tensor* Checkpoint::Find(absl::string_view name) const {
-  const auto it =
-      std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                       [](const Tensor& tensor, absl::string_view n) { return tensor.name < n; });
-  return it != tensors_.end() && it->name == name ? &*it : nullptr;
+absl::Status Checkpoint::Read(size_t tensor, size_t first, size_t size, uint8_t* out) const {
+  const Place& place = places_[tensor];
+  const absl::Status read = files_[place.file].ReadAt(place.offset + first, size, out);
+  if (read.ok()) return read;
+  return absl::Status(read.code(),
+                      absl::StrCat("tensor ", Quoted(tensors_[tensor].name), ": ", read.message()));
 }
 
-CheckpointDigests DigestCheckpoint(const Checkpoint& checkpoint) {
-  CheckpointDigests digests;
-  std::vector<const Tensor*> tensors;
-  for (const Tensor& tensor : checkpoint.tensors()) {
-    tensors.push_back(&tensor);
-    digests.tensors.emplace(tensor.name, "");
-  }
-  // The largest first: what the last thread is left with is then small.
-  std::sort(tensors.begin(), tensors.end(),
-            [](const Tensor* a, const Tensor* b) { return a->size_bytes > b->size_bytes; });
-  const absl::Status done =
-      ParallelFor(tensors.size(), tensors.size(), [&](size_t item, size_t /*worker*/) {
-        digests.tensors.at(tensors[item]->name) = TensorDigest(*tensors[item]);
-        return absl::OkStatus();
-      });
-  ISOBIT_CHECK(done.ok()) << done.message();
-
-  Sha256 whole;
-  for (const auto& [name, digest] : digests.tensors) {
-    // The length in front keeps a name with a line break from reading as two entries.
-    const std::string line = absl::StrCat(name.size(), " ", name, " ", digest, "\n");
-    whole.Update(line.data(), line.size());
-  }
-  digests.checkpoint = whole.HexFinish();
-  return digests;
+absl::Status Checkpoint::CheckUnchanged() const {
+  for (const ReadableFile& file : files_) ISOBIT_RETURN_IF_ERROR(file.CheckUnchanged());
+  return absl::OkStatus();
 }
 
 absl::Status WriteSafetensorsIndex(const std::string& directory,

@@ -1,4 +1,4 @@
-// The weights of a Hugging Face model directory: one safetensors file or many with an index, mapped
+// The weights of a Hugging Face model directory: one safetensors file or many with an index, opened
 // and checked as a whole.
 #ifndef ISOBIT_COMMON_CHECKPOINT_CHECKPOINT_H_
 #define ISOBIT_COMMON_CHECKPOINT_CHECKPOINT_H_
@@ -9,14 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "common/checkpoint/mapped_file.h"
-#include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/readable_file.h"
+#include "common/checkpoint/tensor_source.h"
 
 namespace isobit {
 
-// Movable. The tensors point into file maps that the checkpoint owns. Reads are thread safe.
-class Checkpoint {
+// Movable. The headers are read once, when it is opened; the files stay open for the tensors.
+class Checkpoint final : public TensorSource {
  public:
   // Opens `model.safetensors`, or every shard that `model.safetensors.index.json` names. Files may
   // be symlinks that end inside `root` (empty: inside `directory`); for a Hugging Face cache, whose
@@ -27,32 +26,27 @@ class Checkpoint {
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const std::string& root = "");
 
-  // Of tensors that live elsewhere, and outlive it, or that generate their elements.
-  static Checkpoint Of(std::vector<Tensor> tensors);
-
-  // Sorted by name.
-  const std::vector<Tensor>& tensors() const { return tensors_; }
-
-  // Null when there is no tensor of that name.
-  const Tensor* Find(absl::string_view name) const;
+  // INVALID_ARGUMENT: a file became shorter.
+  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override;
+  // INVALID_ARGUMENT: ReadableFile::CheckUnchanged of any file.
+  absl::Status CheckUnchanged() const override;
 
  private:
+  struct Place {
+    size_t file;
+    uint64_t offset;
+  };
+
   Checkpoint() = default;
 
   absl::Status AddFile(const std::string& directory, const std::string& name,
                        const std::string& root, std::map<std::string, std::string>& file_of);
+  // Puts tensors_ and places_ into the order of the names.
+  void SortByName();
 
-  std::vector<MappedFile> files_;
-  std::vector<Tensor> tensors_;
+  std::vector<ReadableFile> files_;
+  std::vector<Place> places_;  // [tensor]
 };
-
-struct CheckpointDigests {
-  std::map<std::string, std::string> tensors;  // name -> TensorDigest
-  std::string checkpoint;  // SHA-256 of the sorted names and digests: independent of the sharding
-};
-
-// Reads every byte of the checkpoint, on all cores.
-CheckpointDigests DigestCheckpoint(const Checkpoint& checkpoint);
 
 // Writes model.safetensors.index.json for shards already in `directory`. `weight_map`: tensor name
 // -> file name.

@@ -10,9 +10,9 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/config_fields.h"
 #include "common/checkpoint/field_reader.h"
-#include "common/checkpoint/mapped_file.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/rope_parser.h"
 #include "common/checkpoint/strict_json.h"
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_directory.h"
 #include "common/checkpoint/strict_json.h"
 #include "common/checkpoint/tensor_names.h"
@@ -26,8 +27,8 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
 }
 
 // "12 of 34 tensors are F16, model.norm.weight the first", or nothing.
-std::string TensorsOf(DType dtype, const Checkpoint& checkpoint) {
-  const std::vector<Tensor>& tensors = checkpoint.tensors();
+std::string TensorsOf(DType dtype, const TensorSource& weights) {
+  const std::vector<Tensor>& tensors = weights.tensors();
   const auto is_one = [dtype](const Tensor& tensor) { return tensor.dtype == dtype; };
   const auto first = std::find_if(tensors.begin(), tensors.end(), is_one);
   if (first == tensors.end()) return "";
@@ -39,21 +40,17 @@ std::string TensorsOf(DType dtype, const Checkpoint& checkpoint) {
 }  // namespace
 
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const std::string& expected_digest,
                                       const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
   ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
-  ISOBIT_RETURN_IF_ERROR(ValidateCheckpoint(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(config, checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
-  CheckpointDigests digests = DigestCheckpoint(checkpoint);
-  OpenedModel model{std::move(config), std::move(checkpoint), std::move(digests)};
-  ISOBIT_RETURN_IF_ERROR(CheckDigest(model, model_path, expected_digest));
-  return model;
+  return OpenedModel{std::move(config), std::make_unique<Checkpoint>(std::move(checkpoint))};
 }
 
-absl::Status CheckRounding(const Checkpoint& checkpoint, const LoadPolicy& policy) {
-  const std::string tensors = TensorsOf(DType::kF16, checkpoint);
+absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy) {
+  const std::string tensors = TensorsOf(DType::kF16, weights);
   if (tensors.empty() || policy.round_fp16) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(tensors,
@@ -62,51 +59,34 @@ absl::Status CheckRounding(const Checkpoint& checkpoint, const LoadPolicy& polic
                    "engine's; --round_fp16_weights accepts that"));
 }
 
-std::vector<std::string> Warnings(const ModelConfig& config, const Checkpoint& checkpoint) {
+std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights) {
   std::vector<std::string> warnings;
   for (const std::string& field : config.ignored_fields) {
     warnings.push_back(absl::StrCat("config.json: field ", field, " is ignored, as told"));
   }
   for (const DType dtype : {DType::kF16, DType::kF32}) {
-    const std::string tensors = TensorsOf(dtype, checkpoint);
+    const std::string tensors = TensorsOf(dtype, weights);
     if (!tensors.empty()) warnings.push_back(absl::StrCat(tensors, ": rounded to bf16"));
   }
   return warnings;
 }
 
-absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,
-                         const std::string& expected_digest) {
-  if (expected_digest.empty() || model.digests.checkpoint == expected_digest) {
-    return absl::OkStatus();
+absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
+                                          const std::string& expected_digest) {
+  ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
+  if (!expected_digest.empty() && digests.checkpoint != expected_digest) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the weights have digest ", digests.checkpoint, ", expected ", expected_digest));
   }
-  return absl::FailedPreconditionError(absl::StrCat("weights in ", model_path, " have digest ",
-                                                    model.digests.checkpoint, ", expected ",
-                                                    expected_digest));
+  ISOBIT_RETURN_IF_ERROR(CheckTiedHead(config, digests));
+  return std::move(digests.checkpoint);
 }
 
-std::map<std::string, DType> DTypesOf(const Checkpoint& checkpoint) {
-  std::map<std::string, DType> dtypes;
-  for (const Tensor& tensor : checkpoint.tensors()) dtypes.emplace(tensor.name, tensor.dtype);
-  return dtypes;
-}
-
-absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config,
-                              const std::map<std::string, DType>& dtypes) {
+absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config) {
   const std::string canonical = next.config.CanonicalString();
-  if (canonical != config.CanonicalString()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("config.json states another model: ",
-                     FirstDifference(canonical, config.CanonicalString())));
-  }
-  for (const Tensor& tensor : next.checkpoint.tensors()) {
-    const auto it = dtypes.find(tensor.name);
-    if (it != dtypes.end() && it->second != tensor.dtype) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " is ",
-                                                     SafetensorsName(tensor.dtype), ", expected ",
-                                                     SafetensorsName(it->second)));
-    }
-  }
-  return absl::OkStatus();
+  if (canonical == config.CanonicalString()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "config.json states another model: ", FirstDifference(canonical, config.CanonicalString())));
 }
 
 }  // namespace isobit

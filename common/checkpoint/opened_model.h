@@ -2,14 +2,15 @@
 #ifndef ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 #define ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_reader.h"
 
 namespace isobit {
 
@@ -19,38 +20,36 @@ struct WeightVersion {
   std::string digest;  // CheckpointDigests::checkpoint
 };
 
+// Its tensors are there and have the right shapes. Their bytes are known, and their digest with
+// them, when they have been read.
 struct OpenedModel {
   ModelConfig config;
-  Checkpoint checkpoint;
-  CheckpointDigests digests;
+  std::unique_ptr<const TensorSource> weights;
 };
 
-// The model in `model_path`, relative to `model_root`, which neither it nor its files may leave. If
-// `expected_digest` is not empty, the weights must have it. Reads every byte of them. Errors name
-// the file, tensor or field: those of ResolveModelPath, LoadModelConfig, Checkpoint::Open and
-// ValidateCheckpoint, CheckRounding, CheckDigest.
+// The model in `model_path`, relative to `model_root`, which neither it nor its files may leave.
+// Reads config.json, the index and the headers. Errors name the file, tensor or field: those of
+// ResolveModelPath, LoadModelConfig, Checkpoint::Open, ValidateTensors and CheckRounding.
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const std::string& expected_digest,
                                       const LoadPolicy& policy = {});
 
 // INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not let them be rounded.
-absl::Status CheckRounding(const Checkpoint& checkpoint, const LoadPolicy& policy);
+absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy);
 
 // What an operator should know of a model that was opened: fields of its config that were ignored,
 // weights that are rounded to bf16. One sentence each.
-std::vector<std::string> Warnings(const ModelConfig& config, const Checkpoint& checkpoint);
+std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights);
 
-// FAILED_PRECONDITION: `expected_digest` is not empty, and not the model's.
-absl::Status CheckDigest(const OpenedModel& model, const std::string& model_path,
-                         const std::string& expected_digest);
+// The digest of weights of `config`, all of which `reader` has handed out; reads what is left of
+// the source. FAILED_PRECONDITION: `expected_digest` is neither empty nor the weights'. Else
+// WeightReader::Finish and CheckTiedHead.
+absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
+                                          const std::string& expected_digest);
 
-// The dtype of each tensor, by name.
-std::map<std::string, DType> DTypesOf(const Checkpoint& checkpoint);
-
-// Whether `next` may replace weights of `config` and `dtypes`. INVALID_ARGUMENT, naming the field
-// or tensor: any part of the config that can change a bit, or the dtype of a tensor, differs.
-absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config,
-                              const std::map<std::string, DType>& dtypes);
+// Whether `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: any part of
+// the config that can change a bit differs. The dtype of a tensor may: it is rounded to bf16 as at
+// load.
+absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config);
 
 }  // namespace isobit
 

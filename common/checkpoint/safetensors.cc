@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/base/digest.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/strict_json.h"
 
@@ -62,9 +62,9 @@ absl::StatusOr<std::vector<int64_t>> ParseShape(const nlohmann::json& entry) {
   return shape;
 }
 
-// One entry of the header; `data` is the start of the data section, `size` its length.
-absl::StatusOr<Tensor> ParseEntry(const std::string& name, const nlohmann::json& entry,
-                                  const uint8_t* data, size_t size) {
+// One entry of the header, with the offset in the data section, whose length is `size`.
+absl::StatusOr<StoredTensor> ParseEntry(const std::string& name, const nlohmann::json& entry,
+                                        uint64_t size) {
   if (!entry.is_object()) return absl::InvalidArgumentError("its header entry is not an object");
   for (const auto& [key, value] : entry.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {
@@ -96,31 +96,29 @@ absl::StatusOr<Tensor> ParseEntry(const std::string& name, const nlohmann::json&
         "data_offsets span ", end - begin, " bytes, but ", SafetensorsName(tensor.dtype), " ",
         ShapeString(tensor.shape), " needs ", tensor.size_bytes));
   }
-  tensor.data = data + begin;
-  return tensor;
+  return StoredTensor{std::move(tensor), begin};
 }
 
-// Sorts by offset and requires that the tensors tile data[size] exactly.
-absl::Status SortAndCheckTiling(const uint8_t* data, size_t size, const std::string& source,
-                                std::vector<Tensor>& tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) {
-    return a.data != b.data ? a.data < b.data : a.size_bytes < b.size_bytes;
+// Sorts by offset and requires that the tensors tile the `size` bytes of the data section exactly.
+absl::Status SortAndCheckTiling(uint64_t size, const std::string& source,
+                                std::vector<StoredTensor>& tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return a.offset != b.offset ? a.offset < b.offset : a.tensor.size_bytes < b.tensor.size_bytes;
   });
-  const uint8_t* expected = data;
-  for (const Tensor& tensor : tensors) {
-    if (tensor.data != expected) {
-      const bool overlaps = tensor.data < expected;
+  uint64_t expected = 0;
+  for (const StoredTensor& stored : tensors) {
+    if (stored.offset != expected) {
+      const bool overlaps = stored.offset < expected;
       return absl::InvalidArgumentError(absl::StrCat(
-          source, ": tensor ", Quoted(tensor.name), ": begins at byte ", tensor.data - data,
-          " of the data, expected ", expected - data, overlaps ? " (overlap)" : " (gap)"));
+          source, ": tensor ", Quoted(stored.tensor.name), ": begins at byte ", stored.offset,
+          " of the data, expected ", expected, overlaps ? " (overlap)" : " (gap)"));
     }
-    expected += tensor.size_bytes;
+    expected += stored.tensor.size_bytes;
   }
-  const size_t used = static_cast<size_t>(expected - data);
-  if (used == size) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(source, ": ", size - used,
+  if (expected == size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(source, ": ", size - expected,
                                                  " bytes at the end belong to no tensor (data has ",
-                                                 size, ", tensors end at ", used, ")"));
+                                                 size, ", tensors end at ", expected, ")"));
 }
 
 absl::Status CheckMetadata(const nlohmann::json& metadata, const std::string& source) {
@@ -133,22 +131,45 @@ absl::Status CheckMetadata(const nlohmann::json& metadata, const std::string& so
       absl::StrCat(source, ": __metadata__ must map strings to strings"));
 }
 
+// How long the head of a file is. `length`: its first 8 bytes, or all if there are fewer.
+absl::StatusOr<size_t> SafetensorsHeadBytes(absl::string_view length, uint64_t file_bytes,
+                                            const std::string& source) {
+  if (length.size() < kLengthBytes || file_bytes < kLengthBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        source, ": ", file_bytes, " bytes, too short for a safetensors header length"));
+  }
+  uint64_t header_bytes = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    header_bytes |= uint64_t{static_cast<uint8_t>(length[i])} << (8 * i);
+  }
+  if (header_bytes > kMaxHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": header length ", header_bytes,
+                                                   " is over the limit ", kMaxHeaderBytes));
+  }
+  if (header_bytes > file_bytes - kLengthBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": header length ", header_bytes,
+                                                   ", but only ", file_bytes - kLengthBytes,
+                                                   " bytes follow (truncated?)"));
+  }
+  return kLengthBytes + header_bytes;
+}
+
 }  // namespace
 
 std::string ShapeString(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-void Tensor::ToBf16(size_t first, size_t count, uint16_t* out) const {
-  if (generate) return generate(first, count, out);
-  ConvertToBf16(dtype, data + first * ItemSize(dtype), count, out);
-}
-
-std::string TensorDigest(const Tensor& tensor) {
+Sha256 StartTensorDigest(const Tensor& tensor) {
   const std::string head =
       absl::StrCat(SafetensorsName(tensor.dtype), " ", ShapeString(tensor.shape), "\n");
   Sha256 hash;
   hash.Update(head.data(), head.size());
+  return hash;
+}
+
+std::string TensorDigest(const Tensor& tensor) {
+  Sha256 hash = StartTensorDigest(tensor);
   hash.Update(tensor.data, tensor.size_bytes);
   return hash.HexFinish();
 }
@@ -174,51 +195,54 @@ absl::StatusOr<size_t> TensorBytes(DType dtype, const std::vector<int64_t>& shap
   return bytes;
 }
 
-absl::StatusOr<std::vector<Tensor>> ParseSafetensors(const uint8_t* data, size_t size,
-                                                     const std::string& source) {
-  if (size < kLengthBytes) {
+absl::StatusOr<std::string> ReadSafetensorsHead(const ReadableFile& file,
+                                                const std::string& source) {
+  std::string head(std::min<uint64_t>(kLengthBytes, file.size()), '\0');
+  ISOBIT_RETURN_IF_ERROR(file.ReadAt(0, head.size(), head.data()));
+  ISOBIT_ASSIGN_OR_RETURN(const size_t bytes, SafetensorsHeadBytes(head, file.size(), source));
+  const size_t known = head.size();
+  head.resize(bytes);
+  ISOBIT_RETURN_IF_ERROR(file.ReadAt(known, bytes - known, head.data() + known));
+  return head;
+}
+
+absl::StatusOr<std::vector<StoredTensor>> ParseSafetensors(absl::string_view head,
+                                                           uint64_t file_bytes,
+                                                           const std::string& source) {
+  ISOBIT_ASSIGN_OR_RETURN(const size_t head_bytes,
+                          SafetensorsHeadBytes(head.substr(0, kLengthBytes), file_bytes, source));
+  if (head.size() < head_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(source, ": ", size, " bytes, too short for a safetensors header length"));
+        absl::StrCat(source, ": a head of ", head.size(), " bytes, expected ", head_bytes));
   }
-  uint64_t header_bytes = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) header_bytes |= uint64_t{data[i]} << (8 * i);
-  if (header_bytes > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(source, ": header length ", header_bytes,
-                                                   " is over the limit ", kMaxHeaderBytes));
-  }
-  if (header_bytes > size - kLengthBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(source, ": header length ", header_bytes,
-                                                   ", but only ", size - kLengthBytes,
-                                                   " bytes follow (truncated?)"));
-  }
-  const absl::string_view text(reinterpret_cast<const char*>(data) + kLengthBytes, header_bytes);
+  const absl::string_view text = head.substr(kLengthBytes, head_bytes - kLengthBytes);
   ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json header, ParseJsonObject(text, source + ": header"));
   if (header.size() > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrCat(source, ": ", header.size(), " tensors, limit ", kMaxTensors));
   }
 
-  const uint8_t* tensor_data = data + kLengthBytes + header_bytes;
-  const size_t tensor_bytes = size - kLengthBytes - header_bytes;
-  std::vector<Tensor> tensors;
+  const uint64_t data_bytes = file_bytes - head_bytes;
+  std::vector<StoredTensor> tensors;
   tensors.reserve(header.size());
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       ISOBIT_RETURN_IF_ERROR(CheckMetadata(entry, source));
       continue;
     }
-    absl::StatusOr<Tensor> tensor =
+    absl::StatusOr<StoredTensor> tensor =
         name.empty() || name.size() > kMaxNameBytes
             ? absl::InvalidArgumentError(
                   absl::StrCat("name has ", name.size(), " bytes, expected 1 to ", kMaxNameBytes))
-            : ParseEntry(name, entry, tensor_data, tensor_bytes);
+            : ParseEntry(name, entry, data_bytes);
     if (!tensor.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(source, ": tensor ", Quoted(name), ": ", tensor.status().message()));
     }
     tensors.push_back(*std::move(tensor));
   }
-  ISOBIT_RETURN_IF_ERROR(SortAndCheckTiling(tensor_data, tensor_bytes, source, tensors));
+  ISOBIT_RETURN_IF_ERROR(SortAndCheckTiling(data_bytes, source, tensors));
+  for (StoredTensor& stored : tensors) stored.offset += head_bytes;
   return tensors;
 }
 

@@ -1,7 +1,6 @@
 // Names and shapes of decoder weights, and the comparison of a checkpoint with them.
 #include "common/checkpoint/tensor_names.h"
 
-#include <cstring>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -50,10 +49,6 @@ void AppendProblem(absl::string_view kind, const std::vector<std::string>& tenso
   if (tensors.size() > shown) absl::StrAppend(&problems, " and ", tensors.size() - shown, " more");
 }
 
-bool SameBytes(const Tensor& a, const Tensor& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && std::memcmp(a.data, b.data, a.size_bytes) == 0;
-}
-
 }  // namespace
 
 std::string LayerTensorName(int layer, absl::string_view suffix) {
@@ -77,12 +72,12 @@ std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config) {
   return specs;
 }
 
-absl::Status ValidateCheckpoint(const ModelConfig& config, const Checkpoint& checkpoint) {
-  std::vector<std::string> missing, unexpected, misshapen, untied;
+absl::Status ValidateTensors(const ModelConfig& config, const TensorSource& source) {
+  std::vector<std::string> missing, unexpected, misshapen;
   std::set<std::string> expected;
   for (const TensorSpec& spec : ExpectedTensors(config)) {
     expected.insert(spec.name);
-    const Tensor* tensor = checkpoint.Find(spec.name);
+    const Tensor* tensor = source.Find(spec.name);
     if (tensor == nullptr) {
       missing.push_back(spec.name);
     } else if (tensor->shape != spec.shape) {
@@ -90,25 +85,28 @@ absl::Status ValidateCheckpoint(const ModelConfig& config, const Checkpoint& che
                                        ShapeString(spec.shape)));
     }
   }
-  for (const Tensor& tensor : checkpoint.tensors()) {
+  for (const Tensor& tensor : source.tensors()) {
     if (expected.count(tensor.name) != 0 || absl::EndsWith(tensor.name, "rotary_emb.inv_freq")) {
       continue;
     }
-    if (config.tie_word_embeddings && tensor.name == kLmHeadName) {
-      const Tensor* embedding = checkpoint.Find(kEmbeddingName);
-      if (embedding != nullptr && !SameBytes(tensor, *embedding)) untied.push_back(tensor.name);
-      continue;
-    }
+    if (config.tie_word_embeddings && tensor.name == kLmHeadName) continue;
     unexpected.push_back(Quoted(tensor.name));
   }
   std::string problems;
   AppendProblem("missing tensors", missing, problems);
   AppendProblem("unexpected tensors", unexpected, problems);
   AppendProblem("tensors of another shape", misshapen, problems);
-  AppendProblem(
-      "tensors that differ from model.embed_tokens.weight, to which config.json ties them", untied,
-      problems);
   return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(problems);
+}
+
+absl::Status CheckTiedHead(const ModelConfig& config, const CheckpointDigests& digests) {
+  const auto head = digests.tensors.find(kLmHeadName);
+  if (!config.tie_word_embeddings || head == digests.tensors.end() ||
+      head->second == digests.tensors.at(kEmbeddingName)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", kLmHeadName, " differs from ",
+                                                 kEmbeddingName, ", to which config.json ties it"));
 }
 
 }  // namespace isobit

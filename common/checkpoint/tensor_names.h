@@ -9,8 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_reader.h"
 
 namespace isobit {
 
@@ -31,10 +32,14 @@ struct TensorSpec {
 // In the order of a forward pass. A tied config has no lm_head.
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config);
 
-// INVALID_ARGUMENT, naming up to five tensors of each kind: missing, unexpected, of another shape,
-// or an lm_head that differs from the embedding it is tied to (an equal one is accepted; use the
-// embedding). Rotary inv_freq buffers of old checkpoints are ignored.
-absl::Status ValidateCheckpoint(const ModelConfig& config, const Checkpoint& checkpoint);
+// Whether `source` has the tensors of `config`. INVALID_ARGUMENT, naming up to five tensors of each
+// kind: missing, unexpected, or of another shape. A tied config may come with an lm_head, whose
+// bytes CheckTiedHead judges; rotary inv_freq buffers of old checkpoints are ignored.
+absl::Status ValidateTensors(const ModelConfig& config, const TensorSource& source);
+
+// INVALID_ARGUMENT: an lm_head that differs from the embedding to which the config ties it. Use the
+// embedding.
+absl::Status CheckTiedHead(const ModelConfig& config, const CheckpointDigests& digests);
 
 }  // namespace isobit
 

@@ -1,7 +1,9 @@
 // Makes checkpoints out of seeds. See load_format.h.
 #include "kernels/model/load_format.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,8 +12,8 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
-#include "common/checkpoint/mapped_file.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/strict_json.h"
 #include "common/checkpoint/tensor_names.h"
 #include "kernels/model/random_weights.h"
@@ -48,28 +50,45 @@ absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::strin
   return absl::InvalidArgumentError(absl::StrCat(kSeedFile, ": seed: expected 0 to 2^64 - 1"));
 }
 
+// Weights that are nowhere stored.
+class SeededWeights final : public TensorSource {
+ public:
+  SeededWeights(const ModelConfig& config, uint64_t seed) {
+    std::vector<TensorSpec> specs = ExpectedTensors(config);
+    std::sort(specs.begin(), specs.end(),
+              [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
+    for (const TensorSpec& spec : specs) {
+      tensors_.push_back({.name = spec.name,
+                          .dtype = DType::kBf16,
+                          .shape = spec.shape,
+                          .size_bytes = spec.NumElements() * ItemSize(DType::kBf16)});
+      drawn_.emplace_back(spec, seed);
+    }
+    const std::string meaning =
+        absl::StrCat("isobit dummy weights\nseed=", seed, "\n", config.CanonicalString());
+    digest_ = Sha256Hex(meaning.data(), meaning.size());
+  }
+
+  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
+    drawn_[tensor].Draw(first / sizeof(uint16_t), size / sizeof(uint16_t),
+                        reinterpret_cast<uint16_t*>(out));
+    return absl::OkStatus();
+  }
+  std::string known_digest() const override { return digest_; }
+
+ private:
+  std::vector<RandomTensor> drawn_;  // [tensor]
+  std::string digest_;
+};
+
 absl::StatusOr<OpenedModel> OpenDummy(const std::string& model_root, const std::string& model_path,
                                       const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
   ISOBIT_RETURN_IF_ERROR(CheckNoSafetensors(directory));
   ISOBIT_ASSIGN_OR_RETURN(const uint64_t seed, ReadSeed(directory, model_root));
-  std::vector<Tensor> tensors;
-  for (const TensorSpec& spec : ExpectedTensors(config)) {
-    tensors.push_back({.name = spec.name,
-                       .dtype = DType::kBf16,
-                       .shape = spec.shape,
-                       .size_bytes = spec.NumElements() * ItemSize(DType::kBf16),
-                       .generate = [weights = RandomTensor(spec, seed)](size_t first, size_t count,
-                                                                        uint16_t* out) {
-                         weights.Draw(first, count, out);
-                       }});
-  }
-  const std::string meaning =
-      absl::StrCat("isobit dummy weights\nseed=", seed, "\n", config.CanonicalString());
-  CheckpointDigests digests = {.tensors = {},
-                               .checkpoint = Sha256Hex(meaning.data(), meaning.size())};
-  return OpenedModel{std::move(config), Checkpoint::Of(std::move(tensors)), std::move(digests)};
+  auto weights = std::make_unique<SeededWeights>(config, seed);
+  return OpenedModel{std::move(config), std::move(weights)};
 }
 
 }  // namespace
@@ -82,15 +101,11 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name) {
 }
 
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
-                                        const std::string& model_path,
-                                        const std::string& expected_digest,
-                                        const LoadPolicy& policy) {
-  absl::StatusOr<OpenedModel> model =
-      format == LoadFormat::kAuto ? OpenModel(model_root, model_path, expected_digest, policy)
-                                  : OpenDummy(model_root, model_path, policy);
-  ISOBIT_RETURN_IF_ERROR(model.status());
-  ISOBIT_RETURN_IF_ERROR(CheckDigest(*model, model_path, expected_digest));
-  for (const std::string& warning : Warnings(model->config, model->checkpoint)) {
+                                        const std::string& model_path, const LoadPolicy& policy) {
+  ISOBIT_ASSIGN_OR_RETURN(OpenedModel model, format == LoadFormat::kAuto
+                                                 ? OpenModel(model_root, model_path, policy)
+                                                 : OpenDummy(model_root, model_path, policy));
+  for (const std::string& warning : Warnings(model.config, *model.weights)) {
     ISOBIT_LOG(Warning) << model_path << ": " << warning;
   }
   return model;

@@ -27,7 +27,6 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name);
 // directory holds safetensors, or a malformed seed. Logs Warnings (opened_model.h).
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path,
-                                        const std::string& expected_digest,
                                         const LoadPolicy& policy = {});
 
 // Writes the file that gives `directory` its seed.

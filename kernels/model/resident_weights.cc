@@ -4,20 +4,21 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <thread>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
+#include "kernels/model/pack_model.h"
 
 namespace isobit {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Host memory for blocks that are packed but not yet in their place.
-constexpr size_t kMaxPackingBytes = size_t{16} << 30;
 
 Memory HostMemory(size_t bytes) {
   return Memory(AllocateAligned(bytes).release(), [](std::byte* p) { AlignedFree()(p); });
@@ -82,6 +83,7 @@ absl::Status ResidentWeights::Commit(const StagedBlocks& staged) {
     if (staged[block] == nullptr) continue;
     ISOBIT_RETURN_IF_ERROR(ops_.Copy(blocks_[block].get(), staged[block].get(),
                                      layout_.BlockBytes(static_cast<int>(block))));
+    ISOBIT_RETURN_IF_ERROR(Failpoint("weights.commit"));
   }
   return ops_.Synchronize();
 }
@@ -89,30 +91,44 @@ absl::Status ResidentWeights::Commit(const StagedBlocks& staged) {
 // One call of StageBlocks.
 class WeightStager {
  public:
-  WeightStager(const Checkpoint& checkpoint, absl::Span<ResidentWeights* const> ranks)
-      : checkpoint_(checkpoint), ranks_(ranks), staged_(ranks.size()) {}
+  explicit WeightStager(absl::Span<ResidentWeights* const> ranks)
+      : ranks_(ranks), staged_(ranks.size()) {}
 
-  absl::StatusOr<std::vector<StagedBlocks>> Run() {
+  absl::StatusOr<StagedWeights> Run(const TensorSource& source,
+                                    const std::string& expected_digest) {
+    const WeightLayout* layout = nullptr;  // of any rank: blocks have the same tensors on all
+    size_t num_ranks = 0;
     for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r] != nullptr) ISOBIT_RETURN_IF_ERROR(Plan(r));
+      if (ranks_[r] == nullptr) continue;
+      ISOBIT_RETURN_IF_ERROR(Plan(r));
+      layout = &ranks_[r]->layout_;
+      ++num_ranks;
     }
-    // The largest first, so that the threads end together; else each layer on all ranks in turn, so
-    // that all backends are kept busy.
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) {
-      return a.bytes != b.bytes ? a.bytes > b.bytes : a.block < b.block;
-    });
+    if (layout == nullptr) {
+      ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source));
+      return StagedWeights{std::move(staged_), std::move(digests.checkpoint)};
+    }
+    const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+    const size_t threads = std::min(num_ranks, cores);  // for each group of blocks
+    // One group more than the threads suffice for: some rest while a large tensor is hashed.
+    const size_t num_workers = threads == 1 ? cores : cores / threads + 1;
     size_t total = 0;
     for (const Task& task : tasks_) total += task.bytes;
     Progress progress(total);
-    scratch_.resize(NumWorkers());
-    ISOBIT_RETURN_IF_ERROR(
-        ParallelFor(tasks_.size(), scratch_.size(), [&](size_t task, size_t worker) {
-          ISOBIT_RETURN_IF_ERROR(Pack(tasks_[task], scratch_[worker]));
-          progress.Add(tasks_[task].bytes);
-          return absl::OkStatus();
-        }));
+    scratch_.resize(num_workers * threads);
+    ISOBIT_ASSIGN_OR_RETURN(
+        std::string digest,
+        PackModel(
+            source, *layout,
+            {.expected_digest = expected_digest,
+             .max_workers = num_workers,
+             .threads_per_group = threads},
+            [&](const BlockGroup& group) { return threads * LargestTask(group); },
+            [&](const BlockGroup& group, const TensorSet& tensors, size_t worker) {
+              return PackGroup(group, tensors, &scratch_[worker * threads], threads, progress);
+            }));
     progress.Finish(on_host_);
-    return std::move(staged_);
+    return StagedWeights{std::move(staged_), std::move(digest)};
   }
 
  private:
@@ -154,42 +170,58 @@ class WeightStager {
     return absl::OkStatus();
   }
 
-  // As many as the packed blocks of the largest tasks, one a worker, have room for.
-  size_t NumWorkers() const {
-    size_t count = 0;
-    size_t bytes = 0;
-    while (count < tasks_.size() && bytes + tasks_[count].bytes <= kMaxPackingBytes) {
-      bytes += tasks_[count++].bytes;
+  // The tasks of these blocks, of all ranks.
+  std::vector<const Task*> TasksOf(const BlockGroup& group) const {
+    std::vector<const Task*> tasks;
+    for (const Task& task : tasks_) {
+      if (absl::c_linear_search(group.blocks, task.block)) tasks.push_back(&task);
     }
-    return std::max<size_t>(count, 1);
+    return tasks;
   }
 
-  absl::Status Pack(const Task& task, Scratch& scratch) const {
+  size_t LargestTask(const BlockGroup& group) const {
+    size_t bytes = 0;
+    for (const Task* task : TasksOf(group)) bytes = std::max(bytes, task->bytes);
+    return bytes;
+  }
+
+  // scratch: of `threads` threads.
+  absl::Status PackGroup(const BlockGroup& group, const TensorSet& tensors, Scratch* scratch,
+                         size_t threads, Progress& progress) const {
+    const std::vector<const Task*> tasks = TasksOf(group);
+    return ParallelFor(tasks.size(), threads, [&](size_t task, size_t thread) {
+      ISOBIT_RETURN_IF_ERROR(Pack(*tasks[task], tensors, scratch[thread]));
+      progress.Add(tasks[task]->bytes);
+      return absl::OkStatus();
+    });
+  }
+
+  static absl::Status Pack(const Task& task, const TensorSet& tensors, Scratch& scratch) {
     const WeightLayout& layout = task.rank->layout_;
     Ops& ops = task.rank->ops_;
     if (task.on_host) {
-      layout.PackBlock(checkpoint_, ops, task.block, task.place);
+      layout.PackBlock(tensors, ops, task.block, task.place);
       return absl::OkStatus();
     }
     if (scratch.bytes < task.bytes) {
       scratch = {};
       scratch = {AllocateAligned(task.bytes), task.bytes};
     }
-    layout.PackBlock(checkpoint_, ops, task.block, scratch.memory.get());
+    layout.PackBlock(tensors, ops, task.block, scratch.memory.get());
     return ops.Upload(task.place, scratch.memory.get(), task.bytes);
   }
 
-  const Checkpoint& checkpoint_;
   const absl::Span<ResidentWeights* const> ranks_;
   std::vector<StagedBlocks> staged_;  // [rank]
   std::vector<Task> tasks_;
-  std::vector<Scratch> scratch_;  // [worker]
+  std::vector<Scratch> scratch_;  // [worker][thread]
   size_t on_host_ = 0;            // bytes staged in host memory
 };
 
-absl::StatusOr<std::vector<StagedBlocks>> StageBlocks(const Checkpoint& checkpoint,
-                                                      absl::Span<ResidentWeights* const> ranks) {
-  return WeightStager(checkpoint, ranks).Run();
+absl::StatusOr<StagedWeights> StageBlocks(const TensorSource& source,
+                                          const std::string& expected_digest,
+                                          absl::Span<ResidentWeights* const> ranks) {
+  return WeightStager(ranks).Run(source, expected_digest);
 }
 
 }  // namespace isobit

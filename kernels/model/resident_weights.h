@@ -4,12 +4,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/tensor_source.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
 
@@ -18,6 +19,12 @@ namespace isobit {
 // One rank's blocks of weights that do not serve yet: each in the backend's memory, in host memory
 // where that had no room, or null where Commit has nothing to copy.
 using StagedBlocks = std::vector<Memory>;
+
+// Weights of all ranks that do not serve yet.
+struct StagedWeights {
+  std::vector<StagedBlocks> ranks;
+  std::string digest;  // of exactly these weights, 64 hex digits
+};
 
 // INVARIANT: a block stays at one address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
@@ -54,12 +61,14 @@ class ResidentWeights final : public WeightSource {
   bool loaded_ = false;  // Commit has been called
 };
 
-// Packs a checkpoint that ValidateCheckpoint has accepted for all `ranks` of one model, [rank],
-// null for one without weights, on all cores, while the old weights may serve. The first weights of
-// a rank go straight to their place. One call at a time, and none beside a Commit. Errors leave the
-// weights that serve alone.
-absl::StatusOr<std::vector<StagedBlocks>> StageBlocks(const Checkpoint& checkpoint,
-                                                      absl::Span<ResidentWeights* const> ranks);
+// Reads, hashes and packs weights that ValidateTensors has accepted for all `ranks` of one model,
+// [rank], null for one without weights, on all cores, while the old weights may serve. The first
+// weights of a rank go straight to their place. `expected_digest`: empty, or what they must have.
+// One call at a time, and none beside a Commit. Errors leave the weights that serve alone:
+// PackModel's, or the backend's.
+absl::StatusOr<StagedWeights> StageBlocks(const TensorSource& source,
+                                          const std::string& expected_digest,
+                                          absl::Span<ResidentWeights* const> ranks);
 
 }  // namespace isobit
 

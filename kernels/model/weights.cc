@@ -8,8 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
@@ -30,9 +32,9 @@ class Placer {
   size_t next_ = 0;
 };
 
-const Tensor& Get(const Checkpoint& checkpoint, const std::string& name) {
-  const Tensor* tensor = checkpoint.Find(name);
-  ISOBIT_CHECK(tensor != nullptr) << name << " is missing from a validated checkpoint";
+const Tensor& Get(const TensorSet& tensors, const std::string& name) {
+  const Tensor* tensor = tensors.Find(name);
+  ISOBIT_CHECK(tensor != nullptr) << name << " is missing among the tensors of a block";
   return *tensor;
 }
 
@@ -78,9 +80,9 @@ class Stacked {
   int64_t ld() const { return ld_; }  // elements from row to row
 
  private:
-  // Needs neither conversion nor alignment: the packing can read the file's own bytes.
+  // Needs neither conversion nor alignment: the packing can read the tensor's own bytes.
   static bool IsReadable(const Tensor& tensor) {
-    return tensor.data != nullptr && tensor.dtype == DType::kBf16 &&
+    return tensor.dtype == DType::kBf16 &&
            reinterpret_cast<uintptr_t>(tensor.data) % alignof(Bf16) == 0;
   }
 
@@ -196,26 +198,38 @@ HeadWeights WeightLayout::BindHead(const std::byte* block) const {
   return {reinterpret_cast<const Bf16*>(block), {shape_.head, block + head_weight_}};
 }
 
-void WeightLayout::PackBlock(const Checkpoint& checkpoint, const Ops& ops, int block,
+std::vector<std::string> WeightLayout::TensorsOf(int block) const {
+  if (block == 0) return {kEmbeddingName};
+  if (block == head_block()) {
+    return {kFinalNormName, config_.tie_word_embeddings ? kEmbeddingName : kLmHeadName};
+  }
+  std::vector<std::string> names;
+  const std::string prefix = LayerTensorName(block - 1, "");
+  for (TensorSpec& spec : ExpectedTensors(config_)) {
+    if (absl::StartsWith(spec.name, prefix)) names.push_back(std::move(spec.name));
+  }
+  return names;
+}
+
+void WeightLayout::PackBlock(const TensorSet& tensors, const Ops& ops, int block,
                              std::byte* out) const {
   std::memset(out, 0, BlockBytes(block));
-  const std::string embedding = "model.embed_tokens.weight";
   if (block == 0) {
-    CopyBf16(Get(checkpoint, embedding), out);
+    CopyBf16(Get(tensors, kEmbeddingName), out);
   } else if (block == head_block()) {
-    CopyBf16(Get(checkpoint, "model.norm.weight"), out);
-    const std::string name = config_.tie_word_embeddings ? embedding : "lm_head.weight";
-    PackParts(shape_.head, {RowsOf(Get(checkpoint, name), shape_.vocab)}, ops, out + head_weight_);
+    CopyBf16(Get(tensors, kFinalNormName), out);
+    const std::string name = config_.tie_word_embeddings ? kEmbeddingName : kLmHeadName;
+    PackParts(shape_.head, {RowsOf(Get(tensors, name), shape_.vocab)}, ops, out + head_weight_);
   } else {
-    PackLayer(checkpoint, ops, block - 1, out);
+    PackLayer(tensors, ops, block - 1, out);
   }
 }
 
-void WeightLayout::PackLayer(const Checkpoint& checkpoint, const Ops& ops, int layer,
+void WeightLayout::PackLayer(const TensorSet& tensors, const Ops& ops, int layer,
                              std::byte* out) const {
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
   const auto get = [&](const std::string& name) -> const Tensor& {
-    return Get(checkpoint, prefix + name);
+    return Get(tensors, prefix + name);
   };
   const Interval kv_rows = Scale(shape_.kv_heads, config_.head_dim);
   const Interval q_rows = Scale(kv_rows, config_.num_heads / config_.num_kv_heads);

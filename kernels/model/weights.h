@@ -7,12 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/weight_reader.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/ops.h"
 
@@ -58,17 +59,20 @@ class WeightLayout {
   LayerWeights BindLayer(const std::byte* block) const;
   HeadWeights BindHead(const std::byte* block) const;
 
-  // Converts, cuts and packs a block out of a checkpoint that ValidateCheckpoint has accepted.
-  // `out` holds BlockBytes(block) bytes, 128-byte aligned; padding is zeroed, so equal weights give
-  // equal bytes.
-  void PackBlock(const Checkpoint& checkpoint, const Ops& ops, int block, std::byte* out) const;
+  // The names of the tensors that a block is packed from.
+  std::vector<std::string> TensorsOf(int block) const;
+
+  // Converts, cuts and packs a block out of those tensors, which a source had that ValidateTensors
+  // accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned; padding is zeroed, so equal
+  // weights give equal bytes.
+  void PackBlock(const TensorSet& tensors, const Ops& ops, int block, std::byte* out) const;
 
  private:
   struct LayerOffsets {
     size_t input_norm, post_norm, q_norm, k_norm, qkv, o, gate_up, down;
     size_t qkv_bias, o_bias, gate_up_bias, down_bias, end;
   };
-  void PackLayer(const Checkpoint& checkpoint, const Ops& ops, int layer, std::byte* out) const;
+  void PackLayer(const TensorSet& tensors, const Ops& ops, int layer, std::byte* out) const;
 
   ModelConfig config_;
   RankShape shape_;

@@ -103,7 +103,7 @@ ForwardHarness::ForwardHarness(const std::string& model_directory) {
   auto checkpoint = Checkpoint::Open(model_directory);
   ISOBIT_CHECK(checkpoint.ok()) << checkpoint.status().ToString();
   checkpoint_ = std::make_unique<Checkpoint>(*std::move(checkpoint));
-  const absl::Status valid = ValidateCheckpoint(config_, *checkpoint_);
+  const absl::Status valid = ValidateTensors(config_, *checkpoint_);
   ISOBIT_CHECK(valid.ok()) << valid.ToString();
 }
 
@@ -138,7 +138,7 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
       const std::unique_ptr<Ops> ops = schedule.make_ops();
       const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size), *ops);
       const auto weights = Must(ResidentWeights::Create(layout, *ops));
-      Must(weights->Commit(Must(StageBlocks(*checkpoint_, {weights.get()})).front()));
+      Must(weights->Commit(Must(StageBlocks(*checkpoint_, "", {weights.get()})).ranks.front()));
       const KvCache cache = Must(KvCache::Create(
           config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
       Poison(cache, config_.num_layers, *ops);

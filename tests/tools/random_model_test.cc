@@ -9,6 +9,7 @@
 #include "common/checkpoint/tensor_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tools/model_shapes.h"
@@ -24,8 +25,8 @@ std::string DigestOf(const std::string& directory) {
   EXPECT_THAT(config, testing_support::IsOk());
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
   EXPECT_THAT(checkpoint, testing_support::IsOk());
-  ISOBIT_EXPECT_OK(ValidateCheckpoint(*config, *checkpoint));
-  return DigestCheckpoint(*checkpoint).checkpoint;
+  ISOBIT_EXPECT_OK(ValidateTensors(*config, *checkpoint));
+  return DigestTensors(*checkpoint)->checkpoint;
 }
 
 TEST(ModelShapesTest, EveryShapeIsValidAndSaysWhatItIsCalled) {
@@ -83,8 +84,9 @@ TEST(RandomModelTest, WeightsHaveTheSpreadThatTheHeaderSays) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig config, NamedModelShape("tiny-qwen2"));
   ISOBIT_ASSERT_OK(MakeRandomModel(config, 1, dir.File("model")));
   ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir.File("model")));
+  const TensorSet tensors = testing_support::AllTensors(checkpoint);
   const auto expect_spread = [&](const char* name, double mean, double deviation) {
-    const Tensor& tensor = *checkpoint.Find(name);
+    const Tensor& tensor = *tensors.Find(name);
     std::vector<float> values(tensor.NumElements());
     tensor.ToFloat(values.data());
     double sum = 0;

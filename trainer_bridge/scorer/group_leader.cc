@@ -169,13 +169,19 @@ void GroupLeader::Handle(int rank, const v1::MemberMessage& message) {
     return Annotate(StatusOf(outcome), absl::StrCat("shard group, rank ", rank));
   };
   // At once: the other ranks may wait in a gather for one that has failed, up to their timeout.
-  if (message.has_ready()) LoseUnlessOk(told(message.ready()));
+  if (message.has_ready()) LoseUnlessOk(told(message.ready().outcome()));
   if (message.has_pass_done()) LoseUnlessOk(told(message.pass_done()));
   const std::lock_guard lock(mutex_);
   Member& from = member(rank);
-  if (message.has_ready()) from.ready = told(message.ready());
+  if (message.has_ready()) {
+    from.digest = message.ready().digest();
+    from.ready = told(message.ready().outcome());
+  }
   if (message.has_pass_done()) from.pass_done = told(message.pass_done());
-  if (message.has_staged()) from.staged = told(message.staged());
+  if (message.has_staged()) {
+    from.digest = message.staged().digest();
+    from.staged = told(message.staged().outcome());
+  }
   changed_.notify_all();
 }
 
@@ -255,6 +261,17 @@ absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
   order.mutable_stage()->set_serving_version(serving);
   for (const auto& member : members_) Send(*member, order);
   return WaitForAll(&Member::staged);
+}
+
+absl::Status GroupLeader::CheckDigest(const std::string& digest) {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i]->digest == digest) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("shard group, rank ", i + 1, ": digest of the weights: the leader has ",
+                     digest, ", the member ", members_[i]->digest));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupLeader::Score(const WeightVersion& version,

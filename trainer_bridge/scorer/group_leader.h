@@ -48,6 +48,7 @@ class GroupLeader final : public PeerRanks {
   absl::Status WaitUntilReady() override;
   absl::Status Stage(const std::string& model_path, uint64_t version,
                      const std::string& expected_digest, uint64_t serving) override;
+  absl::Status CheckDigest(const std::string& digest) override;
   absl::Status Score(const WeightVersion& version,
                      absl::Span<const std::vector<ScoreItem>> items) override;
   void Abort(const absl::Status& reason) override;
@@ -71,6 +72,7 @@ class GroupLeader final : public PeerRanks {
 
     bool joined = false;
     std::optional<absl::Status> ready, pass_done, staged;  // set when it answers
+    std::string digest;                                    // of what it loaded or staged last
   };
 
   GroupLeader(GroupLeaderOptions options, const GroupIdentity& identity);

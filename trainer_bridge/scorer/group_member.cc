@@ -47,19 +47,19 @@ absl::Status GroupMember::Run() {
   const ScorerOptions& scorer = options_.scorer;
   ISOBIT_ASSIGN_OR_RETURN(
       const OpenedModel model,
-      OpenModelAs(scorer.load_format, scorer.model_root, options_.model, "", scorer.load_policy));
+      OpenModelAs(scorer.load_format, scorer.model_root, options_.model, scorer.load_policy));
   const int64_t max_context =
       scorer.max_context > 0 ? scorer.max_context : model.config.max_position_embeddings;
-  ISOBIT_RETURN_IF_ERROR(Join({.model_digest = model.digests.checkpoint,
-                               .fingerprint = FingerprintOf(model.config, scorer.numerics),
-                               .max_context = max_context}));
+  ISOBIT_RETURN_IF_ERROR(Join(
+      {.fingerprint = FingerprintOf(model.config, scorer.numerics), .max_context = max_context}));
   v1::LeaderMessage message;
   absl::Status status;
   bool in_order = false;
   if (stream_->Read(&message) && message.has_welcome()) {
     status = Load(model, max_context, message.welcome().nccl_id());
     v1::MemberMessage ready;
-    *ready.mutable_ready() = MakeOutcome(status);
+    *ready.mutable_ready()->mutable_outcome() = MakeOutcome(status);
+    if (status.ok()) ready.mutable_ready()->set_digest(serving_->version.digest);
     Send(ready);
     if (status.ok()) {
       if (options_.on_ready) options_.on_ready();
@@ -114,7 +114,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .chunk_rows = scorer.chunk_rows,
                                         .make_ops = std::move(backend.make_ops),
                                         .make_gather = std::move(backend.make_gather)}));
-  ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(model, 1));
+  ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(*model.weights, "", 1));
   return absl::OkStatus();
 }
 
@@ -186,24 +186,25 @@ std::shared_ptr<const ShardedVersion> GroupMember::Serving(uint64_t version) {
 }
 
 void GroupMember::Stage(const v1::StageWeights& order) {
+  v1::MemberMessage message;
   const auto stage = [&]() -> absl::Status {
     Serving(order.serving_version());  // no pass may have run since the switch to them
     {
       const std::lock_guard lock(mutex_);
       staged_ = nullptr;  // given up; there is no room for three
     }
+    ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
+                            OpenModelAs(options_.scorer.load_format, options_.scorer.model_root,
+                                        order.model_path(), options_.scorer.load_policy));
+    ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, ranks_->config()));
     ISOBIT_ASSIGN_OR_RETURN(
-        const OpenedModel model,
-        OpenModelAs(options_.scorer.load_format, options_.scorer.model_root, order.model_path(),
-                    order.expected_digest(), options_.scorer.load_policy));
-    // That the model may replace the old one, the leader has checked: the digest is the same.
-    ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks_->Cut(model, order.weight_version()));
+        auto weights, ranks_->Cut(*model.weights, order.expected_digest(), order.weight_version()));
+    message.mutable_staged()->set_digest(weights->version.digest);
     const std::lock_guard lock(mutex_);
     staged_ = std::move(weights);
     return absl::OkStatus();
   };
-  v1::MemberMessage message;
-  *message.mutable_staged() = MakeOutcome(stage());
+  *message.mutable_staged()->mutable_outcome() = MakeOutcome(stage());
   Send(message);
 }
 

@@ -45,7 +45,6 @@ TokenScores TokensOf(const v1::ScoredTokens& tokens) {
 v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_size,
                                     int local_ranks) {
   v1::GroupIdentity message;
-  message.set_model_digest(identity.model_digest);
   message.set_fingerprint(identity.fingerprint);
   message.set_max_context(identity.max_context);
   message.set_world_size(world_size);
@@ -59,8 +58,6 @@ absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupId
   ISOBIT_RETURN_IF_ERROR(CheckSame("world size", expected.world_size(), actual.world_size()));
   ISOBIT_RETURN_IF_ERROR(
       CheckSame("shards of a process", expected.local_ranks(), actual.local_ranks()));
-  ISOBIT_RETURN_IF_ERROR(
-      CheckSame("digest of the weights", expected.model_digest(), actual.model_digest()));
   ISOBIT_RETURN_IF_ERROR(
       CheckSame("fingerprint of the numerics", expected.fingerprint(), actual.fingerprint()));
   return CheckSame("max_context", expected.max_context(), actual.max_context());

@@ -14,10 +14,9 @@
 
 namespace isobit::scorer {
 
-// What must be the same in all processes of a group.
+// What must be the same in all processes of a group before they load weights.
 struct GroupIdentity {
-  std::string model_digest;  // of the first weights
-  std::string fingerprint;   // of config and numerics
+  std::string fingerprint;  // of config and numerics
   int64_t max_context = 0;
 };
 
@@ -32,9 +31,14 @@ class PeerRanks {
 
   // Has all load other weights beside version `serving`, and waits for that; passes of that version
   // go on meanwhile. Weights that were staged before and are of neither version are not needed any
-  // more. An error leaves the old weights serving.
+  // more. An error leaves the old weights serving. `expected_digest`: empty, or what they must
+  // have.
   virtual absl::Status Stage(const std::string& model_path, uint64_t version,
                              const std::string& expected_digest, uint64_t serving) = 0;
+
+  // Whether what each has loaded, or staged, last has this digest. FAILED_PRECONDITION, naming who
+  // has read other weights; not final.
+  virtual absl::Status CheckDigest(const std::string& digest) = 0;
 
   // One pass, as ShardRanks::Score: items[i] are those of the i-th of these ranks. Weights that
   // were staged before and are older than `version` are not needed any more.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "kernels/model/numerics.h"
@@ -47,15 +48,14 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
                                                      const std::string& model_path) {
   ISOBIT_ASSIGN_OR_RETURN(
       const OpenedModel model,
-      OpenModelAs(options.load_format, options.model_root, model_path, "", options.load_policy));
+      OpenModelAs(options.load_format, options.model_root, model_path, options.load_policy));
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
   if (options.local_shards == 0) options.local_shards = options.num_shards;
   std::shared_ptr<PeerRanks> peers;
   if (options.local_shards < options.num_shards) {
     ISOBIT_ASSIGN_OR_RETURN(
-        peers, options.assemble({.model_digest = model.digests.checkpoint,
-                                 .fingerprint = FingerprintOf(model.config, options.numerics),
+        peers, options.assemble({.fingerprint = FingerprintOf(model.config, options.numerics),
                                  .max_context = options.max_context}));
   }
   absl::StatusOr<std::unique_ptr<Scorer>> scorer = Start(std::move(options), model, peers);
@@ -77,16 +77,18 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                         .chunk_rows = options.chunk_rows,
                                         .make_ops = options.make_ops,
                                         .make_gather = options.make_gather}));
-  ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(model, 1));
-  if (peers != nullptr) ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
-  return std::unique_ptr<Scorer>(new Scorer(std::move(options), model, std::move(ranks),
-                                            std::move(peers), std::move(weights)));
+  ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(*model.weights, "", 1));
+  if (peers != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
+    ISOBIT_RETURN_IF_ERROR(peers->CheckDigest(weights->version.digest));
+  }
+  return std::unique_ptr<Scorer>(
+      new Scorer(std::move(options), std::move(ranks), std::move(peers), std::move(weights)));
 }
 
-Scorer::Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
+Scorer::Scorer(ScorerOptions options, std::unique_ptr<ShardRanks> ranks,
                std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights)
     : options_(std::move(options)),
-      dtypes_(DTypesOf(model.checkpoint)),
       ranks_(std::move(ranks)),
       peers_(std::move(peers)),
       weights_(std::move(weights)) {
@@ -291,14 +293,22 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const Weight
                                                                     uint64_t version) {
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
                           OpenModelAs(options_.load_format, options_.model_root, update.model_path,
-                                      update.expected_digest, options_.load_policy));
-  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config(), dtypes_));
-  if (peers_ == nullptr) return ranks_->Cut(model, version);
-  std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
-    return peers_->Stage(update.model_path, version, model.digests.checkpoint, this->version().id);
-  });
-  absl::StatusOr<std::shared_ptr<const ShardedVersion>> here = ranks_->Cut(model, version);
-  ISOBIT_RETURN_IF_ERROR(elsewhere.get());
+                                      options_.load_policy));
+  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config()));
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
+  std::future<absl::Status> elsewhere;
+  if (peers_ != nullptr) {
+    elsewhere = std::async(std::launch::async, [&] {
+      return peers_->Stage(update.model_path, version, update.expected_digest, this->version().id);
+    });
+  }
+  ISOBIT_ASSIGN_OR_RETURN(std::shared_ptr<const ShardedVersion> here,
+                          ranks_->Cut(*model.weights, update.expected_digest, version));
+  if (peers_ != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(elsewhere.get());
+    ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(here->version.digest));
+  }
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
   return here;
 }
 
@@ -330,10 +340,12 @@ absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedV
     return false;
   });
 
+  if (status.ok()) status = Failpoint("weights.switch");
   if (status.ok()) {
     result.previous = weights_->version;
     result.current = next->version;
     weights_.swap(next);
+    static_cast<void>(Failpoint("weights.commit"));
     ISOBIT_LOG(Info) << "weights: version " << result.current.id << ", digest "
                      << result.current.digest;
   }
@@ -349,6 +361,7 @@ absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedV
   changed_.notify_all();
   lock.unlock();  // the old weights are freed outside the lock
   if (!status.ok()) return status;
+  static_cast<void>(Failpoint("weights.switched"));
   return result;
 }
 

@@ -133,8 +133,8 @@ class Scorer {
   static absl::StatusOr<std::unique_ptr<Scorer>> Start(ScorerOptions options,
                                                        const OpenedModel& model,
                                                        std::shared_ptr<PeerRanks> peers);
-  Scorer(ScorerOptions options, const OpenedModel& model, std::unique_ptr<ShardRanks> ranks,
-         std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights);
+  Scorer(ScorerOptions options, std::unique_ptr<ShardRanks> ranks, std::shared_ptr<PeerRanks> peers,
+         std::shared_ptr<const ShardedVersion> weights);
 
   void Run();
   RankItems TakeBatch();
@@ -156,7 +156,6 @@ class Scorer {
                                             const WeightUpdate& update);
 
   const ScorerOptions options_;
-  const std::map<std::string, DType> dtypes_;
   const std::unique_ptr<ShardRanks> ranks_;
   const std::shared_ptr<PeerRanks> peers_;  // null: all ranks are of this process
 

@@ -83,15 +83,15 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(const OpenedModel& model,
-                                                                      uint64_t version) const {
-  auto weights = std::make_shared<ShardedVersion>();
-  weights->version.id = version;
-  weights->version.digest = model.digests.checkpoint;
+absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(
+    const TensorSource& source, const std::string& expected_digest, uint64_t version) const {
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Ops>> ops, MakeOps());
-  ISOBIT_ASSIGN_OR_RETURN(
-      weights->ranks,
-      CutIntoShards(*layout_, model.checkpoint, options_.num_shards, options_.first_rank, ops));
+  ISOBIT_ASSIGN_OR_RETURN(CutWeights cut,
+                          CutIntoShards(*layout_, source, expected_digest, options_.num_shards,
+                                        options_.first_rank, ops));
+  auto weights = std::make_shared<ShardedVersion>();
+  weights->version = {.id = version, .digest = std::move(cut.digest)};
+  weights->ranks = std::move(cut.ranks);
   return weights;
 }
 

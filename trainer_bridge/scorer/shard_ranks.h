@@ -59,9 +59,11 @@ class ShardRanks {
   ShardRanks(const ShardRanks&) = delete;
   ShardRanks& operator=(const ShardRanks&) = delete;
 
-  // Packs and cuts weights of this model, which ValidateCheckpoint has accepted. Any thread, even
-  // while a pass runs. Errors: as CutIntoShards.
-  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(const OpenedModel& model,
+  // Reads, packs and cuts weights of this model, which ValidateTensors has accepted; the version's
+  // digest is that of what was packed. Any thread, even while a pass runs. Errors: as
+  // CutIntoShards.
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(const TensorSource& source,
+                                                            const std::string& expected_digest,
                                                             uint64_t version) const;
 
   // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error, of a

@@ -7,15 +7,15 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
+#include "kernels/model/pack_model.h"
 
 namespace isobit::scorer {
 namespace {
 
 constexpr size_t kAlignment = 256;
 
-// Blocks that are packed at one time, each on a thread and in host memory of its own.
+// Groups of blocks that are packed at one time, each on a thread and in host memory of its own.
 constexpr size_t kMaxPackers = 8;
 
 size_t ShardBytes(size_t block_bytes, int num_ranks) {
@@ -46,37 +46,45 @@ absl::StatusOr<RankShards> RankShards::Allocate(const WeightLayout& layout, int 
   return shards;
 }
 
-absl::StatusOr<std::vector<RankShards>> CutIntoShards(const WeightLayout& layout,
-                                                      const Checkpoint& checkpoint, int num_ranks,
-                                                      int first_rank,
-                                                      absl::Span<const std::unique_ptr<Ops>> ops) {
-  std::vector<RankShards> ranks;
+absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
+                                         const std::string& expected_digest, int num_ranks,
+                                         int first_rank,
+                                         absl::Span<const std::unique_ptr<Ops>> ops) {
+  CutWeights cut;
   for (const std::unique_ptr<Ops>& rank_ops : ops) {
     ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *rank_ops));
-    ranks.push_back(std::move(shards));
+    cut.ranks.push_back(std::move(shards));
   }
-  const auto num_blocks = static_cast<size_t>(layout.num_blocks());
+  const size_t full_bytes = GatheredBytes(layout, num_ranks);
   AlignedBytes full_blocks[kMaxPackers];
   std::mutex copying;  // backends serve one thread at a time
-  ISOBIT_RETURN_IF_ERROR(
-      ParallelFor(num_blocks, kMaxPackers, [&](size_t item, size_t packer) -> absl::Status {
-        // The head and the embedding, by far the largest, go first.
-        const int block = static_cast<int>((item + num_blocks - 1) % num_blocks);
-        AlignedBytes& full = full_blocks[packer];
-        if (full == nullptr) full = AllocateAligned(GatheredBytes(layout, num_ranks));
-        const size_t bytes = layout.BlockBytes(block);
-        const size_t shard_bytes = ShardBytes(bytes, num_ranks);
-        std::memset(full.get() + bytes, 0, shard_bytes * static_cast<size_t>(num_ranks) - bytes);
-        layout.PackBlock(checkpoint, *ops.front(), block, full.get());
-        const std::byte* shard = full.get() + static_cast<size_t>(first_rank) * shard_bytes;
-        const std::lock_guard lock(copying);
-        for (size_t r = 0; r < ranks.size(); ++r, shard += shard_bytes) {
-          ISOBIT_RETURN_IF_ERROR(ops[r]->Copy(ranks[r].shard(block), shard, shard_bytes));
-        }
-        for (const auto& rank_ops : ops) ISOBIT_RETURN_IF_ERROR(rank_ops->Synchronize());
-        return absl::OkStatus();
-      }));
-  return ranks;
+  const auto cut_block = [&](int block, const TensorSet& tensors, std::byte* full) -> absl::Status {
+    const size_t bytes = layout.BlockBytes(block);
+    const size_t shard_bytes = ShardBytes(bytes, num_ranks);
+    std::memset(full + bytes, 0, shard_bytes * static_cast<size_t>(num_ranks) - bytes);
+    layout.PackBlock(tensors, *ops.front(), block, full);
+    const std::byte* shard = full + static_cast<size_t>(first_rank) * shard_bytes;
+    const std::lock_guard lock(copying);
+    for (size_t r = 0; r < cut.ranks.size(); ++r, shard += shard_bytes) {
+      ISOBIT_RETURN_IF_ERROR(ops[r]->Copy(cut.ranks[r].shard(block), shard, shard_bytes));
+    }
+    for (const auto& rank_ops : ops) ISOBIT_RETURN_IF_ERROR(rank_ops->Synchronize());
+    return absl::OkStatus();
+  };
+  ISOBIT_ASSIGN_OR_RETURN(
+      cut.digest,
+      PackModel(
+          source, layout, {.expected_digest = expected_digest, .max_workers = kMaxPackers},
+          [&](const BlockGroup&) { return full_bytes; },
+          [&](const BlockGroup& group, const TensorSet& tensors, size_t packer) -> absl::Status {
+            AlignedBytes& full = full_blocks[packer];
+            if (full == nullptr) full = AllocateAligned(full_bytes);
+            for (const int block : group.blocks) {
+              ISOBIT_RETURN_IF_ERROR(cut_block(block, tensors, full.get()));
+            }
+            return absl::OkStatus();
+          }));
+  return cut;
 }
 
 absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {

@@ -7,12 +7,13 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/tensor_source.h"
 #include "common/parallel/block_gather.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
@@ -48,14 +49,20 @@ class RankShards {
   Memory memory_;
 };
 
-// Packs each block of a checkpoint that ValidateCheckpoint has accepted, cuts it into the shards of
-// `num_ranks` ranks, and gives those of the ranks first_rank, first_rank + 1, ... to `ops`, one
-// backend a rank, which nothing else uses meanwhile. Needs a few full blocks of host memory beside
-// the result. Errors: RESOURCE_EXHAUSTED, or the backend's.
-absl::StatusOr<std::vector<RankShards>> CutIntoShards(const WeightLayout& layout,
-                                                      const Checkpoint& checkpoint, int num_ranks,
-                                                      int first_rank,
-                                                      absl::Span<const std::unique_ptr<Ops>> ops);
+struct CutWeights {
+  std::vector<RankShards> ranks;
+  std::string digest;  // of exactly these weights, 64 hex digits
+};
+
+// Reads, hashes and packs each block of weights that ValidateTensors has accepted, cuts it into the
+// shards of `num_ranks` ranks, and gives those of the ranks first_rank, first_rank + 1, ... to
+// `ops`, one backend a rank, which nothing else uses meanwhile. `expected_digest`: empty, or what
+// the weights must have. Needs a few full blocks of host memory beside the result, read and packed.
+// Errors: PackModel's, RESOURCE_EXHAUSTED, or the backend's.
+absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
+                                         const std::string& expected_digest, int num_ranks,
+                                         int first_rank,
+                                         absl::Span<const std::unique_ptr<Ops>> ops);
 
 // One rank's full blocks: how they are gathered, and how many there are. Outlives the passes that
 // use it, which follow each other.

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/checkpoint/raw_safetensors.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -27,9 +28,9 @@ TEST(CheckpointTest, OpensOneFile) {
   const TempDir dir;
   dir.Write("model.safetensors", RawSafetensors("w", 3));
   ISOBIT_ASSERT_OK_AND_ASSIGN(Checkpoint checkpoint, Checkpoint::Open(dir.path()));
-  const Checkpoint moved = std::move(checkpoint);  // the tensors keep pointing into live maps
+  const Checkpoint moved = std::move(checkpoint);  // the files stay open
   ASSERT_NE(moved.Find("w"), nullptr);
-  EXPECT_EQ(moved.Find("w")->data[5], 0);
+  EXPECT_EQ(testing_support::AllTensors(moved).Find("w")->data[5], 0);
   EXPECT_EQ(moved.Find("v"), nullptr);
   EXPECT_EQ(moved.Find("x"), nullptr);
 }
@@ -49,8 +50,10 @@ TEST(CheckpointTest, OpensShardsWithTheDigestOfTheWhole) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint one, Checkpoint::Open(single.path()));
   ASSERT_EQ(two.tensors().size(), 2u);
   EXPECT_EQ(two.tensors()[0].name, "a");
-  EXPECT_EQ(DigestCheckpoint(two).checkpoint, DigestCheckpoint(one).checkpoint);
-  EXPECT_EQ(DigestCheckpoint(two).tensors.at("b"), TensorDigest(b));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests of_two, DigestTensors(two));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests of_one, DigestTensors(one));
+  EXPECT_EQ(of_two.checkpoint, of_one.checkpoint);
+  EXPECT_EQ(of_two.tensors.at("b"), TensorDigest(b));
 
   const std::string flipped = "0122";
   const Tensor other = {
@@ -58,7 +61,8 @@ TEST(CheckpointTest, OpensShardsWithTheDigestOfTheWhole) {
   const TempDir changed;
   ISOBIT_ASSERT_OK(WriteSafetensors(changed.File("model.safetensors"), {other, b}));
   ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint bad, Checkpoint::Open(changed.path()));
-  EXPECT_NE(DigestCheckpoint(bad).checkpoint, DigestCheckpoint(one).checkpoint);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests of_bad, DigestTensors(bad));
+  EXPECT_NE(of_bad.checkpoint, of_one.checkpoint);
 }
 
 TEST(CheckpointTest, EachBrokenDirectoryHasItsMessage) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
@@ -54,7 +56,10 @@ class Written {
     const TempDir dir;
     ISOBIT_EXPECT_OK(WriteSafetensors(dir.File("model.safetensors"), tensors_));
     const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(dir.path());
-    return checkpoint.ok() ? ValidateCheckpoint(config, *checkpoint) : checkpoint.status();
+    ISOBIT_RETURN_IF_ERROR(checkpoint.status());
+    ISOBIT_RETURN_IF_ERROR(ValidateTensors(config, *checkpoint));
+    ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(*checkpoint));
+    return CheckTiedHead(config, digests);
   }
 
  private:
@@ -96,7 +101,7 @@ TEST(TensorNamesTest, BiasesAndTyingFollowTheConfig) {
   EXPECT_EQ(specs.size(), 2u + 2 * 16);
 }
 
-TEST(ValidateCheckpointTest, AcceptsExactlyTheExpected) {
+TEST(ValidateTensorsTest, AcceptsExactlyTheExpected) {
   for (const Architecture architecture :
        {Architecture::kLlama, Architecture::kMistral, Architecture::kQwen2, Architecture::kQwen3}) {
     const ModelConfig config = TinyConfig(architecture);
@@ -104,7 +109,7 @@ TEST(ValidateCheckpointTest, AcceptsExactlyTheExpected) {
   }
 }
 
-TEST(ValidateCheckpointTest, NamesMissingUnexpectedAndMisshapen) {
+TEST(ValidateTensorsTest, NamesMissingUnexpectedAndMisshapen) {
   const ModelConfig config = TinyConfig(Architecture::kQwen3);
   auto specs = ExpectedTensors(config);
   for (TensorSpec& spec : specs) {
@@ -120,7 +125,7 @@ TEST(ValidateCheckpointTest, NamesMissingUnexpectedAndMisshapen) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("and 19 more")));
 }
 
-TEST(ValidateCheckpointTest, TiedLmHeadMustEqualTheEmbedding) {
+TEST(ValidateTensorsTest, TiedLmHeadMustEqualTheEmbedding) {
   ModelConfig config = TinyConfig(Architecture::kLlama);
   config.tie_word_embeddings = true;
   Written equal(ExpectedTensors(config));
@@ -130,13 +135,13 @@ TEST(ValidateCheckpointTest, TiedLmHeadMustEqualTheEmbedding) {
   unequal.Add("lm_head.weight", {5, 7}, '\1');
   EXPECT_THAT(unequal.Validate(config),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("lm_head.weight"), HasSubstr("ties them"))));
+                       AllOf(HasSubstr("lm_head.weight"), HasSubstr("ties it"))));
   config.tie_word_embeddings = false;
   Written untied(ExpectedTensors(TinyConfig(Architecture::kLlama)));
   ISOBIT_EXPECT_OK(untied.Validate(config));
 }
 
-TEST(ValidateCheckpointTest, IgnoresRotaryBuffers) {
+TEST(ValidateTensorsTest, IgnoresRotaryBuffers) {
   const ModelConfig config = TinyConfig(Architecture::kLlama);
   Written written(ExpectedTensors(config));
   written.Add("model.layers.0.self_attn.rotary_emb.inv_freq", {1});

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -75,11 +77,11 @@ class ResidentWeightsTest : public testing::Test {
     }
   }
 
-  absl::StatusOr<std::vector<StagedBlocks>> Stage(int model) {
-    return StageBlocks(checkpoints_[static_cast<size_t>(model)], pointers_);
+  absl::StatusOr<StagedWeights> Stage(int model, const std::string& expected_digest = "") {
+    return StageBlocks(checkpoints_[static_cast<size_t>(model)], expected_digest, pointers_);
   }
-  void Commit(const std::vector<StagedBlocks>& staged) {
-    for (size_t r = 0; r < ranks_.size(); ++r) ISOBIT_EXPECT_OK(ranks_[r]->Commit(staged[r]));
+  void Commit(const StagedWeights& staged) {
+    for (size_t r = 0; r < ranks_.size(); ++r) ISOBIT_EXPECT_OK(ranks_[r]->Commit(staged.ranks[r]));
   }
   void Load(int model) {
     const auto staged = Stage(model);
@@ -99,10 +101,10 @@ class ResidentWeightsTest : public testing::Test {
   // One block after the other, by itself.
   Bytes Packed(int model, size_t r) const {
     Bytes blocks;
+    const TensorSet tensors = testing_support::AllTensors(checkpoints_[static_cast<size_t>(model)]);
     for (int block = 0; block < layouts_[r]->num_blocks(); ++block) {
       const AlignedBytes packed = AllocateAligned(layouts_[r]->BlockBytes(block));
-      layouts_[r]->PackBlock(checkpoints_[static_cast<size_t>(model)], *ops_[r], block,
-                             packed.get());
+      layouts_[r]->PackBlock(tensors, *ops_[r], block, packed.get());
       blocks.emplace_back(packed.get(), packed.get() + layouts_[r]->BlockBytes(block));
     }
     return blocks;
@@ -122,8 +124,8 @@ class ResidentWeightsTest : public testing::Test {
 };
 
 TEST_F(ResidentWeightsTest, TheFirstGoStraightToTheirPlace) {
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const std::vector<StagedBlocks> staged, Stage(0));
-  for (const StagedBlocks& blocks : staged) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0));
+  for (const StagedBlocks& blocks : staged.ranks) {
     for (const Memory& block : blocks) EXPECT_EQ(block, nullptr);
   }
   Commit(staged);
@@ -138,7 +140,7 @@ TEST_F(ResidentWeightsTest, UpdatesInPlace) {
       places.push_back(*rank->Acquire(block));
     }
   }
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const std::vector<StagedBlocks> staged, Stage(1));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(1));
   ExpectServing(0);
   Commit(staged);
   ExpectServing(1);
@@ -175,6 +177,15 @@ TEST_F(ResidentWeightsTest, ErrorsLeaveTheOldOnesServing) {
   ExpectServing(0);
   Load(1);
   ExpectServing(1);
+}
+
+TEST_F(ResidentWeightsTest, OtherWeightsThanExpectedAreNotStaged) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests first, DigestTensors(checkpoints_[0]));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0, first.checkpoint));
+  EXPECT_EQ(staged.digest, first.checkpoint);
+  Commit(staged);
+  EXPECT_THAT(Stage(1, first.checkpoint), StatusIs(absl::StatusCode::kFailedPrecondition));
+  ExpectServing(0);
 }
 
 TEST_F(ResidentWeightsTest, RanksInOneMemoryShareTheEmbedding) {

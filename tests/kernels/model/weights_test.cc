@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/tensor_names.h"
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tools/model_shapes.h"
@@ -22,11 +24,11 @@ class WeightsTest : public testing::TestWithParam<std::string> {
  protected:
   WeightsTest() : config_(*NamedModelShape(GetParam())), ops_(MakeOracleOps()) {
     ISOBIT_EXPECT_OK(MakeRandomModel(config_, 1, root_.File("model")));
-    checkpoint_ = std::make_unique<Checkpoint>(*Checkpoint::Open(root_.File("model")));
+    tensors_ = testing_support::AllTensors(*Checkpoint::Open(root_.File("model")));
   }
 
   std::vector<Bf16> Read(const std::string& name) const {
-    const Tensor* tensor = checkpoint_->Find(name);
+    const Tensor* tensor = tensors_.Find(name);
     std::vector<Bf16> values(tensor->NumElements());
     tensor->ToBf16(values.data());
     return values;
@@ -35,7 +37,7 @@ class WeightsTest : public testing::TestWithParam<std::string> {
   const testing_support::TempDir root_;
   const ModelConfig config_;
   const std::unique_ptr<Ops> ops_;  // its packed layout is the plain matrix
-  std::unique_ptr<Checkpoint> checkpoint_;
+  TensorSet tensors_;
 };
 
 TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
@@ -51,7 +53,7 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
       const RankShape shape = *ShapeOfRank(config_, rank, size);
       const WeightLayout layout(config_, shape, *ops_);
       const AlignedBytes block = AllocateAligned(layout.BlockBytes(2));
-      layout.PackBlock(*checkpoint_, *ops_, 2, block.get());
+      layout.PackBlock(tensors_, *ops_, 2, block.get());
       const LayerWeights w = layout.BindLayer(block.get());
       const auto matrix = [](const LinearWeight& weight) {
         return reinterpret_cast<const Bf16*>(weight.packed);
@@ -92,8 +94,8 @@ TEST_P(WeightsTest, EqualWeightsGiveEqualBytes) {
     const AlignedBytes b = AllocateAligned(bytes);
     std::memset(a.get(), 0xff, bytes);
     std::memset(b.get(), 0x00, bytes);
-    layout.PackBlock(*checkpoint_, *ops_, block, a.get());
-    layout.PackBlock(*checkpoint_, *ops_, block, b.get());
+    layout.PackBlock(tensors_, *ops_, block, a.get());
+    layout.PackBlock(tensors_, *ops_, block, b.get());
     EXPECT_EQ(std::memcmp(a.get(), b.get(), bytes), 0) << "block " << block;
   }
 }

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -325,19 +326,32 @@ TEST_F(ScorerTest, AFailedUpdateLeavesTheOldWeights) {
   const std::string file = dir_.File("short/model.safetensors");
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 2);
   expect_refused({.model_path = "short"}, invalid, "model.safetensors");
+}
 
-  const std::vector<float> wide(static_cast<size_t>(config_.hidden_size), 1.0f);
-  testing_support::WriteTinyModel(config_, 2, dir_.File("wide"));
+TEST_F(ScorerTest, WiderWeightsAreRoundedAsAtLoad) {
+  // The second model's weights in fp32, each a little off the bf16 number that it rounds to.
   ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.File("second")));
-  std::vector<Tensor> tensors = checkpoint.tensors();
-  for (Tensor& tensor : tensors) {
-    if (tensor.name != "model.norm.weight") continue;
+  const TensorSet narrow = testing_support::AllTensors(checkpoint);
+  std::vector<std::vector<uint32_t>> elements;
+  std::vector<Tensor> tensors;
+  for (Tensor tensor : checkpoint.tensors()) {
+    std::vector<uint16_t> bits(tensor.NumElements());
+    narrow.Find(tensor.name)->ToBf16(bits.data());
+    elements.emplace_back(bits.size());
+    for (size_t i = 0; i < bits.size(); ++i) elements.back()[i] = uint32_t{bits[i]} << 16 | 0x7fff;
     tensor.dtype = DType::kF32;
-    tensor.data = reinterpret_cast<const uint8_t*>(wide.data());
-    tensor.size_bytes = wide.size() * sizeof(float);
+    tensor.data = reinterpret_cast<const uint8_t*>(elements.back().data());
+    tensor.size_bytes = elements.back().size() * sizeof(float);
+    tensors.push_back(std::move(tensor));
   }
+  testing_support::WriteTinyModel(config_, 2, dir_.File("wide"));
   ISOBIT_ASSERT_OK(WriteSafetensors(dir_.File("wide/model.safetensors"), tensors));
-  expect_refused({.model_path = "wide"}, invalid, "model.norm.weight is F32, expected BF16");
+
+  const auto scorer = Load();
+  ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "wide"}));
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("second"));
+  ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "first"}));
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
 }
 
 TEST_F(ScorerTest, DummyWeightsAreUpdatedFromSeedToSeed) {

@@ -157,7 +157,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
   const auto weights = Must(ResidentWeights::Create(layout, *ops));
-  Must(weights->Commit(Must(StageBlocks(checkpoint, {weights.get()})).front()));
+  Must(weights->Commit(Must(StageBlocks(checkpoint, "", {weights.get()})).ranks.front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   Transformer transformer(layout, rope, mode, *ops, /*all_reduce=*/nullptr);
 

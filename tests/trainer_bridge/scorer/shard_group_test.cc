@@ -113,8 +113,7 @@ class ShardGroupTest : public testing::Test {
 
   // Of processes that serve `first`.
   GroupIdentity First() const {
-    return {.model_digest = OpenModel(dir_.path(), "first", "")->digests.checkpoint,
-            .fingerprint = FingerprintOf(config_, NumericsMode::kTree),
+    return {.fingerprint = FingerprintOf(config_, NumericsMode::kTree),
             .max_context = config_.max_position_embeddings};
   }
 
@@ -383,8 +382,6 @@ TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
        [](GroupMemberOptions& member) { member.world_size = 3; }},
       {"shards of a process: the leader has 1, the member 2",
        [](GroupMemberOptions& member) { member.local_ranks = 2; }},
-      {"digest of the weights: the leader has ",
-       [](GroupMemberOptions& member) { member.model = "second"; }},
       {"fingerprint of the numerics: the leader has ",
        [](GroupMemberOptions& member) { member.scorer.numerics = NumericsMode::kVanilla; }},
       {"max_context: the leader has ",

@@ -8,12 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/tensor_names.h"
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "gtest/gtest.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -35,24 +37,26 @@ class ShardedWeightsTest : public testing::Test {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const RankShape shape, ShapeOfRank(config_, 0, 1));
     layout_ = std::make_unique<WeightLayout>(config_, shape, *ops_);
     ISOBIT_ASSERT_OK_AND_ASSIGN(Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
-    ISOBIT_ASSERT_OK(ValidateCheckpoint(config_, checkpoint));
+    ISOBIT_ASSERT_OK(ValidateTensors(config_, checkpoint));
+    tensors_ = testing_support::AllTensors(checkpoint);
     checkpoint_ = std::make_unique<Checkpoint>(std::move(checkpoint));
   }
 
   std::string Packed(int block) const {
     const size_t bytes = layout_->BlockBytes(block);
     const AlignedBytes memory = AllocateAligned(bytes);
-    layout_->PackBlock(*checkpoint_, *ops_, block, memory.get());
+    layout_->PackBlock(tensors_, *ops_, block, memory.get());
     return std::string(reinterpret_cast<const char*>(memory.get()), bytes);
   }
 
   std::vector<RankShards> Cut(int num_ranks, int first_rank, int count) const {
     std::vector<std::unique_ptr<Ops>> ops;
     for (int rank = 0; rank < count; ++rank) ops.push_back(MakeOracleOps());
-    absl::StatusOr<std::vector<RankShards>> ranks =
-        CutIntoShards(*layout_, *checkpoint_, num_ranks, first_rank, ops);
-    EXPECT_THAT(ranks, testing_support::IsOk());
-    return *std::move(ranks);
+    absl::StatusOr<CutWeights> cut =
+        CutIntoShards(*layout_, *checkpoint_, "", num_ranks, first_rank, ops);
+    EXPECT_THAT(cut, testing_support::IsOk());
+    EXPECT_EQ(cut->digest, DigestTensors(*checkpoint_)->checkpoint);
+    return std::move(cut->ranks);
   }
 
   // Runs `body` on one thread a rank.
@@ -81,6 +85,7 @@ class ShardedWeightsTest : public testing::Test {
   const std::unique_ptr<Ops> ops_ = MakeOracleOps();
   std::unique_ptr<WeightLayout> layout_;
   std::unique_ptr<Checkpoint> checkpoint_;
+  TensorSet tensors_;
 };
 
 TEST_F(ShardedWeightsTest, ShardsAreEqualAndHoldEachByteOnce) {

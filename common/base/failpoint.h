@@ -1,0 +1,18 @@
+// Named places at which a test can stop, kill or fail a process, to see what is left behind.
+#ifndef ISOBIT_COMMON_BASE_FAILPOINT_H_
+#define ISOBIT_COMMON_BASE_FAILPOINT_H_
+
+#include "absl/status/status.h"
+
+namespace isobit {
+
+// Does what the file that the environment variable ISOBIT_FAILPOINTS names says of the place `name`
+// in a line "name action": "kill" and "stop" send the process SIGKILL and SIGSTOP, "fail" returns
+// INTERNAL. The file is read at each call, so a test can change it while the process runs. Nothing
+// happens, at the cost of one comparison, where the variable was not set at the first call. Thread
+// safe.
+absl::Status Failpoint(const char* name);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_BASE_FAILPOINT_H_

@@ -1,0 +1,54 @@
+// A file that is read into the reader's own memory, never mapped: who shortens or overwrites it
+// meanwhile can neither end the process nor change bytes that were read.
+#ifndef ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
+#define ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace isobit {
+
+// Movable, not copyable; reads are thread safe. Stays the file that was opened when another is
+// renamed to its path.
+class ReadableFile {
+ public:
+  // `name`: what errors of the other calls say for `path`. Errors: NOT_FOUND or what errno says;
+  // INVALID_ARGUMENT when `path` is not a regular file.
+  static absl::StatusOr<ReadableFile> Open(const std::string& path, std::string name);
+
+  ReadableFile(ReadableFile&& other) noexcept;
+  ReadableFile& operator=(ReadableFile&& other) noexcept;
+  ~ReadableFile();
+
+  // Bytes, when it was opened.
+  uint64_t size() const { return size_; }
+
+  // Reads the bytes [offset, offset + size) to `out`. INVALID_ARGUMENT: the file ends before,
+  // though they lie below size(); else what errno says.
+  absl::Status ReadAt(uint64_t offset, size_t size, void* out) const;
+
+  // INVALID_ARGUMENT: the file was written to, or its size changed, since it was opened, so bytes
+  // that were read may be of two states. Cannot see what another process writes through a memory
+  // map, nor a write call that had begun before the file was opened.
+  absl::Status CheckUnchanged() const;
+
+ private:
+  ReadableFile(int fd, std::string name) : fd_(fd), name_(std::move(name)) {}
+
+  int fd_;  // -1 when moved from
+  std::string name_;
+  uint64_t size_ = 0;
+  int64_t modified_ns_ = 0;  // time of the last modification, when it was opened
+};
+
+// The contents of a text file. Errors: as ReadableFile's; INVALID_ARGUMENT when it is longer than
+// `max_bytes`.
+absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_bytes);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_

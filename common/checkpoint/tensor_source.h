@@ -1,0 +1,58 @@
+// Where weights come from. It tells which tensors there are, and hands out their bytes into the
+// memory of who asks.
+#ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
+#define ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/checkpoint/safetensors.h"
+
+namespace isobit {
+
+// The tensor of that name among `tensors`, which are sorted by name; null when there is none.
+inline const Tensor* FindTensor(const std::vector<Tensor>& tensors, absl::string_view name) {
+  const auto it =
+      std::lower_bound(tensors.begin(), tensors.end(), name,
+                       [](const Tensor& tensor, absl::string_view n) { return tensor.name < n; });
+  return it != tensors.end() && it->name == name ? &*it : nullptr;
+}
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  // Sorted by name, without data.
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  const Tensor* Find(absl::string_view name) const { return FindTensor(tensors_, name); }
+
+  // Writes the bytes [first, first + size) of tensors()[tensor] to `out`; both are multiples of the
+  // element's size. Two calls for the same bytes may give different ones if the source is changed
+  // from outside. Thread safe.
+  virtual absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const = 0;
+
+  // To be asked after the last Read: an error if the source saw that it was changed since it was
+  // opened, so that what was read may be a mixture.
+  virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
+
+  // The digest of a source that is a function of what it stands for, so that nothing is hashed.
+  // Empty: the digest is that of the bytes.
+  virtual std::string known_digest() const { return ""; }
+
+ protected:
+  TensorSource() = default;
+  TensorSource(TensorSource&&) = default;
+  TensorSource& operator=(TensorSource&&) = default;
+
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_

@@ -1,0 +1,67 @@
+// Reads weights into private memory, each tensor once, and hashes exactly the bytes that it hands
+// out: what is packed from them has the digest that is reported, whatever happens to the files.
+#ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
+#define ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/checkpoint/tensor_source.h"
+
+namespace isobit {
+
+// Some tensors in one piece of memory, which is kept for the next ones. Movable.
+class TensorSet {
+ public:
+  const Tensor* Find(absl::string_view name) const { return FindTensor(tensors_, name); }
+
+ private:
+  friend class WeightReader;
+  std::vector<Tensor> tensors_;  // sorted by name
+  std::unique_ptr<uint8_t[]> memory_;
+  size_t capacity_ = 0;  // bytes
+};
+
+struct CheckpointDigests {
+  std::map<std::string, std::string> tensors;  // name -> TensorDigest; empty for a known_digest
+  std::string checkpoint;  // SHA-256 of the sorted names and digests: independent of the sharding
+};
+
+// INVARIANT: the digest is that of the bytes handed out, even while the files are overwritten
+// (WeightReaderTest.TheDigestIsThatOfTheBytesHandedOut).
+class WeightReader {
+ public:
+  // `source` outlives the object.
+  explicit WeightReader(const TensorSource& source);
+
+  // Puts the tensors of these names, which the source has and none of which was read before, into
+  // `out` in the place of what it held, on at most `max_workers` threads. Thread safe for different
+  // `out`. Errors: the source's, naming the tensor; RESOURCE_EXHAUSTED: no memory.
+  absl::Status Read(const std::vector<std::string>& names, size_t max_workers, TensorSet& out);
+
+  // After the last Read, once: reads what nobody asked for, through a small buffer, and gives the
+  // digests of all that was read. Errors: the source's, also those of CheckUnchanged.
+  absl::StatusOr<CheckpointDigests> Finish();
+
+ private:
+  // Reads a tensor to `out`, or only hashes it if that is null.
+  absl::Status ReadTensor(size_t tensor, uint8_t* out);
+
+  const TensorSource& source_;
+  const bool hashes_;
+  std::vector<std::string> digests_;  // [tensor]; empty until it was read
+};
+
+// Of all tensors of a source, by a reader of its own.
+absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_

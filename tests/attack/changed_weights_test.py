@@ -1,0 +1,266 @@
+"""Checkpoints that change, and processes that end, in the middle of a weight update.
+
+Whatever happens, a service lives on (or, killed, starts again), and what it serves has the bits of the
+digest that it reports. ISOBIT_ATTACK_TRIES is the number of random moments, 20 unless set.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from isobit import RolloutClient, ScorerClient
+from isobit.demo_services import (
+    Service,
+    Services,
+    Setting,
+    run_model_tool,
+    start_rollout,
+    start_scorer,
+    wait_all_serving,
+)
+from isobit.errors import IsobitError, UnavailableError
+
+BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
+TRIES = int(os.environ.get("ISOBIT_ATTACK_TRIES", "20"))
+SETTING = Setting("tree", tp_size=2, shards=2)
+PROMPT, COMPLETION = [1, 2, 3], [4, 5, 6, 7]
+FILE = "model.safetensors"
+# Large enough that an update takes a while, small enough that a test does not.
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+BEFORE_SWITCH = ("opened", "read", "packed", "verified", "switch")
+PHASES = (*BEFORE_SWITCH, "commit", "switched")
+
+
+class ChangedWeightsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.root = Path(scratch.name).resolve()
+        config = cls.root / "shape.json"
+        config.write_text(json.dumps(SHAPE))
+        cls.digests = {}
+        for seed, name in enumerate(("first", "a", "b")):
+            run_model_tool(BIN_DIR, "make", f"--config={config}", str(cls.root / name), f"--seed={seed}")
+            cls.digests[name] = run_model_tool(BIN_DIR, "verify", str(cls.root / name)).split()[0]
+        cls.victim = cls.root / "victim"
+        cls.victim.mkdir()
+        shutil.copy(cls.root / "a" / "config.json", cls.victim)
+        cls.bytes = {name: (cls.root / name / FILE).read_bytes() for name in cls.digests}
+
+    def setUp(self):
+        self.random = random.Random(1)
+        self.failpoints = self.root / "failpoints"
+        self.arm("")
+        os.environ["ISOBIT_FAILPOINTS"] = str(self.failpoints)
+        self.addCleanup(os.environ.pop, "ISOBIT_FAILPOINTS")
+        self.services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.root))))
+
+    def each_service(self):
+        """Starts a rollout, then a scorer, with the first model, and learns the bits of all three."""
+        for kind in ("rollout", "scorer"):
+            with self.subTest(service=kind):
+                self.kind = kind
+                self.start("first")
+                self.bits = {}
+                for name in ("a", "b", "first"):
+                    self.client.update_weights(name)
+                    self.bits[self.digests[name]] = self.witness()
+                self.assertEqual(len({tuple(bits) for bits in self.bits.values()}), 3)
+                yield kind
+                self.service.check_alive()
+
+    def start(self, model: str) -> None:
+        start, client = (
+            (start_rollout, RolloutClient) if self.kind == "rollout" else (start_scorer, ScorerClient)
+        )
+        self.service: Service = start(self.services, SETTING, self.root / model, f"{self.kind}-{time.time_ns()}")
+        wait_all_serving(self.services, [self.service])
+        self.client = self.enterContext(client(self.service.target))
+
+    def witness(self) -> list[int]:
+        """Bits that the weights which serve determine."""
+        if self.kind == "scorer":
+            (score,) = self.client.score([(PROMPT, COMPLETION)])
+            return score.tokens.logprobs.view("u4").tolist()
+        (sample,) = self.client.generate(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
+        return sample.tokens.logprobs.view("u4").tolist()
+
+    def serving(self) -> tuple[int, str]:
+        version = self.client.get_server_info().server.weight_version
+        return version.id, version.digest
+
+    def assert_honest(self) -> str:
+        """What serves is a whole model, under its own digest, which is returned."""
+        self.service.check_alive()
+        _, digest = self.serving()
+        self.assertIn(digest, self.bits, "a mixture serves")
+        self.assertEqual(self.witness(), self.bits[digest], "weights serve under a digest that is not theirs")
+        return digest
+
+    def arm(self, failpoint: str) -> None:
+        # By rename: the process reads the file at any time.
+        new = self.failpoints.with_suffix(".new")
+        new.write_text(failpoint)
+        new.rename(self.failpoints)
+
+    def restore_victim(self, name: str) -> None:
+        new = self.victim / "new"
+        new.write_bytes(self.bytes[name])
+        new.rename(self.victim / FILE)
+
+    def overwrite_victim(self, name: str) -> None:
+        """In place, in pieces, the size as before."""
+        contents, piece = self.bytes[name], 1 << 16
+        with (self.victim / FILE).open("r+b", buffering=0) as file:
+            for at in range(0, len(contents), piece):
+                if at + piece >= len(contents):
+                    time.sleep(0.01)  # a clock of files that ticks seldom sees that one at least
+                file.write(contents[at : at + piece])
+
+    def update(self, model: str, **arguments) -> IsobitError | None:
+        try:
+            self.client.update_weights(model, timeout=60, **arguments)
+        except IsobitError as error:
+            return error
+        return None
+
+    def update_under(self, attack, **arguments) -> IsobitError | None:
+        """The outcome of an update to the victim while `attack` runs at a random moment."""
+        outcome = []
+        updating = threading.Thread(target=lambda: outcome.append(self.update("victim", **arguments)))
+        updating.start()
+        time.sleep(self.random.uniform(0, self.update_seconds))
+        attack()
+        updating.join()
+        return outcome[0]
+
+    def measure_update(self) -> None:
+        self.restore_victim("a")
+        start = time.monotonic()
+        self.assertIsNone(self.update("victim"))
+        self.update_seconds = time.monotonic() - start
+
+    def test_truncation_at_random_moments(self):
+        for _ in self.each_service():
+            self.measure_update()
+            refused = 0
+            for _ in range(TRIES):
+                self.restore_victim(self.random.choice("ab"))
+                left = self.random.randrange(len(self.bytes["a"]))
+                error = self.update_under(lambda left=left: os.truncate(self.victim / FILE, left))
+                self.assert_honest()
+                if error is not None:
+                    refused += 1
+                    self.assertEqual(error.code.name, "INVALID_ARGUMENT", error)
+                    self.assertIn(FILE, error.details)
+            print(f"{self.kind}: {refused} of {TRIES} updates refused after a truncation", flush=True)
+
+    def test_overwriting_at_random_moments(self):
+        for _ in self.each_service():
+            self.measure_update()
+            refused = 0
+            for round in range(TRIES):
+                self.restore_victim("a")
+                expected = self.digests["a"] if round % 2 else ""
+                error = self.update_under(
+                    lambda: self.overwrite_victim("b"), expected_digest=expected
+                )
+                digest = self.assert_honest()
+                if error is not None:
+                    refused += 1
+                    self.assertIn(error.code.name, ("INVALID_ARGUMENT", "FAILED_PRECONDITION"), error)
+                elif expected:
+                    self.assertEqual(digest, expected)
+            print(f"{self.kind}: {refused} of {TRIES} updates refused after an overwriting", flush=True)
+
+    def update_stopped_at(self, phase: str, change) -> IsobitError | None:
+        """The outcome of an update to the victim that `change` meets in a phase."""
+        outcome = []
+        self.arm(f"weights.{phase} stop")
+        updating = threading.Thread(target=lambda: outcome.append(self.update("victim")))
+        updating.start()
+        deadline = time.monotonic() + 20
+        while self.process_state() != "T":
+            self.assertLess(time.monotonic(), deadline, f"{phase} is not reached")
+            time.sleep(0.01)
+        change()
+        self.arm("")
+        while updating.is_alive():  # another thread of the process may have been about to stop
+            self.service.process.send_signal(signal.SIGCONT)
+            updating.join(0.05)
+        return outcome[0]
+
+    def process_state(self) -> str:
+        stat = Path(f"/proc/{self.service.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0]
+
+    def test_changes_while_some_tensors_are_read(self):
+        for _ in self.each_service():
+            self.restore_victim("a")
+            self.assertIsNone(self.update_stopped_at("read", lambda: self.restore_victim("b")))
+            self.assertEqual(self.assert_honest(), self.digests["a"])  # the file that was opened
+            before = self.serving()
+            self.restore_victim("b")
+            error = self.update_stopped_at("read", lambda: os.truncate(self.victim / FILE, 1000))
+            self.assertIn("ended", str(error))
+            self.restore_victim("b")
+            error = self.update_stopped_at("read", lambda: self.overwrite_victim("a"))
+            self.assertIn(f"{FILE} was changed while it was read", str(error))
+            self.assertEqual(self.serving(), before)
+            self.assert_honest()
+
+    def test_a_failure_before_the_switch_leaves_the_old_weights(self):
+        for _ in self.each_service():
+            before = self.serving()
+            for phase in BEFORE_SWITCH:
+                self.arm(f"weights.{phase} fail")
+                error = self.update("a")
+                self.assertIn(f"failpoint weights.{phase}", str(error))
+                self.assertEqual(self.serving(), before, phase)
+                self.assert_honest()
+            self.arm("")
+            self.assertIsNone(self.update("a"))
+            self.assertEqual(self.assert_honest(), self.digests["a"])
+
+    def test_killed_in_any_phase_it_starts_again(self):
+        for _ in self.each_service():
+            for phase in PHASES:
+                self.arm(f"weights.{phase} kill")
+                model = "b" if phase in BEFORE_SWITCH else "a"
+                error = self.update(model)
+                self.assertIsInstance(error, UnavailableError, phase)
+                self.assertEqual(self.service.process.wait(20), -signal.SIGKILL, phase)
+                self.arm("")
+                self.start(model)
+                self.assertEqual(self.assert_honest(), self.digests[model], phase)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        unittest.main()

@@ -1,0 +1,136 @@
+// What is read while files change: the digest is that of the bytes handed out, and a file that was
+// changed is refused, not mapped.
+#include "common/checkpoint/weight_reader.h"
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/checkpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/all_tensors.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace isobit {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::AllTensors;
+using testing_support::StatusIs;
+using testing_support::TempDir;
+
+constexpr size_t kElements = 1 << 19;  // several of the reader's chunks
+
+// Has other bytes at each read, as a file that is overwritten all the time.
+class FickleSource final : public TensorSource {
+ public:
+  FickleSource() {
+    for (const char* name : {"a", "b", "c"}) {
+      tensors_.push_back({.name = name,
+                          .dtype = DType::kBf16,
+                          .shape = {static_cast<int64_t>(kElements)},
+                          .size_bytes = 2 * kElements});
+    }
+  }
+  absl::Status Read(size_t /*tensor*/, size_t /*first*/, size_t size, uint8_t* out) const override {
+    std::memset(out, ++reads_, size);
+    return absl::OkStatus();
+  }
+
+ private:
+  mutable std::atomic<int> reads_ = 0;
+};
+
+TEST(WeightReaderTest, TheDigestIsThatOfTheBytesHandedOut) {
+  const FickleSource source;
+  WeightReader reader(source);
+  TensorSet some;
+  TensorSet more;
+  ISOBIT_ASSERT_OK(reader.Read({"b"}, 1, some));
+  ISOBIT_ASSERT_OK(reader.Read({"c", "a"}, 2, more));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests digests, reader.Finish());
+  EXPECT_EQ(digests.tensors.at("a"), TensorDigest(*more.Find("a")));
+  EXPECT_EQ(digests.tensors.at("b"), TensorDigest(*some.Find("b")));
+  EXPECT_EQ(digests.tensors.at("c"), TensorDigest(*more.Find("c")));
+  EXPECT_NE(digests.tensors.at("a"), digests.tensors.at("b"));
+  EXPECT_EQ(more.Find("b"), nullptr);
+}
+
+// A directory with tensors a and b in one file, all of whose bytes are `fill`.
+class ChangedFileTest : public testing::Test {
+ protected:
+  void SetUp() override { Write(1, file_); }
+
+  static void Write(uint8_t fill, const std::string& path) {
+    const std::vector<uint8_t> bytes(2 * kElements, fill);
+    const Tensor a = {"a", DType::kBf16, {kElements}, bytes.data(), bytes.size()};
+    Tensor b = a;
+    b.name = "b";
+    ISOBIT_ASSERT_OK(WriteSafetensors(path, {a, b}));
+  }
+  std::string Digest() const { return DigestTensors(*Checkpoint::Open(dir_.path()))->checkpoint; }
+
+  const TempDir dir_;
+  const std::string file_ = dir_.File("model.safetensors");
+};
+
+TEST_F(ChangedFileTest, ATruncatedFileIsAnErrorThatNamesFileAndTensor) {
+  const auto size = std::filesystem::file_size(file_);
+  for (const uint64_t left : {size - 1, size / 2, uint64_t{9}, uint64_t{0}}) {
+    Write(1, file_);
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
+    WeightReader reader(checkpoint);
+    TensorSet tensors;
+    std::filesystem::resize_file(file_, left);
+    EXPECT_THAT(reader.Read({"a", "b"}, 2, tensors),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("tensor \""), HasSubstr("model.safetensors ended at"),
+                               HasSubstr("changed while it was read"))))
+        << left;
+  }
+}
+
+TEST_F(ChangedFileTest, AFileThatWasOverwrittenOrGrewIsRefused) {
+  for (const bool grows : {false, true}) {
+    Write(1, file_);
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
+    WeightReader reader(checkpoint);
+    TensorSet tensors;
+    ISOBIT_ASSERT_OK(reader.Read({"a"}, 1, tensors));
+    std::fstream file(file_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(grows ? 0 : -1, std::ios::end);
+    file.put(2).close();
+    EXPECT_THAT(reader.Finish(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("model.safetensors was changed")))
+        << grows;
+  }
+}
+
+TEST_F(ChangedFileTest, AFileThatIsReplacedIsReadToItsEnd) {
+  const std::string digest = Digest();
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
+  WeightReader reader(checkpoint);
+  TensorSet tensors;
+  ISOBIT_ASSERT_OK(reader.Read({"a"}, 1, tensors));
+  Write(2, file_);  // by rename
+  EXPECT_NE(Digest(), digest);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests digests, reader.Finish());
+  EXPECT_EQ(digests.checkpoint, digest);
+}
+
+TEST_F(ChangedFileTest, BytesThatWereReadDoNotChange) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
+  const TensorSet tensors = AllTensors(checkpoint);
+  const std::string digest = TensorDigest(*tensors.Find("a"));
+  std::filesystem::resize_file(file_, 0);
+  EXPECT_EQ(TensorDigest(*tensors.Find("a")), digest);
+}
+
+}  // namespace
+}  // namespace isobit
