@@ -15,6 +15,7 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from isobit import RolloutClient, ScorerClient
 from isobit.demo_services import (
@@ -56,60 +57,54 @@ BEFORE_SWITCH = ("opened", "read", "packed", "verified", "switch")
 PHASES = (*BEFORE_SWITCH, "commit", "switched")
 
 
-class ChangedWeightsTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.root = Path(scratch.name).resolve()
-        config = cls.root / "shape.json"
+class Models:
+    """The models of all tests: a first one, and two that replace it."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        config = root / "shape.json"
         config.write_text(json.dumps(SHAPE))
-        cls.digests = {}
+        self.digests, self.bytes = {}, {}
         for seed, name in enumerate(("first", "a", "b")):
-            run_model_tool(BIN_DIR, "make", f"--config={config}", str(cls.root / name), f"--seed={seed}")
-            cls.digests[name] = run_model_tool(BIN_DIR, "verify", str(cls.root / name)).split()[0]
-        cls.victim = cls.root / "victim"
-        cls.victim.mkdir()
-        shutil.copy(cls.root / "a" / "config.json", cls.victim)
-        cls.bytes = {name: (cls.root / name / FILE).read_bytes() for name in cls.digests}
+            run_model_tool(BIN_DIR, "make", f"--config={config}", str(root / name), f"--seed={seed}")
+            self.digests[name] = run_model_tool(BIN_DIR, "verify", str(root / name)).split()[0]
+            self.bytes[name] = (root / name / FILE).read_bytes()
+
+
+def setUpModule():
+    global models
+    scratch = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(scratch.cleanup)
+    models = Models(Path(scratch.name).resolve())
+
+
+class Attacks:
+    """What is done to either service. A subclass tells how to start it and what its weights determine."""
 
     def setUp(self):
         self.random = random.Random(1)
-        self.failpoints = self.root / "failpoints"
+        self.digests = models.digests
+        self.scratch = Path(tempfile.mkdtemp(dir=models.root))
+        self.victim = models.root / "victim"
+        shutil.rmtree(self.victim, ignore_errors=True)
+        self.victim.mkdir()
+        shutil.copy(models.root / "a" / "config.json", self.victim)
+        self.failpoints = self.scratch / "failpoints"
         self.arm("")
-        os.environ["ISOBIT_FAILPOINTS"] = str(self.failpoints)
-        self.addCleanup(os.environ.pop, "ISOBIT_FAILPOINTS")
-        self.services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.root))))
-
-    def each_service(self):
-        """Starts a rollout, then a scorer, with the first model, and learns the bits of all three."""
-        for kind in ("rollout", "scorer"):
-            with self.subTest(service=kind):
-                self.kind = kind
-                self.start("first")
-                self.bits = {}
-                for name in ("a", "b", "first"):
-                    self.client.update_weights(name)
-                    self.bits[self.digests[name]] = self.witness()
-                self.assertEqual(len({tuple(bits) for bits in self.bits.values()}), 3)
-                yield kind
-                self.service.check_alive()
+        self.enterContext(mock.patch.dict(os.environ, ISOBIT_FAILPOINTS=str(self.failpoints)))
+        self.services = self.enterContext(Services(BIN_DIR, self.scratch))
+        self.start("first")
+        self.bits = {}
+        for name in ("a", "b", "first"):
+            self.client.update_weights(name)
+            self.bits[self.digests[name]] = self.witness()
+        self.assertEqual(len({tuple(bits) for bits in self.bits.values()}), 3)
 
     def start(self, model: str) -> None:
-        start, client = (
-            (start_rollout, RolloutClient) if self.kind == "rollout" else (start_scorer, ScorerClient)
-        )
-        self.service: Service = start(self.services, SETTING, self.root / model, f"{self.kind}-{time.time_ns()}")
+        name = f"service-{time.time_ns()}"
+        self.service: Service = self.start_service(self.services, SETTING, models.root / model, name)
         wait_all_serving(self.services, [self.service])
-        self.client = self.enterContext(client(self.service.target))
-
-    def witness(self) -> list[int]:
-        """Bits that the weights which serve determine."""
-        if self.kind == "scorer":
-            (score,) = self.client.score([(PROMPT, COMPLETION)])
-            return score.tokens.logprobs.view("u4").tolist()
-        (sample,) = self.client.generate(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
-        return sample.tokens.logprobs.view("u4").tolist()
+        self.client = self.enterContext(self.client_class(self.service.target))
 
     def serving(self) -> tuple[int, str]:
         version = self.client.get_server_info().server.weight_version
@@ -131,12 +126,12 @@ class ChangedWeightsTest(unittest.TestCase):
 
     def restore_victim(self, name: str) -> None:
         new = self.victim / "new"
-        new.write_bytes(self.bytes[name])
+        new.write_bytes(models.bytes[name])
         new.rename(self.victim / FILE)
 
     def overwrite_victim(self, name: str) -> None:
         """In place, in pieces, the size as before."""
-        contents, piece = self.bytes[name], 1 << 16
+        contents, piece = models.bytes[name], 1 << 16
         with (self.victim / FILE).open("r+b", buffering=0) as file:
             for at in range(0, len(contents), piece):
                 if at + piece >= len(contents):
@@ -167,37 +162,33 @@ class ChangedWeightsTest(unittest.TestCase):
         self.update_seconds = time.monotonic() - start
 
     def test_truncation_at_random_moments(self):
-        for _ in self.each_service():
-            self.measure_update()
-            refused = 0
-            for _ in range(TRIES):
-                self.restore_victim(self.random.choice("ab"))
-                left = self.random.randrange(len(self.bytes["a"]))
-                error = self.update_under(lambda left=left: os.truncate(self.victim / FILE, left))
-                self.assert_honest()
-                if error is not None:
-                    refused += 1
-                    self.assertEqual(error.code.name, "INVALID_ARGUMENT", error)
-                    self.assertIn(FILE, error.details)
-            print(f"{self.kind}: {refused} of {TRIES} updates refused after a truncation", flush=True)
+        self.measure_update()
+        refused = 0
+        for _ in range(TRIES):
+            self.restore_victim(self.random.choice("ab"))
+            left = self.random.randrange(len(models.bytes["a"]))
+            error = self.update_under(lambda left=left: os.truncate(self.victim / FILE, left))
+            self.assert_honest()
+            if error is not None:
+                refused += 1
+                self.assertEqual(error.code.name, "INVALID_ARGUMENT", error)
+                self.assertIn(FILE, error.details)
+        print(f"{type(self).__name__}: {refused} of {TRIES} updates refused after a truncation", flush=True)
 
     def test_overwriting_at_random_moments(self):
-        for _ in self.each_service():
-            self.measure_update()
-            refused = 0
-            for round in range(TRIES):
-                self.restore_victim("a")
-                expected = self.digests["a"] if round % 2 else ""
-                error = self.update_under(
-                    lambda: self.overwrite_victim("b"), expected_digest=expected
-                )
-                digest = self.assert_honest()
-                if error is not None:
-                    refused += 1
-                    self.assertIn(error.code.name, ("INVALID_ARGUMENT", "FAILED_PRECONDITION"), error)
-                elif expected:
-                    self.assertEqual(digest, expected)
-            print(f"{self.kind}: {refused} of {TRIES} updates refused after an overwriting", flush=True)
+        self.measure_update()
+        refused = 0
+        for round in range(TRIES):
+            self.restore_victim("a")
+            expected = self.digests["a"] if round % 2 else ""
+            error = self.update_under(lambda: self.overwrite_victim("b"), expected_digest=expected)
+            digest = self.assert_honest()
+            if error is not None:
+                refused += 1
+                self.assertIn(error.code.name, ("INVALID_ARGUMENT", "FAILED_PRECONDITION"), error)
+            elif expected:
+                self.assertEqual(digest, expected)
+        print(f"{type(self).__name__}: {refused} of {TRIES} updates refused after an overwriting", flush=True)
 
     def update_stopped_at(self, phase: str, change) -> IsobitError | None:
         """The outcome of an update to the victim that `change` meets in a phase."""
@@ -221,44 +212,57 @@ class ChangedWeightsTest(unittest.TestCase):
         return stat.rpartition(")")[2].split()[0]
 
     def test_changes_while_some_tensors_are_read(self):
-        for _ in self.each_service():
-            self.restore_victim("a")
-            self.assertIsNone(self.update_stopped_at("read", lambda: self.restore_victim("b")))
-            self.assertEqual(self.assert_honest(), self.digests["a"])  # the file that was opened
-            before = self.serving()
-            self.restore_victim("b")
-            error = self.update_stopped_at("read", lambda: os.truncate(self.victim / FILE, 1000))
-            self.assertIn("ended", str(error))
-            self.restore_victim("b")
-            error = self.update_stopped_at("read", lambda: self.overwrite_victim("a"))
-            self.assertIn(f"{FILE} was changed while it was read", str(error))
-            self.assertEqual(self.serving(), before)
-            self.assert_honest()
+        self.restore_victim("a")
+        self.assertIsNone(self.update_stopped_at("read", lambda: self.restore_victim("b")))
+        self.assertEqual(self.assert_honest(), self.digests["a"])  # the file that was opened
+        before = self.serving()
+        self.restore_victim("b")
+        error = self.update_stopped_at("read", lambda: os.truncate(self.victim / FILE, 1000))
+        self.assertIn("ended", str(error))
+        self.restore_victim("b")
+        error = self.update_stopped_at("read", lambda: self.overwrite_victim("a"))
+        self.assertIn(f"{FILE} was changed while it was read", str(error))
+        self.assertEqual(self.serving(), before)
+        self.assert_honest()
 
     def test_a_failure_before_the_switch_leaves_the_old_weights(self):
-        for _ in self.each_service():
-            before = self.serving()
-            for phase in BEFORE_SWITCH:
-                self.arm(f"weights.{phase} fail")
-                error = self.update("a")
-                self.assertIn(f"failpoint weights.{phase}", str(error))
-                self.assertEqual(self.serving(), before, phase)
-                self.assert_honest()
-            self.arm("")
-            self.assertIsNone(self.update("a"))
-            self.assertEqual(self.assert_honest(), self.digests["a"])
+        before = self.serving()
+        for phase in BEFORE_SWITCH:
+            self.arm(f"weights.{phase} fail")
+            error = self.update("a")
+            self.assertIn(f"failpoint weights.{phase}", str(error))
+            self.assertEqual(self.serving(), before, phase)
+            self.assert_honest()
+        self.arm("")
+        self.assertIsNone(self.update("a"))
+        self.assertEqual(self.assert_honest(), self.digests["a"])
 
     def test_killed_in_any_phase_it_starts_again(self):
-        for _ in self.each_service():
-            for phase in PHASES:
-                self.arm(f"weights.{phase} kill")
-                model = "b" if phase in BEFORE_SWITCH else "a"
-                error = self.update(model)
-                self.assertIsInstance(error, UnavailableError, phase)
-                self.assertEqual(self.service.process.wait(20), -signal.SIGKILL, phase)
-                self.arm("")
-                self.start(model)
-                self.assertEqual(self.assert_honest(), self.digests[model], phase)
+        for phase in PHASES:
+            self.arm(f"weights.{phase} kill")
+            model = "b" if phase in BEFORE_SWITCH else "a"
+            error = self.update(model)
+            self.assertIsInstance(error, UnavailableError, phase)
+            self.assertEqual(self.service.process.wait(20), -signal.SIGKILL, phase)
+            self.arm("")
+            self.start(model)
+            self.assertEqual(self.assert_honest(), self.digests[model], phase)
+
+
+class RolloutTest(Attacks, unittest.TestCase):
+    start_service, client_class = staticmethod(start_rollout), RolloutClient
+
+    def witness(self) -> list[int]:
+        (sample,) = self.client.generate(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
+        return sample.tokens.logprobs.view("u4").tolist()
+
+
+class ScorerTest(Attacks, unittest.TestCase):
+    start_service, client_class = staticmethod(start_scorer), ScorerClient
+
+    def witness(self) -> list[int]:
+        (score,) = self.client.score([(PROMPT, COMPLETION)])
+        return score.tokens.logprobs.view("u4").tolist()
 
 
 if __name__ == "__main__":

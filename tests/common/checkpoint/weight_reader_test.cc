@@ -105,7 +105,8 @@ TEST_F(ChangedFileTest, AFileThatWasOverwrittenOrGrewIsRefused) {
     ISOBIT_ASSERT_OK(reader.Read({"a"}, 1, tensors));
     std::fstream file(file_, std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(grows ? 0 : -1, std::ios::end);
-    file.put(2).close();
+    file.put(2);
+    file.close();
     EXPECT_THAT(reader.Finish(), StatusIs(absl::StatusCode::kInvalidArgument,
                                           HasSubstr("model.safetensors was changed")))
         << grows;
