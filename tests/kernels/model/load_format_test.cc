@@ -80,15 +80,15 @@ TEST_F(LoadFormatTest, RoundsFp16OnlyWhenTold) {
                        .size_bytes = halves.back().size() * sizeof(uint16_t)});
   }
   ISOBIT_ASSERT_OK(WriteSafetensors(root_.File("half/model.safetensors"), std::move(tensors)));
-  EXPECT_THAT(OpenModelAs(LoadFormat::kAuto, root_.path(), "half", "").status(),
+  EXPECT_THAT(OpenModelAs(LoadFormat::kAuto, root_.path(), "half").status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        testing::AllOf(HasSubstr("1 of 35 tensors are F16, \"model.norm.weight\" "
                                                 "the first, expected BF16 or F32"),
                                       HasSubstr("--round_fp16_weights"))));
   ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel model,
-                              OpenModelAs(LoadFormat::kAuto, root_.path(), "half", "",
+                              OpenModelAs(LoadFormat::kAuto, root_.path(), "half",
                                           {.ignored_fields = {}, .round_fp16 = true}));
-  EXPECT_THAT(Warnings(model.config, model.checkpoint),
+  EXPECT_THAT(Warnings(model.config, *model.weights),
               testing::ElementsAre("1 of 35 tensors are F16, \"model.norm.weight\" the first: "
                                    "rounded to bf16"));
 }
@@ -106,8 +106,8 @@ TEST_F(LoadFormatTest, IgnoresFieldsWhenTold) {
                                                  HasSubstr("\"auto_map\" is not supported")));
   ISOBIT_ASSERT_OK_AND_ASSIGN(
       const OpenedModel model,
-      OpenModelAs(LoadFormat::kDummy, root_.path(), name, "", {.ignored_fields = {"auto_map"}}));
-  EXPECT_THAT(Warnings(model.config, model.checkpoint),
+      OpenModelAs(LoadFormat::kDummy, root_.path(), name, {.ignored_fields = {"auto_map"}}));
+  EXPECT_THAT(Warnings(model.config, *model.weights),
               testing::ElementsAre(HasSubstr("\"auto_map\" (value \"{}\") is ignored")));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_ops.h"

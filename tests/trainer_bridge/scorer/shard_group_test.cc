@@ -206,6 +206,43 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
   ISOBIT_EXPECT_OK(group.End(0));
 }
 
+TEST_F(ShardGroupTest, ProcessesMustHavePackedTheSameWeights) {
+  // A member on a node where the second model is another one, and the third is the leader's first.
+  const testing_support::TempDir elsewhere;
+  testing_support::WriteTinyModel(config_, 1, elsewhere.File("first"));
+  testing_support::WriteTinyModel(config_, 3, elsewhere.File("second"));
+  const auto differs = StatusIs(absl::StatusCode::kFailedPrecondition,
+                                HasSubstr("rank 1: digest of the weights: the leader has "));
+  const auto member_of = [&](RunningGroup& group, const std::string& model) {
+    GroupMemberOptions member = MemberOptions(1, 2);
+    member.model = model;
+    member.scorer.model_root = elsewhere.path();
+    member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+    return member;
+  };
+  {
+    RunningGroup group(2, 1);
+    auto loading = Load(LeadingOptions(group.threads(), 2, 1));
+    group.StartMember(member_of(group, "second"));
+    EXPECT_THAT(loading.get(), differs);
+    EXPECT_THAT(group.End(0), differs);
+  }
+  port_ = {};
+  listening_ = port_.get_future().share();
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 4, 20);
+  RunningGroup group(2, 1);
+  auto loading = Load(LeadingOptions(group.threads(), 2, 1));
+  group.StartMember(member_of(group, "first"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(auto scorer, loading.get());
+  const AllBits before = ScoreAll(*scorer, inputs, FullOptions());
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "second"}), differs);
+  EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), before);
+  ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "first"}));
+  EXPECT_EQ(WithoutVersions(ScoreAll(*scorer, inputs, FullOptions())), WithoutVersions(before));
+  scorer.reset();
+  ISOBIT_EXPECT_OK(group.End(0));
+}
+
 // Whose logits are not finite where `kBadToken` is scored.
 constexpr int32_t kBadToken = 77;
 std::unique_ptr<Ops> MakeBadTokenOps() {
