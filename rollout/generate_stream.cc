@@ -54,11 +54,14 @@ StreamMemory::StreamMemory(const StreamLimits& limits)
       results(std::make_shared<ByteBudget>("results that nobody has read", limits.results)) {}
 
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
-                               const StreamMemory& memory, bool final_only)
+                               const StreamMemory& memory, const std::string& client,
+                               bool final_only)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
       memory_(memory),
-      final_only_(final_only) {}
+      final_only_(final_only),
+      request_(memory.requests->Open(client)),
+      results_(memory.results->Open(client)) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
     grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error) {
@@ -71,9 +74,11 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
                 .on_cancel = [self] { self->CancelRequest(); },
                 .on_writable = [self] { self->OnWritable(); }});
   writer_ = writer;
-  const absl::StatusOr<uint64_t> ticket = error.ok() ? Submit(*context, std::move(request)) : error;
+  const absl::StatusOr<uint64_t> ticket = error.ok() ? Submit(std::move(request)) : error;
   if (!ticket.ok()) {
-    const bool may_retry = ticket.status().code() == absl::StatusCode::kResourceExhausted;
+    // Of other errors the caller knows.
+    const bool may_retry =
+        error.ok() && ticket.status().code() == absl::StatusCode::kResourceExhausted;
     writer->Finish(may_retry ? WithRetryAfter(ticket.status(), kRetryDelay) : ticket.status());
     return writer.get();
   }
@@ -85,11 +90,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
   return writer.get();
 }
 
-absl::StatusOr<uint64_t> GenerateStream::Submit(const grpc::CallbackServerContext& context,
-                                                GenerationRequest request) {
-  const std::string client = ClientOf(context);
-  request_ = memory_.requests->Open(client);
-  results_ = memory_.results->Open(client);
+absl::StatusOr<uint64_t> GenerateStream::Submit(GenerationRequest request) {
   ISOBIT_RETURN_IF_ERROR(request_.Resize(BytesOf(request)));
   ISOBIT_RETURN_IF_ERROR(results_.Resize(kCallBytes));
   return engine_.Submit(std::move(request), shared_from_this());

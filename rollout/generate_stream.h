@@ -45,9 +45,10 @@ struct StreamMemory {
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
-  // `engine` and `memory` outlive the call. `fingerprint` goes into each sample's end.
+  // `engine` and `memory` outlive the call. `fingerprint` goes into each sample's end; what the
+  // call holds counts for `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
-                 bool final_only);
+                 const std::string& client, bool final_only);
 
   // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
   // ends the call with `error` if that is one, or RESOURCE_EXHAUSTED: memory.
@@ -66,8 +67,7 @@ class GenerateStream final : public RequestSink,
     std::optional<v1::GenerateComplete> complete;
   };
 
-  absl::StatusOr<uint64_t> Submit(const grpc::CallbackServerContext& context,
-                                  GenerationRequest request);
+  absl::StatusOr<uint64_t> Submit(GenerationRequest request);
   void CancelRequest();
   // Holds mutex_. Ends call and request with RESOURCE_EXHAUSTED if more waits to be read than may.
   void CheckBacklog();

@@ -231,9 +231,10 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineFromFlags(
 }
 
 int Run() {
+  const absl::StatusOr<ServerOptions> server = ServerOptionsFromFlags();
   const absl::StatusOr<StreamLimits> limits = StreamLimitsFromFlags();
-  if (!limits.ok()) {
-    ISOBIT_LOG(Error) << limits.status().message();
+  if (!server.ok() || !limits.ok()) {
+    ISOBIT_LOG(Error) << (server.ok() ? limits.status() : server.status()).message();
     return 2;
   }
   ServerRunner* fails = nullptr;
@@ -242,8 +243,8 @@ int Run() {
     ISOBIT_LOG(Error) << engine.status().message();
     return 2;
   }
-  RolloutService service(**engine, *limits);
-  ServerRunner runner(ServerOptionsFromFlags());
+  RolloutService service(**engine, *limits, server->security.gate);
+  ServerRunner runner(*server);
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {

@@ -109,20 +109,36 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
 
 }  // namespace
 
-RolloutService::RolloutService(Engine& engine, const StreamLimits& limits)
-    : engine_(engine), memory_(limits), info_(DescribeRollout(engine)) {}
+RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
+                               std::shared_ptr<CallGate> gate)
+    : engine_(engine), memory_(limits), gate_(std::move(gate)), info_(DescribeRollout(engine)) {}
 
 std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
+
+absl::Status RolloutService::Admit(const grpc::CallbackServerContext& context,
+                                   const v1::GenerateRequest& request) const {
+  const v1::SamplingParams& sampling = request.sampling();
+  // What is out of bounds counts as the bound: to refuse it is the engine's.
+  const int64_t samples = std::min(sampling.has_n() ? sampling.n() : 1, info_.max_n());
+  const int64_t length =
+      std::min(sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens,
+               info_.server().model().context_length());
+  return gate_->Admit(
+      context,
+      {.requests = 1, .streams = 1, .tokens = request.prompt_token_ids_size() + samples * length});
+}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   GenerationRequest generation;
   generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
-  const absl::Status status = FromProto(*request, generation);
+  gate_->SetName(*context, generation.id);
+  absl::Status status = Admit(*context, *request);
+  if (status.ok()) status = FromProto(*request, generation);
   const bool final_only = request->final_only();
   DropContent(request);
   return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                          final_only)
+                                          gate_->ClientOf(*context), final_only)
       ->Start(context, std::move(generation), status);
 }
 
@@ -134,7 +150,13 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
                                absl::StrCat("request_ids: expected none together with all, got ",
                                             request->request_ids_size())));
   }
-  const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
+  if (const absl::Status admin = gate_->CheckAdmin(*context); request->all() && !admin.ok()) {
+    return Answer(context, admin);
+  }
+  std::vector<std::string> ids;
+  for (const std::string& id : request->request_ids()) {
+    if (gate_->MayEnd(*context, id)) ids.push_back(id);
+  }
   for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids)) {
     response->add_request_ids(id);
   }
@@ -146,6 +168,8 @@ grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerCo
                                                           v1::PauseGenerationResponse* response) {
   const absl::StatusOr<PauseMode> mode = FromProto(request->mode());
   if (!mode.ok()) return Answer(context, mode.status());
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return Answer(context, admitted);
   const auto call = CancellableCall::Start([this] { engine_.Wake(); });
   engine_.Pause(
       *mode,
@@ -172,6 +196,8 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
                                                         v1::UpdateWeightsResponse* response) {
   const absl::StatusOr<InFlightMode> mode = FromProto(request->in_flight_mode());
   if (!mode.ok()) return Answer(context, mode.status());
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return Answer(context, admitted);
   const auto call = CancellableCall::Start([this] { engine_.Wake(); });
   WeightUpdate update{.model_path = request->model_path(),
                       .expected_digest = request->expected_digest(),

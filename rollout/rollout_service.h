@@ -6,8 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "common/rpc/call_gate.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"
@@ -17,7 +19,8 @@ namespace isobit {
 class RolloutService final : public v1::RolloutService::CallbackService {
  public:
   // `engine` outlives every call.
-  explicit RolloutService(Engine& engine, const StreamLimits& limits = {});
+  explicit RolloutService(Engine& engine, const StreamLimits& limits = {},
+                          std::shared_ptr<CallGate> gate = CallGate::Create());
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -42,9 +45,13 @@ class RolloutService final : public v1::RolloutService::CallbackService {
 
  private:
   std::string NewRequestId();
+  // Of what `request` holds, and may generate, on behalf of its client.
+  absl::Status Admit(const grpc::CallbackServerContext& context,
+                     const v1::GenerateRequest& request) const;
 
   Engine& engine_;
   const StreamMemory memory_;
+  const std::shared_ptr<CallGate> gate_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   v1::RolloutServerInfo info_;  // all but what changes: weights and uptime
   std::atomic<uint64_t> num_ids_{0};

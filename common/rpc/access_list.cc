@@ -22,6 +22,12 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxNameBytes = 256;
 
+TokenHash HashOf(absl::string_view token) {
+  TokenHash hash;
+  SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), hash.data());
+  return hash;
+}
+
 absl::Status Expected(const std::string& where, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(where, ": expected ", what));
 }
@@ -123,6 +129,11 @@ absl::Status CheckDistinct(const std::vector<AccessClient>& clients, const std::
 
 }  // namespace
 
+bool SameSecret(absl::string_view shown, absl::string_view secret) {
+  const TokenHash a = HashOf(shown), b = HashOf(secret);
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
 absl::StatusOr<AccessList> AccessList::Parse(absl::string_view text, const std::string& source) {
   ISOBIT_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, source));
   const auto clients = json.find("clients");
@@ -140,8 +151,7 @@ absl::StatusOr<AccessList> AccessList::Parse(absl::string_view text, const std::
 }
 
 const AccessClient* AccessList::ByToken(absl::string_view token) const {
-  TokenHash hash;
-  SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), hash.data());
+  const TokenHash hash = HashOf(token);
   const AccessClient* found = nullptr;
   for (const AccessClient& client : clients_) {
     for (const TokenHash& own : client.tokens) {
@@ -177,7 +187,7 @@ std::shared_ptr<const AccessList> AccessFile::Current() {
         ISOBIT_LOG(Info) << "--access_file " << path_ << " has changed: " << list_->num_clients()
                          << " clients from now on";
     } else {
-      ISOBIT_LOG(Error) << "what was in force stays, as --access_file has changed and "
+      ISOBIT_LOG(Error) << "what was in force stays, as the file has changed and "
                         << loaded.message();
     }
   }
@@ -188,7 +198,8 @@ absl::Status AccessFile::Load() {
   stamp_ = StampOf(path_);
   ISOBIT_ASSIGN_OR_RETURN(std::string text, ReadSmallFile("--access_file", path_));
   if (text == text_) return absl::OkStatus();
-  ISOBIT_ASSIGN_OR_RETURN(AccessList list, AccessList::Parse(text, path_));
+  ISOBIT_ASSIGN_OR_RETURN(AccessList list,
+                          AccessList::Parse(text, absl::StrCat("--access_file ", path_)));
   list_ = std::make_shared<const AccessList>(std::move(list));
   text_ = std::move(text);
   return absl::OkStatus();

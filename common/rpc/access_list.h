@@ -20,6 +20,9 @@ namespace isobit {
 
 using TokenHash = std::array<unsigned char, 32>;  // SHA-256 of a token
 
+// Whether they are equal, in a time that depends on the length of `shown` alone.
+bool SameSecret(absl::string_view shown, absl::string_view secret);
+
 // One client of an access file.
 struct AccessClient {
   std::string name;

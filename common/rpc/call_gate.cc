@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/method_roles.h"
 #include "common/rpc/status_convert.h"
 #include "isobit/v1/rollout.pb.h"
@@ -50,12 +51,6 @@ absl::Status LacksRole(absl::string_view client, RoleSet needed, absl::string_vi
 absl::Status WrongPort(absl::string_view what, Listener listener) {
   return absl::PermissionDeniedError(absl::StrCat(
       what, listener == Listener::kMain ? ": expected at the admin port" : ": not at this port"));
-}
-
-// "ipv4:10.0.0.1" of "ipv4:10.0.0.1:1234".
-std::string AddressOf(const std::string& peer) {
-  const size_t colon = peer.rfind(':');
-  return absl::StartsWith(peer, "ip") && colon != std::string::npos ? peer.substr(0, colon) : peer;
 }
 
 std::optional<absl::string_view> HeaderOf(const grpc::ServerContextBase& context,
@@ -199,7 +194,7 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
 CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const {
   Call call;
   RoleSet roles(Role::kAdmin, Role::kWatch);
-  call.client = AddressOf(context.peer());
+  call.client = isobit::ClientOf(context);
   if (options_.access != nullptr) {
     // The check has let it through, but the file may have changed since: then it may nothing more.
     const std::shared_ptr<const AccessList> list = options_.access->Current();
@@ -225,7 +220,11 @@ void CallGate::Enter(const grpc::ServerContextBase& context) {
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {
   const std::lock_guard lock(mutex_);
-  calls_.erase(&context);
+  const auto call = calls_.find(&context);
+  if (call == calls_.end()) return;
+  const auto named = named_.find({call->second.client, call->second.name});
+  if (named != named_.end()) named_.erase(named);
+  calls_.erase(call);
 }
 
 absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts) {
@@ -242,13 +241,28 @@ absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const Quota
 std::string CallGate::ClientOf(const grpc::ServerContextBase& context) const {
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
-  return call == calls_.end() ? "" : call->second.client;
+  return call == calls_.end() ? isobit::ClientOf(context) : call->second.client;
 }
 
 absl::Status CallGate::CheckAdmin(const grpc::ServerContextBase& context) const {
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
   return call == calls_.end() ? absl::OkStatus() : call->second.admin;
+}
+
+void CallGate::SetName(const grpc::ServerContextBase& context, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  if (call == calls_.end()) return;
+  call->second.name = name;
+  named_.emplace(call->second.client, name);
+}
+
+bool CallGate::MayEnd(const grpc::ServerContextBase& context, const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  if (call == calls_.end() || call->second.admin.ok()) return true;
+  return named_.contains({call->second.client, name});
 }
 
 bool CallGate::SeesPaths(const grpc::ServerContextBase& context) const {

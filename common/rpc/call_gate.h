@@ -13,8 +13,10 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -57,17 +59,22 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // For the server that has these credentials.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptor();
 
-  // The three below are for handlers, with the context of a call under way. Without the
+  // All below are for handlers, with the context of a call under way. Without the
   // interceptor, as in tests of one service, everybody is one client who may do everything.
 
   // Takes `amounts` of the client's quota until the call ends. Once a call. Errors: as Quota::Take.
   absl::Status Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts);
 
-  // Names the client: as the access file does, or by its address without port.
+  // Names the client: as the access file does, or without one as held_bytes.h's ClientOf.
   std::string ClientOf(const grpc::ServerContextBase& context) const;
 
   // OK if the client may do what takes the role admin, here; else PERMISSION_DENIED.
   absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
+
+  // Names this call for MayEnd, until it ends.
+  void SetName(const grpc::ServerContextBase& context, const std::string& name);
+  // Whether the client has a call of that name under way, or may do what takes the role admin.
+  bool MayEnd(const grpc::ServerContextBase& context, const std::string& name) const;
 
  private:
   friend class GatedCall;
@@ -77,6 +84,7 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
     std::string client;
     absl::Status admin;  // CheckAdmin's answer
     bool sees_paths = true;
+    std::string name{};  // empty: none was set
     Quota::Lease lease{};
   };
 
@@ -90,6 +98,7 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   const CallGateOptions options_;
   mutable std::mutex mutex_;
   std::unordered_map<const grpc::ServerContextBase*, Call> calls_;  // guarded by mutex_
+  std::multiset<std::pair<std::string, std::string>> named_;        // likewise: client, call's name
 };
 
 // `message` with every absolute path in it replaced.

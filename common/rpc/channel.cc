@@ -14,7 +14,8 @@ std::string HostAndPort(const std::string& host, int port) {
   return is_bare_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int max_message_bytes) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int max_message_bytes,
+                                           const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(max_message_bytes);
   arguments.SetMaxSendMessageSize(max_message_bytes);
@@ -24,7 +25,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int max_m
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A service that is being started is found soon after it listens.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectBackoffMs);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  if (!security.server_name.empty()) arguments.SetSslTargetNameOverride(security.server_name);
+  return grpc::CreateCustomChannel(
+      address,
+      security.credentials != nullptr ? security.credentials : grpc::InsecureChannelCredentials(),
+      arguments);
 }
 
 absl::Status WaitForReady(grpc::Channel& channel, const std::string& address,

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/rpc/channel_security.h"
 #include "common/rpc/limits.h"
 
 namespace isobit {
@@ -16,10 +17,11 @@ namespace isobit {
 // "host:port", with the brackets that an IPv6 address needs.
 std::string HostAndPort(const std::string& host, int port);
 
-// A plaintext channel to `address` ("host:port"). It connects on first use and reconnects by
-// itself. max_message_bytes: in either direction; -1: any.
+// A channel to `address` ("host:port"), in plain text unless `security` says otherwise. It connects
+// on first use and reconnects by itself. max_message_bytes: in either direction; -1: any.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
-                                           int max_message_bytes = kMaxMessageBytes);
+                                           int max_message_bytes = kMaxMessageBytes,
+                                           const ChannelSecurity& security = {});
 
 // Returns once `channel` is connected. UNAVAILABLE naming `address` if it is not within `timeout`.
 absl::Status WaitForReady(grpc::Channel& channel, const std::string& address,

@@ -22,15 +22,14 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{&QuotaAmounts::requests, "requests"},
                            {&QuotaAmounts::streams, "streams"},
-                           {&QuotaAmounts::tokens, "tokens"},
-                           {&QuotaAmounts::bytes, "bytes"}};
+                           {&QuotaAmounts::tokens, "tokens"}};
 
 void Add(QuotaAmounts& held, const QuotaAmounts& amounts, int64_t sign) {
   for (const Kind& kind : kKinds) held.*kind.amount += sign * (amounts.*kind.amount);
 }
 
 bool IsNothing(const QuotaAmounts& held) {
-  return held.requests == 0 && held.streams == 0 && held.tokens == 0 && held.bytes == 0;
+  return held.requests == 0 && held.streams == 0 && held.tokens == 0;
 }
 
 // RESOURCE_EXHAUSTED if `amounts` more than `held` would be over `limits`, which are `whose`.

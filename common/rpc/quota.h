@@ -1,5 +1,5 @@
-// How much of a server its clients may hold at one time, each and all together. What a call takes
-// is a lease, which gives it back when it goes.
+// How much of a server's work its clients may have in flight, each and all together. What a call
+// takes is a lease, which gives it back when it goes. Bytes are held_bytes.h's.
 #ifndef ISOBIT_COMMON_RPC_QUOTA_H_
 #define ISOBIT_COMMON_RPC_QUOTA_H_
 
@@ -19,7 +19,6 @@ struct QuotaAmounts {
   int64_t requests = 0;  // calls in flight
   int64_t streams = 0;   // those of them that stream their answer
   int64_t tokens = 0;    // that the calls bring and may generate
-  int64_t bytes = 0;     // of serialised requests
 };
 
 // Counts by client. Thread-safe.

@@ -47,8 +47,9 @@ class TlsSource {
     }
     was_fetched_ = true;
     const grpc_ssl_pem_key_cert_pair pair = {pems_.key.c_str(), pems_.certificate.c_str()};
-    *config = grpc_ssl_server_certificate_config_create(
-        pems_.ca.empty() ? nullptr : pems_.ca.c_str(), &pair, 1);
+    // gRPC wants roots even where it asks clients for no certificate and so looks at none.
+    const std::string& roots = pems_.ca.empty() ? pems_.certificate : pems_.ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
 

@@ -1,14 +1,16 @@
-// The flags that every service binary has: --host, --port, --port_file, --max_connections,
-// --drain_timeout_ms.
+// The flags that every service binary has: where it listens, TLS, who may call and how much a
+// client may hold.
 #ifndef ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 #define ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 
+#include "absl/status/statusor.h"
 #include "common/rpc/server_runner.h"
 
 namespace isobit {
 
-// The options that the parsed flags ask for.
-ServerOptions ServerOptionsFromFlags();
+// The options that the parsed flags ask for. INVALID_ARGUMENT, naming the flag; else as
+// MakeServerSecurity.
+absl::StatusOr<ServerOptions> ServerOptionsFromFlags();
 
 }  // namespace isobit
 

@@ -26,6 +26,9 @@
 namespace isobit {
 namespace {
 
+// Of the admin port, whose callers are few.
+constexpr int64_t kMaxAdminConnections = 64;
+
 sigset_t StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -73,7 +76,7 @@ ServerRunner::ServerRunner(ServerOptions options)
 }
 
 ServerRunner::~ServerRunner() {
-  if (acceptor_ != nullptr) acceptor_->Stop();
+  StopAccepting();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   close(wake_fd_);
 }
@@ -93,28 +96,58 @@ absl::Status ServerRunner::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-  ISOBIT_ASSIGN_OR_RETURN(
-      acceptor_, ConnectionAcceptor::Listen({.host = options_.host,
-                                             .port = options_.port,
-                                             .max_connections = options_.max_connections}));
   grpc::ServerBuilder builder;
-  acceptor_->AttachTo(builder, options_.credentials != nullptr ? options_.credentials
-                                                               : grpc::InsecureServerCredentials());
+  ISOBIT_RETURN_IF_ERROR(Listen(builder));
   for (grpc::Service* service : services_) builder.RegisterService(service);
   SetServerArguments(builder, kMaxMessageBytes);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
+  if (options_.security.gate != nullptr) {
+    interceptors.push_back(options_.security.gate->Interceptor());
+  }
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError("cannot start the gRPC server");
   SetServing(false);
+  return StartAccepting();
+}
+
+absl::Status ServerRunner::Listen(grpc::ServerBuilder& builder) {
+  ISOBIT_ASSIGN_OR_RETURN(
+      acceptor_, ConnectionAcceptor::Listen({.host = options_.host,
+                                             .port = options_.port,
+                                             .max_connections = options_.max_connections}));
+  const ServerSecurity& security = options_.security;
+  acceptor_->AttachTo(builder, security.credentials != nullptr ? security.credentials
+                                                               : grpc::InsecureServerCredentials());
+  if (!options_.admin_port) return absl::OkStatus();
+  ISOBIT_ASSIGN_OR_RETURN(admin_acceptor_,
+                          ConnectionAcceptor::Listen({.host = options_.host,
+                                                      .port = *options_.admin_port,
+                                                      .max_connections = kMaxAdminConnections}));
+  admin_acceptor_->AttachTo(builder, security.admin_credentials);
+  return absl::OkStatus();
+}
+
+absl::Status ServerRunner::StartAccepting() {
   acceptor_->Start();
   ISOBIT_LOG(Info) << "listening on " << HostAndPort(options_.host, port()) << ", at most "
                    << acceptor_->max_connections() << " connections";
-  if (!options_.port_file.empty()) {
-    ISOBIT_RETURN_IF_ERROR(WritePortFile(options_.port_file, port()));
+  if (admin_acceptor_ != nullptr) {
+    admin_acceptor_->Start();
+    ISOBIT_LOG(Info) << "admin calls on " << HostAndPort(options_.host, admin_acceptor_->port());
   }
-  return absl::OkStatus();
+  if (options_.port_file.empty()) return absl::OkStatus();
+  if (admin_acceptor_ != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(
+        WritePortFile(absl::StrCat(options_.port_file, ".admin"), admin_acceptor_->port()));
+  }
+  return WritePortFile(options_.port_file, port());
+}
+
+void ServerRunner::StopAccepting() {
+  if (acceptor_ != nullptr) acceptor_->Stop();
+  if (admin_acceptor_ != nullptr) admin_acceptor_->Stop();
 }
 
 void ServerRunner::SetServing(bool serving) {
@@ -165,7 +198,7 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   const auto deadline = std::chrono::system_clock::now() + options_.drain_timeout;
   // Until then the services refuse new calls themselves, with UNAVAILABLE; gRPC would cancel them.
   calls_->WaitForNone(deadline);
-  acceptor_->Stop();
+  StopAccepting();
   server_->Shutdown(deadline);
   server_->Wait();
 

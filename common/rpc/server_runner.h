@@ -4,7 +4,7 @@
 //   int main(int argc, char** argv) {
 //     isobit::ServerRunner::BlockStopSignals();           // before any thread exists
 //     ...
-//     isobit::ServerRunner runner(isobit::ServerOptionsFromFlags());
+//     isobit::ServerRunner runner(options);               // of ServerOptionsFromFlags
 //     runner.Register(&service, v1::RolloutService::service_full_name());
 //     if (absl::Status started = runner.Start(); !started.ok()) ...;
 //     ... load weights ...
@@ -14,7 +14,6 @@
 #ifndef ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 #define ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -23,12 +22,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/rpc/call_count.h"
 #include "common/rpc/connection_acceptor.h"
+#include "common/rpc/server_security.h"
 
 namespace isobit {
 
@@ -39,10 +40,12 @@ struct ServerOptions {
   int port = 0;
   // Connections open at one time; 0: by the descriptor limit (connection_acceptor.h).
   int64_t max_connections = 0;
-  // Who may connect, and how; null: anybody, in plaintext.
-  std::shared_ptr<grpc::ServerCredentials> credentials{};
+  // Who may connect and call, and how. Without credentials: anybody, in plain text.
+  ServerSecurity security{};
+  // As `port`, for what admins may call, which is then not at `port`.
+  std::optional<int> admin_port{};
   // If not empty, gets the bound port in decimal and a newline, atomically, once the server
-  // listens.
+  // listens; with ".admin" after its name likewise for the admin port.
   std::string port_file{};
   // How long calls in flight may take to finish after a stop signal; then they are cancelled.
   std::chrono::milliseconds drain_timeout{30000};
@@ -94,6 +97,9 @@ class ServerRunner {
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:
+  absl::Status Listen(grpc::ServerBuilder& builder);
+  absl::Status StartAccepting();
+  void StopAccepting();
   void SetServingLocked(bool serving);
   void Wake();
 
@@ -101,7 +107,7 @@ class ServerRunner {
   std::vector<grpc::Service*> services_;
   std::vector<std::string> service_names_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
-  std::unique_ptr<ConnectionAcceptor> acceptor_;
+  std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null
   std::unique_ptr<grpc::Server> server_;
   int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals
 

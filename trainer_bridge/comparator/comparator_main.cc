@@ -6,6 +6,7 @@
 #include "absl/flags/flag.h"
 #include "common/base/log.h"
 #include "common/config/flags.h"
+#include "common/rpc/channel_flags.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
@@ -22,16 +23,19 @@ namespace isobit {
 namespace {
 
 int Run() {
+  const absl::StatusOr<ServerOptions> server = ServerOptionsFromFlags();
+  const absl::StatusOr<ChannelSecurity> upstream = ChannelSecurityFromFlags();
   const absl::StatusOr<ByteLimits> memory = ByteLimitsOf(
       "max_calls_mb", absl::GetFlag(FLAGS_max_calls_mb), absl::GetFlag(FLAGS_max_client_share));
-  if (!memory.ok()) {
-    ISOBIT_LOG(Error) << memory.status().message();
+  for (const absl::Status& status : {server.status(), upstream.status(), memory.status()}) {
+    if (status.ok()) continue;
+    ISOBIT_LOG(Error) << status.message();
     return 2;
   }
-  ComparatorService service(
-      std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer)),
-      *memory);
-  ServerRunner runner(ServerOptionsFromFlags());
+  ComparatorService service(std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout),
+                                                        absl::GetFlag(FLAGS_scorer), *upstream),
+                            *memory, server->security.gate);
+  ServerRunner runner(*server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {
     ISOBIT_LOG(Error) << started.ToString();

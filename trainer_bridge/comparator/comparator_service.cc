@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/config/sampling_params.h"
+#include "common/rpc/status_convert.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
@@ -24,40 +26,75 @@ std::string Obstacle(const UpstreamInfos& infos) {
 }
 
 // A stream that ends at once.
-grpc::ServerWriteReactor<v1::WatchResponse>* Refuse(grpc::CallbackServerContext* context,
-                                                    const absl::Status& status) {
-  const auto writer = StreamWriter<v1::WatchResponse>::Start(context);
+template <typename Response>
+grpc::ServerWriteReactor<Response>* Refuse(grpc::CallbackServerContext* context,
+                                           const absl::Status& status) {
+  const auto writer = StreamWriter<Response>::Start(context);
   writer->Finish(status);
   return writer.get();
 }
 
+// A Record call that ends at once.
+class RefusedRecord final : public grpc::ServerReadReactor<v1::RecordRequest> {
+ public:
+  explicit RefusedRecord(const grpc::Status& status) { Finish(status); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+// What a Compare call brings, and may have generated at one time.
+QuotaAmounts AmountsOf(const v1::CompareRequest& request) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  const v1::SamplingParams& sampling = request.sampling();
+  // In float64, which does not wrap; the service behind checks each of the three.
+  const double generated =
+      std::min(1.0 * CompareSession::Concurrency(request), 1.0 * request.prompts_size()) *
+      (sampling.has_n() ? sampling.n() : 1) *
+      (sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens);
+  int64_t tokens = static_cast<int64_t>(std::min(generated, 1.0 * kMost));
+  for (const v1::ComparePrompt& prompt : request.prompts()) tokens += prompt.token_ids_size();
+  return {.requests = 1, .streams = 1, .tokens = tokens};
+}
+
 }  // namespace
 
-ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const ByteLimits& memory)
+ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const ByteLimits& memory,
+                                     std::shared_ptr<CallGate> gate)
     : upstreams_(std::move(upstreams)),
       history_(std::make_shared<History>()),
-      memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)) {}
+      memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)),
+      gate_(std::move(gate)) {}
 
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {
+  if (const absl::Status admitted = gate_->Admit(*context, AmountsOf(*request)); !admitted.ok()) {
+    return Refuse<v1::CompareEvent>(context, admitted);
+  }
   v1::CompareRequest content = *request;
   DropContent(request);
   return CompareSession::Start(context, std::move(content), upstreams_, history_,
-                               memory_->Open(ClientOf(*context)));
+                               memory_->Open(gate_->ClientOf(*context)));
 }
 
 grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(
     grpc::CallbackServerContext* context, v1::CompareSummary* summary) {
-  return new RecordSession(history_, summary, memory_->Open(ClientOf(*context)));
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
+  if (!admitted.ok()) return new RefusedRecord(ToGrpcStatus(admitted, *context));
+  return new RecordSession(history_, summary, memory_->Open(gate_->ClientOf(*context)));
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(
     grpc::CallbackServerContext* context, const v1::WatchRequest* request) {
   if (const absl::Status valid = WatchSession::Validate(*request); !valid.ok()) {
-    return Refuse(context, valid);
+    return Refuse<v1::WatchResponse>(context, valid);
   }
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
+  if (!admitted.ok()) return Refuse<v1::WatchResponse>(context, admitted);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (draining_) return Refuse(context, absl::UnavailableError("the comparator is draining"));
+  if (draining_) {
+    return Refuse<v1::WatchResponse>(context, absl::UnavailableError("the comparator is draining"));
+  }
   const std::shared_ptr<WatchSession> session = WatchSession::Start(context, *request, history_);
   std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
   watches_.push_back(session);
@@ -68,6 +105,10 @@ grpc::ServerUnaryReactor* ComparatorService::GetServerInfo(grpc::CallbackServerC
                                                            const v1::GetServerInfoRequest*,
                                                            v1::ComparatorServerInfo* info) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (const absl::Status admitted = gate_->Admit(*context, {.requests = 1}); !admitted.ok()) {
+    reactor->Finish(ToGrpcStatus(admitted, *context));
+    return reactor;
+  }
   info->set_version(ISOBIT_VERSION);
   info->set_uptime_seconds(history_->UptimeSeconds());
   *info->mutable_total() = history_->Total();

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/rpc/call_gate.h"
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
@@ -19,7 +20,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
  public:
   // memory: that Compare and Record calls may hold.
   explicit ComparatorService(std::shared_ptr<Upstreams> upstreams,
-                             const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5});
+                             const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5},
+                             std::shared_ptr<CallGate> gate = CallGate::Create());
 
   grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
                                                       const v1::CompareRequest* request) override;
@@ -39,6 +41,7 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
   const std::shared_ptr<ByteBudget> memory_;
+  const std::shared_ptr<CallGate> gate_;
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_

@@ -26,10 +26,6 @@ uint32_t SamplesPerPrompt(const v1::CompareRequest& request) {
   return request.sampling().has_n() ? request.sampling().n() : 1;
 }
 
-uint32_t Concurrency(const v1::CompareRequest& request) {
-  return request.has_max_concurrency() ? request.max_concurrency() : kDefaultConcurrency;
-}
-
 // What tokens take once they are merged into those before, whose arrays may be half empty.
 size_t BytesOf(const v1::TokenLogprobs& tokens) {
   constexpr size_t kTokenBytes = 32;
@@ -61,6 +57,10 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
   grpc::ServerWriteReactor<v1::CompareEvent>* reactor = session->writer_.get();
   session->Begin();
   return reactor;
+}
+
+uint32_t CompareSession::Concurrency(const v1::CompareRequest& request) {
+  return request.has_max_concurrency() ? request.max_concurrency() : kDefaultConcurrency;
 }
 
 CompareSession::CompareSession(v1::CompareRequest request,

@@ -42,6 +42,9 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
                                                            std::shared_ptr<History> history,
                                                            HeldBytes memory);
 
+  // The prompts that `request` wants in flight at one time.
+  static uint32_t Concurrency(const v1::CompareRequest& request);
+
  private:
   struct Sample {
     v1::TokenLogprobs rollout;  // until reported

@@ -32,9 +32,11 @@ absl::StatusOr<Info> Result(const grpc::Status& status, const char* side, Info& 
 
 }  // namespace
 
-Upstreams::Upstreams(const std::string& rollout_address, const std::string& scorer_address)
-    : rollout(v1::RolloutService::NewStub(MakeChannel(rollout_address))),
-      scorer(v1::ScorerService::NewStub(MakeChannel(scorer_address))) {}
+Upstreams::Upstreams(const std::string& rollout_address, const std::string& scorer_address,
+                     const ChannelSecurity& security)
+    : rollout(
+          v1::RolloutService::NewStub(MakeChannel(rollout_address, kMaxMessageBytes, security))),
+      scorer(v1::ScorerService::NewStub(MakeChannel(scorer_address, kMaxMessageBytes, security))) {}
 
 void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
                 std::function<void(const UpstreamInfos&)> done) {

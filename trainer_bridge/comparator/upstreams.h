@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/rpc/channel_security.h"
 #include "common/rpc/status_convert.h"
 #include "isobit/v1/comparator.pb.h"
 #include "isobit/v1/rollout.grpc.pb.h"
@@ -22,7 +23,8 @@ namespace isobit {
 
 struct Upstreams {
   // Channels to the two addresses ("host:port"); they connect on first use.
-  Upstreams(const std::string& rollout_address, const std::string& scorer_address);
+  Upstreams(const std::string& rollout_address, const std::string& scorer_address,
+            const ChannelSecurity& security = {});
 
   const std::unique_ptr<v1::RolloutService::Stub> rollout;
   const std::unique_ptr<v1::ScorerService::Stub> scorer;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/access_list.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/status_convert.h"
@@ -65,7 +66,8 @@ absl::Status GroupLeader::Listen() {
   if (!acceptor.ok()) return Annotate(acceptor.status(), "shard group");
   acceptor_ = *std::move(acceptor);
   grpc::ServerBuilder builder;
-  acceptor_->AttachTo(builder, grpc::InsecureServerCredentials());
+  acceptor_->AttachTo(builder, options_.credentials != nullptr ? options_.credentials
+                                                               : grpc::InsecureServerCredentials());
   builder.RegisterService(&service_);
   SetServerArguments(builder, kMaxGroupMessageBytes);
   server_ = builder.BuildAndStart();
@@ -95,7 +97,18 @@ absl::Status GroupLeader::WaitForMembers() {
   return failure_;
 }
 
+absl::Status GroupLeader::CheckToken(const grpc::ServerContext& context) const {
+  if (options_.token.empty()) return absl::OkStatus();
+  const auto shown = context.client_metadata().find(kGroupTokenHeader);
+  const bool is_right = shown != context.client_metadata().end() &&
+                        SameSecret({shown->second.data(), shown->second.size()}, options_.token);
+  if (is_right) return absl::OkStatus();
+  ISOBIT_LOG(Warning) << "shard group: " << context.peer() << " does not show the group's token";
+  return absl::UnauthenticatedError("shard group: expected the token of --group_token_file");
+}
+
 absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
+  ISOBIT_RETURN_IF_ERROR(CheckToken(context));
   v1::MemberMessage message;
   if (!stream.Read(&message) || !message.has_hello()) {
     return absl::InvalidArgumentError("shard group: expected a hello");

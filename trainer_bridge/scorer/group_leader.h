@@ -28,6 +28,9 @@ struct GroupLeaderOptions {
   int world_size = 2;   // processes, this one among them
   int local_ranks = 1;  // shard ranks of each
   std::string nccl_id;  // for the members
+  // Who may connect and call; null: anybody, in plain text.
+  std::shared_ptr<grpc::ServerCredentials> credentials{};
+  std::string token{};  // that members must show; empty: none
   std::chrono::milliseconds timeout{120'000};
   // Called once, from any thread, when a member that had been welcomed goes or fails. May be null.
   std::function<void(const absl::Status&)> on_lost = nullptr;
@@ -81,6 +84,8 @@ class GroupLeader final : public PeerRanks {
 
   // A member's call, from its first message to its end.
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
+  // UNAUTHENTICATED unless the member shows the group's token, if it has one.
+  absl::Status CheckToken(const grpc::ServerContext& context) const;
   absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);
   absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& peer, Stream& stream);
   // Waits until all members have joined. CANCELLED: this one has gone, and its place is free again.

@@ -85,10 +85,11 @@ void GroupMember::Cancel() { context_.TryCancel(); }
 absl::Status GroupMember::Join(const GroupIdentity& identity) {
   ISOBIT_LOG(Info) << "shard group: joining " << options_.leader << " as rank " << options_.rank
                    << " of " << options_.world_size;
-  channel_ = MakeChannel(options_.leader, kMaxGroupMessageBytes);
+  channel_ = MakeChannel(options_.leader, kMaxGroupMessageBytes, options_.security);
   ISOBIT_RETURN_IF_ERROR(
       Annotate(WaitForReady(*channel_, options_.leader, options_.timeout), "shard group"));
   stub_ = v1::ShardGroupService::NewStub(channel_);
+  if (!options_.token.empty()) context_.AddMetadata(kGroupTokenHeader, options_.token);
   stream_ = stub_->Join(&context_);
   v1::MemberMessage message;
   v1::MemberHello& hello = *message.mutable_hello();

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/rpc/channel_security.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
 #include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
@@ -28,7 +29,9 @@ struct GroupMemberOptions {
   int world_size = 2;   // processes
   int local_ranks = 1;  // shard ranks of each
   std::chrono::milliseconds timeout{120'000};
-  std::string model;  // below scorer.model_root
+  ChannelSecurity security{};  // of the channel to the leader
+  std::string token{};         // to show there; empty: none
+  std::string model;           // below scorer.model_root
   // model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows count.
   ScorerOptions scorer;
   // Makes the backend once the group's id is known.

@@ -14,6 +14,9 @@ namespace isobit::scorer {
 // client's message just fits may be longer here.
 inline constexpr int kMaxGroupMessageBytes = -1;
 
+// The header in which a member shows the secret of its group.
+inline constexpr char kGroupTokenHeader[] = "isobit-group-token";
+
 v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_size, int local_ranks);
 // FAILED_PRECONDITION naming the first field that differs.
 absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupIdentity& actual);

@@ -47,6 +47,8 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
                                       .world_size = settings.place.world_size,
                                       .local_ranks = options.local_shards,
                                       .nccl_id = nccl_id,
+                                      .credentials = settings.server.security.admin_credentials,
+                                      .token = settings.group_token,
                                       .timeout = settings.timeout,
                                       .on_lost = options.on_fault};
     options.assemble = [group](const GroupIdentity& identity) {
@@ -60,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
 }
 
 int Serve(const Settings& settings) {
-  ScorerService service(settings.service);
+  ScorerService service(settings.service, settings.server.security.gate);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {
@@ -102,6 +104,8 @@ int Serve(const Settings& settings) {
        .world_size = settings.place.world_size,
        .local_ranks = settings.scorer.local_shards,
        .timeout = settings.timeout,
+       .security = settings.upstream,
+       .token = settings.group_token,
        .model = settings.model,
        .scorer = settings.scorer,
        .make_backend =

@@ -22,8 +22,10 @@ grpc::ServerUnaryReactor* FinishAtOnce(grpc::CallbackServerContext* context,
 
 }  // namespace
 
-ScorerService::ScorerService(const Options& options)
-    : options_(options), memory_(std::make_shared<ByteBudget>("Score calls", options.memory)) {}
+ScorerService::ScorerService(const Options& options, std::shared_ptr<CallGate> gate)
+    : options_(options),
+      memory_(std::make_shared<ByteBudget>("Score calls", options.memory)),
+      gate_(std::move(gate)) {}
 
 ScorerService::~ScorerService() { Stop(); }
 
@@ -61,11 +63,21 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* ScorerService::Score(
   const absl::StatusOr<Scorer*> scorer = Available();
   const std::shared_ptr<ScoreCall> call =
       ScoreCall::Open(context, scorer.ok() ? *scorer : nullptr, options_.max_queued_bytes,
-                      memory_->Open(ClientOf(*context)));
-  const absl::Status status = scorer.ok() ? Submit(*request, call) : scorer.status();
+                      memory_->Open(gate_->ClientOf(*context)));
+  absl::Status status = scorer.ok() ? Admit(*context, *request) : scorer.status();
+  if (status.ok()) status = Submit(*request, call);
   if (!status.ok()) call->OnDone(status);
   DropContent(request);
   return call->reactor();
+}
+
+absl::Status ScorerService::Admit(const grpc::CallbackServerContext& context,
+                                  const v1::ScoreRequest& request) {
+  int64_t tokens = 0;
+  for (const v1::ScoreSequence& sequence : request.sequences()) {
+    tokens += sequence.prompt_token_ids_size() + sequence.completion_token_ids_size();
+  }
+  return gate_->Admit(context, {.requests = 1, .streams = 1, .tokens = tokens});
 }
 
 absl::Status ScorerService::Submit(const v1::ScoreRequest& request,
@@ -85,6 +97,8 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
   if (!scorer.ok()) return FinishAtOnce(context, scorer.status());
   absl::StatusOr<WeightUpdate> update = ParseUpdateWeightsRequest(*request);
   if (!update.ok()) return FinishAtOnce(context, update.status());
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return FinishAtOnce(context, admitted);
 
   const auto call = CancellableCall::Start([scorer = *scorer] { scorer->Wake(); });
   update->is_abandoned = [call] { return call->is_abandoned(); };

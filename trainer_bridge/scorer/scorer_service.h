@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/call_gate.h"
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/scorer.grpc.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"
@@ -27,7 +28,8 @@ class ScorerService final : public v1::ScorerService::CallbackService {
     ByteLimits memory{.total = 1 << 30, .client_share = 0.5};  // that Score calls hold
   };
 
-  explicit ScorerService(const Options& options);
+  explicit ScorerService(const Options& options,
+                         std::shared_ptr<CallGate> gate = CallGate::Create());
   ~ScorerService() override;
 
   // Starts to serve; before, every call fails with UNAVAILABLE. Only once.
@@ -51,12 +53,15 @@ class ScorerService final : public v1::ScorerService::CallbackService {
  private:
   // UNAVAILABLE: still loading, or draining.
   absl::StatusOr<Scorer*> Available();
+  // Of what `request` holds on behalf of its client.
+  absl::Status Admit(const grpc::CallbackServerContext& context, const v1::ScoreRequest& request);
   // Parses and queues a request whose stream stands.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
 
   const Options options_;
   const std::shared_ptr<ByteBudget> memory_;
+  const std::shared_ptr<CallGate> gate_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 
   std::mutex mutex_;  // guards what follows

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/rpc/channel_flags.h"
 #include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_ops.h"
 
@@ -40,6 +41,9 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, master_addr, "", "Where rank 0 is reached by the others. As --world_size.");
 ABSL_FLAG(std::optional<int>, master_port, std::nullopt,
           "Of rank 0, for the others; if not given, as --world_size, else 29500.");
+ABSL_FLAG(std::string, group_token_file, "",
+          "File with a secret that all processes of a group have: rank 0 refuses who does not show "
+          "it.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each shard.");
 ABSL_FLAG(
     std::vector<std::string>, devices, {},
@@ -101,12 +105,33 @@ absl::StatusOr<std::vector<int>> DevicesFromFlags(int num_shards, int local_rank
 
 // torchrun starts all processes of a host by one command line: those after the first take a port of
 // the system's choice, and a file of their own for it.
-ServerOptions ServerOptionsOfProcess(int local_rank) {
-  ServerOptions options = ServerOptionsFromFlags();
+absl::StatusOr<ServerOptions> ServerOptionsOfProcess(int local_rank) {
+  ISOBIT_ASSIGN_OR_RETURN(ServerOptions options, ServerOptionsFromFlags());
   if (local_rank == 0) return options;
   options.port = 0;
+  if (options.admin_port) options.admin_port = 0;
   if (!options.port_file.empty()) absl::StrAppend(&options.port_file, ".", local_rank);
   return options;
+}
+
+// How the processes of a group know each other.
+absl::Status ReadGroupSecurity(Settings& settings) {
+  ISOBIT_ASSIGN_OR_RETURN(settings.upstream, ChannelSecurityFromFlags());
+  if (const std::string file = absl::GetFlag(FLAGS_group_token_file); !file.empty()) {
+    ISOBIT_ASSIGN_OR_RETURN(settings.group_token, ReadToken("--group_token_file", file));
+  }
+  const ProcessPlace& place = settings.place;
+  if (place.world_size == 1 || place.rank > 0 || IsLoopback(place.master_addr) ||
+      settings.server.security.is_tls) {
+    return absl::OkStatus();
+  }
+  if (!settings.group_token.empty() || settings.server.security.is_insecure) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "other hosts can connect to --master_addr=", place.master_addr,
+      ": expected --tls_cert and --tls_key, --group_token_file, or --insecure for a group that "
+      "anybody may join"));
 }
 
 // Where the ranks compute, and what depends on it.
@@ -155,7 +180,7 @@ absl::StatusOr<Settings> SettingsFromFlags() {
                                           .master_addr = absl::GetFlag(FLAGS_master_addr),
                                           .master_port = absl::GetFlag(FLAGS_master_port)},
                                          [](const char* name) { return std::getenv(name); }));
-  settings.server = ServerOptionsOfProcess(settings.place.local_rank);
+  ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsOfProcess(settings.place.local_rank));
   scorer.local_shards = absl::GetFlag(FLAGS_shards);
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("shards", scorer.local_shards, 1, kMaxShards / settings.place.world_size));
@@ -175,6 +200,7 @@ absl::StatusOr<Settings> SettingsFromFlags() {
                           ByteLimitsOf("max_calls_mb", absl::GetFlag(FLAGS_max_calls_mb),
                                        absl::GetFlag(FLAGS_max_client_share)));
   settings.service.max_logprobs = static_cast<uint32_t>(max_logprobs);
+  ISOBIT_RETURN_IF_ERROR(ReadGroupSecurity(settings));
   ISOBIT_RETURN_IF_ERROR(ReadBackend(settings));
   return settings;
 }

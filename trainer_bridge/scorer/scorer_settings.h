@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/channel_security.h"
 #include "common/rpc/server_runner.h"
 #include "trainer_bridge/scorer/process_place.h"
 #include "trainer_bridge/scorer/rank_backend.h"
@@ -23,6 +24,8 @@ struct Settings {
   std::vector<int> devices;           // CUDA ordinals; empty: the CPU
   std::chrono::milliseconds timeout;  // of what waits for another rank or process
   ServerOptions server;
+  ChannelSecurity upstream;  // of the channel to the group's leader
+  std::string group_token;   // that its members show there; empty: none
 };
 
 // INVALID_ARGUMENT, naming the flag or variable.

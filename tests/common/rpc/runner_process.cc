@@ -36,7 +36,12 @@ class SlowService final : public v1::RolloutService::CallbackService {
 
 int Run() {
   SlowService service;
-  ServerRunner runner(ServerOptionsFromFlags());
+  const absl::StatusOr<ServerOptions> options = ServerOptionsFromFlags();
+  if (!options.ok()) {
+    ISOBIT_LOG(Error) << options.status().message();
+    return 2;
+  }
+  ServerRunner runner(*options);
   runner.Register(&service, v1::RolloutService::service_full_name());
   if (const absl::Status started = runner.Start(); !started.ok()) {
     ISOBIT_LOG(Error) << started.ToString();

@@ -409,6 +409,32 @@ TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
   EXPECT_FALSE(end.get().ok());
 }
 
+TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothing) {
+  GroupLeaderOptions options = LeaderOptions(2);
+  options.token = "secret";
+  auto leading = std::async(std::launch::async, [options, first = First()] {
+    return GroupLeader::Assemble(options, first);
+  });
+  std::string got_id;
+  for (const char* token : {"", "Secret", "secret2", "secret"}) {
+    GroupMemberOptions joining = MemberOptions(1, 2);
+    joining.token = token;
+    joining.make_backend = [&](const std::string& nccl_id) -> absl::StatusOr<RankBackend> {
+      got_id = nccl_id;
+      return absl::InternalError("enough");
+    };
+    GroupMember member(std::move(joining));
+    const absl::Status end = member.Run();
+    if (absl::string_view(token) == "secret") {
+      EXPECT_EQ(got_id, "id") << end;
+    } else {
+      EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("group_token_file")));
+      EXPECT_EQ(got_id, "") << "shown " << token;
+    }
+  }
+  leading.wait();  // in order or not, by when the member's end reached it
+}
+
 TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
   struct Case {
     const char* what;

@@ -1,0 +1,47 @@
+// How a server is guarded, made of what its command line says: TLS or plain text, who may call, how
+// much a client may hold.
+#ifndef ISOBIT_COMMON_RPC_SERVER_SECURITY_H_
+#define ISOBIT_COMMON_RPC_SERVER_SECURITY_H_
+
+#include <grpcpp/security/server_credentials.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/rpc/call_gate.h"
+#include "common/rpc/quota.h"
+#include "common/rpc/tls_files.h"
+
+namespace isobit {
+
+struct ServerSecurityOptions {
+  TlsFiles tls{};             // without a certificate: plain text
+  std::string access_file{};  // empty: everybody may do everything
+  std::string audit_log{};    // empty: audit lines go to the log
+  bool insecure = false;      // plain text also where other hosts can connect
+  bool has_admin_port = false;
+  QuotaAmounts each{}, all{};  // what a client may hold, and what all together may
+};
+
+struct ServerSecurity {
+  std::shared_ptr<CallGate> gate;
+  std::shared_ptr<grpc::ServerCredentials> credentials;        // of the main port
+  std::shared_ptr<grpc::ServerCredentials> admin_credentials;  // of one for admins alone
+  bool is_tls = false, is_insecure = false;
+};
+
+// Whether nobody but this host's processes can reach `host`: localhost, 127.x.x.x or ::1.
+bool IsLoopback(const std::string& host);
+
+// For a server that listens on `host`. INVALID_ARGUMENT: plain text on a host that is not loopback,
+// unless `insecure`; tokens or an admin port there in any case, as they would protect nothing; a CA
+// without a certificate; files that are not what they should be. NOT_FOUND and the like: a file
+// cannot be read, or written.
+absl::StatusOr<ServerSecurity> MakeServerSecurity(const ServerSecurityOptions& options,
+                                                  const std::string& host);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_SERVER_SECURITY_H_
