@@ -3,11 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from isobit.credentials import Security, connect
 from isobit.errors import DeadlineExceededError, from_rpc_error
 
 # Keepalive as in common/rpc/limits.h: a server takes more frequent pings for abuse.
@@ -32,11 +33,11 @@ _HEALTH_ANSWER_S = 5.0
 _Response = TypeVar("_Response")
 
 
-def open_channel(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-    """A channel to `target` (host:port) that connects at the first call; plain text without `credentials`."""
-    if credentials is None:
-        return grpc.insecure_channel(target, options=_OPTIONS)
-    return grpc.secure_channel(target, credentials, options=_OPTIONS)
+def open_channel(
+    target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
+) -> grpc.Channel:
+    """A channel to `target` (host:port) that connects at the first call; without more, in plain text."""
+    return connect(target, _OPTIONS, credentials, security)
 
 
 class ServiceClient:
@@ -47,15 +48,18 @@ class ServiceClient:
     connection a second to come back. It may be shared by threads.
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
+    def __init__(
+        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
+    ):
         """Connects lazily: nothing is sent before the first call.
 
         Args:
           target: host:port.
-          credentials: None for plain text.
+          credentials: gRPC's own, instead of arguments of TLS.
+          **security: TLS and tokens; see Security. Without any of them, plain text.
         """
         self.target = target
-        self._channel = open_channel(target, credentials)
+        self._channel = open_channel(target, credentials, **security)
         self._lost = False  # the last call found the service unavailable
 
     def wait_until_serving(self, timeout: float = 60.0) -> None:

@@ -18,6 +18,7 @@ import grpc
 
 from isobit.calls import TokenIds, enum_value, in_order, token_list
 from isobit.channel import ServiceClient
+from isobit.credentials import Security
 from isobit.errors import IncompleteStreamError
 from isobit.results import Chunk, Sample, Score, TokenLogprobs
 from isobit.sampling import LogprobMode, SamplingOptions, mode_to_proto, to_proto
@@ -65,8 +66,10 @@ class _ModelServiceClient(ServiceClient):
 class RolloutClient(_ModelServiceClient):
     """Samples completions."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
-        super().__init__(target, credentials)
+    def __init__(
+        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
+    ):
+        super().__init__(target, credentials, **security)
         self._stub = rollout_pb2_grpc.RolloutServiceStub(self._channel)
 
     @overload
@@ -206,8 +209,10 @@ def _samples_in_order(request: rollout_pb2.GenerateRequest, events: Iterator[Chu
 class ScorerClient(_ModelServiceClient):
     """Computes logprobs of given tokens."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
-        super().__init__(target, credentials)
+    def __init__(
+        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
+    ):
+        super().__init__(target, credentials, **security)
         self._stub = scorer_pb2_grpc.ScorerServiceStub(self._channel)
 
     @overload

@@ -13,6 +13,7 @@ import grpc
 
 from isobit.calls import TokenIds, enum_value, token_list
 from isobit.channel import ServiceClient
+from isobit.credentials import Security
 from isobit.errors import IncompleteStreamError
 from isobit.results import (
     CompareSummary,
@@ -35,8 +36,10 @@ _COMPARE_TIMEOUT_S = 3600.0
 class ComparatorClient(ServiceClient):
     """Holds the rollout's logprobs against the scorer's."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None):
-        super().__init__(target, credentials)
+    def __init__(
+        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
+    ):
+        super().__init__(target, credentials, **security)
         self._stub = comparator_pb2_grpc.ComparatorServiceStub(self._channel)
 
     @overload

@@ -1,0 +1,136 @@
+"""How a client reaches a guarded service: TLS, its own certificate, a bearer token."""
+
+import ipaddress
+import threading
+from pathlib import Path
+from typing import TypedDict
+
+import grpc
+
+Options = tuple[tuple[str, int | str], ...]
+
+
+class Security(TypedDict, total=False):
+    """Keyword arguments of every client; none: plain text, without a token."""
+
+    tls_ca: str | Path  # PEM of the CA to trust: the connection is TLS
+    tls_cert: str | Path  # PEM of the client's own certificate, with its chain; needs tls_key
+    tls_key: str | Path  # PEM of its key
+    tls_server_name: str  # that the service's certificate must have; without it the target's host
+    token: str  # bearer token that goes with each call
+    token_file: str | Path  # file with that token, read anew when it changes
+
+
+def connect(
+    target: str, options: Options, credentials: grpc.ChannelCredentials | None, security: Security
+) -> grpc.Channel:
+    """A channel to `target` (host:port) as `security` says, or with gRPC's own `credentials`.
+
+    Raises:
+      ValueError: arguments that do not go together, or a token over plain text to another host.
+      OSError: a file cannot be read.
+    """
+    if unknown := security.keys() - Security.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    tls_names = [name for name in security if name.startswith("tls_")]
+    if credentials is not None and tls_names:
+        raise ValueError(f"credentials and {tls_names[0]} are given, expected one of them")
+    if tls_names:
+        credentials = _tls_credentials(security)
+        if name := security.get("tls_server_name"):
+            options = (*options, ("grpc.ssl_target_name_override", name))
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=options)
+    else:
+        channel = grpc.secure_channel(target, credentials, options=options)
+    if "token" not in security and "token_file" not in security:
+        return channel
+    if credentials is None and not _is_loopback(target):
+        raise ValueError(f"{target} is another host: a token needs tls_ca, else anybody could read it")
+    return grpc.intercept_channel(channel, _TokenInterceptor(security))
+
+
+def read_token(path: str | Path) -> str:
+    """The token in a file. ValueError: not one word of printable ASCII."""
+    return _checked(Path(path).read_text("ascii").strip(), str(path))
+
+
+def _checked(token: str, name: str) -> str:
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise ValueError(f"{name}: expected one token of printable ASCII characters")
+    return token
+
+
+def _tls_credentials(security: Security) -> grpc.ChannelCredentials:
+    if "tls_ca" not in security:
+        raise ValueError("tls_ca: expected, as other arguments of TLS are given")
+    if ("tls_cert" in security) != ("tls_key" in security):
+        raise ValueError("tls_cert and tls_key: expected both or neither")
+
+    def read(name: str) -> bytes | None:
+        return Path(security[name]).read_bytes() if name in security else None
+
+    return grpc.ssl_channel_credentials(read("tls_ca"), read("tls_key"), read("tls_cert"))
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _CallDetails(grpc.ClientCallDetails):
+    """A call's details with other metadata."""
+
+    def __init__(self, details: grpc.ClientCallDetails, metadata: list):
+        self.method = details.method
+        self.timeout = details.timeout
+        self.metadata = metadata
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = details.compression
+
+
+class _TokenInterceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Puts the token into each call. An interceptor, as gRPC's call credentials refuse plain text."""
+
+    def __init__(self, security: Security):
+        if "token" in security and "token_file" in security:
+            raise ValueError("token and token_file are given, expected one of them")
+        self._path = Path(security["token_file"]) if "token_file" in security else None
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int, int] | None = None
+        self._token = _checked(security["token"], "token") if self._path is None else self._current()
+
+    def _current(self) -> str:
+        """The token; what cannot be read leaves the last one in force."""
+        if self._path is None:
+            return self._token
+        with self._lock:
+            try:
+                info = self._path.stat()
+                stamp = (info.st_ino, info.st_size, info.st_mtime_ns)
+                if stamp != self._stamp:
+                    self._token, self._stamp = read_token(self._path), stamp
+            except (OSError, ValueError):
+                if self._stamp is None:
+                    raise
+            return self._token
+
+    def _intercept(self, continuation, details, request):
+        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self._current()}")]
+        return continuation(_CallDetails(details, metadata), request)
+
+    intercept_unary_unary = _intercept
+    intercept_unary_stream = _intercept
+    intercept_stream_unary = _intercept
+    intercept_stream_stream = _intercept

@@ -1,0 +1,38 @@
+"""Makes a bearer token: python -m isobit.token NAME ROLE... --token_file FILE
+
+Writes the token to a new file that its owner alone can read, and prints the client's entry for the
+service's --access_file, which has the token's SHA-256 alone.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import secrets
+
+ROLES = ("generate", "score", "compare", "watch", "admin")
+
+
+def write_token(path: str) -> str:
+    """Writes a new token to the new file `path` and gives its SHA-256. FileExistsError: it is there."""
+    token = secrets.token_urlsafe(32)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
+    parser.add_argument("name", help="of the client, for messages and the audit log")
+    parser.add_argument("roles", nargs="+", choices=ROLES, metavar="role", help=", ".join(ROLES))
+    parser.add_argument("--token_file", required=True, help="new file that gets the token")
+    arguments = parser.parse_args()
+    try:
+        digest = write_token(arguments.token_file)
+    except OSError as error:
+        parser.error(f"--token_file {arguments.token_file}: {error.strerror}")
+    print(json.dumps({"name": arguments.name, "roles": arguments.roles, "token_sha256": [digest]}))
+
+
+if __name__ == "__main__":
+    main()
