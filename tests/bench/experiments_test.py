@@ -52,6 +52,11 @@ class ExperimentsTest(unittest.TestCase):
         self.assertGreater(modes["vanilla"]["mean_distinct"], 1)
         self.assertGreater(modes["vanilla"]["divergence"]["maximum"], 0)
 
+    def test_tls_overhead(self):
+        rounds = self.run_quick("tls_overhead")
+        self.assertEqual(len(rounds), 2)
+        self.assertEqual(set(rounds[0]), {"plain", "tls", "plain again"})
+
     def test_one_prompt(self):
         modes = self.modes(self.run_quick("one_prompt"))
         self.assertEqual(modes["tree"]["distinct_with_logprobs"], 1)

@@ -1,0 +1,240 @@
+"""Who may call what: every role on every method of every service, tokens, quotas, the admin port."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import grpc
+from guarded_services import ROLES, GuardedServicesTest, admin_target, token_hash
+
+from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit.errors import IsobitError
+from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2
+
+# Which role may call what, written down again here: the table in C++ is what is tested.
+ALLOWED = {
+    "RolloutService/Generate": {"generate"},
+    "RolloutService/Abort": {"generate", "admin"},
+    "RolloutService/PauseGeneration": {"admin"},
+    "RolloutService/ContinueGeneration": {"admin"},
+    "RolloutService/UpdateWeights": {"admin"},
+    "RolloutService/GetServerInfo": {"watch", "admin"},
+    "RolloutService/GetLoad": {"watch", "admin"},
+    "ScorerService/Score": {"score"},
+    "ScorerService/UpdateWeights": {"admin"},
+    "ScorerService/GetServerInfo": {"watch", "admin"},
+    "ComparatorService/Compare": {"compare"},
+    "ComparatorService/Record": {"compare"},
+    "ComparatorService/Watch": {"watch", "admin"},
+    "ComparatorService/GetServerInfo": {"watch", "admin"},
+}
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+DENIED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+LONG = {"seed": 1, "max_tokens": 1500, "ignore_eos": True}
+
+
+def methods(module) -> list[tuple[str, str, bool]]:
+    """Each service and method of a proto file, and whether it streams requests."""
+    found = module.DESCRIPTOR.services_by_name.values()
+    return [(s.name, m.name, m.client_streaming) for s in found for m in s.methods]
+
+
+def code_of(channel: grpc.Channel, path: str, token: str | None) -> grpc.StatusCode:
+    """What a bare call of `path` ends with: an empty message, or one that is no proto."""
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    # Any stream: a unary method takes it for its one message.
+    call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=2)
+    try:
+        next(call)  # one answer is enough
+    except StopIteration:
+        return grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        return error.code()
+    finally:
+        call.cancel()
+    return grpc.StatusCode.OK
+
+
+class RolesTest(GuardedServicesTest):
+    def test_every_role_on_every_method(self):
+        access = self.write_access()
+        known = {f"{s}/{m}" for f in (rollout_pb2, scorer_pb2, comparator_pb2) for s, m, _ in methods(f)}
+        self.assertEqual(known, ALLOWED.keys())
+        started = (
+            (self.start_rollout(access), rollout_pb2),
+            (self.start_scorer(access), scorer_pb2),
+            (self.start_comparator(access), comparator_pb2),
+        )
+        for service, module in started:
+            with grpc.insecure_channel(service.target) as channel:
+                for name, method, _ in methods(module):
+                    self.check_method(channel, f"/isobit.v1.{name}/{method}", ALLOWED[f"{name}/{method}"])
+                self.check_method(channel, REFLECTION, {"watch", "admin"})
+                self.check_method(channel, "/isobit.v1.RolloutService/NoSuchMethod", set())
+                health = code_of(channel, "/grpc.health.v1.Health/Check", None)
+                self.assertEqual(health, grpc.StatusCode.OK, "health is open to all")
+
+    def check_method(self, channel: grpc.Channel, path: str, allowed: set[str]) -> None:
+        for role in ROLES:
+            with self.subTest(path=path, role=role):
+                code = code_of(channel, path, f"token-{role}")
+                if role in allowed:
+                    self.assertNotIn(code, DENIED)
+                else:
+                    self.assertEqual(code, grpc.StatusCode.PERMISSION_DENIED)
+        for token in (None, "token-", "wrong"):
+            self.assertEqual(code_of(channel, path, token), grpc.StatusCode.UNAUTHENTICATED, path)
+
+    def test_abort_reaches_own_requests_alone(self):
+        access = self.write_access(
+            {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
+        )
+        target = self.start_rollout(access).target
+        owner = self.enterContext(RolloutClient(target, token="token-generate"))
+        other = self.enterContext(RolloutClient(target, token="token-other"))
+        admin = self.enterContext(RolloutClient(target, token="token-admin"))
+        for who, ended in ((other, []), (owner, ["mine"]), (admin, ["mine"])):
+            events = owner.generate([1, 2, 3], stream=True, request_id="mine", **LONG)
+            next(events)
+            self.assertEqual(who.abort("mine"), ended)
+            events.close()
+            self.wait_until_idle(admin)
+        with self.assertRaises(IsobitError) as raised:
+            other.abort_all()
+        self.assertEqual(raised.exception.code, grpc.StatusCode.PERMISSION_DENIED)
+        self.assertIn("lacks the role admin", raised.exception.details)
+
+    def wait_until_idle(self, client: RolloutClient) -> None:
+        deadline = time.monotonic() + 10
+        while client.get_load().num_running_requests:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+
+    def test_admin_methods_are_at_the_admin_port_alone(self):
+        audit = self.folder / "audit"
+        service = self.start_rollout(self.write_access(), "--admin_port=0", f"--audit_log={audit}")
+        main = self.enterContext(RolloutClient(service.target, token="token-admin"))
+        admin = self.enterContext(RolloutClient(admin_target(service), token="token-admin"))
+        for call in (main.pause_generation, main.continue_generation, main.abort_all):
+            with self.assertRaisesRegex(IsobitError, "admin port"):
+                call()
+        admin.pause_generation()
+        admin.continue_generation()
+        self.assertEqual(admin.abort_all(), [])
+        worker = self.enterContext(RolloutClient(admin_target(service), token="token-generate"))
+        with self.assertRaisesRegex(IsobitError, "PERMISSION_DENIED"):
+            worker.generate([1], max_tokens=1)
+        lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        done = [line["method"].rpartition("/")[2] for line in lines if line["outcome"] == "OK"]
+        self.assertEqual(done, ["PauseGeneration", "ContinueGeneration", "Abort"])
+        self.assertTrue(all(line["client"] == "the-admin" for line in lines), lines)
+
+    def test_a_client_over_its_quota_is_told_when_to_come_back(self):
+        access = self.write_access(
+            {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
+        )
+        target = self.start_rollout(access, "--max_client_requests=2", "--max_total_requests=3").target
+        greedy = self.enterContext(RolloutClient(target, token="token-generate"))
+        held = [greedy.generate([1], stream=True, **LONG) for _ in range(2)]
+        for events in held:
+            next(events)
+        with self.assertRaisesRegex(IsobitError, "this client: 2 of 2 requests") as raised:
+            greedy.generate([1], max_tokens=1)
+        self.assertEqual(raised.exception.retry_after_ms, 1000)
+        other = self.enterContext(RolloutClient(target, token="token-other"))
+        self.assertEqual(len(other.generate([1], max_tokens=1)), 1, "another client has room")
+        for events in held:
+            events.close()
+        self.assert_soon(lambda: greedy.generate([1], max_tokens=1))
+
+    def assert_soon(self, call) -> None:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return call()
+            except IsobitError:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+
+    def test_each_kind_of_quota_counts(self):
+        client = self.enterContext(ScorerClient(self.start_scorer("--max_client_tokens=20").target))
+        client.score([([1, 2], [3, 4])])
+        with self.assertRaisesRegex(IsobitError, "takes 42 tokens, expected at most 20") as raised:
+            client.score([([1, 2], [3] * 40)])
+        self.assertIsNone(raised.exception.retry_after_ms)
+        watched = self.enterContext(ComparatorClient(self.start_comparator("--max_client_streams=2").target))
+        held = [watched.watch(interval_ms=10) for _ in range(2)]
+        for updates in held:
+            next(updates)
+        with self.assertRaisesRegex(IsobitError, "2 of 2 streams"):
+            next(watched.watch())
+
+    def test_a_comparator_calls_with_its_own_token(self):
+        access = self.write_access(
+            {
+                "name": "comparator",
+                "roles": ["generate", "score", "watch"],
+                "token_sha256": [token_hash("token-comparator")],
+            }
+        )
+        rollout, scorer = self.start_rollout(access), self.start_scorer(access)
+        upstreams = [f"--rollout={rollout.target}", f"--scorer={scorer.target}"]
+        token = self.folder / "comparator.token"
+        token.write_text("token-generate\n")
+        service = self.start_comparator(*upstreams, f"--upstream_token_file={token}")
+        client = self.enterContext(ComparatorClient(service.target))
+        with self.assertRaisesRegex(IsobitError, "lacks the role watch or admin"):
+            client.compare([[1, 2]], max_tokens=4, seed=1)
+        token.write_text("token-comparator\n")  # taken up without a restart
+        time.sleep(0.2)
+        self.assertEqual(client.compare([[1, 2]], max_tokens=4, seed=1).summary.verdict, "equal")
+
+    def test_the_token_command_makes_what_the_file_takes(self):
+        path = self.folder / "new.token"
+        command = [sys.executable, "-m", "isobit.token", "trainer", "watch", "--token_file", str(path)]
+        entry = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        token = path.read_text().strip()
+        self.assertNotIn(token, entry)
+        self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+        target = self.start_comparator(self.write_access(json.loads(entry))).target
+        with ComparatorClient(target, token_file=path) as client:
+            client.get_server_info()
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertIn("File exists", again.stderr)
+
+    def test_an_access_file_changes_under_load(self):
+        target = self.start_comparator(self.write_access()).target
+        path = self.folder / "access.json"
+        good = path.read_text()
+        client = self.enterContext(ComparatorClient(target, token="token-watch"))
+        stop = threading.Event()
+        outcomes = set()
+
+        def call() -> None:
+            while not stop.is_set():
+                try:
+                    client.get_server_info()
+                    outcomes.add("OK")
+                except IsobitError as error:
+                    outcomes.add(error.code.name)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        try:
+            for text in (good[:50], "", "{}", "\0" * 100, good):
+                path.write_text(text)
+                time.sleep(0.15)
+            self.assertEqual(outcomes, {"OK"}, "a broken file leaves the old one in force")
+            path.write_text('{"clients": []}')
+            time.sleep(0.3)
+            self.assertEqual(outcomes, {"OK", "UNAUTHENTICATED"})
+        finally:
+            stop.set()
+            thread.join()
+
+
+if __name__ == "__main__":
+    unittest.main()
