@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from background import Action, random_request
 
-from isobit.client import ComparatorClient, RolloutClient
+from isobit import ComparatorClient, RolloutClient
 from isobit.errors import (
     AbortedError,
     DeadlineExceededError,

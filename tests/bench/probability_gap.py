@@ -16,7 +16,7 @@ from command_line import add_targets
 from experiment import CONTRACT_MODE, Experiment, Source, numerics_name, run
 from prompts import make_prompts
 
-from isobit.client import ComparatorClient
+from isobit import ComparatorClient
 from isobit.results import CompareSummary, SequenceReport, TokenGaps
 
 QUICK = {"tp_size": 4, "shards": 2, "num_prompts": 16, "max_tokens": 24, "concurrency": 8}

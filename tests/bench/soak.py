@@ -23,7 +23,7 @@ from disturbance import Comparing, disturb
 from experiment import CONTRACT_MODE, Experiment, Source, run
 from machine import device_memory_mib, host_memory_mib
 
-from isobit.client import ComparatorClient, RolloutClient, ScorerClient
+from isobit import ComparatorClient, RolloutClient, ScorerClient
 
 QUICK = {
     "tp_size": 4,
