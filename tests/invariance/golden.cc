@@ -6,6 +6,7 @@
 
 #include "common/base/digest.h"
 #include "gtest/gtest.h"
+#include "kernels/contract/constants.h"
 #include "kernels/model/sampling.h"
 #include "tests/invariance/tiny_models.h"
 
@@ -93,13 +94,14 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
 }
 
 nlohmann::json ManyWeightsDigest(Ops& ops) {
-  constexpr size_t kVocab = size_t{1} << 18;
+  constexpr size_t kVocab = size_t{1} << 20;
   std::vector<float> values;
-  for (size_t top = 0; top < 8; ++top) {
+  for (size_t row_number = 0; row_number < 8; ++row_number) {
     std::vector<float> logits(kVocab);
-    for (size_t i = 0; i < kVocab; ++i)
-      logits[i] = -12.0f - static_cast<float>(i % 1021) * 0x1p-10f;
-    logits[top * kVocab / 8 + 77] = static_cast<float>(top) * 0x1p-3f;
+    for (size_t i = 0; i < kVocab; ++i) {
+      const bool top = i % (kVocab / contract::kLeaves) == 77;  // one in each range
+      logits[i] = top ? 0.0f : -12.0f - static_cast<float>((i + row_number) % 1021) * 0x1p-10f;
+    }
     const Memory memory = ops.Allocate(kVocab * sizeof(float)).value();
     EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
     LogProbRow row;
