@@ -95,18 +95,20 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
 
 nlohmann::json ManyWeightsDigest(Ops& ops) {
   constexpr size_t kVocab = size_t{1} << 20;
+  constexpr size_t kRange = kVocab / contract::kLeaves;
   std::vector<float> values;
-  for (size_t row_number = 0; row_number < 8; ++row_number) {
-    std::vector<float> logits(kVocab);
-    for (size_t i = 0; i < kVocab; ++i) {
-      const bool top = i % (kVocab / contract::kLeaves) == 77;  // one in each range
-      logits[i] = top ? 0.0f : -12.0f - static_cast<float>((i + row_number) % 1021) * 0x1p-10f;
+  for (size_t range = 0; range < contract::kLeaves; ++range) {
+    const size_t first = range * kRange;
+    std::vector<float> logits(kVocab, -40.0f);
+    for (size_t i = first; i < first + kRange; ++i) {
+      logits[i] = -12.0f - static_cast<float>((i + range) % 1021) * 0x1p-9f;
     }
+    logits[first + 77] = 0.0f;
     const Memory memory = ops.Allocate(kVocab * sizeof(float)).value();
     EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
     LogProbRow row;
     row.logits = reinterpret_cast<const float*>(memory.get());
-    row.target = 5;
+    row.target = static_cast<int32_t>(first) + 5;
     row.raw = true;
     row.want_entropy = true;
     EXPECT_TRUE(ops.LogProbs({.rows = &row, .num_rows = 1, .vocab = kVocab}).ok());
