@@ -42,7 +42,7 @@ std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
       {"method", Cut(entry.method)},
       {"arguments", entry.arguments},
       {"outcome", absl::StatusCodeToString(entry.outcome.code())}};
-  if (!entry.outcome.ok()) line["message"] = Cut(std::string(entry.outcome.message()));
+  if (!entry.outcome.ok()) line["message"] = Cut(absl::StrCat(entry.outcome.message()));
   if (num_left_out > 0) line["refusals_left_out"] = num_left_out;
   // ASCII; what is not UTF-8 is replaced.
   return line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);

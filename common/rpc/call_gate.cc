@@ -184,7 +184,7 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
   if (!refusal.ok() && IsAdminMethod(facts.method) && options_.audit != nullptr) {
     options_.audit->WriteRefused({.client = client,
                                   .peer = "",
-                                  .method = std::string(facts.method),
+                                  .method = absl::StrCat(facts.method),
                                   .arguments = "",
                                   .outcome = refusal});
   }
