@@ -10,7 +10,7 @@ packages=(
   libabsl-dev libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev
   protobuf-compiler protobuf-compiler-grpc
   # Tests.
-  libgmock-dev libgtest-dev
+  libgmock-dev libgtest-dev openssl
 )
 
 fail() {
