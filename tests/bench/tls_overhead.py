@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/attack"))
 from certificates import Authority  # noqa: E402
 
-PROMPT = list(range(1, 17))
+PROMPT = list(range(1, 5))
 
 
 def parse_arguments() -> argparse.Namespace:
