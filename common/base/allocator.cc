@@ -10,4 +10,6 @@ void ReturnLargeBlocksWhenFreed() {
   mallopt(M_MMAP_MAX, 1 << 20);        // blocks at one time; 65536 by default
 }
 
+void ReturnFreeMemory() { malloc_trim(0); }
+
 }  // namespace isobit

@@ -9,6 +9,10 @@ namespace isobit {
 // blocks of a layer's size in an arena of its own, which looks like a leak over weight updates.
 void ReturnLargeBlocksWhenFreed();
 
+// Gives memory that is free to the system, of every arena. Takes milliseconds, in which threads
+// that allocate may wait: for after what was unusually large.
+void ReturnFreeMemory();
+
 }  // namespace isobit
 
 #endif  // ISOBIT_COMMON_BASE_ALLOCATOR_H_

@@ -5,11 +5,15 @@
 #include <cstring>
 #include <ctime>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/shorten.h"
 
 namespace isobit::internal {
 namespace {
+
+constexpr size_t kMaxLineBytes = 4096;
 
 const char* LevelName(LogLevel level) {
   switch (level) {
@@ -45,8 +49,9 @@ LogMessage::LogMessage(LogLevel level, const char* file, int line) {
 }
 
 LogMessage::~LogMessage() {
-  // Request fields reach the log: a line break inside one must not forge a second line.
-  std::string line = message_.str();
+  // Request fields reach the log: neither may one fill the disk, nor a line break inside one forge
+  // a second line.
+  std::string line = Shorten(std::move(message_).str(), kMaxLineBytes);
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }

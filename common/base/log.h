@@ -1,5 +1,5 @@
-// ISOBIT_LOG(Info|Warning|Error) << ...: one line to stderr with UTC time, level and source line.
-// Safe from any thread.
+// ISOBIT_LOG(Info|Warning|Error) << ...: one line to stderr with UTC time, level and source line,
+// of some 4 KiB at most. Safe from any thread.
 #ifndef ISOBIT_COMMON_BASE_LOG_H_
 #define ISOBIT_COMMON_BASE_LOG_H_
 

@@ -11,13 +11,14 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/file_error.h"
 #include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
 
 absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", action, " ", path));
+  return FileError(errno, absl::StrCat("cannot ", action, " ", path));
 }
 
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/file_error.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
 
@@ -18,7 +19,7 @@ absl::StatusOr<fs::path> Canonical(const fs::path& path, const std::string& show
   std::error_code error;
   fs::path canonical = fs::canonical(path, error);
   if (!error) return canonical;
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot resolve ", shown));
+  return FileError(error.value(), absl::StrCat("cannot resolve ", shown));
 }
 
 // Whether `path` is `root` or below it. Both are canonical.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/file_error.h"
 #include "common/base/status_macros.h"
 
 namespace isobit {
@@ -23,11 +24,11 @@ int64_t ModifiedNanoseconds(const struct stat& info) {
 absl::StatusOr<ReadableFile> ReadableFile::Open(const std::string& path, std::string name) {
   // O_NONBLOCK: opening a FIFO must fail the type check below, not wait for a writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  if (fd < 0) return FileError(errno, absl::StrCat("cannot open ", path));
   ReadableFile file(fd, std::move(name));
   struct stat info;
   if (fstat(fd, &info) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", path));
+    return FileError(errno, absl::StrCat("cannot stat ", path));
   }
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
@@ -60,7 +61,7 @@ absl::Status ReadableFile::ReadAt(uint64_t offset, size_t size, void* out) const
   while (size > 0) {
     const ssize_t count = pread(fd_, to, size, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", name_));
+    if (count < 0) return FileError(errno, absl::StrCat("cannot read ", name_));
     if (count == 0) {
       return absl::InvalidArgumentError(absl::StrCat(name_, " ended at or before byte ", offset,
                                                      ", expected ", size_,
@@ -76,7 +77,7 @@ absl::Status ReadableFile::ReadAt(uint64_t offset, size_t size, void* out) const
 absl::Status ReadableFile::CheckUnchanged() const {
   struct stat info;
   if (fstat(fd_, &info) != 0)
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", name_));
+    return FileError(errno, absl::StrCat("cannot stat ", name_));
   if (static_cast<uint64_t>(info.st_size) == size_ && ModifiedNanoseconds(info) == modified_ns_) {
     return absl::OkStatus();
   }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
+#include "common/base/file_error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
@@ -34,7 +35,7 @@ absl::Status CheckNoSafetensors(const std::string& directory) {
         absl::StrCat("load_format dummy makes weights from a seed, but the directory holds ",
                      entry.path().filename().string(), ", which auto would load"));
   }
-  return error ? absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read ", directory))
+  return error ? FileError(error.value(), absl::StrCat("cannot read ", directory))
                : absl::OkStatus();
 }
 

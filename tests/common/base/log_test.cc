@@ -28,6 +28,15 @@ TEST(LogTest, LineBreaksInsideAMessageCannotForgeALine) {
   EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
 }
 
+TEST(LogTest, ALineIsBoundedWhateverAClientSends) {
+  testing::internal::CaptureStderr();
+  ISOBIT_LOG(Info) << "staging " << std::string(15 << 20, 'x');
+  const std::string line = testing::internal::GetCapturedStderr();
+  EXPECT_LT(line.size(), 5000u);
+  EXPECT_THAT(line, testing::HasSubstr("staging xxx"));
+  EXPECT_THAT(line, testing::HasSubstr("xxx... (157286"));
+}
+
 TEST(LogTest, ThreadsDoNotInterleave) {
   constexpr int kThreads = 4;
   constexpr int kLines = 200;
