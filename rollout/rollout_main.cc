@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/allocator.h"
+#include "common/base/exhaustion.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_config.h"
@@ -253,6 +254,7 @@ int Run() {
   }
   (*engine)->UpdateWeights({.model_path = absl::GetFlag(FLAGS_model)},
                            [&](const absl::StatusOr<WeightUpdateResult>& loaded) {
+                             if (runner.is_draining()) return;  // weights that nobody awaits
                              if (!loaded.ok()) return runner.Fail(loaded.status());
                              runner.SetServing(true);
                              ISOBIT_LOG(Info) << "serving, backend " << (*engine)->backend();
@@ -271,6 +273,7 @@ int Run() {
 }  // namespace isobit
 
 int main(int argc, char** argv) {
+  isobit::ExitWhenExhausted();
   isobit::ReturnLargeBlocksWhenFreed();
   isobit::ServerRunner::BlockStopSignals();
   isobit::ParseFlagsOrExit(argc, argv, isobit::kUsage);

@@ -12,7 +12,6 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/cancellable_call.h"
 #include "common/rpc/held_bytes.h"
-#include "common/rpc/limits.h"
 #include "common/rpc/sampling_params_proto.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/status_convert.h"
@@ -69,7 +68,6 @@ absl::StatusOr<InFlightMode> FromProto(v1::InFlightMode mode) {
 
 // Fills `request` as far as the message makes sense; the engine checks values against the model.
 absl::Status FromProto(const v1::GenerateRequest& proto, GenerationRequest& request) {
-  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(proto));
   ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
   request.prompt.assign(proto.prompt_token_ids().begin(), proto.prompt_token_ids().end());
   request.sampling = SamplingParamsFromProto(proto.sampling());

@@ -3,17 +3,16 @@
 #ifndef ISOBIT_COMMON_RPC_LIMITS_H_
 #define ISOBIT_COMMON_RPC_LIMITS_H_
 
-#include "absl/status/status.h"
-#include "google/protobuf/message_lite.h"
-
 namespace isobit {
 
-// What gRPC accepts, in bytes, in either direction. It refuses more with RESOURCE_EXHAUSTED before
-// any code of ours runs.
+// Bytes of a request. gRPC refuses a larger one with RESOURCE_EXHAUSTED before it has read it.
+inline constexpr int kMaxRequestBytes = 16 << 20;
+
+// Bytes of a response.
 inline constexpr int kMaxMessageBytes = 64 << 20;
 
-// What a service accepts as a request, in bytes.
-inline constexpr int kMaxRequestBytes = 16 << 20;
+// Calls in flight on one connection; a client holds further ones back.
+inline constexpr int kMaxConcurrentStreams = 4096;
 
 // A client pings an idle connection that often; a server allows pings up to three times as often.
 inline constexpr int kKeepaliveTimeMs = 30000;
@@ -24,9 +23,6 @@ inline constexpr int kMaxReconnectBackoffMs = 2000;
 inline constexpr int kKeepaliveTimeoutMs = 10000;
 // A new connection that has not finished its handshake, TLS and HTTP/2, by then is closed.
 inline constexpr int kHandshakeTimeoutMs = 10000;
-
-// INVALID_ARGUMENT if `request` serialises to more than kMaxRequestBytes.
-absl::Status CheckRequestSize(const google::protobuf::MessageLite& request);
 
 }  // namespace isobit
 

@@ -9,19 +9,26 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/allocator.h"
 #include "common/base/check.h"
+#include "common/base/descriptor.h"
+#include "common/base/exhaustion.h"
+#include "common/base/file_error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/limits.h"
+#include "common/rpc/request_watch.h"
 
 namespace isobit {
 namespace {
@@ -37,15 +44,35 @@ sigset_t StopSignals() {
   return signals;
 }
 
+// How long clients have to close their connections before they are closed. An idle client of some
+// languages looks at its connection every five seconds at best.
+constexpr std::chrono::milliseconds kGoodbyeTimeout(500);
+// About as many as gRPC starts at first.
+constexpr int kGrpcThreads = 32;
+// How often memory may be returned, and how much must have come free. The allocator keeps it
+// otherwise: 400 MB of 20,000 calls that were reset.
+constexpr int kReturnIntervalMs = 2000;
+constexpr size_t kReturnBytes = 16 << 20;
+
+// INVALID_ARGUMENT if `path` is there and no regular file: rename would replace a device.
+absl::Status CheckPortFile(const std::string& path) {
+  struct stat info;
+  if (path.empty() || lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("port file ", path, ": expected a regular file or none, got something else"));
+}
+
 // Readers of `path` see no file or the whole number, since rename is atomic.
 absl::Status WritePortFile(const std::string& path, int port) {
   const std::string partial = absl::StrCat(path, ".partial.", getpid());
   std::FILE* file = std::fopen(partial.c_str(), "w");
-  if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("port file ", partial));
+  if (file == nullptr) return FileError(errno, absl::StrCat("port file ", partial));
   const bool written = std::fprintf(file, "%d\n", port) > 0;
   const bool closed = std::fclose(file) == 0;
   if (written && closed && std::rename(partial.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  const absl::Status error = absl::ErrnoToStatus(errno, absl::StrCat("port file ", path));
+  const absl::Status error = FileError(errno, absl::StrCat("port file ", path));
   std::remove(partial.c_str());
   return error;
 }
@@ -57,11 +84,15 @@ void ServerRunner::BlockStopSignals() {
   ISOBIT_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0) << "pthread_sigmask";
 }
 
-void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes) {
-  builder.SetMaxReceiveMessageSize(max_message_bytes);
-  builder.SetMaxSendMessageSize(max_message_bytes);
-  // Otherwise two servers may share one port and each get a part of the calls.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
+                        int max_response_bytes) {
+  builder.SetMaxReceiveMessageSize(max_request_bytes);
+  builder.SetMaxSendMessageSize(max_response_bytes);
+  // gRPC inflates a compressed message whole before it looks at its size.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -93,15 +124,21 @@ absl::Status ServerRunner::Start() {
     return absl::InvalidArgumentError(absl::StrCat(
         "drain timeout: ", options_.drain_timeout.count(), " ms, expected at least 0"));
   }
+  ISOBIT_RETURN_IF_ERROR(CheckPortFile(options_.port_file));
+  if (options_.admin_port && !options_.port_file.empty()) {
+    ISOBIT_RETURN_IF_ERROR(CheckPortFile(absl::StrCat(options_.port_file, ".admin")));
+  }
+  ISOBIT_RETURN_IF_ERROR(CheckThreadsCanStart(kGrpcThreads));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
   grpc::ServerBuilder builder;
   ISOBIT_RETURN_IF_ERROR(Listen(builder));
   for (grpc::Service* service : services_) builder.RegisterService(service);
-  SetServerArguments(builder, kMaxMessageBytes);
+  SetServerArguments(builder, kMaxRequestBytes, kMaxMessageBytes);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
+  interceptors.push_back(WatchRequests(freed_bytes_));
   if (options_.security.gate != nullptr) {
     interceptors.push_back(options_.security.gate->Interceptor());
   }
@@ -162,6 +199,11 @@ void ServerRunner::SetServingLocked(bool serving) {
   health->SetServingStatus(serving);
 }
 
+bool ServerRunner::is_draining() {
+  const std::lock_guard lock(mutex_);
+  return draining_;
+}
+
 void ServerRunner::Stop() { Wake(); }
 
 void ServerRunner::Fail(const absl::Status& fault) {
@@ -179,14 +221,26 @@ void ServerRunner::Wake() {
   ISOBIT_CHECK(write(wake_fd_, &one, sizeof one) == sizeof one) << "eventfd: errno " << errno;
 }
 
+void ServerRunner::WaitForStop() {
+  const sigset_t signals = StopSignals();
+  const Descriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC));
+  ISOBIT_CHECK(signal_fd.is_open()) << "signalfd: errno " << errno;
+  pollfd events[] = {{signal_fd.get(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+  bool was_due = false;
+  while (true) {
+    const int num_ready = poll(events, 2, kReturnIntervalMs);
+    if (num_ready > 0) return;
+    ISOBIT_CHECK(num_ready == 0 || errno == EINTR) << "poll: errno " << errno;
+    const bool is_due = *freed_bytes_ >= kReturnBytes;
+    if (is_due) *freed_bytes_ = 0;
+    if (is_due || was_due) ReturnFreeMemory();  // twice: calls are counted just before they free
+    was_due = is_due;
+  }
+}
+
 int ServerRunner::Wait(const std::function<void()>& drain) {
   ISOBIT_CHECK(server_ != nullptr) << "Wait before Start";
-  const sigset_t signals = StopSignals();
-  const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
-  ISOBIT_CHECK(signal_fd >= 0) << "signalfd: errno " << errno;
-  pollfd events[] = {{signal_fd, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
-  while (poll(events, 2, -1) < 0) ISOBIT_CHECK(errno == EINTR) << "poll: errno " << errno;
-  close(signal_fd);
+  WaitForStop();
 
   ISOBIT_LOG(Info) << "draining, at most " << options_.drain_timeout.count() << " ms";
   {
@@ -199,7 +253,8 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   // Until then the services refuse new calls themselves, with UNAVAILABLE; gRPC would cancel them.
   calls_->WaitForNone(deadline);
   StopAccepting();
-  server_->Shutdown(deadline);
+  // What is left are health watches, which never end, and connections.
+  server_->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kGoodbyeTimeout));
   server_->Wait();
 
   std::lock_guard<std::mutex> lock(mutex_);

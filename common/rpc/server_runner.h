@@ -17,7 +17,9 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,16 +46,17 @@ struct ServerOptions {
   ServerSecurity security{};
   // As `port`, for what admins may call, which is then not at `port`.
   std::optional<int> admin_port{};
-  // If not empty, gets the bound port in decimal and a newline, atomically, once the server
-  // listens; with ".admin" after its name likewise for the admin port.
+  // If not empty, the regular file that gets the bound port in decimal and a newline, atomically,
+  // once the server listens; with ".admin" after its name likewise for the admin port.
   std::string port_file{};
   // How long calls in flight may take to finish after a stop signal; then they are cancelled.
   std::chrono::milliseconds drain_timeout{30000};
 };
 
 // The house's limits and keepalive, as MakeChannel has them. For a server that is not a service's.
-// max_message_bytes: in either direction; -1: any.
-void SetServerArguments(grpc::ServerBuilder& builder, int max_message_bytes);
+// Bytes of a message; -1: any.
+void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
+                        int max_response_bytes);
 
 class ServerRunner {
  public:
@@ -71,8 +74,8 @@ class ServerRunner {
   void Register(grpc::Service* service, const std::string& full_name);
 
   // Listens, with health and reflection, all services NOT_SERVING; then writes the port file.
-  // INVALID_ARGUMENT: port, max_connections or drain timeout out of range. UNAVAILABLE: the address
-  // cannot be bound.
+  // INVALID_ARGUMENT: port, max_connections or drain timeout out of range, a port file that is
+  // something else. UNAVAILABLE: the address cannot be bound. RESOURCE_EXHAUSTED: no threads.
   // UNKNOWN and the like: the port file cannot be written. Only once.
   absl::Status Start();
 
@@ -83,6 +86,9 @@ class ServerRunner {
   // no effect once draining.
   void SetServing(bool serving);
 
+  // Whether Wait has seen a reason to end. Thread-safe.
+  bool is_draining();
+
   // Ends Wait as a stop signal would. Thread-safe.
   void Stop();
 
@@ -90,10 +96,11 @@ class ServerRunner {
   // not serve, such as a device error. Thread-safe; the first fault counts.
   void Fail(const absl::Status& fault);
 
-  // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls in
-  // flight up to drain_timeout, and returns the exit code: 0, or 1 after Fail. `drain` must make
-  // open-ended streams finish and new calls be refused with UNAVAILABLE, and must not block. Only
-  // once, after Start.
+  // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls of
+  // the registered services in flight up to drain_timeout, ends what is left, such as health
+  // watches, and returns the exit code: 0, or 1 after Fail. `drain` must make open-ended streams
+  // finish and new calls be refused with UNAVAILABLE, and must not block. Only once, after Start.
+  // Until it drains, it also gives memory that calls have left free to the system.
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:
@@ -102,11 +109,14 @@ class ServerRunner {
   void StopAccepting();
   void SetServingLocked(bool serving);
   void Wake();
+  void WaitForStop();
 
   const ServerOptions options_;
   std::vector<grpc::Service*> services_;
   std::vector<std::string> service_names_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
+  const std::shared_ptr<std::atomic<size_t>> freed_bytes_ =
+      std::make_shared<std::atomic<size_t>>(0);
   std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null
   std::unique_ptr<grpc::Server> server_;
   int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/shorten.h"
 
 namespace isobit {
 namespace {
@@ -43,9 +44,8 @@ absl::Status Annotate(const absl::Status& status, absl::string_view prefix) {
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
-  std::string message(status.message());
-  if (message.size() > kMaxMessageSize) message.replace(kMaxMessageSize, std::string::npos, "...");
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message);
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      Shorten(std::string(status.message()), kMaxMessageSize));
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::ServerContextBase& context) {

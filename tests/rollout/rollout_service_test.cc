@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/rpc/limits.h"
 #include "common/rpc/status_convert.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -171,8 +170,6 @@ TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
        [](auto& r, auto&) { r.set_logprob_mode(static_cast<v1::LogprobMode>(7)); }},
       {{"request_id", "256", "257"},
        [](auto& r, auto&) { r.set_request_id(std::string(257, 'x')); }},
-      {{absl::StrCat(kMaxRequestBytes)},
-       [](auto& r, auto&) { r.mutable_prompt_token_ids()->Resize(kMaxRequestBytes, 3); }},
   };
   for (const auto& test : kCases) {
     v1::GenerateRequest request = MakeProto();

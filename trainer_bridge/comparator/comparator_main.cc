@@ -4,6 +4,8 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "common/base/allocator.h"
+#include "common/base/exhaustion.h"
 #include "common/base/log.h"
 #include "common/config/flags.h"
 #include "common/rpc/channel_flags.h"
@@ -49,6 +51,8 @@ int Run() {
 }  // namespace isobit
 
 int main(int argc, char** argv) {
+  isobit::ExitWhenExhausted();
+  isobit::ReturnLargeBlocksWhenFreed();
   isobit::ServerRunner::BlockStopSignals();  // before gRPC starts threads
   isobit::ParseFlagsOrExit(
       argc, argv,

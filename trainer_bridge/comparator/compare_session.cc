@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/limits.h"
 #include "trainer_bridge/comparator/pairing.h"
 
 namespace isobit {
@@ -76,7 +75,6 @@ CompareSession::CompareSession(v1::CompareRequest request,
       bytes_(kCallBytes + request_.SpaceUsedLong() + prompts_.size() * sizeof(Prompt)) {}
 
 absl::Status CompareSession::Validate() const {
-  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
   if (request_.prompts().empty()) {
     return absl::InvalidArgumentError("prompts: none, expected at least one");
   }

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/limits.h"
 #include "common/rpc/status_convert.h"
 #include "trainer_bridge/comparator/pairing.h"
 
@@ -40,7 +39,6 @@ void RecordSession::OnReadDone(bool ok) {
 }
 
 absl::Status RecordSession::Compare() {
-  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request_));
   ISOBIT_RETURN_IF_ERROR(memory_.Resize(kCallBytes + request_.SpaceUsedLong()));
   ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
   const v1::SideIdentity rollout = IdentityOf(request_.rollout());

@@ -69,7 +69,7 @@ absl::Status GroupLeader::Listen() {
   acceptor_->AttachTo(builder, options_.credentials != nullptr ? options_.credentials
                                                                : grpc::InsecureServerCredentials());
   builder.RegisterService(&service_);
-  SetServerArguments(builder, kMaxGroupMessageBytes);
+  SetServerArguments(builder, kMaxGroupMessageBytes, kMaxGroupMessageBytes);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError("shard group: cannot start the server");
   acceptor_->Start();

@@ -100,7 +100,6 @@ v1::TokenLogprobs MakeTokenLogprobs(absl::Span<const int32_t> ids, const TokenSc
 
 absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
                                                const ScoreLimits& limits) {
-  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request));
   const int count = request.sequences_size();
   if (count < 1 || static_cast<size_t>(count) > limits.max_sequences) {
     return Bad("number of sequences", absl::StrCat("1 to ", limits.max_sequences), count);
@@ -179,7 +178,6 @@ v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions&
 }
 
 absl::StatusOr<WeightUpdate> ParseUpdateWeightsRequest(const v1::UpdateWeightsRequest& request) {
-  ISOBIT_RETURN_IF_ERROR(CheckRequestSize(request));
   WeightUpdate update;
   update.model_path = request.model_path();
   if (request.has_weight_version()) update.version = request.weight_version();

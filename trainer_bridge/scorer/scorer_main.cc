@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/allocator.h"
+#include "common/base/exhaustion.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -126,6 +127,7 @@ int Serve(const Settings& settings) {
 }  // namespace isobit::scorer
 
 int main(int argc, char** argv) {
+  isobit::ExitWhenExhausted();
   isobit::ReturnLargeBlocksWhenFreed();
   isobit::ServerRunner::BlockStopSignals();  // before gRPC starts threads
   isobit::ParseFlagsOrExit(argc, argv, isobit::scorer::kUsage);

@@ -3,6 +3,7 @@
 
 #include <grpcpp/client_context.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "tests/support/server_process.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace isobit {
 namespace {
@@ -87,6 +89,18 @@ TEST(ServerRunnerTest, SaysWhenThePortFileCannotBeWritten) {
               StatusIs(absl::StatusCode::kNotFound, testing::HasSubstr("/nonexistent/port")));
 }
 
+TEST(ServerRunnerTest, LeavesAPortFileAloneThatIsNone) {
+  const testing_support::TempDir scratch;
+  const std::string path = scratch.File("fifo");  // a device would be replaced like it
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  ServerRunner runner(ServerOptions{.port_file = path});
+  EXPECT_THAT(runner.Start(),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(path)));
+  struct stat info;
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISFIFO(info.st_mode));
+}
+
 TEST(ChannelTest, SaysWhereNobodyListens) {
   const auto channel = MakeChannel("127.0.0.1:1");
   EXPECT_THAT(WaitForReady(*channel, "127.0.0.1:1", milliseconds(200)),
@@ -117,7 +131,10 @@ TEST(ServerProcessTest, SigtermLetsACallInFlightFinishAndExitsZero) {
   process.Signal(SIGTERM);
   EXPECT_FALSE(reader->Read(&response));
   EXPECT_TRUE(reader->Finish().ok());
+  const auto end = std::chrono::steady_clock::now();
   EXPECT_EQ(process.Join(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - end, milliseconds(3000))
+      << "this client, idle now, held the server";
 }
 
 TEST(ServerProcessTest, SigintCancelsAStuckCallAtTheDrainTimeoutAndExitsZero) {

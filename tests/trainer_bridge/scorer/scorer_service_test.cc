@@ -255,7 +255,7 @@ TEST_F(ScorerServiceTest, BadInputIsRefusedByNameValueAndBound) {
 
   expect_refused(
       [](Request& r) { r.mutable_sequences(0)->set_sequence_id(std::string(17 << 20, 'x')); },
-      kInvalid, {"16777216"});
+      absl::StatusCode::kResourceExhausted, {"16777216"});
   ISOBIT_EXPECT_OK(Call(RequestOf({probe_})).status);
 }
 

@@ -1,0 +1,71 @@
+// See request_watch.h.
+#include "common/rpc/request_watch.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "proto/isobit/bounded_request.h"
+
+namespace isobit {
+namespace {
+
+using grpc::experimental::InterceptionHookPoints;
+
+// Of a call without its messages, as measured.
+constexpr size_t kCallBytes = 20 << 10;
+// What a byte on the wire may become in memory: 500,000 short ids of 11 MB take 60.
+constexpr size_t kBytesPerByte = 6;
+
+// gRPC makes one for each call and destroys it with the call.
+class RequestWatch final : public grpc::experimental::Interceptor {
+ public:
+  explicit RequestWatch(std::shared_ptr<std::atomic<size_t>> freed_bytes)
+      : freed_bytes_(std::move(freed_bytes)) {}
+
+  ~RequestWatch() override { *freed_bytes_ += kCallBytes + kBytesPerByte * request_bytes_; }
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    // gRPC gets here on the thread that has just read the message, so that the reading is this
+    // call's. INVARIANT: each caller gets its own error (RequestWatchTest.ErrorsKeepToTheirCalls).
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_MESSAGE)) {
+      RequestReading reading = TakeLastReading();
+      request_bytes_ = std::max(request_bytes_, reading.bytes);
+      if (error_.empty()) error_ = std::move(reading.error);
+    }
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS) &&
+        !error_.empty()) {
+      methods->ModifySendStatus(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error_));
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<size_t>> freed_bytes_;
+  size_t request_bytes_ = 0;
+  std::string error_;
+};
+
+class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit Factory(std::shared_ptr<std::atomic<size_t>> freed_bytes)
+      : freed_bytes_(std::move(freed_bytes)) {}
+
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo*) override {
+    return new RequestWatch(freed_bytes_);
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<size_t>> freed_bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> WatchRequests(
+    std::shared_ptr<std::atomic<size_t>> freed_bytes) {
+  return std::make_unique<Factory>(std::move(freed_bytes));
+}
+
+}  // namespace isobit
