@@ -47,13 +47,21 @@ class Service:
 class Services:
     """Starts services and, on leaving the `with` statement, stops all of them, whatever happened."""
 
-    def __init__(self, bin_dir: Path, log_dir: Path, start_timeout_s: float = _START_TIMEOUT_S):
-        """Logs go to `log_dir`, which exists. ServiceError: a binary is not in `bin_dir`."""
+    def __init__(
+        self,
+        bin_dir: Path,
+        log_dir: Path,
+        start_timeout_s: float = _START_TIMEOUT_S,
+        launcher: Sequence[str] = (),
+    ):
+        """Logs go to `log_dir`, which exists. `launcher`, a command, becomes each service in its process,
+        as prlimit does. ServiceError: a binary is not in `bin_dir`."""
         if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
         self._bin_dir = bin_dir.resolve()  # a bare name would be looked for on PATH
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
+        self._launcher = launcher
         self._running: list[Service] = []
         self._bad_ends: list[str] = []
 
@@ -61,10 +69,10 @@ class Services:
         """Starts `binary` under `name`, which names its log. Returns before it listens; later flags win."""
         log, port_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.port"
         port_file.unlink(missing_ok=True)
-        command = [str(self._bin_dir / binary), "--port=0", f"--port_file={port_file}", *flags]
+        command = [*self._launcher, str(self._bin_dir / binary), "--port=0", f"--port_file={port_file}"]
         with log.open("w") as output:
             process = subprocess.Popen(
-                command,
+                [*command, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
