@@ -31,10 +31,12 @@ class StopTest(AttackTest):
                 self.assertLess(seconds, 3)
 
     def test_a_signal_while_it_loads(self):
-        for attempt in range(8):
+        for attempt in range(12):
             rollout = self.start_rollout()
-            self.services.wait_listening(rollout)
-            time.sleep(attempt * 0.001)
+            while not rollout.port_file.exists():
+                rollout.check_alive()
+                time.sleep(0.0002)
+            time.sleep(attempt * 0.0005)
             self.seconds_to_stop(rollout)
 
     def run_with(self, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
