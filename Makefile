@@ -28,7 +28,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan build-gpu test-gpu test-gpu-sanitizers lint format \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz build-gpu test-gpu test-gpu-sanitizers lint format \
   check-format clean
 
 help:  ## This list
@@ -51,6 +51,10 @@ test: build $(VENV)/.installed $(MODEL_FILES)  ## Builds everything and runs all
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
 	cmake --build --preset $* --target isobit_tests
 	tests/run_tests.sh build/$* -LE '$(UNFIT_$*)'
+
+fuzz: build/fuzz/build.ninja $(VENV)/.fuzz  ## Searches each border for input that breaks it, 20 s each
+	cmake --build --preset fuzz --target isobit_fuzz_targets
+	tests/run_tests.sh build/fuzz -L fuzz
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)
@@ -92,6 +96,10 @@ $(VENV)/.format: python/pyproject.toml | $(VENV)/.installed
 	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[format]'
 	touch $@
 
+$(VENV)/.fuzz: python/pyproject.toml | $(VENV)/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[fuzz]'
+	touch $@
+
 # Without the disassembler (its packages are for x86-64 and Arm Linux), the tests that need it skip.
 $(VENV)/.disassembly: python/pyproject.toml | $(VENV)/.installed
 	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[disassembly]' || \
@@ -106,6 +114,11 @@ $(VENV)/.nccl: python/pyproject.toml | $(VENV)/.installed
 	touch $@
 
 build/cuda/build.ninja: | $(VENV)/.nccl
+
+build/fuzz/build.ninja: | build/.fuzz_deps
+build/.fuzz_deps: deploy/install_deps.sh
+	deploy/install_deps.sh fuzz
+	mkdir -p $(@D) && touch $@
 
 # CMake itself notices every later change of its files.
 build/%/build.ninja: CMakePresets.json | build/.deps

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
 # sudo. When all are there already it changes nothing and returns at once.
+#
+#   deploy/install_deps.sh [fuzz]      fuzz: those of the preset fuzz, too
 set -euo pipefail
 
 packages=(
@@ -12,6 +14,8 @@ packages=(
   # Tests.
   libgmock-dev libgtest-dev openssl
 )
+# libFuzzer comes with clang.
+[[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)
 
 fail() {
   echo "install_deps: $*" >&2

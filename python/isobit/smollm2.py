@@ -41,6 +41,8 @@ OUTPUT_FILES = (
 _NORMAL_TOKEN = 1
 _CONTROL_TOKEN = 3
 
+_MAX_LAYERS = 1024
+
 _GLOBAL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -162,6 +164,8 @@ def make_config(metadata: dict) -> dict:
 
 def tensor_names(num_layers: int) -> dict[str, str]:
     """The Hugging Face name of every tensor that the GGUF file must hold, by its GGUF name."""
+    if num_layers > _MAX_LAYERS:
+        raise ConversionError(f"llama.block_count is {num_layers}, expected at most {_MAX_LAYERS}")
     names = dict(_GLOBAL_TENSORS)
     for layer in range(num_layers):
         for gguf_name, hf_name in _LAYER_TENSORS.items():
@@ -259,10 +263,35 @@ def make_tokenizer_config(metadata: dict) -> dict:
 
 
 def convert(gguf_path: Path, output: Path) -> None:
-    """Writes the Hugging Face files of `gguf_path` into the directory `output`, which exists."""
+    """Writes the Hugging Face files of `gguf_path` into the directory `output`, which exists.
+
+    Raises:
+      ConversionError: the file is not the expected one.
+    """
+    try:
+        convert_expected(gguf_path, output)
+    except ConversionError:
+        raise
+    except Exception as error:  # the libraries that read it raise whatever their code runs into
+        raise ConversionError(
+            f"{gguf_path} is not a GGUF file of SmolLM2: {type(error).__name__}: {error}"
+        ) from error
+
+
+def convert_expected(gguf_path: Path, output: Path) -> None:
+    """Like convert, but raises anything where the file is not the expected one."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(gguf_path)
+    class BoundedReader(GGUFReader):
+        """Ends at the file's end. GGUFReader reads nothing there, as often as a damaged count says."""
+
+        def _get(self, offset, dtype, count=1, override_order=None):
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if end > len(self.data):
+                raise ConversionError(f"{gguf_path} has {len(self.data)} bytes, its header speaks of {end}")
+            return super()._get(offset, dtype, count, override_order)
+
+    reader = BoundedReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     if metadata["general.architecture"] != "llama":
         raise ConversionError(f"architecture is {metadata['general.architecture']}, expected llama")
