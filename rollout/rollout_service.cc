@@ -2,81 +2,22 @@
 #include "rollout/rollout_service.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "common/base/status_macros.h"
 #include "common/rpc/cancellable_call.h"
 #include "common/rpc/held_bytes.h"
-#include "common/rpc/sampling_params_proto.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/status_convert.h"
 #include "kernels/contract/constants.h"
 #include "kernels/model/numerics.h"
 #include "rollout/generate_stream.h"
+#include "rollout/rollout_messages.h"
 
 namespace isobit {
 namespace {
-
-absl::Status UnknownEnum(absl::string_view field, int value) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": unknown value ", value));
-}
-
-absl::StatusOr<bool> IsRaw(v1::LogprobMode mode) {
-  switch (mode) {
-    case v1::LOGPROB_MODE_UNSPECIFIED:
-    case v1::LOGPROB_MODE_PROCESSED:
-      return false;
-    case v1::LOGPROB_MODE_RAW:
-      return true;
-    default:
-      return UnknownEnum("logprob_mode", mode);
-  }
-}
-
-absl::StatusOr<PauseMode> FromProto(v1::PauseMode mode) {
-  switch (mode) {
-    case v1::PAUSE_MODE_UNSPECIFIED:
-    case v1::PAUSE_MODE_ABORT:
-      return PauseMode::kAbort;
-    case v1::PAUSE_MODE_WAIT:
-      return PauseMode::kWait;
-    case v1::PAUSE_MODE_KEEP:
-      return PauseMode::kKeep;
-    default:
-      return UnknownEnum("mode", mode);
-  }
-}
-
-absl::StatusOr<InFlightMode> FromProto(v1::InFlightMode mode) {
-  switch (mode) {
-    case v1::IN_FLIGHT_MODE_UNSPECIFIED:
-    case v1::IN_FLIGHT_MODE_ABORT:
-      return InFlightMode::kAbort;
-    case v1::IN_FLIGHT_MODE_WAIT:
-      return InFlightMode::kWait;
-    case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
-      return InFlightMode::kRecomputeKv;
-    default:
-      return UnknownEnum("in_flight_mode", mode);
-  }
-}
-
-// Fills `request` as far as the message makes sense; the engine checks values against the model.
-absl::Status FromProto(const v1::GenerateRequest& proto, GenerationRequest& request) {
-  ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
-  request.prompt.assign(proto.prompt_token_ids().begin(), proto.prompt_token_ids().end());
-  request.sampling = SamplingParamsFromProto(proto.sampling());
-  if (proto.has_timeout_ms()) {
-    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
-    request.timeout = std::chrono::milliseconds(std::min(proto.timeout_ms(), kMax));
-  }
-  return absl::OkStatus();
-}
 
 v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   const EngineOptions& options = engine.options();
@@ -132,7 +73,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
   gate_->SetName(*context, generation.id);
   absl::Status status = Admit(*context, *request);
-  if (status.ok()) status = FromProto(*request, generation);
+  if (status.ok()) status = ReadGenerateRequest(*request, generation);
   const bool final_only = request->final_only();
   DropContent(request);
   return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
@@ -164,7 +105,7 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerContext* context,
                                                           const v1::PauseGenerationRequest* request,
                                                           v1::PauseGenerationResponse* response) {
-  const absl::StatusOr<PauseMode> mode = FromProto(request->mode());
+  const absl::StatusOr<PauseMode> mode = PauseModeFromProto(request->mode());
   if (!mode.ok()) return Answer(context, mode.status());
   const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
   if (!admitted.ok()) return Answer(context, admitted);
@@ -192,7 +133,7 @@ grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
 grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerContext* context,
                                                         const v1::UpdateWeightsRequest* request,
                                                         v1::UpdateWeightsResponse* response) {
-  const absl::StatusOr<InFlightMode> mode = FromProto(request->in_flight_mode());
+  const absl::StatusOr<InFlightMode> mode = InFlightModeFromProto(request->in_flight_mode());
   if (!mode.ok()) return Answer(context, mode.status());
   const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
   if (!admitted.ok()) return Answer(context, admitted);

@@ -5,15 +5,16 @@
 #include "common/base/check.h"
 #include "isobit/v1/comparator.pb.h"
 #include "tests/fuzz/fuzz_check.h"
+#include "tests/fuzz/wire_request.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/report.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  isobit::v1::RecordRequest message;
-  if (!message.ParseFromArray(data, static_cast<int>(size))) return 0;
-  const isobit::v1::TokenLogprobs& rollout = message.rollout().tokens();
-  const isobit::v1::TokenLogprobs& scorer = message.scorer().tokens();
-  const absl::Status valid = isobit::CheckTokens(rollout, scorer, message.allow_weight_mismatch());
+  const auto message = isobit::fuzz::ReadRequest<isobit::v1::RecordRequest>(data, size);
+  if (!message) return 0;
+  const isobit::v1::TokenLogprobs& rollout = message->rollout().tokens();
+  const isobit::v1::TokenLogprobs& scorer = message->scorer().tokens();
+  const absl::Status valid = isobit::CheckTokens(rollout, scorer, message->allow_weight_mismatch());
   if (!valid.ok()) {
     isobit::fuzz::CheckRefusal(valid);
     return 0;

@@ -4,13 +4,14 @@
 
 #include "common/base/check.h"
 #include "tests/fuzz/fuzz_check.h"
+#include "tests/fuzz/wire_request.h"
 #include "trainer_bridge/scorer/score_messages.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr isobit::scorer::ScoreLimits kLimits{.vocab_size = 1000, .max_context = 256};
-  isobit::v1::ScoreRequest message;
-  if (!message.ParseFromArray(data, static_cast<int>(size))) return 0;
-  const auto request = isobit::scorer::ParseScoreRequest(message, kLimits);
+  const auto message = isobit::fuzz::ReadRequest<isobit::v1::ScoreRequest>(data, size);
+  if (!message) return 0;
+  const auto request = isobit::scorer::ParseScoreRequest(*message, kLimits);
   if (!request.ok()) {
     isobit::fuzz::CheckRefusal(request.status());
     return 0;

@@ -1,0 +1,74 @@
+// See rollout_messages.h.
+#include "rollout/rollout_messages.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/sampling_params_proto.h"
+
+namespace isobit {
+namespace {
+
+absl::Status UnknownEnum(absl::string_view field, int value) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": unknown value ", value));
+}
+
+absl::StatusOr<bool> IsRaw(v1::LogprobMode mode) {
+  switch (mode) {
+    case v1::LOGPROB_MODE_UNSPECIFIED:
+    case v1::LOGPROB_MODE_PROCESSED:
+      return false;
+    case v1::LOGPROB_MODE_RAW:
+      return true;
+    default:
+      return UnknownEnum("logprob_mode", mode);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode) {
+  switch (mode) {
+    case v1::PAUSE_MODE_UNSPECIFIED:
+    case v1::PAUSE_MODE_ABORT:
+      return PauseMode::kAbort;
+    case v1::PAUSE_MODE_WAIT:
+      return PauseMode::kWait;
+    case v1::PAUSE_MODE_KEEP:
+      return PauseMode::kKeep;
+    default:
+      return UnknownEnum("mode", mode);
+  }
+}
+
+absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode) {
+  switch (mode) {
+    case v1::IN_FLIGHT_MODE_UNSPECIFIED:
+    case v1::IN_FLIGHT_MODE_ABORT:
+      return InFlightMode::kAbort;
+    case v1::IN_FLIGHT_MODE_WAIT:
+      return InFlightMode::kWait;
+    case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
+      return InFlightMode::kRecomputeKv;
+    default:
+      return UnknownEnum("in_flight_mode", mode);
+  }
+}
+
+absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request) {
+  ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
+  request.prompt.assign(proto.prompt_token_ids().begin(), proto.prompt_token_ids().end());
+  request.sampling = SamplingParamsFromProto(proto.sampling());
+  if (proto.has_timeout_ms()) {
+    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+    request.timeout = std::chrono::milliseconds(std::min(proto.timeout_ms(), kMax));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace isobit

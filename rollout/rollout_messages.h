@@ -1,0 +1,23 @@
+// From the rollout's wire messages to what its engine works with. Checks no value against the
+// model: ValidateRequest does.
+#ifndef ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
+#define ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isobit/v1/rollout.pb.h"
+#include "rollout/engine.h"
+#include "rollout/request.h"
+
+namespace isobit {
+
+// Fills all of `request` but its id. INVALID_ARGUMENT: an unknown logprob mode.
+absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request);
+
+// INVALID_ARGUMENT: an unknown mode.
+absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode);
+absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
