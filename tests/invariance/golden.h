@@ -28,8 +28,8 @@ nlohmann::json GoldenDigests(const std::string& name);
 nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
                          const SequenceLogits& logits, Ops& ops);
 
-// The digest of what LogProbs makes of rows of 2^20 logits. In the range of the vocabulary that
-// counts, a fifth of the mass lies in weights so small that the fraction bits they are cut to show
+// The digest of what LogProbs makes of rows of 393,216 logits. In the range of the vocabulary that
+// counts, a tenth of the mass lies in weights so small that the fraction bits they are cut to show
 // in the sum. golden.json: "many-weights".
 nlohmann::json ManyWeightsDigest(Ops& ops);
 
