@@ -28,7 +28,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz build-gpu test-gpu test-gpu-sanitizers lint format \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers lint format \
   check-format clean
 
 help:  ## This list
@@ -55,6 +55,16 @@ test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and 
 fuzz: build/fuzz/build.ninja $(VENV)/.fuzz  ## Searches each border for input that breaks it, 20 s each
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/run_tests.sh build/fuzz -L fuzz
+
+# Moments at which an attack strikes, inputs of each fuzzing target, seconds of mixed work: an hour or more on 2 cores.
+SOAK_TRIES ?= 300
+SOAK_INPUTS ?= 10000000
+SOAK_SECONDS ?= 600
+test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and mixed work, for long
+	ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) tests/run_tests.sh build/release -L attack --timeout 7200
+	cmake --build --preset fuzz --target isobit_fuzz_targets
+	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
+	ISOBIT_BIN_DIR=build/release/bin $(VENV)/bin/python tests/bench/soak.py --duration_s $(SOAK_SECONDS)
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)
