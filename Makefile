@@ -64,7 +64,7 @@ test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and m
 	ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) tests/run_tests.sh build/release -L attack --timeout 7200
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
-	ISOBIT_BIN_DIR=build/release/bin $(VENV)/bin/python tests/bench/soak.py --duration_s $(SOAK_SECONDS)
+	$(VENV)/bin/python tests/bench/soak.py --duration_s $(SOAK_SECONDS)
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -61,8 +62,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     isobit::fuzz::CheckRefusal(checkpoint.status());
     return 0;
   }
-  for (const isobit::Tensor& tensor : checkpoint->tensors()) {
-    ISOBIT_CHECK(checkpoint->Find(tensor.name) == &tensor);
+  for (size_t i = 0; i < checkpoint->tensors().size(); ++i) {
+    std::vector<uint8_t> bytes(checkpoint->tensors()[i].size_bytes);
+    ISOBIT_CHECK(checkpoint->Read(i, 0, bytes.size(), bytes.data()).ok());
   }
   return 0;
 }
