@@ -18,11 +18,11 @@ void ReadAsMember(const isobit::v1::LeaderMessage& message) {
 
 void ReadAsLeader(const isobit::v1::MemberMessage& message) {
   isobit::scorer::ScoreOf(message.scored());
-  isobit::scorer::StatusOf(message.ready());
-  isobit::scorer::StatusOf(message.staged());
-  isobit::scorer::StatusOf(message.pass_done());
+  isobit::scorer::StatusOf(message.ready().outcome()).IgnoreError();
+  isobit::scorer::StatusOf(message.staged().outcome()).IgnoreError();
+  isobit::scorer::StatusOf(message.pass_done()).IgnoreError();
   isobit::v1::GroupIdentity expected;
-  expected.set_model_digest("d");
+  expected.set_fingerprint("f");
   isobit::scorer::CheckSameGroup(expected, message.hello().identity()).IgnoreError();
 }
 
