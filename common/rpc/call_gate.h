@@ -2,8 +2,7 @@
 // places:
 //  - the credentials check each call by method, role and listener before its message is read;
 //  - an interceptor knows the caller for as long as the call lasts, writes the audit line, and
-//  takes
-//    the server's paths out of messages to those who may not see them;
+//    takes the server's paths out of messages to those who may not see them;
 //  - handlers ask it for what depends on the message: quotas, and who may end whose requests.
 #ifndef ISOBIT_COMMON_RPC_CALL_GATE_H_
 #define ISOBIT_COMMON_RPC_CALL_GATE_H_

@@ -7,7 +7,7 @@
 
 ABSL_FLAG(std::string, upstream_tls_ca, "",
           "Call other services over TLS, and trust this CA (PEM). Files of the upstream flags are "
-          "taken up when they change.");
+          "read again when they change.");
 ABSL_FLAG(std::string, upstream_tls_cert, "",
           "This process's own certificate for them (PEM, with its chain).");
 ABSL_FLAG(std::string, upstream_tls_key, "",

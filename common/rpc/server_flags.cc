@@ -12,7 +12,8 @@
 #include "common/config/flags.h"
 
 ABSL_FLAG(std::string, host, "127.0.0.1",
-          "Address to listen on. Other than loopback takes --tls_cert or --insecure.");
+          "Address to listen on. Other than loopback needs --tls_cert and --tls_key, or "
+          "--insecure.");
 ABSL_FLAG(int, port, 0, "TCP port to listen on; 0 lets the system choose one.");
 ABSL_FLAG(int64_t, max_connections, 0,
           "Client connections open at one time; more are closed at once. 0: half of the process's "
@@ -24,15 +25,15 @@ ABSL_FLAG(int, drain_timeout_ms, 30000,
           "How many milliseconds calls in flight may take to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(std::string, tls_cert, "",
           "Serve TLS with this certificate (PEM, with its chain). Files of these three flags are "
-          "taken up when they change.");
+          "read again when they change.");
 ABSL_FLAG(std::string, tls_key, "", "The key of --tls_cert (PEM, no passphrase).");
 ABSL_FLAG(std::string, tls_client_ca, "",
           "Only clients with a certificate of this CA (PEM) may connect.");
 ABSL_FLAG(bool, insecure, false,
           "Serve plain text to other hosts, too: everybody who can connect may do everything.");
 ABSL_FLAG(std::string, access_file, "",
-          "JSON file of the clients that may call, and their roles (docs/API.md); taken up when it "
-          "changes. Empty: everybody who can connect may do everything.");
+          "JSON file of the clients that may call, and their roles (docs/API.md); read again when "
+          "it changes. Empty: everybody who can connect may do everything.");
 ABSL_FLAG(
     std::optional<int>, admin_port, std::nullopt,
     "A port of its own for what takes the role admin, which is then not at --port; 0 lets the "
@@ -40,7 +41,8 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, audit_log, "",
           "File that gets a line for each admin call; empty: the log gets them.");
 ABSL_FLAG(int64_t, max_client_requests, 4096,
-          "Calls in flight of one client: one of --access_file, else one address.");
+          "Calls in flight of one client: one of --access_file, else of one certificate or "
+          "address.");
 ABSL_FLAG(int64_t, max_client_streams, 4096, "Streams open of one client.");
 ABSL_FLAG(int64_t, max_client_tokens, int64_t{1} << 28,
           "Tokens that the calls in flight of one client bring and may generate.");

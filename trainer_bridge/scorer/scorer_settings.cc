@@ -42,8 +42,8 @@ ABSL_FLAG(std::string, master_addr, "", "Where rank 0 is reached by the others. 
 ABSL_FLAG(std::optional<int>, master_port, std::nullopt,
           "Of rank 0, for the others; if not given, as --world_size, else 29500.");
 ABSL_FLAG(std::string, group_token_file, "",
-          "File with a secret that all processes of a group have: rank 0 refuses who does not show "
-          "it.");
+          "File with a secret that all processes of a group have: rank 0 refuses a process that "
+          "does not show it.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each shard.");
 ABSL_FLAG(
     std::vector<std::string>, devices, {},
