@@ -122,8 +122,10 @@ class Engine {
   // Unknown tickets are ignored.
   void Cancel(uint64_t ticket, const std::string& reason);
 
-  // Likewise, by id. Returns those that were in flight.
-  std::vector<std::string> Abort(absl::Span<const std::string> ids);
+  // Likewise, by id, and only those of `client` if one is given: an id is free for others before
+  // the call that had it is over. Returns those that were in flight.
+  std::vector<std::string> Abort(absl::Span<const std::string> ids,
+                                 const std::optional<std::string>& client = std::nullopt);
   std::vector<std::string> AbortAll();
 
   // Stops stepping; replies once no step is in flight. With kWait, once what was accepted has

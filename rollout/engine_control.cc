@@ -35,15 +35,17 @@ void Engine::Cancel(uint64_t ticket, const std::string& reason) {
   changed_.notify_all();
 }
 
-std::vector<std::string> Engine::Abort(absl::Span<const std::string> ids) {
+std::vector<std::string> Engine::Abort(absl::Span<const std::string> ids,
+                                       const std::optional<std::string>& client) {
   std::vector<std::string> aborted;
   const std::lock_guard lock(mutex_);
   for (const std::string& id : ids) {
     const auto ticket = tickets_.find(id);
     if (ticket == tickets_.end()) continue;
-    std::string& reason = requests_.at(ticket->second)->abort_reason;
-    if (reason.empty()) aborted.push_back(id);
-    reason = "aborted by a client";
+    Request& request = *requests_.at(ticket->second);
+    if (client && request.client != *client) continue;
+    if (request.abort_reason.empty()) aborted.push_back(id);
+    request.abort_reason = "aborted by a client";
   }
   attention_ = true;
   changed_.notify_all();

@@ -55,13 +55,14 @@ absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimi
 size_t BytesOf(const GenerationRequest& request) {
   const SamplingParams& sampling = request.sampling;
   const size_t sample = sizeof(Sequence) + request.prompt.size() * sizeof(int32_t);
-  return sizeof(Request) + request.id.size() + sampling.n * sample +
+  return sizeof(Request) + request.id.size() + request.client.size() + sampling.n * sample +
          sampling.stop_token_ids.capacity() * sizeof(int32_t) +
          sampling.logit_bias.capacity() * sizeof(sampling.logit_bias[0]);
 }
 
 Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<RequestSink> sink)
     : id(std::move(request.id)),
+      client(std::move(request.client)),
       num_prompt_tokens(static_cast<uint32_t>(request.prompt.size())),
       max_tokens(request.sampling.max_tokens),
       logprobs(request.sampling.logprobs),

@@ -26,6 +26,7 @@ struct GenerationRequest {
   SamplingParams sampling;
   bool raw_logprobs = false;  // of the model's own distribution, before any sampling parameter
   std::optional<std::chrono::milliseconds> timeout;  // then it ends with what it has
+  std::string client{};                              // whose it is, for Engine::Abort
 };
 
 // Bounds that a request must keep, because it could never run otherwise.
@@ -110,6 +111,7 @@ struct Request {
   void BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const;
 
   const std::string id;
+  const std::string client;
   const uint32_t num_prompt_tokens;
   const uint32_t max_tokens;
   const uint32_t logprobs;  // alternatives at each position

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -71,13 +73,13 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   GenerationRequest generation;
   generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
-  gate_->SetName(*context, generation.id);
+  generation.client = gate_->ClientOf(*context);
   absl::Status status = Admit(*context, *request);
   if (status.ok()) status = ReadGenerateRequest(*request, generation);
   const bool final_only = request->final_only();
   DropContent(request);
   return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                          gate_->ClientOf(*context), final_only)
+                                          generation.client, final_only)
       ->Start(context, std::move(generation), status);
 }
 
@@ -89,14 +91,12 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
                                absl::StrCat("request_ids: expected none together with all, got ",
                                             request->request_ids_size())));
   }
-  if (const absl::Status admin = gate_->CheckAdmin(*context); request->all() && !admin.ok()) {
-    return Answer(context, admin);
-  }
-  std::vector<std::string> ids;
-  for (const std::string& id : request->request_ids()) {
-    if (gate_->MayEnd(*context, id)) ids.push_back(id);
-  }
-  for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids)) {
+  const absl::Status admin = gate_->CheckAdmin(*context);
+  if (request->all() && !admin.ok()) return Answer(context, admin);
+  const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
+  std::optional<std::string> owner;  // whose requests may be ended; none: anybody's
+  if (!admin.ok()) owner = gate_->ClientOf(*context);
+  for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids, owner)) {
     response->add_request_ids(id);
   }
   return Answer(context, absl::OkStatus());

@@ -220,11 +220,7 @@ void CallGate::Enter(const grpc::ServerContextBase& context) {
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {
   const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  if (call == calls_.end()) return;
-  const auto named = named_.find({call->second.client, call->second.name});
-  if (named != named_.end()) named_.erase(named);
-  calls_.erase(call);
+  calls_.erase(&context);
 }
 
 absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts) {
@@ -248,21 +244,6 @@ absl::Status CallGate::CheckAdmin(const grpc::ServerContextBase& context) const 
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
   return call == calls_.end() ? absl::OkStatus() : call->second.admin;
-}
-
-void CallGate::SetName(const grpc::ServerContextBase& context, const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  if (call == calls_.end()) return;
-  call->second.name = name;
-  named_.emplace(call->second.client, name);
-}
-
-bool CallGate::MayEnd(const grpc::ServerContextBase& context, const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  if (call == calls_.end() || call->second.admin.ok()) return true;
-  return named_.contains({call->second.client, name});
 }
 
 bool CallGate::SeesPaths(const grpc::ServerContextBase& context) const {

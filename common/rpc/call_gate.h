@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -70,11 +69,6 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // OK if the client may do what takes the role admin, here; else PERMISSION_DENIED.
   absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
 
-  // Names this call for MayEnd, until it ends.
-  void SetName(const grpc::ServerContextBase& context, const std::string& name);
-  // Whether the client has a call of that name under way, or may do what takes the role admin.
-  bool MayEnd(const grpc::ServerContextBase& context, const std::string& name) const;
-
  private:
   friend class GatedCall;
 
@@ -83,7 +77,6 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
     std::string client;
     absl::Status admin;  // CheckAdmin's answer
     bool sees_paths = true;
-    std::string name{};  // empty: none was set
     Quota::Lease lease{};
   };
 
@@ -97,7 +90,6 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   const CallGateOptions options_;
   mutable std::mutex mutex_;
   std::unordered_map<const grpc::ServerContextBase*, Call> calls_;  // guarded by mutex_
-  std::multiset<std::pair<std::string, std::string>> named_;        // likewise: client, call's name
 };
 
 // `message` with every absolute path in it replaced.

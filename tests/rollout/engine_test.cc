@@ -261,6 +261,17 @@ TEST_P(EngineTest, CancelFreesPagesWithinOneStep) {
   engine->Cancel(ticket, "again");  // no longer known
 }
 
+TEST_P(EngineTest, AbortForAClientEndsNobodyElsesRequests) {
+  const auto engine = MakeEngine();
+  GenerationRequest request = MakeRequest("a");
+  request.client = "one";
+  const auto a = Submit(*engine, request);
+  EXPECT_THAT(engine->Abort({"a"}, "two"), testing::IsEmpty());
+  Steps(*engine, 1);
+  EXPECT_FALSE(a->done.has_value());
+  EXPECT_THAT(engine->Abort({"a"}, "one"), testing::ElementsAre("a"));
+}
+
 TEST_P(EngineTest, AbortEndsByIdWithWhatThereIs) {
   const auto engine = MakeEngine();
   const auto a = Submit(*engine, MakeRequest("a"));
