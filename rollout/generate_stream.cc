@@ -91,6 +91,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
 }
 
 absl::StatusOr<uint64_t> GenerateStream::Submit(GenerationRequest request) {
+  // First: n out of bounds is INVALID_ARGUMENT, not too many bytes, for which one would come again.
+  ISOBIT_RETURN_IF_ERROR(ValidateRequest(request, engine_.limits()));
   ISOBIT_RETURN_IF_ERROR(request_.Resize(BytesOf(request)));
   ISOBIT_RETURN_IF_ERROR(results_.Resize(kCallBytes));
   return engine_.Submit(std::move(request), shared_from_this());

@@ -142,6 +142,7 @@ TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
       {{"max_tokens", "4294967300"}, [](auto&, auto& s) { s.set_max_tokens(4294967295u); }},
       {{"max_tokens", "1 or more", "0"}, [](auto&, auto& s) { s.set_max_tokens(0); }},
       {{"sampling.n", "at most 128", "129"}, [](auto&, auto& s) { s.set_n(129); }},
+      {{"sampling.n", "at most 128", "4294967295"}, [](auto&, auto& s) { s.set_n(0xffffffff); }},
       {{"sampling.n", "1 or more", "0"}, [](auto&, auto& s) { s.set_n(0); }},
       {{"sampling.logprobs", "at most 64", "65"}, [](auto&, auto& s) { s.set_logprobs(65); }},
       {{"sampling.temperature", "nan"}, [nan](auto&, auto& s) { s.set_temperature(nan); }},
