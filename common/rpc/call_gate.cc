@@ -1,6 +1,8 @@
 // See call_gate.h.
 #include "common/rpc/call_gate.h"
 
+#include <grpc/grpc_security_constants.h>
+
 #include <utility>
 #include <vector>
 
@@ -64,6 +66,8 @@ std::vector<std::string> CertificateNames(const grpc::ServerContextBase& context
   std::vector<std::string> names;
   const auto auth = context.auth_context();
   if (auth == nullptr || !auth->IsPeerAuthenticated()) return names;
+  const auto transport = auth->FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  if (transport.size() != 1 || transport.front() != GRPC_SSL_TRANSPORT_SECURITY_TYPE) return names;
   for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
     names.emplace_back(name.data(), name.size());
   }

@@ -90,12 +90,16 @@ void Process(void* state, grpc_auth_context* context, const grpc_metadata* metad
              grpc_process_auth_metadata_done_cb done, void* user_data) {
   const auto& callbacks = *static_cast<const Callbacks*>(state);
   CallFacts facts;
-  facts.certificate_names = CertificateNames(context);
+  // In plain text gRPC calls every peer "local", and says that this is proved.
+  if (callbacks.source != nullptr) facts.certificate_names = CertificateNames(context);
   std::vector<grpc_metadata> hidden;
   for (size_t i = 0; i < size; ++i) {
     const absl::string_view key = ViewOf(metadata[i].key);
     if (key == ":path") facts.method = ViewOf(metadata[i].value);
-    if (key == "authorization") facts.authorization = ViewOf(metadata[i].value);
+    if (key == "authorization") {
+      // A second one spoils both: handlers could go by the other.
+      facts.authorization = facts.authorization ? "" : ViewOf(metadata[i].value);
+    }
     if (key == callbacks.hidden_header) hidden.push_back(metadata[i]);
   }
   const grpc::Status status = ToGrpcStatus(callbacks.check(facts));

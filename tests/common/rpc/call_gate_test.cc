@@ -222,6 +222,24 @@ TEST_F(CallGateTest, TheAdminPortAsksForTheRoleToo) {
   EXPECT_THAT(At(port_, "Bearer admin", AbortAll), StatusIs(kDenied, HasSubstr("admin port")));
 }
 
+TEST_F(CallGateTest, TwoTokensAreNone) {
+  Start({.access = WriteAccess()});
+  const auto twice = [](auto& stub, grpc::ClientContext& context) {
+    context.AddMetadata("authorization", "Bearer watch");
+    return GetLoad(stub, context);
+  };
+  EXPECT_THAT(At(port_, "Bearer watch", twice), StatusIs(kUnauthenticated));
+  EXPECT_THAT(At(port_, "Bearer score", twice), StatusIs(kUnauthenticated));
+}
+
+TEST_F(CallGateTest, PlainTextProvesNoCertificate) {
+  // gRPC calls every peer on loopback "local".
+  Start({.access = *AccessFile::Open(
+             dir_.Write("local.json", R"({"clients": [{"name": "x", "roles": ["watch"],
+                                            "certificates": ["local"]}]})"))});
+  EXPECT_THAT(Load(""), StatusIs(kUnauthenticated, HasSubstr("expected a bearer token")));
+}
+
 TEST_F(CallGateTest, ACallGivesItsQuotaBackAtItsEnd) {
   Start({.quota = Quota::Create({.requests = 1, .tokens = 10}, {.requests = 8, .tokens = 80})});
   for (int i = 0; i < 5; ++i) ISOBIT_EXPECT_OK(Load(""));
