@@ -110,11 +110,14 @@ class GatedCall final : public grpc::experimental::Interceptor {
   void End(grpc::experimental::InterceptorBatchMethods& methods) {
     const grpc::Status status = methods.GetSendStatus();
     if (is_audited_ && gate_->options_.audit != nullptr) {
-      gate_->options_.audit->Write({.client = gate_->ClientOf(context_),
-                                    .peer = context_.peer(),
-                                    .method = method_,
-                                    .arguments = arguments_,
-                                    .outcome = FromGrpcStatus(status)});
+      const AuditEntry entry = {.client = gate_->ClientOf(context_),
+                                .peer = context_.peer(),
+                                .method = method_,
+                                .arguments = arguments_,
+                                .outcome = FromGrpcStatus(status)};
+      // To try to abort all takes no role.
+      const bool is_admin = gate_->CheckAdmin(context_).ok();
+      is_admin ? gate_->options_.audit->Write(entry) : gate_->options_.audit->WriteRefused(entry);
     }
     if (!status.ok() && !gate_->SeesPaths(context_)) {
       methods.ModifySendStatus(
