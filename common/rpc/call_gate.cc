@@ -119,6 +119,8 @@ class GatedCall final : public grpc::experimental::Interceptor {
       const bool is_admin = gate_->CheckAdmin(context_).ok();
       is_admin ? gate_->options_.audit->Write(entry) : gate_->options_.audit->WriteRefused(entry);
     }
+    // Before the client knows the end: its next call must not find the quota still taken.
+    gate_->ReturnQuota(context_);
     if (!status.ok() && !gate_->SeesPaths(context_)) {
       methods.ModifySendStatus(
           grpc::Status(status.error_code(), WithoutPaths(status.error_message())));
@@ -223,6 +225,11 @@ void CallGate::Enter(const grpc::ServerContextBase& context) {
   Call call = Identify(context);
   const std::lock_guard lock(mutex_);
   calls_.insert_or_assign(&context, std::move(call));
+}
+
+void CallGate::ReturnQuota(const grpc::ServerContextBase& context) {
+  const std::lock_guard lock(mutex_);
+  if (const auto call = calls_.find(&context); call != calls_.end()) call->second.lease = {};
 }
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {

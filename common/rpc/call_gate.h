@@ -84,6 +84,7 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   absl::Status Check(Listener listener, const CallFacts& facts);
   Call Identify(const grpc::ServerContextBase& context) const;
   void Enter(const grpc::ServerContextBase& context);
+  void ReturnQuota(const grpc::ServerContextBase& context);
   void Leave(const grpc::ServerContextBase& context);
   bool SeesPaths(const grpc::ServerContextBase& context) const;
 
