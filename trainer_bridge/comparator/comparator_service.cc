@@ -81,7 +81,7 @@ grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(
     grpc::CallbackServerContext* context, v1::CompareSummary* summary) {
   const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
   if (!admitted.ok()) return new RefusedRecord(ToGrpcStatus(admitted, *context));
-  return new RecordSession(history_, summary, memory_->Open(gate_->ClientOf(*context)));
+  return new RecordSession(*context, history_, summary, memory_->Open(gate_->ClientOf(*context)));
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(

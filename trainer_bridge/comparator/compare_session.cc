@@ -42,6 +42,12 @@ absl::Status AsUpstreamFault(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
 }
 
+// A service that does not let the comparator in has nothing against our client.
+absl::Status AsOurFault(const absl::Status& status) {
+  const bool is_refusal = absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
+  return is_refusal ? absl::FailedPreconditionError(status.message()) : status;
+}
+
 }  // namespace
 
 grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
@@ -215,7 +221,7 @@ void CompareSession::OnGenerateDone(size_t prompt, const absl::Status& status,
   calls_.erase(call);
   if (over_) return;
   if (!status.ok()) {
-    return Fail(Annotate(status, absl::StrCat("rollout Generate, prompt ", prompt)));
+    return Fail(AsOurFault(Annotate(status, absl::StrCat("rollout Generate, prompt ", prompt))));
   }
   for (size_t i = 0; i < prompts_[prompt].samples.size(); ++i) {
     if (prompts_[prompt].samples[i].completed) continue;
@@ -287,7 +293,7 @@ void CompareSession::OnScoreDone(size_t prompt, size_t sample, const absl::Statu
   calls_.erase(call);
   if (over_) return;
   const std::string where = absl::StrCat("scorer Score, sequence ", SequenceId(prompt, sample));
-  if (!status.ok()) return Fail(Annotate(status, where));
+  if (!status.ok()) return Fail(AsOurFault(Annotate(status, where)));
   if (!prompts_[prompt].samples[sample].scored) {
     Fail(absl::InternalError(absl::StrCat(where, ": stream ended without a result")));
   }

@@ -1,6 +1,7 @@
 // Drives one Record call.
 #include "trainer_bridge/comparator/record_session.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,8 @@
 namespace isobit {
 namespace {
 
+constexpr std::chrono::milliseconds kRetryAfter(1000);
+
 v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
   v1::SideIdentity identity;
   *identity.mutable_fingerprint() = side.fingerprint();
@@ -20,9 +23,12 @@ v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
 
 }  // namespace
 
-RecordSession::RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary,
-                             HeldBytes memory)
-    : history_(std::move(history)), summary_(summary), memory_(std::move(memory)) {
+RecordSession::RecordSession(grpc::CallbackServerContext& context, std::shared_ptr<History> history,
+                             v1::CompareSummary* summary, HeldBytes memory)
+    : context_(context),
+      history_(std::move(history)),
+      summary_(summary),
+      memory_(std::move(memory)) {
   StartRead(&request_);
 }
 
@@ -32,14 +38,16 @@ void RecordSession::OnReadDone(bool ok) {
     return Finish(grpc::Status::OK);
   }
   if (const absl::Status compared = Compare(); !compared.ok()) {
-    return Finish(ToGrpcStatus(Annotate(compared, absl::StrCat("record ", num_records_))));
+    return Finish(
+        ToGrpcStatus(Annotate(compared, absl::StrCat("record ", num_records_)), context_));
   }
   ++num_records_;
   StartRead(&request_);
 }
 
 absl::Status RecordSession::Compare() {
-  ISOBIT_RETURN_IF_ERROR(memory_.Resize(kCallBytes + request_.SpaceUsedLong()));
+  const absl::Status held = memory_.Resize(kCallBytes + request_.SpaceUsedLong());
+  if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
   ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
   const v1::SideIdentity rollout = IdentityOf(request_.rollout());
   const v1::SideIdentity scorer = IdentityOf(request_.scorer());

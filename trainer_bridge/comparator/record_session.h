@@ -20,8 +20,9 @@ namespace isobit {
 // call with its error; those before it stay in the history.
 class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
  public:
-  // `summary` is the call's response. memory: what the call may hold.
-  RecordSession(std::shared_ptr<History> history, v1::CompareSummary* summary, HeldBytes memory);
+  // `context` and `summary`, the response, are the call's. memory: what the call may hold.
+  RecordSession(grpc::CallbackServerContext& context, std::shared_ptr<History> history,
+                v1::CompareSummary* summary, HeldBytes memory);
 
  private:
   void OnReadDone(bool ok) override;
@@ -29,6 +30,7 @@ class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
 
   absl::Status Compare();
 
+  grpc::CallbackServerContext& context_;
   const std::shared_ptr<History> history_;
   v1::CompareSummary* const summary_;
   HeldBytes memory_;
