@@ -76,8 +76,7 @@ absl::Status ReadableFile::ReadAt(uint64_t offset, size_t size, void* out) const
 
 absl::Status ReadableFile::CheckUnchanged() const {
   struct stat info;
-  if (fstat(fd_, &info) != 0)
-    return FileError(errno, absl::StrCat("cannot stat ", name_));
+  if (fstat(fd_, &info) != 0) return FileError(errno, absl::StrCat("cannot stat ", name_));
   if (static_cast<uint64_t>(info.st_size) == size_ && ModifiedNanoseconds(info) == modified_ns_) {
     return absl::OkStatus();
   }
