@@ -37,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--streams", type=int, default=64, metavar="N", help="throughput: at one time")
     add("--max_tokens", type=int, default=32, metavar="N", help="of each stream")
     add("--rounds", type=int, default=5, metavar="N", help="after one to warm up")
+    add("--flags", default="", help="of both rollouts, such as '--backend=cuda --gpu_memory_fraction=0.4'")
     add("--json", type=Path, metavar="FILE", help="write every figure here")
     add("--quick", action="store_true", help="a tiny model and little work, on any machine")
     if parser.parse_known_args()[0].quick:
@@ -65,9 +66,10 @@ def start_both(services: Services, folder: Path, arguments: argparse.Namespace) 
     access.write_text(json.dumps({"clients": [entry]}))
     flags = [f"--tls_cert={server.cert}", f"--tls_key={server.key}", f"--tls_client_ca={authority.cert}"]
     security = {"tls_ca": authority.cert, "tls_cert": own.cert, "tls_key": own.key}
+    both = arguments.flags.split()
     return {
-        "plain": start_rollout(services, model, "plain", [], {}),
-        "tls": start_rollout(services, model, "tls", [*flags, f"--access_file={access}"], security),
+        "plain": start_rollout(services, model, "plain", both, {}),
+        "tls": start_rollout(services, model, "tls", [*both, *flags, f"--access_file={access}"], security),
     }
 
 
