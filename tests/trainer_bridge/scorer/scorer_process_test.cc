@@ -42,7 +42,9 @@ class ScorerProcessTest : public testing::Test {
 };
 
 TEST_F(ScorerProcessTest, SigtermDrainsACallInFlightAndExitsZero) {
-  ServerProcess process(ISOBIT_SCORER, Flags("--max_batch_tokens=50"));
+  std::vector<std::string> flags = Flags("--max_batch_tokens=50");
+  flags.push_back("--drain_timeout_ms=120000");  // a sanitizer on a busy machine takes its time
+  ServerProcess process(ISOBIT_SCORER, flags);
   const std::shared_ptr<grpc::Channel> channel = process.Connect();
   for (int i = 0; i < 3000 && Health(*channel, kName) != "SERVING"; ++i) {
     std::this_thread::sleep_for(milliseconds(10));
