@@ -10,6 +10,8 @@ void ReturnLargeBlocksWhenFreed() {
   mallopt(M_MMAP_MAX, 1 << 20);        // blocks at one time; 65536 by default
 }
 
+size_t SmallBlockBytes() { return mallinfo2().uordblks; }
+
 void ReturnFreeMemory() { malloc_trim(0); }
 
 }  // namespace isobit

@@ -226,15 +226,19 @@ void ServerRunner::WaitForStop() {
   const Descriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC));
   ISOBIT_CHECK(signal_fd.is_open()) << "signalfd: errno " << errno;
   pollfd events[] = {{signal_fd.get(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
-  bool was_due = false;
+  size_t most_bytes = 0;  // allocated at any look since memory was last returned
   while (true) {
     const int num_ready = poll(events, 2, kReturnIntervalMs);
     if (num_ready > 0) return;
     ISOBIT_CHECK(num_ready == 0 || errno == EINTR) << "poll: errno " << errno;
-    const bool is_due = *freed_bytes_ >= kReturnBytes;
-    if (is_due) *freed_bytes_ = 0;
-    if (is_due || was_due) ReturnFreeMemory();  // twice: calls are counted just before they free
-    was_due = is_due;
+    // Calls are counted just before they free, and not at all when they are reset before a handler
+    // has them; what comes and goes between two looks is counted alone.
+    const size_t bytes = SmallBlockBytes();
+    most_bytes = std::max(most_bytes, bytes);
+    if (*freed_bytes_ < kReturnBytes && most_bytes - bytes < kReturnBytes) continue;
+    *freed_bytes_ = 0;
+    most_bytes = bytes;
+    ReturnFreeMemory();
   }
 }
 
