@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/config/sampling_params.h"
 #include "common/rpc/status_convert.h"
+#include "trainer_bridge/comparator/compare_request.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
@@ -42,20 +42,6 @@ class RefusedRecord final : public grpc::ServerReadReactor<v1::RecordRequest> {
  private:
   void OnDone() override { delete this; }
 };
-
-// What a Compare call brings, and may have generated at one time.
-QuotaAmounts AmountsOf(const v1::CompareRequest& request) {
-  constexpr int64_t kMost = int64_t{1} << 60;
-  const v1::SamplingParams& sampling = request.sampling();
-  // In float64, which does not wrap; the service behind checks each of the three.
-  const double generated =
-      std::min(1.0 * CompareSession::Concurrency(request), 1.0 * request.prompts_size()) *
-      (sampling.has_n() ? sampling.n() : 1) *
-      (sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens);
-  int64_t tokens = static_cast<int64_t>(std::min(generated, 1.0 * kMost));
-  for (const v1::ComparePrompt& prompt : request.prompts()) tokens += prompt.token_ids_size();
-  return {.requests = 1, .streams = 1, .tokens = tokens};
-}
 
 }  // namespace
 

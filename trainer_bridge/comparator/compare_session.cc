@@ -6,24 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "trainer_bridge/comparator/compare_request.h"
 #include "trainer_bridge/comparator/pairing.h"
 
 namespace isobit {
 namespace {
 
-constexpr uint32_t kDefaultConcurrency = 8;
-constexpr uint32_t kMaxConcurrency = 256;
-constexpr uint64_t kMaxSequences = 65536;  // their outcomes stay in memory until the summary
 constexpr std::chrono::seconds kInfoTimeout(10);
 constexpr std::chrono::milliseconds kRetryAfter(1000);
 constexpr uint32_t kGapsPerEvent = 256;
 
 using GenerateStream = UpstreamStream<v1::GenerateRequest, v1::GenerateResponse>;
 using ScoreStream = UpstreamStream<v1::ScoreRequest, v1::ScoreResponse>;
-
-uint32_t SamplesPerPrompt(const v1::CompareRequest& request) {
-  return request.sampling().has_n() ? request.sampling().n() : 1;
-}
 
 // What tokens take once they are merged into those before, whose arrays may be half empty.
 size_t BytesOf(const v1::TokenLogprobs& tokens) {
@@ -64,10 +58,6 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
   return reactor;
 }
 
-uint32_t CompareSession::Concurrency(const v1::CompareRequest& request) {
-  return request.has_max_concurrency() ? request.max_concurrency() : kDefaultConcurrency;
-}
-
 CompareSession::CompareSession(v1::CompareRequest request,
                                std::chrono::system_clock::time_point deadline,
                                std::shared_ptr<Upstreams> upstreams,
@@ -80,31 +70,8 @@ CompareSession::CompareSession(v1::CompareRequest request,
       memory_(std::move(memory)),
       bytes_(kCallBytes + request_.SpaceUsedLong() + prompts_.size() * sizeof(Prompt)) {}
 
-absl::Status CompareSession::Validate() const {
-  if (request_.prompts().empty()) {
-    return absl::InvalidArgumentError("prompts: none, expected at least one");
-  }
-  for (int i = 0; i < request_.prompts_size(); ++i) {
-    ISOBIT_RETURN_IF_ERROR(
-        CheckId(absl::StrCat("prompts[", i, "].prompt_id"), request_.prompts(i).prompt_id()));
-  }
-  const uint64_t samples = SamplesPerPrompt(request_);
-  if (samples == 0) return absl::InvalidArgumentError("sampling.n: 0, expected at least 1");
-  const uint64_t sequences = samples * static_cast<uint64_t>(request_.prompts_size());
-  if (sequences > kMaxSequences) {
-    return absl::InvalidArgumentError(absl::StrCat("prompts times sampling.n: ", sequences,
-                                                   ", expected at most ", kMaxSequences));
-  }
-  const uint32_t concurrency = Concurrency(request_);
-  if (concurrency < 1 || concurrency > kMaxConcurrency) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_concurrency: ", concurrency, ", expected 1 to ", kMaxConcurrency));
-  }
-  return absl::OkStatus();
-}
-
 void CompareSession::Begin() {
-  absl::Status valid = Validate();
+  absl::Status valid = ValidateCompareRequest(request_);
   if (valid.ok()) {
     bytes_ += SamplesPerPrompt(request_) * prompts_.size() * sizeof(Sample);
     valid = WithRetryAfter(memory_.Resize(bytes_), kRetryAfter);

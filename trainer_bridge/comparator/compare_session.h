@@ -33,17 +33,13 @@ namespace isobit {
 class CompareSession final : public std::enable_shared_from_this<CompareSession> {
  public:
   // Starts a session that answers the call of `context`; it lives until the call and its calls to
-  // the upstreams end. Through the stream: INVALID_ARGUMENT: a request that cannot be right (what
-  // is wrong with prompts or sampling parameters is for the rollout to say); RESOURCE_EXHAUSTED:
-  // it needs more than `memory` allows.
+  // the upstreams end. Through the stream: whatever ValidateCompareRequest rejects;
+  // RESOURCE_EXHAUSTED: it needs more than `memory` allows.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
                                                            v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
                                                            std::shared_ptr<History> history,
                                                            HeldBytes memory);
-
-  // The prompts that `request` wants in flight at one time.
-  static uint32_t Concurrency(const v1::CompareRequest& request);
 
  private:
   struct Sample {
@@ -70,7 +66,6 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
                  std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
                  HeldBytes memory);
 
-  absl::Status Validate() const;
   void Begin();
 
   // What gRPC threads call. Each takes the lock.
