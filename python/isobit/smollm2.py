@@ -280,18 +280,9 @@ def convert(gguf_path: Path, output: Path) -> None:
 
 def convert_expected(gguf_path: Path, output: Path) -> None:
     """Like convert, but raises anything where the file is not the expected one."""
-    from gguf import GGUFReader
+    from isobit.bounded_gguf import BoundedGGUFReader
 
-    class BoundedReader(GGUFReader):
-        """Ends at the file's end. GGUFReader reads nothing there, as often as a damaged count says."""
-
-        def _get(self, offset, dtype, count=1, override_order=None):
-            end = int(offset) + int(count) * np.dtype(dtype).itemsize
-            if end > len(self.data):
-                raise ConversionError(f"{gguf_path} has {len(self.data)} bytes, its header speaks of {end}")
-            return super()._get(offset, dtype, count, override_order)
-
-    reader = BoundedReader(gguf_path)
+    reader = BoundedGGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     if metadata["general.architecture"] != "llama":
         raise ConversionError(f"architecture is {metadata['general.architecture']}, expected llama")
