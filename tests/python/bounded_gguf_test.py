@@ -1,0 +1,47 @@
+"""Tests of isobit.bounded_gguf and of the converter's way with damaged files (needs the extra `convert`).
+
+python tests/python/bounded_gguf_test.py        (in an environment where the package `isobit` is installed)
+"""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from isobit import bounded_gguf, smollm2
+
+CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "gguf_fuzz"
+COUNT_OFFSETS = {"tensors": 8, "metadata": 16}  # of two uint64 after magic number and version
+
+
+class BoundedGGUFTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = Path(scratch.name)
+
+    def damaged(self, offset, value):
+        """A path to a file of a model whose uint64 at `offset` is `value`."""
+        content = bytearray((CORPUS / "one_layer.gguf").read_bytes())
+        content[offset : offset + 8] = value.to_bytes(8, "little")
+        path = self.directory / "model.gguf"
+        path.write_bytes(content)
+        return path
+
+    def test_a_whole_file_becomes_a_model(self):
+        smollm2.convert(CORPUS / "whole.gguf", self.directory)
+        self.assertEqual({path.name for path in self.directory.iterdir()}, set(smollm2.OUTPUT_FILES))
+
+    def test_a_count_beyond_the_file_ends_the_reading(self):
+        for what, offset in COUNT_OFFSETS.items():
+            with self.subTest(what):
+                path = self.damaged(offset, 2**40)
+                with self.assertRaisesRegex(EOFError, "the file has 3584 bytes, its header speaks of"):
+                    bounded_gguf.BoundedGGUFReader(path)
+                with self.assertRaisesRegex(
+                    smollm2.ConversionError, "is not a GGUF file of SmolLM2: EOFError"
+                ):
+                    smollm2.convert(path, self.directory)
+
+
+if __name__ == "__main__":
+    unittest.main()
