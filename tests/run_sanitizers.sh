@@ -64,7 +64,7 @@ sanitize() {
     memcheck) tool_options=(--report-api-errors no) ;;
     # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
     # complete on mbarriers: what they fill is left out. It is ten times as slow as the others. Of the
-    # clusters of linear layers some do not end under it (docs/BENCHMARKS.md, Hardware).
+    # clusters of linear layers some do not end under it (docs/benchmarks/determinism.md).
     racecheck)
       tool_options=(--racecheck-memcpy-async no "${barriers[@]}") share=0.003
       export ISOBIT_TEST_WITHOUT_CLUSTERS=1

@@ -12,7 +12,8 @@
 
 namespace isobit {
 
-// With half as many rows, computing a step in halves costs more than it hides (docs/BENCHMARKS.md).
+// With half as many rows, computing a step in halves costs more than it hides
+// (docs/lab/collectives.md).
 inline constexpr int64_t kOverlapRows = 2048;
 
 struct CudaRankOptions {
