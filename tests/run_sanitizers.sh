@@ -38,7 +38,7 @@ cases_of() {
 
 tests=()
 cases=() # TEST CASE
-for test in "$build"/tests/kernels/cuda/*_test; do
+for test in "$build"/tests/kernels/cuda/{,*/}*_test; do
   # The ones run nothing on the GPU, the other, beyond what the rest run, cuBLAS alone.
   [[ $test != *_schedule_test && $test != */linear_accuracy_test ]] || continue
   num_cases=${#cases[@]}

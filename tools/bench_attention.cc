@@ -16,7 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "kernels/contract/attention.h"
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/sequences.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_harness.h"

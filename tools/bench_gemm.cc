@@ -9,7 +9,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear/linear.h"
 #include "tools/bench_gemm_cases.h"
 #include "tools/bench_gemm_schedules.h"
 #include "tools/bench_gpu.h"

@@ -6,7 +6,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear_layout.h"
+#include "kernels/cuda/linear/layout.h"
 #include "kernels/model/rank_shape.h"
 #include "tools/bench_report.h"
 #include "tools/model_shapes.h"

@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/cuda/cublas_linear.h"
-#include "kernels/cuda/device_info.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/vanilla/cublas_linear.h"
 
 namespace isobit::bench {
 

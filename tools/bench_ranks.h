@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/parallel/peer_group.h"
-#include "kernels/cuda/all_reduce.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/collective/all_reduce.h"
+#include "kernels/cuda/device/launch.h"
 #include "tools/bench_harness.h"
 
 namespace isobit::bench {

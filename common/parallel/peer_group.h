@@ -1,5 +1,6 @@
 // The ranks of one process on GPUs that map each other's memory, and the memory that all of them
-// reach. Not here: what they store in it, and when it is safe to read (kernels/cuda/all_reduce.h).
+// reach. Not here: what they store in it, and when it is safe to read
+// (kernels/cuda/collective/all_reduce.h).
 #ifndef ISOBIT_COMMON_PARALLEL_PEER_GROUP_H_
 #define ISOBIT_COMMON_PARALLEL_PEER_GROUP_H_
 

@@ -19,10 +19,10 @@
 #include "absl/time/time.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/captured_graph.h"
+#include "common/parallel/cuda_status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_rank_group.h"
-#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device/captured_graph.h"
 #include "kernels/cuda/log_prob_stage.h"
 #include "kernels/cuda/step_kernels.h"
 

@@ -22,7 +22,7 @@ struct CudaRankOptions {
   // changes speed, never a bit. Vanilla's sums are NCCL's either way.
   bool peer_memory = true;
   // Least rows of a step that is computed in two halves, so that the sums of one travel while the
-  // other is computed (copy_engine_sum.h). It changes speed, never a bit.
+  // other is computed (collective/copy_engine_sum.h). It changes speed, never a bit.
   int64_t overlap_rows = kOverlapRows;
   bool use_graphs = true;
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
@@ -33,8 +33,8 @@ struct CudaRankOptions {
 
 // All ranks of one engine come from one such function. Errors at the making of a rank: devices are
 // not as many as the ranks, each another, or the vocabulary is beyond kMaxDeviceVocab of
-// log_probs.h (INVALID_ARGUMENT); devices are absent, not Hopper or unable to map each other's
-// memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
+// log_probs/log_probs.h (INVALID_ARGUMENT); devices are absent, not Hopper or unable to map each
+// other's memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
 // The largest decode step that is captured. Beyond it launches cost little beside a step, and

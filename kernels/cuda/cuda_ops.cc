@@ -11,14 +11,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/cublas_linear.h"
-#include "kernels/cuda/cuda_status.h"
-#include "kernels/cuda/device_info.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/linear_layout.h"
+#include "common/parallel/cuda_status.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/log_prob_stage.h"
-#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/vanilla/cublas_linear.h"
 
 namespace isobit {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/config/numerics_mode.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 

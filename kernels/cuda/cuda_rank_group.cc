@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/log_probs.h"
-#include "kernels/cuda/nccl_all_reduce.h"
+#include "kernels/cuda/collective/nccl_all_reduce.h"
+#include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/model/step_halves.h"
 
 namespace isobit {

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/log_probs.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

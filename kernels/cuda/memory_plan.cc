@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/copy_engine_sum.h"
+#include "common/parallel/cuda_status.h"
+#include "kernels/cuda/collective/copy_engine_sum.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_status.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/step_halves.h"
 #include "kernels/model/transformer.h"

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/cuda_status.h"
+#include "common/parallel/cuda_status.h"
 
 namespace isobit::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // See step_kernels.h.
 #include <cstdint>
 
-#include "kernels/cuda/alignment.h"
+#include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/step_kernels.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/contract/constants.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_executor.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 #include "tests/invariance/service_bits_fixture.h"
 #include "trainer_bridge/scorer/rank_backend.h"
 

@@ -13,7 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_executor.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"

@@ -5,7 +5,7 @@
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 #include "trainer_bridge/scorer/rank_backend.h"
 
 namespace isobit::scorer {

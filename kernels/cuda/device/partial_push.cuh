@@ -1,6 +1,6 @@
 // A row-parallel linear layer's partial sums, stored by the layer itself into the mailboxes of the
-// ranks that add them up: the words that the sum over ranks (all_reduce.cuh) would otherwise read
-// from memory and send there.
+// ranks that add them up: the words that the sum over ranks (collective/all_reduce.cuh) would
+// otherwise read from memory and send there.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 
 namespace isobit::testing_support {
 

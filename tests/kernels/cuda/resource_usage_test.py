@@ -35,11 +35,11 @@ MAY_SPILL = {
     r"^PrefillKernel<(64|256)": (32, "words of addresses, a few a tile of thousands of instructions"),
 }
 
-# How the names of files begin and what the names of kernels contain that must multiply with wgmma.
+# How the paths of files begin and what the names of kernels contain that must multiply with wgmma.
 NEEDS_WGMMA = {
-    "linear_stream": "Stream",
-    "linear_tile": "Tile",
-    "attention_prefill": "Prefill",
+    "linear/stream": "Stream",
+    "linear/tile": "Tile",
+    "attention/prefill": "Prefill",
 }
 
 # Approximations by the special function unit. Reciprocal and reciprocal square root are not among them:

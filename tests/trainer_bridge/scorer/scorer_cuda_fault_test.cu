@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/device/device_info.h"
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"

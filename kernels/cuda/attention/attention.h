@@ -1,0 +1,38 @@
+// Attention over paged keys and values (contract C6): which schedule takes which sequence.
+//
+// Sequences of few rows go to the decode schedule (decode.h), the others to the prefill
+// schedule (prefill.h) if it has the head dimension, else to the decode schedule's walk
+// over all splits. How many rows are few follows from the step's bounds. All give the same bits.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// Scratch in GPU memory, aligned to 256 bytes, used by one call at a time. It needs no
+// initialisation.
+struct AttentionWorkspace {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Bytes of workspace that a call with these arguments needs: a function of the shapes and of the
+// bounds in args.sequences.device, never of a table's contents.
+size_t AttentionWorkspaceBytes(const AttentionArgs& args);
+
+// out = attention(q, cached k, v); reads args.sequences.device, whose bounds choose the launches:
+// the tables may change between replays of a captured call. INVALID_ARGUMENT: head_dim is odd or
+// above 256, heads is no multiple of kv_heads, no device tables, or the workspace is too small;
+// INTERNAL: CUDA refused a launch.
+absl::Status LaunchAttention(const AttentionArgs& args, const AttentionWorkspace& workspace,
+                             const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_

@@ -1,0 +1,345 @@
+// Launches of the decode schedule, and the kernel that folds the splits.
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/attention/decode.cuh"
+#include "kernels/cuda/attention/decode.h"
+#include "kernels/cuda/attention/decode_cluster.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/tensor_map.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kMaxFoldThreads = 256;
+constexpr int kFewSplits = 8;          // up to which FoldFew is faster
+constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
+
+// Clusters that an H200 holds at once, two blocks to a multiprocessor; and the items up to which
+// they are faster than teams, measured: more for the fewest groups of query rows.
+constexpr int64_t kClustersAtOnce = 66;
+constexpr int64_t kMostItems = 48;
+constexpr int64_t kFewGroups = 2;
+constexpr int64_t kMostItemsOfFewGroups = 160;
+
+// Thread t holds column t.
+__device__ __forceinline__ void StoreFolded(float total, float sum, int32_t head_dim, Bf16* out) {
+  if (static_cast<int32_t>(threadIdx.x) >= head_dim) return;
+  out[threadIdx.x] = contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, sum)));
+}
+
+// By each thread on its own, a column to a thread: for few splits that takes less time than to
+// share the factors.
+__device__ __forceinline__ void FoldFew(const contract::SplitSum* sums, const float* acc,
+                                        int32_t acc_stride, int32_t splits, int32_t head_dim,
+                                        Bf16* out) {
+  constexpr int kAtOnce = 4;
+  const int column = min(static_cast<int>(threadIdx.x), head_dim - 1);
+  contract::SplitSum folded = {contract::kMinusInfinity, 0.0f};
+  float total = 0.0f;
+#pragma unroll 1
+  for (int32_t begin = 0; begin < splits; begin += kAtOnce) {
+    contract::SplitSum sum[kAtOnce];
+    float value[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t split = min(begin + i, splits - 1);
+      sum[i] = sums[split];
+      value[i] = acc[split * acc_stride + column];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= splits || sum[i].max == contract::kMinusInfinity) continue;
+      const contract::FoldFactors factors = contract::Fold(folded, sum[i]);
+      total = contract::FoldAccumulator(total, value[i], factors);
+    }
+  }
+  StoreFolded(total, folded.sum, head_dim, out);
+}
+
+// By the whole block, a column to a thread, `chunk` splits at a time, at most a thread each.
+__device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const float* acc,
+                                         int32_t acc_stride, int32_t splits, int32_t head_dim,
+                                         Bf16* out, int32_t chunk) {
+  struct Step {
+    contract::FoldFactors factors;
+    float sum;
+    bool skipped;
+  };
+  extern __shared__ float4 staged_units[];  // accumulators [chunk][acc_stride]
+  __shared__ Step steps[kMaxFoldThreads];
+  __shared__ float warp_max[kMaxFoldThreads / 32];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const float* const staged = reinterpret_cast<const float*>(staged_units);
+  const int column = min(thread, head_dim - 1);
+  float before = contract::kMinusInfinity;  // the maximum of the splits folded so far
+  float sum = 0.0f;
+  float total = 0.0f;
+  for (int32_t begin = 0; begin < splits; begin += chunk) {
+    const int32_t count = min(splits - begin, chunk);
+    for (int i = 4 * thread; i < count * acc_stride; i += 4 * threads) {
+      CopyUnit(SharedAddress(staged + i), acc + int64_t{begin} * acc_stride + i);
+    }
+    // A maximum has no order, so the factors of many steps can be had at once.
+    contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
+    if (thread < count) mine = sums[begin + thread];
+    float running = mine.max;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(0xffffffffu, running, offset);
+      if (thread % 32 >= offset) running = contract::Max(running, other);
+    }
+    float left = __shfl_up_sync(0xffffffffu, running, 1);
+    if (thread % 32 == 0) left = contract::kMinusInfinity;
+    if (thread % 32 == 31) warp_max[thread / 32] = running;
+    __syncthreads();
+    left = contract::Max(left, before);
+    for (int w = 0; w < threads / 32; ++w) {
+      if (w < thread / 32) left = contract::Max(left, warp_max[w]);
+      before = contract::Max(before, warp_max[w]);
+    }
+    contract::SplitSum so_far = {left, 0.0f};
+    steps[thread] = {contract::Fold(so_far, mine), mine.sum, mine.max == contract::kMinusInfinity};
+    WaitForUnits();
+    __syncthreads();
+
+#pragma unroll 8
+    for (int32_t i = 0; i < count; ++i) {
+      const Step& step = steps[i];
+      const float value = staged[i * acc_stride + column];
+      const float next_sum = contract::FoldAccumulator(sum, step.sum, step.factors);
+      const float next_total = contract::FoldAccumulator(total, value, step.factors);
+      sum = step.skipped ? sum : next_sum;
+      total = step.skipped ? total : next_total;
+    }
+    __syncthreads();  // before the next chunk's copies and steps
+  }
+  StoreFolded(total, sum, head_dim, out);
+}
+
+// Folds the splits of one row and head, left to right.
+__global__ void __launch_bounds__(kMaxFoldThreads)
+    FoldKernel(const __grid_constant__ DecodeParams p, int32_t chunk) {
+  ReleaseSuccessor();
+  const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
+  const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
+  const int32_t head = static_cast<int32_t>(blockIdx.y);
+  const int32_t sequence = p.first_sequence + listed;
+  const int32_t first_row = p.sequences.first_row[sequence];
+  const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
+  const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
+  const int32_t splits = range.end - range.first;
+  const int64_t first = SplitIndex(p, sequence, token, head, 0);
+  const contract::SplitSum* const sums = p.split_sums + first;
+  const float* const acc = p.split_acc + first * p.acc_stride;
+  const int32_t head_dim = p.kv.head_dim;
+  Bf16* const out = p.out + (first_row + token) * p.ldo + int64_t{head} * head_dim;
+  WaitForPredecessor();
+  if (token >= tokens || tokens > p.max_tokens) return;
+  if (splits == 1) return;  // its only team has written the row
+  if (splits <= kFewSplits) {
+    FoldFew(sums, acc, p.acc_stride, splits, head_dim, out);
+  } else {
+    FoldMany(sums, acc, p.acc_stride, splits, head_dim, out, chunk);
+  }
+}
+
+int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Floats from one accumulator to the next: whole units of 16 bytes.
+int32_t AccStride(int32_t head_dim) { return (head_dim + 3) / 4 * 4; }
+
+// Splits that the keys of a sequence of at most max_tokens rows can touch.
+int64_t MaxSplits(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+  const int64_t all = CeilDivide(sequences.max_positions, contract::kSplit);
+  if (args.window == 0 || args.window >= sequences.max_positions) return all;
+  const int64_t keys = args.window + max_tokens - 1;
+  return std::min(all, (keys + 2 * contract::kSplit - 2) / contract::kSplit);
+}
+
+int64_t MaxSplitResults(const AttentionArgs& args, const DeviceSequences& sequences,
+                        int32_t max_tokens) {
+  const int64_t splits = MaxSplits(args, sequences, max_tokens);
+  if (splits <= 1) return 0;
+  return int64_t{sequences.num_sequences} * max_tokens * args.heads * splits;
+}
+
+bool WholeUnits(const PagedKv& kv) {
+  return Mappable(kv.k, kv.head_dim) && Mappable(kv.v, kv.head_dim);
+}
+
+// Groups of query rows, of at least 8, of all KV heads and sequences.
+int64_t RowGroups(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+  const int64_t rows = int64_t{max_tokens} * (args.heads / args.kv.kv_heads);
+  return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDivide(rows, 8);
+}
+
+size_t SumBytes(int64_t results) {
+  return static_cast<size_t>(CeilDivide(results * int64_t{sizeof(contract::SplitSum)}, 256) * 256);
+}
+
+// Blocks of a grid that walks a list of at most so many items.
+absl::StatusOr<int64_t> BlocksFor(int64_t items) {
+  int device = 0;
+  int multiprocessors = 0;
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  ISOBIT_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return std::min<int64_t>(multiprocessors, items);
+}
+
+template <typename Shape>
+absl::Status LaunchShape(const DecodeParams& params, int64_t blocks, const Stream& stream) {
+  return Launch(DecodeKernel<Shape>,
+                {.blocks = dim3(static_cast<unsigned>(blocks)),
+                 .threads = dim3(kDecodeThreads),
+                 .shared_bytes = Shape::kSharedBytes},
+                stream, params);
+}
+
+template <bool kWalk>
+absl::Status LaunchDim(const DecodeParams& p, int64_t blocks, const Stream& stream) {
+  const bool narrow = !kWalk && int64_t{p.max_tokens} * p.group <= 8;
+  if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, kWalk>>(p, blocks, stream);
+  if (p.kv.head_dim > 64) {
+    if (narrow) return LaunchShape<DecodeShape<128, 1, false>>(p, blocks, stream);
+    return LaunchShape<DecodeShape<128, 2, kWalk>>(p, blocks, stream);
+  }
+  if (narrow) return LaunchShape<DecodeShape<64, 1, false>>(p, blocks, stream);
+  return LaunchShape<DecodeShape<64, 2, kWalk>>(p, blocks, stream);
+}
+
+absl::Status LaunchSchedule(const DecodeSchedule& schedule, const DecodeParams& params,
+                            int64_t blocks, const Stream& stream) {
+  switch (schedule.kind) {
+    case DecodeSchedule::kTeams:
+      return LaunchDim<false>(params, blocks, stream);
+    case DecodeSchedule::kClusters:
+      return LaunchDecodeClusters(params, schedule.clusters, stream);
+  }
+  return absl::InternalError("no such schedule");
+}
+
+absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceSequences& sequences,
+                                        int32_t min_tokens, int32_t max_tokens) {
+  DecodeParams p = {};
+  p.sequences = sequences;
+  p.min_tokens = std::max(min_tokens, 1);
+  p.max_tokens = max_tokens;
+  p.q = args.q;
+  p.ldq = args.ldq;
+  p.aligned_q = reinterpret_cast<uintptr_t>(args.q) % 4 == 0 && args.ldq % 2 == 0;
+  p.heads = args.heads;
+  p.group = args.heads / args.kv.kv_heads;
+  p.kv = args.kv;
+  p.scale = args.scale;
+  constexpr int64_t kNoWindow = (int64_t{1} << 31) - 1;
+  p.window = static_cast<int32_t>(args.window == 0 ? kNoWindow : std::min(args.window, kNoWindow));
+  p.acc_stride = AccStride(args.kv.head_dim);
+  p.out = args.out;
+  p.ldo = args.ldo;
+  p.whole_units = WholeUnits(args.kv);
+  const auto page_size = static_cast<uint32_t>(args.kv.page_size);
+  p.page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1;
+  const int32_t run = std::gcd(args.kv.page_size, KeysOfChunk(args.kv.head_dim));
+  if (run >= 8 && p.whole_units) {
+    constexpr int64_t kAnySlot = (int64_t{1} << 31) - 1;  // the cache's end is not known here
+    const absl::StatusOr<CUtensorMap> keys =
+        MapMatrix(args.kv.k, kAnySlot, args.kv.head_dim, args.kv.head_dim, run, kHalfColumns);
+    if (!keys.ok()) return keys.status();
+    const absl::StatusOr<CUtensorMap> values =
+        MapMatrix(args.kv.v, kAnySlot, args.kv.head_dim, args.kv.head_dim, run, kHalfColumns);
+    if (!values.ok()) return values.status();
+    p.keys = *keys;
+    p.values = *values;
+    p.run = run;
+  }
+  return p;
+}
+
+}  // namespace
+
+size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& sequences,
+                            int32_t max_tokens) {
+  const int64_t results = MaxSplitResults(args, sequences, max_tokens);
+  return SumBytes(results) +
+         static_cast<size_t>(results * AccStride(args.kv.head_dim)) * sizeof(float);
+}
+
+DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
+                                    int32_t max_tokens) {
+  const int64_t groups = std::max<int64_t>(RowGroups(args, sequences, max_tokens), 1);
+  const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
+  const int64_t most = groups <= kFewGroups ? kMostItemsOfFewGroups : kMostItems;
+  if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kTeams};
+  return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, kClustersAtOnce / groups))};
+}
+
+absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
+                                   int32_t max_tokens, const AttentionWorkspace& workspace,
+                                   const Stream& stream) {
+  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(args, sequences, max_tokens), args, sequences,
+                                 max_tokens, workspace, stream);
+}
+
+absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
+                                     const DeviceSequences& sequences, int32_t max_tokens,
+                                     const AttentionWorkspace& workspace, const Stream& stream) {
+  if (schedule.kind == DecodeSchedule::kClusters && !WholeUnits(args.kv)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("decode attention by clusters: keys of head_dim ", args.kv.head_dim,
+                     " are no whole 16-byte units"));
+  }
+  absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
+  if (!params.ok()) return params.status();
+  const int64_t max_splits = MaxSplits(args, sequences, max_tokens);
+  params->max_splits = static_cast<int32_t>(max_splits);
+  params->split_sums = reinterpret_cast<contract::SplitSum*>(workspace.data);
+  params->split_acc = reinterpret_cast<float*>(
+      workspace.data + SumBytes(MaxSplitResults(args, sequences, max_tokens)));
+  for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
+    params->first_sequence = first;
+    params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
+    const int64_t blocks = CeilDivide(int64_t{max_tokens} * params->group, 8);
+    const absl::StatusOr<int64_t> grid =
+        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);
+    if (!grid.ok()) return grid.status();
+    const absl::Status launched = LaunchSchedule(schedule, *params, *grid, stream);
+    if (!launched.ok()) return launched;
+    if (max_splits == 1) continue;
+    const int64_t threads = std::max<int64_t>(128, CeilDivide(args.kv.head_dim, 32) * 32);
+    const int64_t acc_bytes = params->acc_stride * int64_t{sizeof(float)};
+    const int64_t chunk = std::min({threads, max_splits, kFoldBytes / acc_bytes});
+    const absl::Status status =
+        Launch(FoldKernel,
+               {.blocks = dim3(static_cast<unsigned>(params->num_listed * max_tokens),
+                               static_cast<unsigned>(args.heads)),
+                .threads = dim3(static_cast<unsigned>(threads)),
+                .shared_bytes = static_cast<size_t>(chunk * acc_bytes)},
+               stream, *params, chunk);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequences& sequences,
+                                 int32_t min_tokens, const Stream& stream) {
+  absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, min_tokens, sequences.max_rows);
+  if (!params.ok()) return params.status();
+  for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
+    params->first_sequence = first;
+    params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
+    const int64_t blocks = CeilDivide(int64_t{sequences.max_rows} * params->group, 8);
+    const absl::StatusOr<int64_t> grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads);
+    if (!grid.ok()) return grid.status();
+    if (absl::Status status = LaunchDim<true>(*params, *grid, stream); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace isobit::cuda

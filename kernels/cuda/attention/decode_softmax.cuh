@@ -1,0 +1,187 @@
+// The softmax of one split for a block of warps that has all its scores in shared memory
+// (decode_cluster.h). Not here: the scores, and the products with the values.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
+
+#include <cstdint>
+
+#include "kernels/contract/attention.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/attention/bounded_exp2.cuh"
+#include "kernels/cuda/attention/decode_work.cuh"
+#include "kernels/cuda/device/mma_sync.cuh"
+
+namespace isobit::cuda {
+
+// In shared memory. Rows of weights are padded so that the 8 that a warp reads at once lie in
+// different banks.
+template <typename Shape>
+struct SplitSoftmax {
+  static constexpr int kTiles = contract::kSplit / Shape::kTile;
+  alignas(16) float scores[Shape::kRows * contract::kSplit];  // by ScoreIndex; then fp32 weights
+  alignas(16) Bf16 weights[Shape::kRows][contract::kSplit + 8];
+  float alpha[Shape::kRows][kTiles];
+  float max[Shape::kRows];  // scaled
+  contract::SplitSum sums[Shape::kRows];
+};
+
+// The four scores that mma.sync gives a lane (keys g and g + 8 of 16, rows 2q and 2q + 1 of 8) lie
+// together, those of 16 keys and 8 rows at unit 8q + g of 32, so that the keys of one row lie in
+// different banks.
+template <typename Shape>
+__device__ __forceinline__ int ScoreIndex(int row, int key) {
+  const int unit = (key / 16 * Shape::kColumnBlocks + row / 8) * 32 + row % 8 / 2 * 8 + key % 8;
+  return unit * 4 + key % 16 / 8 * 2 + row % 2;
+}
+
+// The tiles of a split, counted from its first, of which some row sees a key: [first, end).
+struct TileRange {
+  int32_t first;
+  int32_t end;
+};
+template <typename Shape>
+__device__ __forceinline__ TileRange TilesOf(const DecodeItem& item, int32_t split) {
+  const int32_t begin = split * contract::kSplit;
+  return {max(0, item.first_key - begin) / Shape::kTile,
+          (min(item.end_key - begin, contract::kSplit) + Shape::kTile - 1) / Shape::kTile};
+}
+
+// -inf where a row does not see the key; lane (g, q) holds keys `key` + g and + 8 of the cache's
+// positions against rows 2q and 2q + 1 of each 8.
+template <typename Shape>
+__device__ __forceinline__ void MaskScores(const DecodeParams& p, const DecodeItem& item,
+                                           int32_t key, float (&scores)[Shape::kColumnBlocks][4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (key + 16 <= item.first_end && key >= item.last_begin) return;  // every row sees them
+#pragma unroll
+  for (int b = 0; b < Shape::kColumnBlocks; ++b) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int32_t last = item.PositionOf(p, 8 * b + lane % 4 * 2 + e % 2);
+      const int32_t position = key + e / 2 * 8 + lane / 4;
+      if (position > last || position < FirstSeen(p, last)) {
+        scores[b][e] = contract::kMinusInfinity;
+      }
+    }
+  }
+}
+
+// contract::UpdateSoftmax for all tiles of a row at once, by a warp: a maximum has no order, so
+// every tile's running maximum is known before the first weight.
+template <typename Shape>
+__device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem& item,
+                                         int32_t split, int row, SplitSoftmax<Shape>& softmax) {
+  constexpr int kTiles = SplitSoftmax<Shape>::kTiles;
+  constexpr int kOfTile = Shape::kTile / 32;  // a lane's keys of a tile: lane, lane + 32, ...
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float max[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    max[t] = contract::kMinusInfinity;  // fmaxf is the contract's Max but for the sign of a zero
+#pragma unroll
+    for (int i = 0; i < kOfTile; ++i) {
+      const int key = 32 * (t * kOfTile + i) + lane;
+      max[t] = fmaxf(max[t], softmax.scores[ScoreIndex<Shape>(row, key)]);
+    }
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      max[t] = fmaxf(max[t], __shfl_xor_sync(0xffffffffu, max[t], lanes));
+    }
+  }
+  float max_of_lane = max[0];  // lane t keeps tile t's
+#pragma unroll
+  for (int t = 1; t < kTiles; ++t) max_of_lane = lane == t ? max[t] : max_of_lane;
+
+  const TileRange tiles = TilesOf<Shape>(item, split);
+  const int32_t position = item.PositionOf(p, row);
+  const int32_t first_seen = FirstSeen(p, position);
+  float before = contract::kMinusInfinity;
+  // Not unrolled: most of the time a kernel runs this once, and fetching the instructions of all
+  // tiles would take longer than executing one tile's so many times.
+#pragma unroll 1
+  for (int t = 0; t < kTiles; ++t) {
+    const int32_t tile = split * contract::kSplit + t * Shape::kTile;
+    // A tile of no use to the block has no scores; one of which the row sees no key leaves the row
+    // as it is.
+    const bool sees =
+        position >= tile && first_seen < tile + Shape::kTile && t >= tiles.first && t < tiles.end;
+    const float max_of_tile = __shfl_sync(0xffffffffu, max_of_lane, t);
+    const float running = sees ? fmaxf(before, max_of_tile) : before;
+    const float shift = contract::Mul(running, p.scale);
+    float x[kOfTile + 1];  // and alpha's exponent
+#pragma unroll
+    for (int i = 0; i < kOfTile; ++i) {
+      const int key = 32 * (t * kOfTile + i) + lane;
+      x[i] = contract::Fma(softmax.scores[ScoreIndex<Shape>(row, key)], p.scale, -shift);
+    }
+    x[kOfTile] = contract::Sub(contract::Mul(before, p.scale), shift);
+    before = running;
+    if (fabsf(shift) < 0x1p31f) {  // as in decode.cuh
+      BoundedExp2(x);
+    } else {
+#pragma unroll
+      for (float& exponent : x) exponent = contract::Exp2(exponent);
+    }
+#pragma unroll
+    for (int i = 0; i < kOfTile; ++i) {
+      const int key = 32 * (t * kOfTile + i) + lane;
+      const float weight = sees ? x[i] : 0.0f;
+      softmax.scores[ScoreIndex<Shape>(row, key)] = weight;
+      softmax.weights[row][key] = static_cast<Bf16>(PackBf16(weight, 0.0f));
+    }
+    if (lane == 0) softmax.alpha[row][t] = sees ? x[kOfTile] : 1.0f;
+  }
+  if (lane == 0) softmax.max[row] = contract::Mul(before, p.scale);
+}
+
+// The row sums, by 8 * kRows threads, whole warps: `chain` says which of the contract's lanes of
+// which row the thread has.
+template <typename Shape>
+__device__ __forceinline__ void AddWeights(const DecodeItem& item, int32_t split, int chain,
+                                           SplitSoftmax<Shape>& softmax) {
+  const int row = chain / 8;
+  const TileRange tiles = TilesOf<Shape>(item, split);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int t = tiles.first; t < tiles.end; ++t) {
+    sum = contract::Mul(sum, softmax.alpha[row][t]);
+#pragma unroll
+    for (int key = 0; key < Shape::kTile; key += 8) {
+      sum = contract::Add(
+          sum, softmax.scores[ScoreIndex<Shape>(row, t * Shape::kTile + key + chain % 8)]);
+    }
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) {  // ((l0+l1)+(l2+l3))+((l4+l5)+(l6+l7))
+    sum = contract::Add(sum, __shfl_xor_sync(0xffffffffu, sum, lanes));
+  }
+  if (chain % 8 == 0) softmax.sums[row] = {softmax.max[row], sum};
+}
+
+// A split's weights as an operand: of 16 keys from `key` against the 8 rows from `first_row`.
+template <typename Shape>
+__device__ __forceinline__ void LoadWeights(const SplitSoftmax<Shape>& softmax, int first_row,
+                                            int key, uint32_t (&operand)[2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const Bf16* weights = &softmax.weights[first_row + lane / 4][key + lane % 4 * 2];
+  operand[0] = *reinterpret_cast<const uint32_t*>(weights);
+  operand[1] = *reinterpret_cast<const uint32_t*>(weights + 8);
+}
+
+// The outputs of a sequence's only split, from its sum and its accumulator.
+__device__ __forceinline__ Bf16 OutputOfOnly(const contract::SplitSum& sum, float acc) {
+  contract::SplitSum folded = {contract::kMinusInfinity, 0.0f};
+  float total = 0.0f;
+  if (sum.max != contract::kMinusInfinity) {
+    const contract::FoldFactors factors = contract::Fold(folded, sum);
+    total = contract::FoldAccumulator(0.0f, acc, factors);
+  }
+  return contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, folded.sum)));
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_

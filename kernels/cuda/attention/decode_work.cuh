@@ -1,0 +1,275 @@
+// The work of the decode schedule (decode.h): its parameters, the shapes it is built for,
+// and the list of items that the kernel makes from the tables.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/contract/attention.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/sequences.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kTeams = 4;          // of a block: three warps that work on one item
+inline constexpr int kTeamConsumers = 2;  // warps that compute; one more brings keys and values
+inline constexpr int kDecodeThreads = kTeams * (kTeamConsumers + 1) * 32;
+inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // that make the list
+inline constexpr int kMaxListed = 1024;                            // sequences of one launch
+inline constexpr int kFirstPages = 2 * kMaxListed + 1;             // in the list, of each sequence
+inline constexpr int kListWords = kFirstPages + kMaxListed;
+inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
+
+// Keys of one stage of a ring. Large stages give the tensor cores more independent work.
+constexpr int KeysOfChunk(int32_t head_dim) { return head_dim <= 128 ? 64 : 32; }
+
+struct DecodeParams {
+  CUtensorMap keys;  // [every slot of the cache, head_dim] in boxes of `run` x 64
+  CUtensorMap values;
+  DeviceSequences sequences;
+  int32_t first_sequence;  // of the num_listed that this launch handles
+  int32_t num_listed;
+  int32_t min_tokens;
+  int32_t max_tokens;
+  const Bf16* q;
+  int64_t ldq;
+  bool aligned_q;  // pairs of elements can be read as words
+  int32_t heads;
+  int32_t group;  // query heads of one KV head
+  PagedKv kv;
+  int32_t page_shift;  // log2 of the page size; -1: no power of two
+  int32_t run;  // consecutive positions, aligned, that never leave a page: 2^i; 0: no bulk copies
+  bool whole_units;  // every key and value is a whole number of aligned 16-byte units
+  float scale;
+  int32_t window;  // 2^31 - 1: none
+  Bf16* out;
+  int64_t ldo;
+  // [sequence][token < max_tokens][head][split < max_splits]: what each split hands on.
+  contract::SplitSum* split_sums;
+  float* split_acc;  // likewise, acc_stride each
+  int32_t acc_stride;
+  int32_t max_splits;
+};
+
+// Which of a sequence's pages holds a position. (A division takes longer than a load.)
+__device__ __forceinline__ int32_t PageOf(const DecodeParams& p, int32_t position) {
+  return p.page_shift >= 0 ? position >> p.page_shift : position / p.kv.page_size;
+}
+
+// First key that a query at this position sees.
+__device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
+  return max(0, position - p.window + 1);
+}
+
+// The splits of which some row of a sequence sees a key: [first, end).
+struct SplitRange {
+  int32_t first;
+  int32_t end;
+};
+__device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t first_position,
+                                               int32_t tokens) {
+  return {FirstSeen(p, first_position) / contract::kSplit,
+          (first_position + tokens - 1) / contract::kSplit + 1};
+}
+
+// Index of a split of one row and head among the split results.
+__device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
+                                              int32_t token, int32_t head, int32_t split) {
+  return ((int64_t{sequence} * p.max_tokens + token) * p.heads + head) * p.max_splits + split;
+}
+
+template <int kDim_, int kColumnBlocks_, bool kWalk_>
+struct DecodeShape {
+  static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
+  static constexpr int kColumnBlocks = kColumnBlocks_;  // of 8 query rows
+  static constexpr bool kWalk = kWalk_;
+  static constexpr int kRows = 8 * kColumnBlocks;
+  static constexpr int kTile = contract::KvTile(kDim);
+  static constexpr int kChunk = KeysOfChunk(kDim);
+  static constexpr int kChunks = kTile / kChunk;
+  static constexpr int kChunkBlocks = kChunk / 16;
+  // Key blocks whose scores and weights are computed side by side.
+  static constexpr int kAbreast = kColumnBlocks == 1 ? kChunkBlocks : kWalk ? 1 : 2;
+  static constexpr int kKeyBlocks = kTile / 16;
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kMine = kSteps / kTeamConsumers;  // 16 columns that a consumer warp has
+  static_assert(kChunks == kTeamConsumers);
+  static constexpr int kHalves = kDim / kHalfColumns;
+  static constexpr uint32_t kHalfBytes = kChunk * 128;
+  static constexpr uint32_t kStageBytes = kHalves * kHalfBytes;
+  static constexpr int kStages = (kWalk ? 40 : 48) * 1024 / static_cast<int>(kStageBytes);
+  // What a walking team has folded, fp32 [warp][accumulators, maxima and sums of a lane][32 lanes].
+  static constexpr int kTotalsOfWarp = kWalk ? (kMine + 1) * kColumnBlocks * 4 * 32 : 0;
+  static constexpr uint32_t kTotalBytes = kTeamConsumers * kTotalsOfWarp * sizeof(float);
+
+  // Shared memory, from a multiple of 1024 bytes: rings, totals, what teams exchange, barriers, the
+  // work list.
+  static constexpr uint32_t kTotals = kTeams * kStages * kStageBytes;
+  static constexpr uint32_t kExchange = kTotals + kTeams * kTotalBytes;
+  static constexpr uint32_t kExchangeBytes = (2 * kTile + kTeamConsumers * (32 + 4)) * kRows;
+  static constexpr uint32_t kBarriers = kExchange + kTeams * kExchangeBytes;
+  static constexpr uint32_t kList = kBarriers + kTeams * kStages * 2 * sizeof(uint64_t);
+  static constexpr uint32_t kSharedBytes = kList + kListWords * sizeof(int32_t) + 1024;
+};
+
+// The work list, of n listed sequences: entry i < n is sequence i without its last split, entry
+// n + i its last split; a walk's sequences have one of all splits. Items of entry e are [list[e],
+// list[e + 1]). The last splits, which may be short, come last so that dealing the items round
+// gives every multiprocessor about as many keys. Behind it, what takes a producer another load to
+// find. Called by the whole block, of which the consumer warps do the work.
+template <typename Shape>
+__device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
+  __shared__ int32_t warp_sums[kDecodeThreads / 32];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int32_t entries = 2 * p.num_listed;
+  const int32_t each = (entries + kListThreads - 1) / kListThreads;  // consecutive, to a thread
+  const int32_t first = min(thread * each, entries);
+  const int32_t end = min(first + each, entries);
+  int32_t sum = 0;
+#pragma unroll 1
+  for (int32_t entry = first; entry < end; ++entry) {
+    const bool last = entry >= p.num_listed;
+    const int32_t s = p.first_sequence + entry - (last ? p.num_listed : 0);
+    if (!last) list[kFirstPages + entry] = p.sequences.first_page[s];
+    const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
+    const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
+    int32_t count = 0;
+    if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
+      count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
+              (last           ? 1
+               : Shape::kWalk ? 0
+                              : splits.end - splits.first - 1);
+    }
+    list[entry] = count;
+    sum += count;
+  }
+  int32_t before = sum;  // and before this thread, once the inclusive sum is complete
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (thread % 32 >= offset) before += other;
+  }
+  if (thread % 32 == 31) warp_sums[thread / 32] = before;
+  __syncthreads();
+  before -= sum;
+#pragma unroll
+  for (int w = 0; w < kListThreads / 32; ++w) before += w < thread / 32 ? warp_sums[w] : 0;
+#pragma unroll 1
+  for (int32_t entry = first; entry < end; ++entry) {
+    const int32_t count = list[entry];
+    list[entry] = before;
+    before += count;
+  }
+  if (thread == kListThreads - 1) list[entries] = before;
+  __syncthreads();
+}
+
+// One block of query rows against one split, or in a walk against all it sees.
+struct DecodeItem {
+  int32_t sequence;
+  int32_t first_page;  // of the sequence, among all pages
+  int32_t kv_head;
+  int32_t first_row;       // of the batch: the sequence's
+  int32_t first_position;  // likewise
+  int32_t first_block_row;
+  int32_t rows;       // of the block: row r is token r / group, head r % group of the group
+  int32_t first_key;  // keys that any row of the block sees
+  int32_t end_key;
+  int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
+  int32_t first_end;
+  int32_t first_split;  // of the item
+  int32_t end_split;
+  SplitRange sequence_splits;
+
+  // Called by whole warps.
+  template <typename Shape>
+  static __device__ DecodeItem Find(const DecodeParams& p, const int32_t* list, int32_t index) {
+    const int32_t n = p.num_listed;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    int32_t low = 0;  // the last entry with list[low] <= index
+    int32_t end = 2 * n;
+#pragma unroll 1
+    for (int32_t step = (end + 31) / 32; step > 0; step = step == 1 ? 0 : (step + 31) / 32) {
+      const int32_t entry = low + lane * step;
+      const uint32_t at_most =
+          __ballot_sync(0xffffffffu, entry < end && list[min(entry, end)] <= index);
+      low += (__popc(at_most) - 1) * step;
+      end = min(low + step, end);
+    }
+    const bool last = low >= n;
+    DecodeItem item;
+    const int32_t listed = last ? low - n : low;
+    item.sequence = p.first_sequence + listed;
+    item.first_page = list[kFirstPages + listed];
+    item.first_row = p.sequences.first_row[item.sequence];
+    item.first_position = p.sequences.first_position[item.sequence];
+    const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
+    item.sequence_splits = SplitsOf(p, item.first_position, tokens);
+    const int32_t before_last = item.sequence_splits.end - item.sequence_splits.first - 1;
+    const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
+    const int32_t splits = last ? 1 : before_last;
+    const int32_t rest = index - list[low];
+    const int32_t group = splits == 1 ? rest : rest / splits;  // of rows; mostly all of a KV head's
+    const int32_t head = blocks == 1 ? group : group / blocks;
+    item.SetRows<Shape>(p, tokens, head, group - head * blocks);
+    if (Shape::kWalk) {
+      item.first_split = item.first_key / contract::kSplit;
+      item.end_split = (item.end_key - 1) / contract::kSplit + 1;
+    } else {
+      item.first_split = item.sequence_splits.first + (last ? before_last : rest - group * splits);
+      item.end_split = item.first_split + 1;
+    }
+    return item;
+  }
+
+  // Makes it block `block` of the rows of KV head `head`'s group.
+  template <typename Shape>
+  __device__ void SetRows(const DecodeParams& p, int32_t tokens, int32_t head, int32_t block) {
+    kv_head = head;
+    first_block_row = block * Shape::kRows;
+    rows = min(Shape::kRows, tokens * p.group - first_block_row);
+    const int32_t first = first_position + TokenOf(p, 0);
+    const int32_t last = first_position + TokenOf(p, rows - 1);
+    first_key = FirstSeen(p, first);
+    end_key = last + 1;
+    last_begin = FirstSeen(p, last);
+    first_end = first + 1;
+  }
+
+  // A row of padding stands where the last row does.
+  __device__ int32_t PositionOf(const DecodeParams& p, int32_t row) const {
+    return first_position + TokenOf(p, min(row, rows - 1));
+  }
+  __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
+    return p.max_tokens == 1 ? 0 : (first_block_row + row) / p.group;
+  }
+  __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
+    const int32_t index = first_block_row + row;
+    return kv_head * p.group + (p.max_tokens == 1 ? index : index % p.group);
+  }
+};
+
+// The chunks [first, end) of the tile at `tile` that hold a key of [first_key, end_key).
+struct ChunkRange {
+  int32_t first;
+  int32_t end;
+};
+template <typename Shape>
+__device__ __forceinline__ ChunkRange ChunksOf(const DecodeItem& item, int32_t tile) {
+  return {max(0, item.first_key - tile) / Shape::kChunk,
+          (min(item.end_key - tile, Shape::kTile) + Shape::kChunk - 1) / Shape::kChunk};
+}
+template <typename Shape>
+__device__ __forceinline__ int32_t FirstTile(const DecodeItem& item, int32_t split) {
+  return max(split * contract::kSplit, item.first_key / Shape::kTile * Shape::kTile);
+}
+__device__ __forceinline__ int32_t EndOfSplit(const DecodeItem& item, int32_t split) {
+  return min((split + 1) * contract::kSplit, item.end_key);
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_

@@ -1,0 +1,352 @@
+// The kernel behind LaunchPrefillAttention, for one head size.
+//
+// A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head; a row is
+// a (token, query head of the KV head's group) pair, tokens outermost. One more warpgroup copies
+// tiles of keys and values into a ring (prefill_ring.cuh). A consumer holds its scores
+// and the accumulators of the split under way in registers, and the folded result of earlier splits
+// in shared memory. While one consumer weighs its scores, others have the tensor cores.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/contract/attention.h"
+#include "kernels/cuda/attention/prefill_ring.cuh"
+#include "kernels/cuda/attention/softmax_fragment.cuh"
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// The same value. `hidden`: from the compiler, which else keeps what follows from it in registers
+// through a loop that needs them all.
+template <bool hidden>
+__device__ __forceinline__ uint32_t Afresh(uint32_t x) {
+  if constexpr (!hidden) return x;
+  asm volatile("" : "+r"(x));
+  return static_cast<uint32_t>(Uniform(static_cast<int>(x)));
+}
+
+// Values as the B operand of a product over keys: [keys, columns], under the 128-byte swizzle, in
+// blocks of 64 columns.
+__device__ __forceinline__ uint64_t ValueOperand(uint32_t address, uint32_t block_bytes) {
+  return uint64_t{(address & 0x3ffffu) >> 4} | (uint64_t{block_bytes >> 4} << 16) |
+         (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+
+// An operand that begins `bytes` further on. Only the low word changes, in 32-bit arithmetic.
+__device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
+  return (operand & 0xffffffff00000000ull) |
+         (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
+}
+
+// Calls use(whether there is such a row, its row of q and out, column of its head, swizzled offset)
+// for each 16 bytes of a consumer's 64 rows.
+template <class Shape, int kHeadDim, typename Use>
+__device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const PrefillBlock& work,
+                                             int consumer, Use use) {
+  constexpr int kChunks = kHeadDim / 8;
+  const int first_pair = work.first_pair + consumer * 64;
+  const int first_token = first_pair / p.group;
+  const int first_head = first_pair - first_token * p.group;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x % 128); i < 64 * kChunks; i += 128) {
+    const int r = i / kChunks;
+    const int chunk = i % kChunks;
+    const int tokens =
+        p.group == 1 ? r : static_cast<int>(__umulhi(first_head + r, p.inverse_group));
+    const int head = work.kv_head * p.group + first_head + r - tokens * p.group;
+    use(first_pair + r < work.end_pair, int64_t{work.first_row} + first_token + tokens,
+        head * kHeadDim + chunk * 8,
+        chunk / 8 * Shape::kQueryBlockBytes + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
+  }
+}
+
+// One consumer warpgroup: 64 rows from start to end.
+template <class Shape, int kHeadDim>
+__device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlock& work,
+                                        const PrefillRing<Shape>& ring, uint8_t* shared,
+                                        int consumer) {
+  constexpr int kTile = Shape::kTile;
+  constexpr int kAccumulators = Shape::kAccumulators;
+  constexpr int kSharedTotals = Shape::kSharedTotals;
+  constexpr bool kHidden = Shape::kRegisterTotals > 0;
+  const int thread = static_cast<int>(threadIdx.x % 128);
+  const int lane = thread % 32;
+  uint8_t* const q_bytes = shared + consumer * Shape::kQueryBytes;
+  const auto release = [&](uint32_t barrier) {
+    if (lane == 0) Arrive(barrier);
+  };
+  RingPlace<Shape> place;
+  const auto pass_over = [&](int tiles) {
+    for (int i = 0; i < tiles; ++i, place.Advance()) {
+      WaitBarrier(ring.KeysFull(place.stage), place.parity);
+      release(ring.KeysEmpty(place.stage));
+      WaitBarrier(ring.ValuesFull(place.stage), place.parity);
+      release(ring.ValuesEmpty(place.stage));
+    }
+  };
+  const int first_pair = work.first_pair + consumer * 64;
+  ForEachChunk<Shape, kHeadDim>(p, work, consumer,
+                                [&](bool valid, int64_t row, int column, int offset) {
+                                  const Bf16* from = p.q + row * p.ldq + column;
+                                  uint4 data = {0, 0, 0, 0};
+                                  if (valid && p.q_vectors) {
+                                    data = *reinterpret_cast<const uint4*>(from);
+                                  } else if (valid) {
+                                    uint32_t* words = &data.x;
+                                    for (int i = 0; i < 4; ++i)
+                                      words[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+                                  }
+                                  *reinterpret_cast<uint4*>(q_bytes + offset) = data;
+                                });
+  float4* const shared_total =
+      reinterpret_cast<float4*>(shared + Shape::kTotals + consumer * Shape::kTotalBytes) + thread;
+  for (int i = 0; i < kSharedTotals / 4; ++i) shared_total[i * 128] = {0.0f, 0.0f, 0.0f, 0.0f};
+  FenceSharedForAsync();
+  SyncThreads(1 + consumer, 128);
+
+  const int last_pair = min(work.end_pair, first_pair + 64) - 1;
+  const int first_position = work.PositionOf(first_pair, p.group);
+  const int last_position = work.PositionOf(last_pair, p.group);
+  int position[2];
+  for (int h = 0; h < 2; ++h) {
+    position[h] =
+        work.PositionOf(min(last_pair, first_pair + thread / 32 * 16 + lane / 4 + 8 * h), p.group);
+  }
+
+  // The tiles of which these rows see any key; those of the block's others are passed over.
+  const int first_tile = Uniform(p.window == 0 ? 0 : max(0, first_position - p.window + 1) / kTile);
+  const int end_tile = Uniform(last_position / kTile + 1);
+  // Of these, the tiles [full_tile, full_end_tile) are seen whole by every row.
+  const int full_tile =
+      Uniform(p.window == 0 ? 0 : max(0, last_position - p.window + kTile) / kTile);
+  const int full_end_tile = Uniform((first_position + 1) / kTile);
+  pass_over(first_tile - Uniform(work.first_tile));
+
+  SoftmaxFragment softmax;
+  softmax.Reset();
+  contract::SplitSum sum[2] = {{contract::kMinusInfinity, 0.0f}, {contract::kMinusInfinity, 0.0f}};
+  float scores[kTile / 2];
+  uint32_t weights[kTile / 16][4];
+  float alpha[2];
+  float acc[kAccumulators];
+  float total[Shape::kRegisterTotals + 1] = {};
+
+  const auto multiply_keys = [&](int stage) {
+    const uint64_t q_operand =
+        KMajorOperand(Afresh<kHidden>(ring.base + consumer * Shape::kQueryBytes));
+    const uint64_t k_operand = KMajorOperand(Afresh<kHidden>(ring.Keys(stage)));
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const int step = k % 4 * 32;  // bytes of 16 columns
+      Wgmma<kTile>::Mma(scores, Further(q_operand, k / 4 * Shape::kQueryBlockBytes + step),
+                        Further(k_operand, k / 4 * Shape::kTileBlockBytes + step), k != 0);
+    }
+    CommitMma();
+  };
+  const auto multiply_values = [&](int stage, int tile) {
+    const uint64_t v_operand =
+        ValueOperand(Afresh<kHidden>(ring.Values(stage)), Shape::kTileBlockBytes);
+    // A split's first tile starts from +0, as 0 * alpha would.
+    const bool accumulate = tile != first_tile && tile % Shape::kTilesOfSplit != 0;
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      Wgmma<kHeadDim>::template RegisterMma<true>(acc, weights[k], Further(v_operand, k * 16 * 128),
+                                                  accumulate || k != 0);
+    }
+    CommitMma();
+  };
+  const auto weigh = [&](int tile) {
+    const int first_key = tile * kTile;
+    float shift_of_none[2] = {contract::kMinusInfinity, contract::kMinusInfinity};
+    if (__builtin_expect(tile < full_tile || tile >= full_end_tile, 0)) {
+      SeenKeys seen;
+      for (int h = 0; h < 2; ++h) {
+        seen.upto[h] = position[h] - first_key;
+        seen.after[h] = p.window == 0 ? -1 : seen.upto[h] - p.window;
+        if (!seen.Any(h, kTile)) shift_of_none[h] = 0.0f;
+      }
+      SoftmaxFragment::Mask<kTile>(scores, seen);
+    }
+    softmax.Update<kTile>(scores, p.scale, shift_of_none, alpha);
+  };
+  contract::FoldFactors factors[2];
+  bool skipped[2];  // the row sees no key of the split
+  const auto finish_split = [&] {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const contract::SplitSum split = softmax.Finish(h, p.scale);
+      skipped[h] = split.max == contract::kMinusInfinity;
+      if (!skipped[h]) factors[h] = contract::Fold(sum[h], split);
+    }
+    softmax.Reset();
+  };
+  const auto fold_into = [&](auto fold_one) {
+#pragma unroll
+    for (int i = 0; i < kSharedTotals; i += 16) {
+      float4 x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = shared_total[(i / 4 + j) * 128];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int e = i + 4 * j;
+        x[j] = {fold_one(x[j].x, e), fold_one(x[j].y, e + 1), fold_one(x[j].z, e + 2),
+                fold_one(x[j].w, e + 3)};
+        shared_total[(i / 4 + j) * 128] = x[j];
+      }
+    }
+#pragma unroll
+    for (int i = kSharedTotals; i < kAccumulators; ++i) {
+      total[i - kSharedTotals] = fold_one(total[i - kSharedTotals], i);
+    }
+  };
+  const auto fold = [&] {
+    if (__builtin_expect(__any_sync(kAllLanes, skipped[0] || skipped[1]), 0)) {
+      fold_into([&](float x, int i) {
+        const int h = i / 2 % 2;
+        return skipped[h] ? x : contract::FoldAccumulator(x, acc[i], factors[h]);
+      });
+    } else {
+      fold_into(
+          [&](float x, int i) { return contract::FoldAccumulator(x, acc[i], factors[i / 2 % 2]); });
+    }
+  };
+
+  WaitBarrier(ring.KeysFull(place.stage), place.parity);
+  FenceMma();
+  multiply_keys(place.stage);
+  WaitMma<0>();
+  release(ring.KeysEmpty(place.stage));
+  weigh(first_tile);
+  SoftmaxFragment::Pack<kTile>(scores, weights);
+  for (int tile = first_tile; tile + 1 < end_tile; ++tile) {
+    const RingPlace<Shape> now = place;
+    place.Advance();
+    const bool split_ends = (tile + 1) % Shape::kTilesOfSplit == 0;
+    WaitBarrier(ring.ValuesFull(now.stage), now.parity);
+    FenceMma();
+    multiply_values(now.stage, tile);
+    if (split_ends) finish_split();
+    WaitMma<0>();
+    release(ring.ValuesEmpty(now.stage));
+    if (split_ends) fold();
+    WaitBarrier(ring.KeysFull(place.stage), place.parity);
+    FenceMma();
+    multiply_keys(place.stage);
+    WaitMma<0>();
+    release(ring.KeysEmpty(place.stage));
+    weigh(tile + 1);
+    if (!split_ends) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) acc[i] = contract::Mul(acc[i], alpha[i / 2 % 2]);
+    }
+    SoftmaxFragment::Pack<kTile>(scores, weights);
+  }
+  WaitBarrier(ring.ValuesFull(place.stage), place.parity);
+  FenceMma();
+  multiply_values(place.stage, end_tile - 1);
+  finish_split();
+  WaitMma<0>();
+  release(ring.ValuesEmpty(place.stage));
+  place.Advance();
+  fold();
+  pass_over(work.end_tile - end_tile);
+
+  // The output goes through the place of q, which has been read.
+  const float inverse[2] = {contract::Div(1.0f, sum[0].sum), contract::Div(1.0f, sum[1].sum)};
+#pragma unroll
+  for (int i = 0; i < kAccumulators; i += 4) {
+    float4 x;
+    if (i < kSharedTotals) {
+      x = shared_total[i / 4 * 128];
+    } else {
+      const float* y = total + i - kSharedTotals;
+      x = {y[0], y[1], y[2], y[3]};
+    }
+    const int r = thread / 32 * 16 + lane / 4;
+    uint8_t* const to = q_bytes + i / 32 * Shape::kQueryBlockBytes + r * 128 +
+                        ((i / 4 % 8) ^ (r % 8)) * 16 + lane % 4 * 4;
+    using contract::Mul;
+    *reinterpret_cast<uint32_t*>(to) = PackBf16(Mul(x.x, inverse[0]), Mul(x.y, inverse[0]));
+    *reinterpret_cast<uint32_t*>(to + 8 * 128) =
+        PackBf16(Mul(x.z, inverse[1]), Mul(x.w, inverse[1]));
+  }
+  SyncThreads(1 + consumer, 128);
+  ForEachChunk<Shape, kHeadDim>(
+      p, work, consumer, [&](bool valid, int64_t row, int column, int offset) {
+        if (!valid) return;
+        Bf16* to = p.out + row * p.ldo + column;
+        if (p.out_vectors) {
+          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(q_bytes + offset);
+        } else {
+          for (int i = 0; i < 8; ++i) to[i] = reinterpret_cast<const Bf16*>(q_bytes + offset)[i];
+        }
+      });
+}
+
+template <int kHeadDim, bool kGather>
+__global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
+    PrefillKernel(const __grid_constant__ PrefillParams p) {
+  using Shape = PrefillShape<kHeadDim>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const PrefillRing<Shape> ring = {SharedAddress(shared)};
+  const int warpgroup = Uniform(static_cast<int>(threadIdx.x) / 128);
+
+  WaitForPredecessor();
+  ReleaseSuccessor();
+  PrefillBlock work;
+  if (!FindWork<Shape>(p, &work)) return;
+  const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // with any row
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      InitBarrier(ring.KeysFull(stage), kGather ? 128 : 1);
+      InitBarrier(ring.ValuesFull(stage), kGather ? 128 : 1);
+      InitBarrier(ring.KeysEmpty(stage), 4 * consumers);
+      InitBarrier(ring.ValuesEmpty(stage), 4 * consumers);
+    }
+    InitBarrier(ring.ValuesLanded(), 1);
+    FenceBarrierInit();
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shape::kProducerRegisters));
+    if (kGather) {
+      GatherTiles<Shape, kHeadDim>(p, work, ring);
+    } else if (threadIdx.x < 32) {
+      CopyTiles<Shape, false>(p, work, ring);
+    } else if (threadIdx.x < 64) {
+      CopyTiles<Shape, true>(p, work, ring);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shape::kConsumerRegisters));
+    if (warpgroup <= consumers) Consume<Shape, kHeadDim>(p, work, ring, shared, warpgroup - 1);
+  }
+}
+
+// Launches the schedule for one head size; instantiated in prefill_<head size>.cu.
+template <int kHeadDim>
+absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
+  using Shape = PrefillShape<kHeadDim>;
+  // At most: blocks that are full, and one more for each sequence's last.
+  const int64_t pairs = int64_t{params.sequences.num_rows} * params.group;
+  const int64_t blocks = (pairs / Shape::kRows + params.sequences.num_sequences) * params.kv_heads;
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),
+                     .threads = dim3(Shape::kThreads),
+                     .shared_bytes = Shape::kSharedBytes};
+  return params.box_rows == 0 ? Launch(PrefillKernel<kHeadDim, true>, grid, stream, params)
+                              : Launch(PrefillKernel<kHeadDim, false>, grid, stream, params);
+}
+extern template absl::Status LaunchPrefill<64>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchPrefill<96>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchPrefill<128>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchPrefill<256>(const PrefillParams&, const Stream&);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_

@@ -1,0 +1,377 @@
+// The kernels of all_reduce.h. A row is spread over a cluster of blocks, a thread having kChunks
+// times four columns ("quads") of it. Rows go round the clusters, the same way on every rank; the
+// first cluster only meets the other ranks'.
+#ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
+#define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
+
+#include <cstdint>
+
+#include "kernels/contract/row_functions.h"
+#include "kernels/cuda/collective/row_quads.cuh"
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/partial_push.cuh"
+#include "kernels/cuda/device/rank_meeting.cuh"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+struct AllReduceJob {
+  RankGroup group;
+  size_t mailbox_bytes;  // two mailboxes follow the RankControl
+  const float* partial;  // [norm.rows, norm.hidden], or null: it has been pushed
+  RmsNormArgs norm;
+  int quads;     // of a row
+  int pieces;    // likewise, of kWarp quads each
+  int cluster;   // blocks
+  int clusters;  // that take rows; one more comes before them
+  bool hops;     // add in rank order with bf16 between (vanilla.h), not in tree order
+  bool alone;    // no other rank has this GPU
+};
+
+inline constexpr int kWarp = 32;
+inline constexpr int kMaxChunkSums = 128;  // of 32 quads each
+
+__device__ __forceinline__ bool Full(uint4 v) {
+  return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
+}
+__device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != kEmpty; }
+
+// A block's part of the rows that its cluster computes. Rows, columns and quads are counted in 32
+// bits: registers are few.
+template <int kRanks, int kChunks, bool kAligned>
+class RowPart {
+ public:
+  // The sums of squares of 32 quads each, over the whole row; two rows' in turn.
+  using Sums = float4[2][kMaxChunkSums / 4];
+
+  __device__ RowPart(const AllReduceJob& job, Sums& sums)
+      : job_(job),
+        sums_(sums),
+        first_(static_cast<int>(BlockInCluster() * kChunks * blockDim.x + threadIdx.x)) {
+    const int written = job_.cluster * kChunks * static_cast<int>(blockDim.x) / kWarp;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kMaxChunkSums;
+         i += static_cast<int>(blockDim.x)) {
+      if (i % kMaxChunkSums >= written) reinterpret_cast<float*>(sums_)[i] = 0.0f;
+    }
+    if constexpr (kKeepsWeight) LoadWeight();
+  }
+
+  // Before any access to a mailbox: the operation that chooses between the two.
+  __device__ void Choose(const Operation& operation) {
+    mailbox_ = MailboxOf(operation.number(), job_.mailbox_bytes);
+  }
+
+  __device__ bool active(int j) const { return quad(j) < job_.quads; }
+
+  // All kEmpty, to be collected like the peers', if it has been pushed.
+  __device__ uint4 Partial(int row, int j) const {
+    if (job_.partial == nullptr) return {kEmpty, kEmpty, kEmpty, kEmpty};
+    const uint4 v = LoadFloatQuad<kAligned>(job_.partial + Element(row, j), left(j));
+    return {Sendable(v.x), Sendable(v.y), Sendable(v.z), Sendable(v.w)};
+  }
+  __device__ uint2 Residual(int row, int j) const {
+    const Bf16* const from = job_.norm.residual + Element(row, j);
+    if constexpr (kAligned) return LoadRelaxed(reinterpret_cast<const uint2*>(from));
+    return LoadBf16Quad<kAligned>(from, left(j));
+  }
+
+  // Where rank `to`'s mailbox has this thread's quad of an fp32 row from rank 0.
+  __device__ uint4* FloatSlot(int to, int slot, int j) const {
+    return FloatSlotOf(job_.group.memory[to] + mailbox_, slot, job_.pieces, kRanks, quad(j));
+  }
+  // Where it has this thread's quad of bf16 row `slot`, behind `before` fp32 rows of all ranks.
+  __device__ uint2* Bf16Slot(int to, int before, int slot, int j) const {
+    const int piece = (2 * kRanks * before + slot) * job_.pieces + quad(j) / kWarp;
+    return reinterpret_cast<uint2*>(job_.group.memory[to] + mailbox_) +
+           (static_cast<uint32_t>(piece * kWarp) + quad(j) % kWarp);
+  }
+
+  // Gathers the peers' partials of a row from fp32 row `slot` of the own mailbox, and adds them to
+  // the residual.
+  __device__ void Collect(const Operation& operation, const uint4 (&own)[kChunks],
+                          const uint2 (&residual)[kChunks], int slot, uint2 (&h)[kChunks]) const {
+    const int rank = job_.group.rank;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (!active(j)) continue;
+      const uint4* const from = FloatSlot(rank, slot, j);
+      uint4 partials[kRanks];
+#pragma unroll
+      for (int q = 0; q < kRanks; ++q) {
+        partials[q] = q == rank ? own[j] : uint4{kEmpty, kEmpty, kEmpty, kEmpty};
+      }
+      Wait wait(operation);
+      while (true) {
+        bool full = true;
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q) {  // asks for what is missing
+          if (!Full(partials[q])) partials[q] = LoadRelaxed(from + q * kWarp);
+        }
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q) full = full && Full(partials[q]);
+        if (full || !wait.Again()) break;
+      }
+      h[j] = AddPartials(residual[j], partials, Bias(j), job_.hops);
+    }
+  }
+
+  // Waits for the owner's h in bf16 row `slot`, and makes that empty again.
+  __device__ void Receive(const Operation& operation, int before, int slot,
+                          uint2 (&h)[kChunks]) const {
+    const int rank = job_.group.rank;
+    Wait wait(operation);
+    while (true) {
+      bool full = true;
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        if (!active(j)) continue;
+        h[j] = LoadRelaxed(Bf16Slot(rank, before, slot, j));
+        full = full && Full(h[j]);
+      }
+      if (full || !wait.Again()) break;
+    }
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (active(j)) StoreRelaxed(Bf16Slot(rank, before, slot, j), {kEmpty, kEmpty});
+    }
+  }
+
+  // Makes fp32 row `slot` of the own mailbox empty again.
+  __device__ void Empty(int slot) const {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (!active(j)) continue;
+#pragma unroll
+      for (int q = 0; q < kRanks; ++q) {
+        StoreRelaxed(FloatSlot(job_.group.rank, slot, j) + q * kWarp,
+                     {kEmpty, kEmpty, kEmpty, kEmpty});
+      }
+    }
+  }
+
+  // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 in turn.
+  __device__ void Finish(int row, const uint2 (&h)[kChunks], int turn) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (active(j)) {
+        StoreBf16Quad<kAligned>(job_.norm.residual + Element(row, j), h[j], left(j));
+      }
+      const float sum = TreeOfLanes(active(j) ? SumOfSquares(h[j]) : 0.0f);
+      float* const to = reinterpret_cast<float*>(sums_[turn]) + quad(j) / kWarp;
+      if (job_.cluster == 1) {
+        if (lane == 0) *to = sum;
+      } else if (lane < job_.cluster) {
+        StoreToBlock(AddressInBlock(SharedAddress(to), static_cast<uint32_t>(lane)), sum);
+      }
+    }
+    if constexpr (!kKeepsWeight) LoadWeight();
+    if (job_.cluster == 1) {
+      __syncthreads();
+    } else {
+      ArriveCluster();
+      WaitCluster();
+    }
+    const float4 four = sums_[turn][lane];
+    const float total =
+        TreeOfLanes(contract::Add(contract::Add(four.x, four.y), contract::Add(four.z, four.w)));
+    const float inverse_rms = contract::InverseRms(total, job_.norm.hidden, job_.norm.eps);
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (!active(j)) continue;
+      StoreBf16Quad<kAligned>(job_.norm.out + Element(row, j),
+                              {NormalisePair(h[j].x, inverse_rms, weight_[j].x),
+                               NormalisePair(h[j].y, inverse_rms, weight_[j].y)},
+                              left(j));
+    }
+  }
+
+ private:
+  // Of a single row it is fetched before the predecessor has ended; for many there are no
+  // registers.
+  static constexpr bool kKeepsWeight = kChunks == 1;
+  __device__ void LoadWeight() {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (active(j)) weight_[j] = LoadBf16Quad<kAligned>(job_.norm.weight + column(j), left(j));
+    }
+  }
+
+  __device__ int quad(int j) const { return first_ + j * static_cast<int>(blockDim.x); }
+  __device__ int column(int j) const { return kQuad * quad(j); }
+  __device__ int left(int j) const { return static_cast<int>(job_.norm.hidden) - column(j); }
+  __device__ int64_t Element(int row, int j) const { return row * job_.norm.hidden + column(j); }
+  __device__ float4 Bias(int j) const {
+    if (job_.norm.bias == nullptr) return {0.0f, 0.0f, 0.0f, 0.0f};
+    const uint4 v = LoadFloatQuad<kAligned>(job_.norm.bias + column(j), left(j));
+    return {contract::FromBits(v.x), contract::FromBits(v.y), contract::FromBits(v.z),
+            contract::FromBits(v.w)};
+  }
+
+  const AllReduceJob& job_;
+  Sums& sums_;
+  const int first_;  // of this thread
+  size_t mailbox_ = 0;
+  uint2 weight_[kChunks];
+};
+
+// The blocks that meet the peers in every operation, off the way of the data.
+__device__ __forceinline__ void MeetPeers(const RankGroup& group, bool waits) {
+  if (waits) WaitForPredecessor();
+  if (blockIdx.x == 0) AnnounceOperation(group);
+  Operation operation(group);
+  operation.TakeTicket();
+  if (blockIdx.x == 0) operation.AwaitPeers();
+  if (!waits) WaitForPredecessor();
+  operation.End();
+}
+
+// Whether the sum waits for the kernel before it at its start. Not if that pushes its partials:
+// their words say themselves when they are there. The sum then waits before it counts itself as
+// ended, since the kernel that pushes reads that count.
+//
+// INVARIANT: when a sum of pushed partials starts, everything before the kernel that pushes has
+// ended, the sum before among it, which wrote the residual and counted itself
+// (AllReduceTest.ReplaysWithDelays): that kernel lets its successor start no sooner. The
+// first-level cache may not know yet, so what was written is read past it.
+template <bool kAligned>
+__device__ __forceinline__ bool WaitsFirst(const AllReduceJob& job) {
+  return job.partial != nullptr || !kAligned;
+}
+
+// What follows in a step is a linear layer, which fetches its weights while this kernel waits for
+// the peers: 2 us less for each sum of a decode step than with a release at the end
+// (rows/rows.h). But its blocks would keep those of another rank, for which this one waits, from
+// a shared GPU.
+__device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
+  if (early) ReleaseSuccessor();
+}
+
+inline __global__ void __launch_bounds__(kWarp)
+    BarrierKernel(const __grid_constant__ RankGroup group, bool alone) {
+  ReleaseSuccessorIf(alone);
+  MeetPeers(group, true);
+}
+
+inline __global__ void __launch_bounds__(kWarp)
+    AwaitKernel(const __grid_constant__ RankGroup group, const uint32_t* counts, uint32_t wanted,
+                bool alone) {
+  ReleaseSuccessorIf(alone);
+  WaitForPredecessor();
+  Arrivals(group, counts, wanted).Await();
+}
+
+template <int kRanks, bool kAligned>
+__global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
+  using Part = RowPart<kRanks, 1, kAligned>;
+  __shared__ typename Part::Sums sums;
+  ReleaseSuccessorIf(job.alone);
+  const bool waits = WaitsFirst<kAligned>(job);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
+  ArriveCluster();
+  Part part(job, sums);
+  if (waits) WaitForPredecessor();
+  Operation operation(job.group);
+  part.Choose(operation);
+  const int rank = job.group.rank;
+  const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
+  int turn = 0;
+  for (int row = first; row < static_cast<int>(job.norm.rows); row += job.clusters, turn ^= 1) {
+    uint4 own[1] = {};
+    uint2 residual[1] = {};
+    if (part.active(0)) {
+      own[0] = part.Partial(row, 0);
+      residual[0] = part.Residual(row, 0);
+      if (job.partial != nullptr) {
+#pragma unroll
+        for (int d = 1; d < kRanks; ++d) {
+          StoreRelaxed(part.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
+        }
+      }
+    }
+    if (row == first) {
+      operation.TakeTicket();
+      WaitCluster();
+    }
+    uint2 h[1] = {};
+    part.Collect(operation, own, residual, row, h);
+    part.Finish(row, h, turn);
+    part.Empty(row);
+  }
+  if (!waits) WaitForPredecessor();
+  operation.End();
+}
+
+// Row r belongs to rank r % kRanks, whose mailbox has the peers' partials of its rows, then a bf16
+// row of the new residual for every row.
+template <int kRanks, int kChunks, bool kAligned>
+__global__ void __launch_bounds__(1024 / kChunks, kChunks)
+    TwoShotKernel(const __grid_constant__ AllReduceJob job) {
+  using Part = RowPart<kRanks, kChunks, kAligned>;
+  __shared__ typename Part::Sums sums;
+  ReleaseSuccessorIf(job.alone);
+  const bool waits = WaitsFirst<kAligned>(job);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
+  ArriveCluster();
+  Part part(job, sums);
+  if (waits) WaitForPredecessor();
+  Operation operation(job.group);
+  part.Choose(operation);
+  const int rank = job.group.rank;
+  const int rows = static_cast<int>(job.norm.rows);
+  const int owned = (rows + kRanks - 1) / kRanks;
+  const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
+  const auto give = [&](int row) {
+    const int owner = row % kRanks;
+    if (row >= rows || owner == rank || job.partial == nullptr) return;
+    uint4 own[kChunks];
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (part.active(j)) own[j] = part.Partial(row, j);
+    }
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      if (!part.active(j)) continue;
+      StoreRelaxed(part.FloatSlot(owner, row / kRanks, j) + rank * kWarp, own[j]);
+    }
+  };
+  give(first);
+  operation.TakeTicket();
+  WaitCluster();
+  int turn = 0;
+  for (int row = first; row < rows; row += job.clusters, turn ^= 1) {
+    give(row + job.clusters);
+    uint2 h[kChunks] = {};
+    if (row % kRanks == rank) {
+      uint4 own[kChunks] = {};
+      uint2 residual[kChunks] = {};
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        if (!part.active(j)) continue;
+        own[j] = part.Partial(row, j);
+        residual[j] = part.Residual(row, j);
+      }
+      part.Collect(operation, own, residual, row / kRanks, h);
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        if (!part.active(j)) continue;
+#pragma unroll
+        for (int d = 1; d < kRanks; ++d) {
+          StoreRelaxed(part.Bf16Slot((rank + d) % kRanks, owned, row, j), h[j]);
+        }
+      }
+      part.Empty(row / kRanks);
+    } else {
+      part.Receive(operation, owned, row, h);
+    }
+    part.Finish(row, h, turn);
+  }
+  if (!waits) WaitForPredecessor();
+  operation.End();
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_

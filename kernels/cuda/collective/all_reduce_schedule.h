@@ -1,0 +1,35 @@
+// How an all-reduce is cut: a pure function of its shape. Every schedule gives the same bits, so
+// this is a matter of speed alone; but all ranks must choose the same, because they meet in each
+// other's mailboxes.
+#ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_SCHEDULE_H_
+#define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_SCHEDULE_H_
+
+#include <cstdint>
+
+namespace isobit::cuda {
+
+inline constexpr int64_t kMaxAllReduceHidden = 16384;
+
+struct AllReduceSchedule {
+  // One shot: every rank sends its rows to every other, and adds them up itself. Two shots: a row's
+  // partials go to one rank, its owner, which sends the sum back to all.
+  bool two_shots = false;
+  // A row of `hidden` columns is spread over a cluster of blocks, whose threads have `chunks` times
+  // four columns each.
+  int chunks = 1;   // 1 or, for two shots of at most four ranks, 2
+  int threads = 0;  // of a block: a multiple of 32
+  int cluster = 1;  // blocks: 1, 2 or 4
+
+  bool operator==(const AllReduceSchedule&) const = default;
+};
+
+// rows >= 0, 1 <= hidden <= kMaxAllReduceHidden, ranks 2, 4 or 8.
+AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks);
+
+// Bytes of the mailbox that the ranks' messages to one rank fill: rows of whole pieces of 128
+// columns.
+int64_t MailboxBytes(const AllReduceSchedule& schedule, int64_t rows, int64_t hidden, int ranks);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_SCHEDULE_H_

@@ -1,0 +1,71 @@
+// How every kernel of kernels/cuda is launched: on a stream, checked, and as a dependent of the
+// kernel before it.
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_LAUNCH_H_
+#define ISOBIT_KERNELS_CUDA_DEVICE_LAUNCH_H_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/parallel/cuda_status.h"
+
+namespace isobit::cuda {
+
+// Where an op runs. `dependent`: the kernel may start while the one before it in the stream still
+// runs (programmatic dependent launch). Every kernel therefore calls WaitForPredecessor
+// (dependent_launch.cuh) before its first access to anything but weights (but for one: WaitsFirst
+// in collective/all_reduce.cuh), and every kernel calls it, so that completion is transitive along
+// the stream.
+struct Stream {
+  cudaStream_t handle = nullptr;
+  bool dependent = true;
+};
+
+struct Grid {
+  dim3 blocks;
+  dim3 threads;
+  size_t shared_bytes = 0;
+  int cluster = 1;  // blocks of a cluster, along x
+};
+
+// Dynamic shared memory up to which a kernel needs no higher limit: a block may have 48 KB, of
+// which no kernel's own variables take more than 16. INVARIANT: resource_usage_test.py.
+inline constexpr size_t kUnraisedSharedBytes = 32 * 1024;
+
+// Launches kernel<<<grid>>>(args...), with the limit of shared memory raised as needed. An empty
+// grid is no launch. INTERNAL: CUDA refused.
+template <typename... Params, typename... Args>
+absl::Status Launch(void (*kernel)(Params...), const Grid& grid, const Stream& stream,
+                    Args&&... args) {
+  if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return absl::OkStatus();
+  if (grid.shared_bytes > kUnraisedSharedBytes) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes)));
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (stream.dependent) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream.handle;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  ISOBIT_RETURN_IF_CUDA_ERROR(
+      cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...));
+  return absl::OkStatus();
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_LAUNCH_H_

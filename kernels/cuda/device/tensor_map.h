@@ -1,0 +1,28 @@
+// Tensor maps: how the bulk copy engine finds a box of a row-major bf16 matrix.
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
+#define ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "kernels/contract/portable.h"
+
+namespace isobit::cuda {
+
+// Whether a matrix at `data` with leading dimension `ld` (elements) can have a tensor map: both are
+// multiples of 16 bytes.
+inline bool Mappable(const contract::Bf16* data, int64_t ld) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && ld > 0;
+}
+
+// A map of bf16 data [rows, columns], leading dimension ld, in boxes of box_rows x box_columns laid
+// out with the 128-byte swizzle (box_columns is 64) or the 64-byte one (32). What lies outside the
+// matrix reads as +0 and is not written. INTERNAL: the driver refused.
+absl::StatusOr<CUtensorMap> MapMatrix(const contract::Bf16* data, int64_t rows, int64_t columns,
+                                      int64_t ld, int box_rows, int box_columns);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_

@@ -1,0 +1,225 @@
+// The schedule table, measured on an H200. Blocks of 132 multiprocessors are meant to be equally
+// loaded, with as many bytes in flight as shared memory holds. What streams up to 16 rows is fitted
+// to whole decode steps, where other kernels come before and after: in a chain of equal layers a
+// block that leaves room for the next one's looks better than it is.
+#include "kernels/cuda/linear/schedule.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/linear/stream_plan.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int64_t kMultiprocessors = 132;
+constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, and of a multiprocessor's blocks
+constexpr int64_t kReservedBytes = 1024;      // by the system, for each block
+constexpr int64_t kMaxStreamRows = 64;        // beyond, tiles are faster
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Stages of 128 columns that a block's leaves have.
+int64_t StagesOf(const LinearShape& shape, int leaves) {
+  int64_t stages = 0;
+  for (int l = 0; l < leaves; ++l) {
+    stages += std::max<int64_t>(1, CeilDiv(shape.bounds[l + 1] - shape.bounds[l], 128));
+  }
+  return stages;
+}
+
+// As many stages as `bytes` of shared memory hold, but no more than are used.
+int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes, int64_t used) {
+  int stages = 2;
+  for (; stages < used; ++stages) {
+    schedule.stages = stages + 1;
+    if (StreamSharedBytes(schedule, shape) > bytes) break;
+  }
+  return stages;
+}
+
+// Stages of blocks that are no more than the multiprocessors, for few rows of x. Launched early,
+// two would crowd onto a multiprocessor that the kernel before leaves first, and a long pass would
+// wait for them: each takes more than half of the shared memory, so that they spread, and leaves
+// the rest to blocks of the next kernel, which then fetch their weights early.
+int StagesAlone(StreamSchedule schedule, const LinearShape& shape, int64_t used) {
+  schedule.stages = FillStages(schedule, shape, kSharedBytes * 5 / 8 - kReservedBytes, used);
+  while (StreamSharedBytes(schedule, shape) <= kSharedBytes / 2) ++schedule.stages;
+  return schedule.stages;
+}
+
+// Shared memory of a block that has its multiprocessor to itself for a pass of `used` stages. A
+// half leaves room for a block of the next kernel, which then fetches its weights early; the longer
+// the pass and the more of x it reads, the more bytes in flight pay instead.
+int64_t BytesOfOne(int columns, int64_t used) {
+  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return kSharedBytes / 2;
+  return columns == 32 || used <= 32 ? kSharedBytes * 3 / 4 : kSharedBytes;
+}
+
+// Every block has all leaves and an equal share of the rows: no sums are exchanged.
+StreamSchedule Whole(const LinearShape& shape, int columns) {
+  StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
+  const int64_t groups = CeilDiv(PackedRows(shape), 16);
+  const int64_t rows_each = groups * 16 / kMultiprocessors;
+  // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
+  // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
+  int64_t each = 1;
+  if (columns <= 32) {
+    each = rows_each >= 136 ? 3 : rows_each >= 66 && (rows_each < 90 || columns == 8) ? 2 : 1;
+  }
+  const bool wide_pays = columns == 64 || (rows_each >= 90 && rows_each < 136) ||
+                         (columns == 16 && rows_each >= 160 && rows_each < 220) ||
+                         (columns == 32 && rows_each >= 200);
+  const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
+  if (wide) each = 1;
+  schedule.blocks = static_cast<int>(kMultiprocessors * each);
+  // Passes of equal length.
+  const int64_t share = CeilDiv(groups, kMultiprocessors * each);
+  const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
+  schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
+  const int64_t used = passes * StagesOf(shape, shape.num_leaves);
+  const bool one = each == 1 && share * 16 <= kTileRows;
+  const int64_t bytes = one ? BytesOfOne(columns, used) : kSharedBytes / each;
+  schedule.stages = one && columns <= 16 && used > 8
+                        ? StagesAlone(schedule, shape, used)
+                        : FillStages(schedule, shape, bytes - kReservedBytes, used);
+  return schedule;
+}
+
+// Stages, at most, of blocks that share multiprocessors.
+int MostStages(const LinearShape& shape, int columns, int64_t used) {
+  if (columns > 16) return 4;
+  if (shape.gated) return 5;  // of 8 columns: leaves room for a block of down_proj that is alone
+  const bool chain = shape.sum == contract::LeafSum::kChain;
+  if (columns == 8 && chain && used <= 8) return 6;
+  return StagesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five stages all
+}
+
+// Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
+StreamSchedule Split(const LinearShape& shape, int columns, int leaves) {
+  StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
+  const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
+  const int64_t used = StagesOf(shape, leaves);
+  if (blocks > kMultiprocessors || (columns == 64 && used <= 8)) {
+    schedule.stages =
+        static_cast<int>(std::clamp<int64_t>(used, 2, MostStages(shape, columns, used)));
+    return schedule;
+  }
+  if (columns <= 16 && used > 8 && used <= 16) {
+    schedule.stages = StagesAlone(schedule, shape, used);
+    return schedule;
+  }
+  const int64_t bytes = columns <= 16 && used <= 8 ? kSharedBytes / 2 : kSharedBytes;
+  schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
+  return schedule;
+}
+
+StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
+  const int columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
+  const int64_t rows_each = PackedRows(shape) / kMultiprocessors;
+  const int64_t tiles = NumTiles(shape);
+  const bool tree = shape.sum == contract::LeafSum::kTree;
+  // All leaves in a block if there are rows enough for every multiprocessor; or, of a chain, so few
+  // columns that exchanging sums takes longer than the products. For few rows of x it does not, and
+  // blocks with a part of a short pass leave sooner.
+  const bool short_pass = columns <= 16 && StagesOf(shape, shape.num_leaves) <= (tree ? 16 : 32);
+  const bool enough_rows =
+      rows_each >= (short_pass ? 64 : 35) && !(tree && columns == 32 && shape.k <= 2048);
+  const bool few_columns = columns > 16 && !tree && shape.k <= 1024 && tiles >= 48;
+  if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(shape, columns);
+  // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
+  // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
+  const bool short_leaves = shape.bounds[1] <= 128;
+  const int64_t wanted = columns == 8 && shape.k <= 4096 ? 160
+                         : columns <= 32 || short_leaves ? 128
+                                                         : 64;
+  int leaves = shape.num_leaves / 2;
+  while (leaves > 1 && tiles * (shape.num_leaves / leaves) < wanted) leaves /= 2;
+  return Split(shape, columns, leaves);
+}
+
+// The head of a vocabulary: a tile of 144 rows of the weight for every multiprocessor at least.
+bool IsHead(const LinearShape& shape) {
+  return shape.sum == contract::LeafSum::kChain && !shape.gated &&
+         shape.n > 143 * kMultiprocessors && BlocksOf(shape).uniform;
+}
+
+// Of 33 to 64 rows.
+LinearSchedule ChooseMiddle(const LinearShape& shape) {
+  LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
+  if (IsHead(shape)) {
+    schedule.tile = {.rows = 64, .columns = 144, .split = 1};
+  } else {
+    schedule.kind = LinearSchedule::Kind::kStream;
+    schedule.stream = ChooseStream(shape, kMaxStreamRows);
+  }
+  return schedule;
+}
+
+}  // namespace
+
+bool WholeSteps(const LinearShape& shape) {
+  for (int l = 0; l < shape.num_leaves; ++l) {
+    const bool whole = (shape.bounds[l + 1] - shape.bounds[l]) % contract::kMmaK == 0;
+    if (!whole && shape.bounds[l + 1] != shape.k) return false;
+  }
+  return true;
+}
+
+LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable) {
+  LinearSchedule schedule;
+  if (!mappable || shape.k == 0 || !WholeSteps(shape)) return schedule;
+  if (m > kMaxStreamRows) {
+    schedule.kind = LinearSchedule::Kind::kTile;
+    schedule.tile = ChooseTile(shape, m);
+    return schedule;
+  }
+  if (m > 32) return ChooseMiddle(shape);
+  schedule.kind = LinearSchedule::Kind::kStream;
+  schedule.stream = ChooseStream(shape, m);
+  return schedule;
+}
+
+absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape,
+                           bool mappable) {
+  if (schedule.kind == LinearSchedule::Kind::kGeneral) return absl::OkStatus();
+  const auto refuse = [&](const char* why) {
+    return absl::InvalidArgumentError(absl::StrCat(Describe(schedule), ": ", why));
+  };
+  if (!mappable) return refuse("x or its leading dimension is not a multiple of 16 bytes");
+  if (shape.k == 0) return refuse("x has no columns");
+  if (!WholeSteps(shape)) return refuse("a leaf ends inside a k16 step");
+  if (schedule.kind == LinearSchedule::Kind::kTile) {
+    const std::vector<TileSchedule> tiles = TileSchedules(shape);
+    const bool found = std::find(tiles.begin(), tiles.end(), schedule.tile) != tiles.end();
+    return found ? absl::OkStatus() : refuse("the shape has no such tile");
+  }
+  const StreamSchedule& stream = schedule.stream;
+  if (stream.columns != 8 && stream.columns != 16 && stream.columns != 32 && stream.columns != 64) {
+    return refuse("columns");
+  }
+  const bool wide = stream.leaves == shape.num_leaves && HasWideStream(stream.columns, shape.sum);
+  const int max_rows = wide ? 2 * kTileRows : kTileRows;
+  if (stream.rows < 16 || stream.rows > max_rows || stream.rows % 16 != 0) return refuse("rows");
+  if (stream.leaves < 1 || shape.num_leaves % stream.leaves != 0) return refuse("leaves");
+  if (stream.leaves == shape.num_leaves && stream.blocks < 1) return refuse("blocks");
+  if (stream.stages < 2) return refuse("stages");
+  if (StreamSharedBytes(stream, shape) > kSharedBytes) return refuse("shared memory");
+  return absl::OkStatus();
+}
+
+std::string Describe(const LinearSchedule& schedule) {
+  if (schedule.kind == LinearSchedule::Kind::kGeneral) return "general";
+  if (schedule.kind == LinearSchedule::Kind::kTile) {
+    return absl::StrCat("tile ", schedule.tile.rows, "x", schedule.tile.columns, " split ",
+                        schedule.tile.split);
+  }
+  const StreamSchedule& stream = schedule.stream;
+  return absl::StrCat("stream ", stream.columns, "x", stream.rows, " l", stream.leaves, " s",
+                      stream.stages, " b", stream.blocks);
+}
+
+}  // namespace isobit::cuda

@@ -1,0 +1,54 @@
+// Which kernel computes a linear layer, and with which parameters. Every schedule gives the same
+// bits (docs/NUMERICS.md C1 to C3), so this is a matter of speed alone.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_SCHEDULE_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_SCHEDULE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/linear/tile.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// Few rows of x: the weights stream through shared memory once and are the 64-row operand of wgmma,
+// x is the narrow one (stream.cuh).
+struct StreamSchedule {
+  int columns = 0;  // rows of x in one product: 8, 16, 32 or 64; more rows of x are more grids
+  int rows = 64;   // packed weight rows of one pass: a multiple of 16 up to 64 (HasWideStream: 128)
+  int leaves = 0;  // of a block; num_leaves / leaves of them (1, 2, 4, 8) make a cluster
+  int stages = 0;  // of the pipeline, 128 columns of K each
+  int blocks = 0;  // if a block holds all leaves: at most so many share the weight's rows
+};
+
+// Whether a block that has all leaves may take passes of up to 128 rows, which two warpgroups
+// share: where x is wide enough for that to pay, and the pending sums leave registers for it.
+constexpr bool HasWideStream(int columns, contract::LeafSum sum) {
+  return columns >= 16 && sum == contract::LeafSum::kChain;
+}
+
+struct LinearSchedule {
+  enum class Kind { kGeneral, kStream, kTile };
+  Kind kind = Kind::kGeneral;  // kGeneral: any shape and alignment (general.h)
+  StreamSchedule stream = {};
+  TileSchedule tile = {};  // for many rows
+};
+
+// The schedule of a layer; a pure function of the shape and the rows of x. `mappable`: x can have a
+// tensor map (device/tensor_map.h).
+LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable);
+
+// Whether a schedule can compute a layer. INVALID_ARGUMENT says why not.
+absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape, bool mappable);
+
+// Whether every leaf but the last is a multiple of 16 columns wide: no k16 step then has columns of
+// two leaves.
+bool WholeSteps(const LinearShape& shape);
+
+// e.g. "stream 16x64 l4 s6"
+std::string Describe(const LinearSchedule& schedule);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_SCHEDULE_H_

@@ -1,0 +1,49 @@
+// Launches the kernels of stream.cuh.
+#include <algorithm>
+
+#include "common/base/status_macros.h"
+#include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/linear/stream.cuh"
+#include "kernels/cuda/linear/stream.h"
+
+namespace isobit::cuda {
+
+absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
+                                const Stream& stream) {
+  const LinearShape& shape = args.weight.shape;
+  ISOBIT_ASSIGN_OR_RETURN(const CUtensorMap x_map, MapMatrix(args.x, args.m, shape.k, args.ldx,
+                                                             schedule.columns, kBlockColumns));
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int cluster = shape.num_leaves / schedule.leaves;
+  const int64_t groups = ceil_div(PackedRows(shape), kGroupRows);
+  const int64_t blocks = cluster > 1 ? ceil_div(groups * kGroupRows, schedule.rows) * cluster
+                                     : std::min<int64_t>(schedule.blocks, groups);
+  const StreamArgs kernel_args = {
+      .packed = args.weight.packed,
+      .leaves = BlocksOf(shape),
+      .target = TargetOf(args),
+      .schedule = schedule,
+      .groups = static_cast<int32_t>(groups),
+      .groups_each = (static_cast<uint64_t>(groups) << 32) / static_cast<uint64_t>(blocks) + 1,
+      .cluster = cluster,
+      .exchange = Exchange(schedule.columns, shape.sum, cluster, schedule.leaves)};
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),
+                                    static_cast<unsigned>(ceil_div(args.m, schedule.columns))),
+                     .threads = dim3(StreamThreads(schedule.rows > kTileRows ? 2 : 1)),
+                     .shared_bytes = static_cast<size_t>(StreamSharedBytes(schedule, shape)),
+                     .cluster = cluster};
+  switch (schedule.columns) {
+    case 8:
+      return LaunchStreamOf<8>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 16:
+      return LaunchStreamOf<16>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 32:
+      return LaunchStreamOf<32>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    case 64:
+      return LaunchStreamOf<64>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
+    default:
+      return absl::InvalidArgumentError("no such number of columns");
+  }
+}
+
+}  // namespace isobit::cuda

@@ -1,0 +1,18 @@
+// The linear layer for few rows of x (stream.cuh), launched.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/schedule.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// LaunchLinear by a schedule that CheckSchedule accepts. INTERNAL: CUDA refused.
+absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
+                                const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_

@@ -1,0 +1,66 @@
+// How a block of stream.cuh divides its work and its shared memory: what the host must know
+// to launch it.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
+
+#include "kernels/contract/constants.h"
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/portable.h"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/linear/schedule.h"
+
+namespace isobit::cuda {
+
+inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
+inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
+inline constexpr int kCopyWarps = 4;
+constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
+inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
+inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
+inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
+inline constexpr int kStageSteps = kStageBlocks * kBlockSteps;
+
+// How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
+// 0, 1, ... finish units_each consecutive ones each.
+struct Exchange {
+  int slots;       // sums that make an output
+  int units_each;  // of a finishing block: a power of two, as clusters are
+  ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
+      : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
+        units_each(columns / 2 > cluster ? columns / 2 / cluster : 1) {}
+  ISOBIT_HD int bytes() const { return slots * units_each * kUnitBytes; }
+};
+
+// Where things lie in a block's shared memory.
+struct StreamPlan {
+  int weight_bytes;  // of a stage
+  int x_bytes;       // of a stage
+  int x;             // offset of the ring of x; the ring of weights is at 0
+  int received;      // offset of the sums of other blocks
+  int barriers;      // offset: full and empty of each stage, then one for the received sums
+  int total;
+  ISOBIT_HD StreamPlan(const StreamSchedule& schedule, int columns, int received_bytes)
+      : weight_bytes(kStageBlocks * schedule.rows * kRowBytes),
+        x_bytes(kStageBlocks * columns * kRowBytes),
+        x(schedule.stages * weight_bytes),
+        received(x + schedule.stages * x_bytes),
+        barriers(received + received_bytes),
+        total(barriers + schedule.stages * 16 + 8) {
+    // An operand is read as 64 rows, whatever the pass has; the last one beyond the ring.
+    const int missing = (kTileRows - schedule.rows % kTileRows) % kTileRows;
+    const int read = x + missing * kRowBytes;
+    if (total < read) total = read;
+  }
+};
+
+// Bytes of shared memory of a block.
+inline int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape) {
+  const int cluster = shape.num_leaves / schedule.leaves;
+  const int received =
+      cluster > 1 ? Exchange(schedule.columns, shape.sum, cluster, schedule.leaves).bytes() : 0;
+  return StreamPlan(schedule, schedule.columns, received).total;
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_

@@ -1,0 +1,98 @@
+// See tile.h.
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/parallel/cuda_status.h"
+#include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/linear/schedule.h"
+#include "kernels/cuda/linear/tile.cuh"
+#include "kernels/cuda/linear/tile.h"
+#include "kernels/cuda/linear/tile_cost.h"
+#include "kernels/cuda/linear/tile_kernels.h"
+
+namespace isobit::cuda {
+namespace {
+
+using tile::LaunchFn;
+
+LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
+                    const TileSchedule& schedule) {
+  const bool tree = shape.sum == contract::LeafSum::kTree && shape.num_leaves > 2;
+  // A consumer stores whole pairs of gates and ups.
+  const int stored = schedule.columns / schedule.split / (schedule.rows == 64 ? 2 : 1);
+  if (shape.gated && stored % (2 * kGateRows) != 0) return nullptr;
+  if (schedule.split == 1) {
+    return tree ? tile::FindPersistentTree(shape.num_leaves, schedule, !leaves.uniform)
+                : tile::FindPersistentChain(schedule, !leaves.uniform);
+  }
+  if (!leaves.uniform || shape.num_leaves % schedule.split != 0) return nullptr;
+  return shape.sum == contract::LeafSum::kTree ? tile::FindSplitTree(schedule)
+                                               : tile::FindSplitChain(schedule);
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+TileSchedule ChooseTile(const LinearShape& shape, int64_t m) {
+  TileSchedule best;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (const TileSchedule& schedule : TileSchedules(shape)) {
+    const double time = ExpectedTime(shape, m, schedule);
+    if (time < best_time) {
+      best = schedule;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+std::vector<TileSchedule> TileSchedules(const LinearShape& shape) {
+  std::vector<TileSchedule> schedules;
+  if (shape.k == 0 || !WholeSteps(shape)) return schedules;
+  const LeafBlocks leaves = BlocksOf(shape);
+  for (const int rows : {64, 128}) {
+    for (const int split : {1, 2, 4, 8}) {
+      for (const int columns : {48, 64, 80, 96, 128, 144, 160, 192, 208}) {
+        const TileSchedule schedule = {rows, columns, split};
+        if (FindKernel(shape, leaves, schedule) != nullptr) schedules.push_back(schedule);
+      }
+    }
+  }
+  return schedules;
+}
+
+absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedule,
+                              const Stream& stream) {
+  const LinearShape& shape = args.weight.shape;
+  tile::Work work;
+  work.leaves = BlocksOf(shape);
+  const LaunchFn launch = FindKernel(shape, work.leaves, schedule);
+  if (launch == nullptr || shape.k == 0 || !WholeSteps(shape) || !Mappable(args.x, args.ldx)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no tile kernel of ", schedule.rows, " rows, ", schedule.columns,
+                     " columns, split ", schedule.split, ", for a weight [", shape.n, ", ", shape.k,
+                     "] of ", shape.num_leaves, " leaves and x with leading dimension ", args.ldx));
+  }
+  if (args.m == 0 || shape.n == 0) return absl::OkStatus();
+  work.weights = args.weight.packed;
+  work.weight_tiles = static_cast<int32_t>(NumTiles(shape));
+  work.row_tiles = static_cast<int32_t>(CeilDiv(args.m, schedule.rows));
+  work.column_tiles = static_cast<int32_t>(CeilDiv(PackedRows(shape), schedule.columns));
+  ISOBIT_ASSIGN_OR_RETURN(
+      work.x, MapMatrix(args.x, args.m, shape.k, args.ldx, schedule.rows, kBlockColumns));
+  work.weight_policy = work.row_tiles == 1 ? kEvictFirst : kEvictNormal;
+  work.out.target = TargetOf(args);
+  work.out.kind = OutputOf(args);
+  work.out.vectors = tile::TakesVectors(args, work.out.target);
+  int device = 0;
+  int num_sms = 0;
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  ISOBIT_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+  return launch(work, num_sms, stream);
+}
+
+}  // namespace isobit::cuda

@@ -1,0 +1,279 @@
+// The parts that the tile kernels share: the ring of operands in shared memory, who fills it, and
+// the leaf loop that empties it into accumulators.
+//
+// A block is three warpgroups. The first's four warps (the producers) take turns in issuing bulk
+// copies, one lane each: x by tensor map, 64 columns of the tile's rows; the weights as plain
+// copies of packed rows. One warp alone is not fast enough. The other two warpgroups (the
+// consumers) multiply (TileSize).
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/contract/portable.h"
+#include "kernels/cuda/device/barrier.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/linear/tile_output.cuh"
+
+namespace isobit::cuda::tile {
+
+inline constexpr int kThreads = 384;
+inline constexpr int kConsumerWarps = 8;
+inline constexpr int kBarrierBytes = 512;
+inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
+inline constexpr int kOperandStep = 2;  // descriptor units from one k16 step to the next
+
+// One lane of a whole warp, in a form that lets the compiler issue copies without a loop over
+// lanes.
+__device__ __forceinline__ bool ElectLane() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// A product, as the kernels get it.
+struct Work {
+  CUtensorMap x;
+  const std::byte* weights = nullptr;
+  uint64_t weight_policy = 0;
+  LeafBlocks leaves;
+  int32_t weight_tiles = 0;  // of kTileRows packed rows
+  int32_t row_tiles = 0;
+  int32_t column_tiles = 0;
+  TileOutput out;
+};
+
+// A tile's rows of x and packed rows of the weight, and what a consumer has of it: 64 rows and all
+// columns of a tile of 128 rows; all rows and half of the columns of one of 64. The latter's blocks
+// take half of a multiprocessor, so that the next kernel's fetch their weights beside them.
+template <int kRows_, int kColumns_>
+struct TileSize {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static_assert(kRows == 64 || kRows == 128);
+  static constexpr int kConsumerColumns = kRows == 128 ? kColumns : kColumns / 2;
+  static constexpr int kConsumerRowOffset = kRows == 128 ? 64 : 0;
+  static constexpr int kConsumerColumnOffset = kColumns - kConsumerColumns;
+  static constexpr int kValues = kConsumerColumns / 2;  // sums of a thread
+  static constexpr int kGroups = kConsumerColumns / 8;
+  static constexpr int kBlocks = kRows == 128 ? 1 : 2;                 // of a multiprocessor
+  static constexpr int kSharedLimit = kBlocks == 1 ? 232448 : 115712;  // bytes of a block
+  static_assert(kConsumerColumns % 8 == 0);
+};
+
+// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers.
+template <class Size, int kExtraBytes>
+struct Ring {
+  static constexpr int kXBytes = Size::kRows * kRowBytes;
+  static constexpr int kWeightBytes = Size::kColumns * kRowBytes;
+  static constexpr int kAlignment = 1024;
+  static constexpr int kStages =
+      (Size::kSharedLimit - kAlignment - kBarrierBytes - kExtraBytes) / (kXBytes + kWeightBytes);
+  static constexpr int kSharedBytes =
+      kAlignment + kStages * (kXBytes + kWeightBytes) + kExtraBytes + kBarrierBytes;
+  static_assert(kStages >= 3 && 16 * kStages + 64 <= kBarrierBytes);
+  // Warps of the first warpgroup that fill the ring in turns. Not more than there are stages: one
+  // would wait for a stage two rounds ahead, whose barrier says nothing yet.
+  static constexpr int kProducers = std::min(4, kStages);
+
+  uint32_t base;
+  __device__ __forceinline__ explicit Ring(const void* shared)
+      : base((SharedAddress(shared) + kAlignment - 1) & ~(kAlignment - 1u)) {}
+
+  __device__ __forceinline__ uint32_t x(int stage) const { return base + stage * kXBytes; }
+  __device__ __forceinline__ uint32_t weight(int stage) const {
+    return base + kStages * kXBytes + stage * kWeightBytes;
+  }
+  __device__ __forceinline__ uint32_t extra() const {
+    return base + kStages * (kXBytes + kWeightBytes);
+  }
+  __device__ __forceinline__ uint32_t full(int stage) const {
+    return extra() + kExtraBytes + 8 * stage;
+  }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return full(kStages + stage); }
+  // The kernel's own barriers.
+  __device__ __forceinline__ uint32_t own(int i) const { return full(2 * kStages + i); }
+
+  __device__ __forceinline__ void InitBarriers() const {
+    for (int i = 0; i < kStages; ++i) {
+      InitBarrier(full(i), 1);
+      InitBarrier(empty(i), kConsumerWarps);
+    }
+  }
+};
+
+// A position in a ring: stage, and the parity of the phase to wait for.
+template <int kStages>
+struct Cursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Where packed row `row`, a multiple of 8, of a block of K lies.
+__device__ __forceinline__ const std::byte* WeightRow(const Work& work, int row, int block) {
+  const int64_t tile_block =
+      static_cast<int64_t>(row / kTileRows) * work.leaves.num_blocks() + block;
+  return work.weights + tile_block * kBlockBytes + row % kTileRows * kRowBytes;
+}
+
+// Starts the copies of `rows` packed rows from `first` on, both multiples of 8, of a block of K; a
+// copy stays inside a row tile.
+__device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int rows, int block,
+                                               uint32_t to, uint32_t barrier) {
+#pragma unroll 1
+  for (int row = 0; row < rows;) {
+    const int piece = min(kTileRows - (first + row) % kTileRows, rows - row);
+    CopyBytes(to + row * kRowBytes, WeightRow(work, first + row, block), piece * kRowBytes, barrier,
+              work.weight_policy);
+    row += piece;
+  }
+}
+
+// A consumer's side of the ring. `zeros`: 1024 bytes of +0 in shared memory, for kRagged.
+template <class Size, bool kRagged, class RingT>
+struct Multiplier {
+  static constexpr int kValues = Size::kValues;  // accumulators of a thread
+
+  const LeafBlocks& leaves;
+  const RingT& ring;
+  uint64_t x_operand;
+  uint64_t weight_operand;
+  uint64_t zeros;
+  Cursor<RingT::kStages> cursor;
+
+  __device__ __forceinline__ Multiplier(const LeafBlocks& leaves_of_k, const RingT& the_ring,
+                                        int consumer, uint32_t zero_address)
+      : leaves(leaves_of_k),
+        ring(the_ring),
+        x_operand(KMajorOperand(the_ring.x(0) + consumer * Size::kConsumerRowOffset * kRowBytes)),
+        weight_operand(
+            KMajorOperand(the_ring.weight(0) + consumer * Size::kConsumerColumnOffset * kRowBytes)),
+        zeros(kRagged ? ZeroOperand(zero_address) : 0) {}
+
+  // The four k16 steps of the block at the cursor, in the background.
+  template <bool kFirst>
+  __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int steps) {
+    WaitBarrier(ring.full(cursor.stage), cursor.parity);
+    FenceMma();
+    const uint64_t a = x_operand + cursor.stage * (RingT::kXBytes >> 4);
+    const uint64_t b = weight_operand + cursor.stage * (RingT::kWeightBytes >> 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // A step beyond the leaf becomes zeros times zeros, which changes no bit.
+      const bool inside = !kRagged || i < steps;
+      Wgmma<Size::kConsumerColumns>::Mma(sums, inside ? a + i * kOperandStep : zeros,
+                                         inside ? b + i * kOperandStep : zeros,
+                                         !(kFirst && i == 0));
+    }
+    CommitMma();
+  }
+  __device__ __forceinline__ void ReleaseStage(int stage) {
+    if (threadIdx.x % 32 == 0) Arrive(ring.empty(stage));
+  }
+  __device__ __forceinline__ int StepsOf(int leaf, int i) const {
+    return kRagged ? leaves.StepsOf(leaf, i) : 4;
+  }
+
+  // sums = one leaf's products. `meanwhile` runs while the first block is being multiplied.
+  template <class Meanwhile>
+  __device__ __forceinline__ void Leaf(float (&sums)[kValues], int leaf, Meanwhile meanwhile) {
+    const int blocks = leaves.block[leaf + 1] - leaves.block[leaf];
+    StartBlock<true>(sums, StepsOf(leaf, 0));
+    int previous = cursor.stage;
+    cursor.Advance();
+    meanwhile();
+#pragma unroll 1
+    for (int i = 1; i < blocks; ++i) {
+      StartBlock<false>(sums, StepsOf(leaf, i));
+      WaitMma<1>();
+      ReleaseStage(previous);
+      previous = cursor.stage;
+      cursor.Advance();
+    }
+    WaitMma<0>();
+    ReleaseStage(previous);
+    Hold(sums);
+  }
+  __device__ __forceinline__ void Leaf(float (&sums)[kValues], int leaf) {
+    Leaf(sums, leaf, [] {});
+  }
+
+  // Keeps the compiler from reading accumulators before the wait above.
+  static __device__ __forceinline__ void Hold(float (&sums)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  }
+};
+
+// a += b and b = a, as many as b has. Volatile, in place: the compiler may neither move additions
+// into the next leaf nor copy the sums.
+template <int kValues, int kCount>
+__device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(b[i]));
+  }
+}
+template <int kValues, int kCount>
+__device__ __forceinline__ void CopySums(float (&b)[kCount], const float (&a)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(b[i]) : "f"(a[i]));
+}
+
+// Part of the sums of one thread, [kFirst, kEnd), in shared memory: 16-byte words, no two threads
+// on one word.
+template <int kFirst, int kEnd, int kValues>
+__device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
+#pragma unroll
+  for (int i = kFirst; i < kEnd; i += 4) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (i - kFirst) * 512),
+                 "f"(sums[i]), "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
+                 : "memory");
+  }
+}
+template <int kFirst, int kEnd, int kValues>
+__device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
+#pragma unroll
+  for (int i = kFirst; i < kEnd; i += 4) {
+    float saved[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(saved[0]), "=f"(saved[1]), "=f"(saved[2]), "=f"(saved[3])
+                 : "r"(at + (i - kFirst) * 512)
+                 : "memory");
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[i + e] = contract::Add(sums[i + e], saved[e]);
+  }
+}
+
+// The registers of a warpgroup's threads: what the producers leave is the consumers'.
+__device__ __forceinline__ void BecomeProducer() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+}
+template <class Size>
+__device__ __forceinline__ void BecomeConsumer() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Size::kBlocks == 1 ? 240 : 104));
+}
+
+}  // namespace isobit::cuda::tile
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_

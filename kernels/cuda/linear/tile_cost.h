@@ -1,0 +1,18 @@
+// What a tile schedule is expected to cost: a model fitted to measurements, from which the schedule
+// of a layer is chosen. No bit depends on it.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/linear/tile.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// Microseconds on an H200 for m rows; infinite for a schedule that was not measured.
+double ExpectedTime(const LinearShape& shape, int64_t m, const TileSchedule& schedule);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_

@@ -1,0 +1,25 @@
+// The tile kernels that exist, by their parameters; each family is a file of its own.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/tile.h"
+
+namespace isobit::cuda::tile {
+
+struct Work;
+
+// num_sms: a persistent kernel's largest grid.
+using LaunchFn = absl::Status (*)(const Work& work, int num_sms, const Stream& stream);
+
+// Null: there is no such kernel; the first two are for split 1, the others for more. `ragged`: the
+// leaves are not uniform.
+LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged);
+LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged);
+LaunchFn FindSplitChain(const TileSchedule& schedule);
+LaunchFn FindSplitTree(const TileSchedule& schedule);
+
+}  // namespace isobit::cuda::tile
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_

@@ -1,0 +1,218 @@
+// From a wgmma fragment of finished sums to y: bias, rounding, SwiGLU, and stores of whole sectors.
+//
+// A fragment is 64 rows by 8 G packed columns over a warpgroup; a group is 8 packed columns. A
+// gated weight's groups alternate between gates and ups.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
+
+#include <cstdint>
+
+#include "kernels/contract/row_functions.h"
+#include "kernels/cuda/device/mma_sync.cuh"
+#include "kernels/cuda/device/swiglu.cuh"
+#include "kernels/cuda/linear/output.cuh"
+#include "kernels/ops.h"
+
+namespace isobit::cuda::tile {
+
+// Where y's columns of a group begin, and how many there are: 8 or more, fewer at the edge, or
+// none.
+struct GroupColumns {
+  int32_t column;
+  int32_t count;
+};
+__device__ __forceinline__ GroupColumns ColumnsOf(const LinearTarget& target, int group) {
+  if (!target.gated) return {8 * group, target.n - 8 * group};
+  const int column = 8 * (group / 2);
+  return {column + group % 2 * target.ups, target.n - column};
+}
+
+// Whether y's rows take 16 bytes at once, from every eighth column on.
+inline bool TakesVectors(const LinearArgs& args, const LinearTarget& target) {
+  const int elements = OutputOf(args) == LinearOutput::kFp32 ? 4 : 8;
+  return reinterpret_cast<uintptr_t>(target.y) % 16 == 0 && target.ldy % elements == 0;
+}
+
+struct TileOutput {
+  LinearOutput kind = LinearOutput::kBf16;
+  bool vectors = false;
+  LinearTarget target;
+};
+
+// The two rows of y that a thread stores to, from its fragment's first column on.
+template <typename T>
+struct OutputRows {
+  T* upper;
+  T* lower;  // 8 rows below
+  bool has_upper;
+  bool has_lower;
+
+  __device__ __forceinline__ OutputRows(const TileOutput& out, int row, int column)
+      : upper(static_cast<T*>(out.target.y) + row * out.target.ldy + column),
+        lower(upper + 8 * out.target.ldy),
+        has_upper(row < out.target.m),
+        has_lower(row + 8 < out.target.m) {}
+
+  // `kWhole`: y takes both vectors whole; else the first `count` elements of each, as y can.
+  template <bool kWhole, class Vector>
+  __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
+    if constexpr (kWhole) {
+      if (has_upper) *reinterpret_cast<Vector*>(upper + at) = high;
+      if (has_lower) *reinterpret_cast<Vector*>(lower + at) = low;
+    } else {
+      StorePart(upper + at, has_upper ? count : 0, high);
+      StorePart(lower + at, has_lower ? count : 0, low);
+    }
+  }
+
+ private:
+  template <class Vector>
+  static __device__ __forceinline__ void StorePart(T* y, int count, const Vector& vector) {
+    constexpr int kElements = sizeof(Vector) / sizeof(T);
+    if (count >= kElements && reinterpret_cast<uintptr_t>(y) % sizeof(Vector) == 0) {
+      *reinterpret_cast<Vector*>(y) = vector;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if (i < count) y[i] = Element<kElements>(vector, i);
+    }
+  }
+  template <int kElements, class Vector>
+  static __device__ __forceinline__ T Element(const Vector& vector, int i) {
+    if constexpr (kElements == 4) {
+      return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
+    } else {
+      const uint32_t pair = i < 2 ? vector.x : i < 4 ? vector.y : i < 6 ? vector.z : vector.w;
+      return static_cast<T>(i % 2 == 0 ? pair : pair >> 16);
+    }
+  }
+};
+
+template <int kGroups, int kValues>
+__device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kValues], int group) {
+  const int pair = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const GroupColumns at = ColumnsOf(out.target, group + i);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (pair + e >= at.count) continue;
+      const float bias = out.target.bias[at.column + pair + e];
+      sums[4 * i + e] = contract::Add(sums[4 * i + e], bias);
+      sums[4 * i + 2 + e] = contract::Add(sums[4 * i + 2 + e], bias);
+    }
+  }
+}
+
+// Of two groups the even lanes take the first, the odd ones the second: four neighbouring columns
+// each, so that four lanes store 64 bytes of a row. Both have an odd last group.
+template <int kGroups, bool kWhole, int kValues>
+__device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
+                                          int row, int group, uint32_t operation) {
+  const int lane = threadIdx.x % 4;
+  const bool odd = lane % 2 == 1;
+  const int column = lane / 2 * 4;
+  OutputRows<float> rows(out, row, kWhole ? 8 * (group + lane % 2) + column : 0);
+#pragma unroll
+  for (int i = 0; i < kGroups; i += 2) {
+    const bool paired = i + 1 < kGroups;
+    const float* const first = &sums[4 * i];
+    const float* const second = &sums[paired ? 4 * i + 4 : 4 * i];
+    float got[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      got[e] = __shfl_xor_sync(0xffffffffu, odd ? first[e] : second[e], 1);
+    }
+    const float4 high = odd ? make_float4(got[0], got[1], second[0], second[1])
+                            : make_float4(first[0], first[1], got[0], got[1]);
+    const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
+                           : make_float4(first[2], first[3], got[2], got[3]);
+    if (out.target.pushes) {
+      const int quad = (8 * (group + i + (paired ? lane % 2 : 0)) + column) / 4;
+      if (paired || !odd) {
+        if (rows.has_upper) PushQuad(out.target.push, operation, row, quad, high);
+        if (rows.has_lower) PushQuad(out.target.push, operation, row + 8, quad, low);
+      }
+      continue;
+    }
+    if constexpr (kWhole) {
+      rows.template Store<true>(paired ? 8 * i : 8 * (i - lane % 2), 4, high, low);
+    } else {
+      const GroupColumns at = ColumnsOf(out.target, group + i + (paired ? lane % 2 : 0));
+      rows.template Store<false>(at.column + column, at.count - column, high, low);
+    }
+  }
+}
+
+// kStep groups of sums make one group of y: 1, or gates and their ups.
+template <int kGroups, int kStep, bool kWhole, int kValues>
+__device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&sums)[kValues],
+                                          int row, int group) {
+  constexpr int kOutputs = kGroups / kStep;
+  const int lane = threadIdx.x % 4;
+  OutputRows<Bf16> rows(out, row, kWhole ? 8 * (group / kStep + lane) : 0);
+#pragma unroll
+  for (int i = 0; i < kOutputs; i += 4) {
+    Columns high[kStep] = {}, low[kStep] = {};
+#pragma unroll
+    for (int t = 0; t < 4 && i + t < kOutputs; ++t) {
+#pragma unroll
+      for (int part = 0; part < kStep; ++part) {
+        const float* const values = &sums[4 * ((i + t) * kStep + part)];
+        high[part].pairs[t] = PackBf16(values[0], values[1]);
+        low[part].pairs[t] = PackBf16(values[2], values[3]);
+      }
+    }
+    Columns upper = kStep == 1 ? high[0] : SwiGluColumns(high[0], high[kStep - 1]);
+    Columns lower = kStep == 1 ? low[0] : SwiGluColumns(low[0], low[kStep - 1]);
+    Transpose4x4<1>(upper.pairs, threadIdx.x & 1, threadIdx.x & 2);
+    Transpose4x4<1>(lower.pairs, threadIdx.x & 1, threadIdx.x & 2);
+    const uint4 upper_group =
+        make_uint4(upper.pairs[0], upper.pairs[1], upper.pairs[2], upper.pairs[3]);
+    const uint4 lower_group =
+        make_uint4(lower.pairs[0], lower.pairs[1], lower.pairs[2], lower.pairs[3]);
+    if (i + lane < kOutputs) {
+      if constexpr (kWhole) {
+        rows.template Store<true>(8 * i, 8, upper_group, lower_group);
+      } else {
+        const GroupColumns at = ColumnsOf(out.target, group + kStep * (i + lane));
+        rows.template Store<false>(at.column, at.count, upper_group, lower_group);
+      }
+    }
+  }
+}
+
+// Stores the first 4 G of `sums`, and may change them. This thread's rows are `row` and row + 8;
+// the fragment's first group is `group` (even where the weight is gated).
+template <int kGroups, int kValues>
+__device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
+                                          int group, uint32_t operation) {
+  if (out.target.bias != nullptr) AddBias<kGroups>(out, sums, group);
+  const bool swiglu = out.kind == LinearOutput::kSwiGlu;
+  const int end = 8 * (group + kGroups) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
+  const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
+  if (out.kind == LinearOutput::kFp32) {
+    if (whole) {
+      StoreFp32<kGroups, true>(out, sums, row, group, operation);
+    } else {
+      StoreFp32<kGroups, false>(out, sums, row, group, operation);
+    }
+  } else if (out.kind == LinearOutput::kBf16) {
+    if (whole) {
+      StoreBf16<kGroups, 1, true>(out, sums, row, group);
+    } else {
+      StoreBf16<kGroups, 1, false>(out, sums, row, group);
+    }
+  } else if constexpr (kGroups % 2 == 0) {
+    if (whole) {
+      StoreBf16<kGroups, 2, true>(out, sums, row, group);
+    } else {
+      StoreBf16<kGroups, 2, false>(out, sums, row, group);
+    }
+  }
+}
+
+}  // namespace isobit::cuda::tile
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_

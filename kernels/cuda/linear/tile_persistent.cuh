@@ -1,0 +1,227 @@
+// Split 1: as many blocks as multiprocessors take tiles in turn, and a tile's leaves follow one
+// another in one block, pending sums in registers.
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
+#define ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
+
+#include "kernels/cuda/linear/tile.cuh"
+
+namespace isobit::cuda::tile {
+
+enum class Sums {
+  kChain,  // any number of leaves, and a tree of one or two
+  kTree4,
+  kTree8,
+};
+
+template <int kRows, int kColumns, Sums kSums_, bool kRagged_>
+struct PersistentTraits {
+  using Size = TileSize<kRows, kColumns>;
+  static constexpr Sums kSums = kSums_;
+  static constexpr bool kRagged = kRagged_;
+  // The tree of 8 keeps its left half's sum here while it computes the right half.
+  static constexpr int kLeftBytes =
+      kSums == Sums::kTree8 ? kRows * kColumns * static_cast<int>(sizeof(float)) : 0;
+  // ZeroOperand's 1024 bytes, and as many more as compute-sanitizer takes a k16 operand of kColumns
+  // rows to be, whatever its strides are.
+  static constexpr int kZeroBytes = kRagged ? kColumns * 16 * static_cast<int>(sizeof(Bf16)) : 0;
+  static_assert(kZeroBytes % 1024 == 0);
+  using RingT = Ring<Size, kLeftBytes + kZeroBytes>;
+};
+
+// Row tiles whose weights are fetched from memory once and then stay in L2.
+inline constexpr int kRowGroup = 8;
+
+struct TilePosition {
+  int row_tile;
+  int column_tile;
+};
+// The tile that is computed as number `tile`.
+__device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
+  const int per_group = kRowGroup * work.column_tiles;
+  const int group = tile / per_group;
+  const int within = tile - group * per_group;
+  const int rows = min(work.row_tiles - group * kRowGroup, kRowGroup);
+  return {group * kRowGroup + within % rows, within / rows};
+}
+
+// The producer's copies for one tile.
+template <class Traits>
+struct TileLoader {
+  using RingT = typename Traits::RingT;
+
+  const Work& work;
+  const RingT& ring;
+  TilePosition tile;
+
+  __device__ __forceinline__ TileLoader(const Work& the_work, const RingT& the_ring, int number)
+      : work(the_work), ring(the_ring), tile(PositionOf(the_work, number)) {}
+
+  // Announces the stage's bytes and starts the weights' copies.
+  __device__ __forceinline__ void LoadWeights(int stage, int block) const {
+    const int first_row = tile.column_tile * Traits::Size::kColumns;
+    const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
+    ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
+    CopyWeightRows(work, first_row, rows, block, ring.weight(stage), ring.full(stage));
+  }
+  __device__ __forceinline__ void LoadX(int stage, int column) const {
+    CopyBox(ring.x(stage), work.x, tile.row_tile * Traits::Size::kRows, column, ring.full(stage),
+            kEvictNormal);
+  }
+};
+
+// Producer warp `warp` of kProducers makes every kProducers-th fill of the ring, starting
+// with fill number `warp`. `early`: so many fills' weights are already on their way.
+template <class Traits>
+__device__ __forceinline__ void ProduceTiles(const Work& work, const typename Traits::RingT& ring,
+                                             int warp, int early) {
+  Cursor<Traits::RingT::kStages> cursor;
+  cursor.parity = 1;
+  const int tiles = work.row_tiles * work.column_tiles;
+  int turn = warp;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const TileLoader<Traits> loader(work, ring, tile);
+    for (int leaf = 0; leaf < work.leaves.num_leaves; ++leaf) {
+      // An empty leaf's block multiplies zeros, whatever is copied: not from where k may end, which
+      // need not be a multiple of 16 bytes.
+      const bool empty = work.leaves.column[leaf] == work.leaves.column[leaf + 1];
+      int column = empty ? 0 : work.leaves.column[leaf];
+      for (int block = work.leaves.block[leaf]; block < work.leaves.block[leaf + 1]; ++block) {
+        if (turn == 0) {
+          if (early <= 0) {
+            WaitBarrier(ring.empty(cursor.stage), cursor.parity);
+            loader.LoadWeights(cursor.stage, block);
+          }
+          loader.LoadX(cursor.stage, column);
+          turn = Traits::RingT::kProducers;
+        }
+        --turn;
+        --early;
+        column += kBlockColumns;
+        cursor.Advance();
+      }
+    }
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Traits::RingT& ring) {
+  using Size = typename Traits::Size;
+  constexpr int kValues = Size::kValues;
+  const int consumer = threadIdx.x / 128 - 1;
+  const int thread = threadIdx.x % 128;
+  const uint32_t zeros = ring.extra() + Traits::kLeftBytes;
+  const uint32_t left = ring.extra() + consumer * (Traits::kLeftBytes / 2) + thread * 16;
+  Multiplier<Size, Traits::kRagged, typename Traits::RingT> multiplier(work.leaves, ring, consumer,
+                                                                       zeros);
+  const int tiles = work.row_tiles * work.column_tiles;
+  // The second consumer starts each tile one block late: one then multiplies while the other adds
+  // or stores. Not if the first could get so far ahead that it starts two tiles at once.
+  const bool skewed = work.leaves.num_blocks() >= Traits::RingT::kStages;
+  const uint32_t operation = OperationOf(work.out.target);
+  uint32_t turn = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const TilePosition at = PositionOf(work, tile);
+    if (skewed && consumer == 1) {
+      WaitBarrier(ring.own(0), turn);
+      turn ^= 1;
+    }
+    const auto release_second = [&] {
+      if (skewed && threadIdx.x == 128) Arrive(ring.own(0));
+    };
+    const int row = at.row_tile * Size::kRows + consumer * Size::kConsumerRowOffset +
+                    thread / 32 * 16 + thread % 32 / 4;
+    const int group =
+        at.column_tile * (Size::kColumns / 8) + consumer * (Size::kConsumerColumnOffset / 8);
+    float x[kValues];
+    float y[kValues];
+    if constexpr (Traits::kSums == Sums::kChain) {
+      multiplier.Leaf(x, 0, release_second);
+#pragma unroll 1
+      for (int leaf = 1; leaf < work.leaves.num_leaves; ++leaf) {
+        multiplier.Leaf(y, leaf);
+        AddSums(x, y);
+      }
+    } else {
+      // Three sets of accumulators take the leaves in turn, so that no sum is ever copied.
+      float z[kValues];
+      multiplier.Leaf(x, 0, release_second);
+      multiplier.Leaf(y, 1);
+      multiplier.Leaf(z, 2, [&] { AddSums(x, y); });
+      multiplier.Leaf(y, 3);
+      AddSums(z, y);
+      if constexpr (Traits::kSums == Sums::kTree4) {
+        AddSums(x, z);
+      } else {
+        multiplier.Leaf(y, 4, [&] {
+          AddSums(x, z);
+          SaveSums<0, kValues>(left, x);
+        });
+        multiplier.Leaf(x, 5);
+        multiplier.Leaf(z, 6, [&] { AddSums(x, y); });
+        multiplier.Leaf(y, 7);
+        AddSums(z, y);
+        AddSums(x, z);
+        AddSaved<0, kValues>(x, left);
+      }
+    }
+    StoreSums<Size::kGroups>(work.out, x, row, group, operation);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
+    MultiplyTiles(const __grid_constant__ Work work) {
+  extern __shared__ std::byte shared[];
+  const typename Traits::RingT ring(shared);
+  if (threadIdx.x == 0) {
+    ring.InitBarriers();
+    InitBarrier(ring.own(0), 1);
+    FenceBarrierInit();
+  }
+  if constexpr (Traits::kRagged) {
+    for (uint32_t i = threadIdx.x * 4; i < Traits::kZeroBytes; i += kThreads * 4) {
+      const uint32_t at = ring.extra() + Traits::kLeftBytes + i;
+      asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
+    }
+    FenceSharedForAsync();
+  }
+  __syncthreads();
+  ReleaseAtStart(work.out.target);
+  if (threadIdx.x < 128) {
+    BecomeProducer();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp < Traits::RingT::kProducers && ElectLane()) {
+      const int early = min(Traits::RingT::kStages, work.leaves.num_blocks());
+      const TileLoader<Traits> loader(work, ring, static_cast<int>(blockIdx.x));
+      for (int i = warp; i < early; i += Traits::RingT::kProducers) loader.LoadWeights(i, i);
+      WaitForPredecessor();
+      ReleaseAfterWait(work.out.target);
+      ProduceTiles<Traits>(work, ring, warp, early);
+    }
+  } else {
+    BecomeConsumer<typename Traits::Size>();
+    WaitForPredecessor();
+    ConsumeTiles<Traits>(work, ring);
+  }
+}
+
+// Blocks of K of a block's tiles from which on it is not launched early. A kernel launched in turn
+// has blocks of neighbouring numbers on neighbouring multiprocessors, where they share what they
+// read of x and the weight; early blocks run wherever the kernel before leaves room. In a long
+// product that costs more time and energy than the microseconds that an early start saves.
+inline constexpr int64_t kLongRun = 400;
+
+// Launches the kernel on up to num_sms blocks.
+template <class Traits>
+absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
+  const int tiles = work.row_tiles * work.column_tiles;
+  const int blocks = std::min(tiles, num_sms * Traits::Size::kBlocks);
+  const Grid grid = {dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                     static_cast<size_t>(Traits::RingT::kSharedBytes)};
+  const bool is_long = int64_t{tiles} * work.leaves.num_blocks() >= kLongRun * blocks;
+  return Launch(MultiplyTiles<Traits>, grid, {stream.handle, stream.dependent && !is_long}, work);
+}
+
+}  // namespace isobit::cuda::tile
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_

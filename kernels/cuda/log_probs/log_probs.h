@@ -1,0 +1,109 @@
+// Logits to logprobs and tokens on the GPU (C7, C8): every row with its own parameters, inputs and
+// outputs in GPU memory.
+//
+// A row is cut into the 8 ranges of C7 and each range is the work of one block, which holds it in
+// shared memory, so logits are read once. Rows that need a place in the row's order (filters, top
+// lists) run as a cluster of 8 blocks. What a range hands on is a few numbers (RangeResult in
+// vocab_range.cuh), never logits.
+#ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
+#define ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/contract/constants.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// The largest vocabulary: an eighth must fit in a block's shared memory.
+inline constexpr int64_t kMaxDeviceVocab = 8 * 50'000;
+// The longest top list.
+inline constexpr int32_t kMaxTopLogProbs = 1024;
+
+// A part of one of the flat arrays of DeviceLogProbs.
+struct ListPart {
+  int32_t first = 0;
+  int32_t size = 0;
+};
+
+// The input of one row: RowSampling and LogProbRow of kernels/ops.h, with lists in place of spans.
+struct DeviceLogProbRow {
+  const float* logits = nullptr;  // [vocab]; null: padding, whose outputs stay as they are
+  uint64_t seed = 0;
+  uint32_t sample = 0;
+  uint32_t position = 0;
+  float temperature = 1.0f;
+  int32_t top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  ListPart counts;
+  ListPart biases;
+  ListPart banned;
+  int32_t target = -1;
+  int32_t top_logprobs = 0;  // at most kMaxTopLogProbs and DeviceLogProbs::top_stride
+  bool raw = false;
+  bool want_entropy = false;
+};
+
+// The output of one row. Not finite: only `finite` is set, and id is 0.
+struct DeviceLogProbResult {
+  int32_t id = 0;
+  float logprob = 0.0f;
+  float entropy = 0.0f;  // unless wanted, unset
+  int32_t finite = 0;    // 1 or 0
+};
+
+// All pointers are to GPU memory. A replayed graph reads what the arrays hold then; only the
+// numbers in this struct are fixed.
+struct DeviceLogProbs {
+  const DeviceLogProbRow* rows = nullptr;  // [num_rows]
+  int64_t num_rows = 0;
+  int64_t vocab = 0;
+  const TokenCount* counts = nullptr;
+  const TokenBias* biases = nullptr;
+  const int32_t* banned = nullptr;
+  DeviceLogProbResult* results = nullptr;  // [num_rows]
+  int32_t* ids = nullptr;                  // [num_rows], a second copy of the ids; may be null
+  TokenLogProb* top = nullptr;             // row i's list is at top + i * top_stride
+  int64_t top_stride = 0;
+  std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; left so that it can be
+                                   // used again by the next launch of the same stream
+  bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch
+};
+
+size_t LogProbWorkspaceBytes(int64_t num_rows);
+
+// Launches what computes every row's token, logprob, entropy and top list. CUDA-graph safe.
+// INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab. INTERNAL: CUDA refused.
+absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream);
+
+// Rows without filters and top lists may lie on several GPUs, each of which has an equal number of
+// the 8 ranges (contract::PlanColumns): first each sums and draws in its own, then any of them
+// joins what all have handed on. RankRanges: those of one.
+struct RankRanges {
+  int first = 0;
+  int count = contract::kLeaves;
+};
+// What they hand on, [num_rows][ranges]: bytes.
+size_t LogProbPartBytes(int64_t num_rows, int num_ranges);
+// args.rows[i].logits are those of the ranges alone; no outputs are written but `parts`.
+absl::Status LaunchLogProbParts(const DeviceLogProbs& args, const RankRanges& ranges,
+                                std::byte* parts, const Stream& stream);
+
+struct LogProbParts {
+  const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or mapped by it
+  int num_ranks = 0;
+};
+// Of args.rows[i].logits none is read. Errors of both: LaunchLogProbs'.
+absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const LogProbParts& parts,
+                                const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_

@@ -1,0 +1,158 @@
+// What the kernels of log_probs.h share: what follows from a row's parameters, a range's part of
+// the work, and how ranges join to a row.
+#ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
+#define ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/log_probs/kernels.h"
+#include "kernels/cuda/log_probs/vocab_range.cuh"
+
+namespace isobit::cuda {
+
+inline constexpr int kRanges = contract::kLeaves;
+
+// What follows from a row's parameters alone.
+struct RowPlan {
+  float inverse_temperature;
+  bool patched;  // some logits are changed one by one
+  bool top_k;    // this filter is in force; likewise the next two
+  bool top_p;
+  bool min_p;
+  bool separate;  // logprobs refer to other logits than the draw
+  bool draws;
+
+  __device__ RowPlan(const DeviceLogProbRow& row, int64_t vocab) {
+    inverse_temperature = contract::InverseTemperature(row.temperature);
+    patched = row.counts.size > 0 || row.biases.size > 0 || row.banned.size > 0;
+    const bool warm = row.temperature > 0.0f;
+    top_k = warm && row.top_k > 0 && row.top_k < vocab;
+    top_p = warm && row.top_p < 1.0f;
+    min_p = warm && row.min_p > 0.0f;
+    separate = row.raw && (patched || inverse_temperature != 1.0f || Filters());
+    draws = row.target < 0;
+  }
+  __device__ bool Filters() const { return top_k || top_p || min_p; }
+};
+
+// Neither a target nor a draw without filters needs the row's order.
+__device__ inline bool IsRanked(const RowPlan& plan, const DeviceLogProbRow& row) {
+  return plan.Filters() || row.top_logprobs > 0;
+}
+
+// The warp's part of a range's sums if `sums`, and of its draw if `draws`; see SumAndDraw. A range
+// without a token (max = -inf) comes to nothing.
+template <typename Loaded>
+__device__ __forceinline__ WarpTotals Summarise(const VocabRange& range, int chunks,
+                                                float inverse_temperature, float max,
+                                                const DeviceLogProbRow& row, bool sums, bool draws,
+                                                RangeScratch& scratch, Loaded loaded) {
+  if (max == kMinusInfinity) {
+    for (int c = 0; c < chunks; ++c) loaded(range.SlotOf(c));
+    return {};
+  }
+  const NoiseKey noise{row.seed, row.sample, row.position};
+  const bool distances = sums && row.want_entropy;
+  const auto run = [&]<DrawRule kRule, bool kDistances>() {
+    return inverse_temperature == 1.0f
+               ? SumAndDraw<kRule, kDistances, false>(range, chunks, 1.0f, max, noise, scratch,
+                                                      loaded)
+               : SumAndDraw<kRule, kDistances, true>(range, chunks, inverse_temperature, max, noise,
+                                                     scratch, loaded);
+  };
+  if (!draws) {
+    return distances ? run.template operator()<DrawRule::kNone, true>()
+                     : run.template operator()<DrawRule::kNone, false>();
+  }
+  if (row.temperature > 0.0f) {
+    return distances ? run.template operator()<DrawRule::kGumbel, true>()
+                     : run.template operator()<DrawRule::kGumbel, false>();
+  }
+  return distances ? run.template operator()<DrawRule::kGreedy, true>()
+                   : run.template operator()<DrawRule::kGreedy, false>();
+}
+
+__device__ inline contract::VocabSum SumOf(float max, const WarpTotals& totals) {
+  if (max == kMinusInfinity) return {};
+  return contract::RangeSum(max, static_cast<int64_t>(totals.weights),
+                            -static_cast<int64_t>(totals.distances));
+}
+
+// The same value of the lane that differs in `bit`; left and right as C4's tree has them.
+__device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& mine, int bit) {
+  const contract::VocabSum other{__shfl_xor_sync(~0u, mine.max, bit),
+                                 __shfl_xor_sync(~0u, mine.sum, bit),
+                                 __shfl_xor_sync(~0u, mine.weighted_distance, bit)};
+  return (threadIdx.x & static_cast<unsigned>(bit)) == 0 ? contract::Combine(mine, other)
+                                                         : contract::Combine(other, mine);
+}
+
+// Joins a row's ranges and writes its result. Returns the row's VocabSum. One warp, whose lane l
+// looks after range r = l % 8: `mine` is what that has handed on. kParts: the row is not whole
+// here.
+template <bool kParts = false>
+__device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
+                                                        const DeviceLogProbRow& row,
+                                                        const RowPlan& plan,
+                                                        const RangeResult& mine) {
+  static_assert(kRanges == 8);
+  const int r = static_cast<int>(threadIdx.x % kRanges);
+  const bool finite = __any_sync(~0u, mine.unfit) == 0 && __any_sync(~0u, mine.alive) != 0;
+  uint64_t best = mine.best;
+  for (int bit = 1; bit < kRanges; bit *= 2) {
+    const uint64_t other = __shfl_xor_sync(~0u, best, bit);
+    best = other > best ? other : best;
+  }
+  const bool owner = plan.draws ? mine.best == best
+                                : row.target >= job.bounds[r] && row.target < job.bounds[r + 1];
+  float logit = plan.draws ? mine.best_logit : mine.target_logit;
+  const int lane = __ffs(static_cast<int>(__ballot_sync(~0u, owner))) - 1;
+  logit = __shfl_sync(~0u, logit, lane);
+  const float raw = kParts ? __shfl_sync(~0u, mine.raw_logit, lane) : 0.0f;
+  const int32_t id = !finite ? 0 : plan.draws ? IdOf(best) : row.target;
+  contract::VocabSum sum = CombineAcross(CombineAcross(CombineAcross(mine.sum, 1), 2), 4);
+  if (threadIdx.x % 32 != 0) return sum;
+
+  DeviceLogProbResult& result = job.args.results[index];
+  result.finite = finite ? 1 : 0;
+  result.id = id;
+  if (job.args.ids != nullptr) job.args.ids[index] = id;
+  if (!finite) return sum;
+  if (plan.separate) logit = kParts ? raw : row.logits[id];
+  // A maximum of zero has either sign; so that this cannot show, the logit has none.
+  result.logprob = contract::LogProb(contract::Add(logit, 0.0f), sum);
+  if (row.want_entropy) result.entropy = contract::Entropy(sum);
+  return sum;
+}
+
+// Chunks of the longest range. A shorter one is taken to have as many.
+__host__ __device__ inline int NumChunks(const LogProbJob& job) {
+  return (job.longest + kChunk - 1) / kChunk;
+}
+
+// Where the next range's chunks begin in a ring of slots.
+struct RingPlace {
+  int32_t slot = 0;
+  uint32_t phase = 0;
+
+  __device__ void Advance(int chunks, int slots) {
+    slot += chunks;
+    if (slot < slots) return;
+    slot -= slots;
+    phase ^= 1;
+  }
+};
+
+__device__ inline VocabRange RangeOf(const LogProbJob& job, int range, float* ring,
+                                     const RingPlace& place) {
+  return {.ring = ring,
+          .slots = job.slots,
+          .first_slot = place.slot,
+          .first_phase = place.phase,
+          .size = job.bounds[range + 1] - job.bounds[range],
+          .first = job.bounds[range]};
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_

@@ -1,0 +1,356 @@
+// Between the qkv projection and attention, in one pass: q and k heads are normalised and rotated,
+// q stays, k and v go into the paged cache.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/contract/row_functions.h"
+#include "kernels/cuda/device/alignment.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/sequences.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWarpsOfBlock = 4;
+constexpr int64_t kFewHeads = 16384;  // rows x heads that leave a machine's lanes idle
+
+// The heads of all rows are cut into tasks of a few heads of one row: first all tasks of q heads,
+// then all of KV heads. A task is a group of lanes; a warp's groups are of one kind.
+struct QkvParams {
+  Bf16* qkv;
+  int64_t ld;
+  int32_t heads;
+  const Bf16* q_norm;
+  const Bf16* k_norm;
+  float eps;
+  const float* cosine;
+  const float* sine;
+  PagedKv kv;
+  DeviceSequences sequences;
+  int32_t query_tasks;  // of a row
+  int32_t kv_tasks;     // of a row
+  int32_t kv_per_task;  // KV heads
+  int32_t query_warps;  // of the grid: the warps before this one have q heads
+};
+
+struct Task {
+  bool queries;  // or KV heads; the same for the whole warp
+  bool inside;   // false: there is no such row
+  int64_t row;
+  int32_t index;  // among the row's tasks of its kind
+};
+
+__device__ __forceinline__ Task TaskOfGroup(const QkvParams& p, int groups, int group) {
+  const auto warp = static_cast<int>(blockIdx.x * kWarpsOfBlock + threadIdx.y);
+  const bool queries = warp < p.query_warps;
+  const auto tasks = static_cast<unsigned>(queries ? p.query_tasks : p.kv_tasks);
+  const unsigned task = (queries ? warp : warp - p.query_warps) * groups + group;
+  const unsigned row = task / tasks;
+  const bool inside = row < static_cast<unsigned>(p.sequences.num_rows);
+  return {queries, inside, inside ? row : 0, static_cast<int32_t>(task - row * tasks)};
+}
+
+// A row's place in its sequence and in the cache.
+struct Place {
+  int32_t position;
+  int64_t first;  // offset in the cache of the row's element 0 of KV head 0
+};
+
+// False: the row is padding, of no sequence. cached: find its place in the cache too.
+__device__ __forceinline__ bool FindPlace(const DeviceSequences& s, const PagedKv& kv, int64_t row,
+                                          bool cached, Place* place) {
+  const int32_t sequence = s.sequence_of_row[row];
+  if (sequence < 0) return false;
+  place->position = s.first_position[sequence] + static_cast<int32_t>(row) - s.first_row[sequence];
+  if (!cached) return true;
+  const uint32_t page = static_cast<uint32_t>(place->position) / kv.page_size;
+  const int32_t slot = place->position - static_cast<int32_t>(page) * kv.page_size;
+  const int64_t line = int64_t{s.pages[s.first_page[sequence] + page]} * kv.kv_heads;
+  place->first = (line * kv.page_size + slot) * kv.head_dim;
+  return true;
+}
+
+// ---- Heads of whole, aligned vectors: lane l of a group holds columns 8l .. 8l+7
+
+constexpr int LanesFor(int head_dim) {
+  int lanes = 2;
+  while (lanes * kColumns < head_dim) lanes *= 2;
+  return lanes;
+}
+// Lanes of a group: the least power of two that holds a head.
+template <int kHeadDim>
+constexpr int kLanesOfGroup = LanesFor(kHeadDim);
+
+// What a lane needs to know of its place in the warp and of the row's position.
+struct Lane {
+  int group;
+  int partner;  // the lane that holds the other halves of this one's pairs
+  float cosine[kColumns];
+  float sine[kColumns];  // negative in the first half: both halves of a pair are one expression
+};
+
+// index: the lane's, in its group.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position, int index,
+                                           Lane* lane) {
+  constexpr int kHalf = kHeadDim / kColumns / 2;
+  const int64_t entry = int64_t{position} * (kHeadDim / 2) + index % kHalf * kColumns;
+  LoadFloats(p.cosine + entry, lane->cosine);
+  LoadFloats(p.sine + entry, lane->sine);
+#pragma unroll
+  for (float& sine : lane->sine) sine = index < kHalf ? -sine : sine;
+}
+
+// contract::InverseRms of every head. Computed by every lane for all of its heads it would be a
+// third of the work, so each lane computes one head's and hands it round the group.
+template <int kHeadDim, int kHeads>
+__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int group, float eps) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  static_assert(kHeads <= kGroup);
+  float mine = sums[0];
+#pragma unroll
+  for (int i = 1; i < kHeads; ++i) mine = threadIdx.x % kHeads == i ? sums[i] : mine;
+  mine = contract::InverseRms(mine, kHeadDim, eps);
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    sums[i] = kHeads == 1 ? mine : __shfl_sync(0xffffffffu, mine, group * kGroup + i);
+  }
+}
+
+// contract::Normalise, if there is a weight, and contract::Rotate of each head. Every lane of the
+// warp takes part; those beyond a head hold +0.
+template <int kHeadDim, int kHeads>
+__device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool normalise,
+                                                   const Columns& weight, float eps,
+                                                   const Lane& lane) {
+  if (normalise) {
+    float inverse[kHeads];
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      inverse[i] = TreeOfLanes<kLanesOfGroup<kHeadDim>>(SumOfSquares(x[i]));
+    }
+    InverseRmsOfHeads<kHeadDim>(inverse, lane.group, eps);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) x[i] = NormaliseColumns(x[i], inverse[i], weight);
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const uint32_t mine = x[h].pairs[i];
+      const uint32_t other = __shfl_sync(0xffffffffu, mine, lane.partner);
+      x[h].pairs[i] = PackBf16(contract::Fma(LowOf(mine), lane.cosine[2 * i],
+                                             contract::Mul(LowOf(other), lane.sine[2 * i])),
+                               contract::Fma(HighOf(mine), lane.cosine[2 * i + 1],
+                                             contract::Mul(HighOf(other), lane.sine[2 * i + 1])));
+    }
+  }
+}
+
+__device__ __forceinline__ bool AllFinite(const Columns& x) {
+  bool finite = true;
+#pragma unroll
+  for (const uint32_t pair : x.pairs) {
+    finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+  }
+  return finite;
+}
+
+// Marks a head whose v is not finite: every lane of its group gets the poisoned key and +0.
+template <int kHeadDim>
+__device__ __forceinline__ void MarkUnfit(int group, Columns* k, Columns* v) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  constexpr unsigned kGroupMask = kGroup == kWarp ? ~0u : (1u << kGroup % kWarp) - 1;
+  const unsigned unfit = __ballot_sync(0xffffffffu, !AllFinite(*v));
+  if ((unfit >> (group * kGroup) & kGroupMask) == 0) return;
+  constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
+  *k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
+  *v = {};
+}
+
+// A task is kQueries query heads, or up to half as many KV heads.
+template <int kHeadDim, int kQueries>
+__global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParams p) {
+  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  constexpr int kLanes = kHeadDim / kColumns;  // of a group that hold columns
+  constexpr int kKeys = (kQueries + 1) / 2;
+  ReleaseSuccessor();
+  Lane lane = {};
+  lane.group = static_cast<int>(threadIdx.x) / kGroup;
+  const Task task = TaskOfGroup(p, kWarp / kGroup, lane.group);
+  const int index = static_cast<int>(threadIdx.x) % kGroup;
+  const bool inside = task.inside && index < kLanes;
+  lane.partner = lane.group * kGroup + (index + kLanes / 2) % kLanes;
+  const int column = index * kColumns;
+  const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
+  Columns weight = {};
+  if (norm != nullptr && inside) weight = LoadColumns(norm + column);
+  WaitForPredecessor();
+
+  const int first = task.index * (task.queries ? kQueries : p.kv_per_task);
+  Bf16* heads = p.qkv + task.row * p.ld + first * kHeadDim + column;
+  if (task.queries) {
+    Columns q[kQueries] = {};
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) {
+      if (inside && first + i < p.heads) q[i] = LoadColumns(heads + i * kHeadDim);
+    }
+    Place place;
+    const bool used = FindPlace(p.sequences, p.kv, task.row, false, &place) && inside;
+    if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+    NormaliseAndRotate<kHeadDim>(q, norm != nullptr, weight, p.eps, lane);
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) {
+      if (used && first + i < p.heads) StoreColumns(heads + i * kHeadDim, q[i]);
+    }
+    return;
+  }
+  const int end = min(first + p.kv_per_task, p.kv.kv_heads);
+  heads += p.heads * kHeadDim;
+  Columns k[kKeys] = {};
+  Columns v[kKeys] = {};
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    if (!inside || first + i >= end) continue;
+    k[i] = LoadColumns(heads + i * kHeadDim);
+    v[i] = LoadColumns(heads + (p.kv.kv_heads + i) * kHeadDim);
+  }
+  Place place;
+  const bool used = FindPlace(p.sequences, p.kv, task.row, true, &place) && inside;
+  if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+  NormaliseAndRotate<kHeadDim>(k, norm != nullptr, weight, p.eps, lane);
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    MarkUnfit<kHeadDim>(lane.group, &k[i], &v[i]);
+    if (!used || first + i >= end) continue;
+    const int64_t offset = place.first + int64_t{first + i} * p.kv.page_size * kHeadDim + column;
+    StoreColumns(p.kv.k + offset, k[i]);
+    StoreColumns(p.kv.v + offset, v[i]);
+  }
+}
+
+// ---- Any even head_dim and alignment: a warp takes one query head, or one k head and its v head
+
+__device__ float SumOfSquaresOfWarp(const Bf16* x, int32_t n) {
+  contract::TreeSum tree;
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int begin = 0; begin < n; begin += kWarp * contract::kNormLeaf) {
+    const int first = begin + lane * contract::kNormLeaf;
+    const int left = min(n - first, contract::kNormLeaf);
+    tree.Push(TreeOfLanes(left > 0 ? contract::SumOfSquares(x + first, left) : 0.0f));
+  }
+  return tree.Total();
+}
+
+__global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const QkvParams p) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const Task task = TaskOfGroup(p, 1, 0);
+  Place place;
+  if (!task.inside || !FindPlace(p.sequences, p.kv, task.row, !task.queries, &place)) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int32_t d = p.kv.head_dim;
+  const int32_t half = d / 2;
+  const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
+  Bf16* head =
+      p.qkv + task.row * p.ld + int64_t{task.queries ? 0 : p.heads} * d + int64_t{task.index} * d;
+
+  Bf16* out = head;
+  bool poisoned = false;
+  if (!task.queries) {
+    const Bf16* v = head + int64_t{p.kv.kv_heads} * d;
+    bool finite = true;
+    for (int i = lane; i < d; i += kWarp) finite = finite && contract::IsFinite(v[i]);
+    poisoned = __any_sync(0xffffffffu, !finite);
+    const int64_t offset = place.first + int64_t{task.index} * p.kv.page_size * d;
+    out = p.kv.k + offset;
+    for (int i = lane; i < d; i += kWarp) p.kv.v[offset + i] = poisoned ? Bf16{0} : v[i];
+  }
+  const float inverse =
+      norm == nullptr ? 0.0f : contract::InverseRms(SumOfSquaresOfWarp(head, d), d, p.eps);
+  __syncwarp();  // q is overwritten: every lane has read what it sums
+  for (int i = lane; i < half; i += kWarp) {
+    Bf16 first = head[i];
+    Bf16 second = head[i + half];
+    if (norm != nullptr) {
+      first = contract::Normalise(first, inverse, norm[i]);
+      second = contract::Normalise(second, inverse, norm[i + half]);
+    }
+    const int64_t entry = int64_t{place.position} * half + i;
+    const contract::Rotated pair = contract::Rotate(first, second, p.cosine[entry], p.sine[entry]);
+    out[i] = poisoned ? contract::kPoisonedKey : pair.first;
+    out[i + half] = poisoned ? contract::kPoisonedKey : pair.second;
+  }
+}
+
+// Launches `kernel` on tasks of so many heads, groups of which make a warp.
+absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv_per_task,
+                         int groups, QkvParams params, const Stream& stream) {
+  const auto count = [](int64_t n, int64_t unit) {
+    return static_cast<int32_t>((n + unit - 1) / unit);
+  };
+  const int64_t rows = params.sequences.num_rows;
+  params.query_tasks = count(params.heads, queries_per_task);
+  params.kv_tasks = count(params.kv.kv_heads, kv_per_task);
+  params.kv_per_task = kv_per_task;
+  params.query_warps = count(rows * params.query_tasks, groups);
+  const int32_t warps = params.query_warps + count(rows * params.kv_tasks, groups);
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(count(warps, kWarpsOfBlock))),
+                     .threads = dim3(kWarp, kWarpsOfBlock)};
+  return Launch(kernel, grid, stream, params);
+}
+
+template <int kHeadDim>
+absl::Status LaunchHeads(const QkvParams& params, const Stream& stream) {
+  constexpr int kGroups = kWarp / kLanesOfGroup<kHeadDim>;
+  const int64_t heads_in_all = int64_t{params.sequences.num_rows} * params.heads;
+  if (params.heads < 4 || heads_in_all <= kFewHeads) {
+    return LaunchTasks(QkvKernel<kHeadDim, 1>, 1, 1, kGroups, params, stream);
+  }
+  return LaunchTasks(QkvKernel<kHeadDim, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kGroups,
+                     params, stream);
+}
+
+}  // namespace
+
+absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream) {
+  const QkvParams params = {.qkv = args.qkv,
+                            .ld = args.ld,
+                            .heads = args.heads,
+                            .q_norm = args.q_norm,
+                            .k_norm = args.k_norm,
+                            .eps = args.eps,
+                            .cosine = args.cosine,
+                            .sine = args.sine,
+                            .kv = args.kv,
+                            .sequences = *args.sequences.device,
+                            .query_tasks = 0,
+                            .kv_tasks = 0,
+                            .kv_per_task = 0,
+                            .query_warps = 0};
+  const bool aligned = args.ld % kColumns == 0 && Aligned16(args.qkv, args.kv.k, args.kv.v) &&
+                       Aligned16(args.q_norm, args.k_norm) && Aligned16(args.cosine, args.sine);
+  switch (aligned ? args.kv.head_dim : 0) {
+    case 32:
+      return LaunchHeads<32>(params, stream);
+    case 64:
+      return LaunchHeads<64>(params, stream);
+    case 80:
+      return LaunchHeads<80>(params, stream);
+    case 96:
+      return LaunchHeads<96>(params, stream);
+    case 128:
+      return LaunchHeads<128>(params, stream);
+    case 192:
+      return LaunchHeads<192>(params, stream);
+    case 256:
+      return LaunchHeads<256>(params, stream);
+    default:
+      return LaunchTasks(RaggedQkvKernel, 1, 1, 1, params, stream);
+  }
+}
+
+}  // namespace isobit::cuda

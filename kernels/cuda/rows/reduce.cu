@@ -1,0 +1,122 @@
+// The sum of the ranks' partials, element by element, in the order of the mode (C4, vanilla.h).
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/vanilla.h"
+#include "kernels/cuda/device/alignment.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/rows/rows.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The ranks' partials, passed by value.
+struct Partials {
+  const float* of_rank[contract::kLeaves];
+};
+
+template <int kRanks>
+__device__ __forceinline__ float TreeOfElement(const Partials& partials, int64_t i) {
+  float values[kRanks];
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) values[r] = partials.of_rank[r][i];
+  return contract::TreeOf(values, kRanks);
+}
+
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    TreeKernel(const Partials partials, int64_t begin, int64_t end, float* out) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < end) out[i] = TreeOfElement<kRanks>(partials, i);
+}
+
+// Four elements a thread; `begin` and the pointers allow 16-byte words.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    TreeOfFoursKernel(const Partials partials, int64_t begin, int64_t end, float* out) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int64_t i = begin + (int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+  if (i + 4 > end) {
+    for (int64_t rest = i; rest < end; ++rest) out[rest] = TreeOfElement<kRanks>(partials, rest);
+    return;
+  }
+  float values[4][kRanks];
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) {
+    const float4 v = *reinterpret_cast<const float4*>(partials.of_rank[r] + i);
+    values[0][r] = v.x, values[1][r] = v.y, values[2][r] = v.z, values[3][r] = v.w;
+  }
+  StoreWord(out + i, contract::BitsOf(contract::TreeOf(values[0], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[1], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[2], kRanks)),
+            contract::BitsOf(contract::TreeOf(values[3], kRanks)));
+}
+
+// contract::HopSum. ring: from where a ring all-reduce starts to add the element, else from rank 0.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    HopKernel(const __grid_constant__ Partials partials, int64_t begin, int64_t end, int64_t count,
+              bool ring, float* out) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= end) return;
+  const int first = ring ? contract::RingStart(i, count, kRanks) : 0;
+  float values[kRanks];
+#pragma unroll
+  for (int hop = 0; hop < kRanks; ++hop) {
+    values[hop] = partials.of_rank[(first + hop) % kRanks][i];
+  }
+  out[i] = contract::HopSum(values, kRanks, 0);
+}
+
+template <int kRanks>
+absl::Status LaunchRanks(const ReduceArgs& args, const Stream& stream) {
+  Partials partials = {};
+  bool aligned = args.begin % 4 == 0 && Aligned16(args.out);
+  for (int r = 0; r < kRanks; ++r) {
+    partials.of_rank[r] = args.partials[r];
+    aligned = aligned && Aligned16(args.partials[r]);
+  }
+  const auto grid_of = [&args](int64_t elements_of_block) {
+    const int64_t blocks = (args.end - args.begin + elements_of_block - 1) / elements_of_block;
+    return Grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
+  };
+  if (args.mode != NumericsMode::kTree) {
+    return Launch(HopKernel<kRanks>, grid_of(kThreads), stream, partials, args.begin, args.end,
+                  args.count, args.mode == NumericsMode::kVanilla, args.out);
+  }
+  if (aligned) {
+    return Launch(TreeOfFoursKernel<kRanks>, grid_of(4 * kThreads), stream, partials, args.begin,
+                  args.end, args.out);
+  }
+  return Launch(TreeKernel<kRanks>, grid_of(kThreads), stream, partials, args.begin, args.end,
+                args.out);
+}
+
+}  // namespace
+
+absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream) {
+  switch (args.num_ranks) {
+    case 1:
+      return LaunchRanks<1>(args, stream);
+    case 2:
+      return LaunchRanks<2>(args, stream);
+    case 4:
+      return LaunchRanks<4>(args, stream);
+    case 8:
+      return LaunchRanks<8>(args, stream);
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("a sum over ", args.num_ranks, " ranks: 1, 2, 4 and 8 have an order"));
+  }
+}
+
+}  // namespace isobit::cuda

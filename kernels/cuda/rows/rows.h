@@ -1,0 +1,43 @@
+// The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write,
+// and the sum of ranks' partials.
+//
+// Every launcher puts one kernel on the stream, takes the arguments of its op in kernels/ops.h (all
+// pointers are to GPU memory unless it says host) and gives the CPU backend's bits for every shape
+// and alignment; pointers that are multiples of 16 bytes and rows of whole 16-byte words are fast.
+// INTERNAL: CUDA refused the launch.
+//
+// The kernels release their successor before they wait for their predecessor. What follows them in
+// a decode step is a linear layer, and it fetches its weights meanwhile: at tensor-parallel size 4
+// and one row, a layer takes 44.6 us this way and 48.3 us with the release after the wait (H200,
+// 2026-11-21). A chain of nothing but small row-wise kernels would rather have it the other way.
+#ifndef ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
+#define ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
+absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
+// The same with the sum in bf16, [rows, hidden], in place of args.sum: for vanilla mode alone.
+absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
+// The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, in place of
+// args.sum. partials: host memory; what it points to is GPU memory of this device.
+// INVALID_ARGUMENT: num_ranks is not 2, 4 or 8.
+absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const* partials,
+                                     int num_ranks, const Stream& stream);
+absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
+
+// Reads args.sequences.device. The k heads of args.qkv are left as they are: attention reads the
+// cache.
+absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
+
+// args.partials is host memory, read before the launch returns; what it points to is GPU memory, of
+// this device or a peer. INVALID_ARGUMENT: num_ranks is not 1, 2, 4 or 8.
+absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_

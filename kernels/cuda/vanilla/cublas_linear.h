@@ -1,0 +1,55 @@
+// The linear layer of mode vanilla on the GPU: cuBLAS, as an ordinary engine calls it. Also what
+// the speed and the accuracy of our own linear layer are measured against.
+#ifndef ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_LINEAR_H_
+#define ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_LINEAR_H_
+
+#include <cublas_v2.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
+
+namespace isobit::cuda {
+
+// A vanilla weight: W [n, k] row-major without gaps, a gated one its gates and then its ups.
+size_t PlainLinearBytes(const LinearShape& shape);
+// w: [n, k], leading dimension ldw, in host memory; packed: PlainLinearBytes(shape) bytes there.
+void PackPlainLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
+
+// cuBLAS on one device and one thread: default heuristics, fp32 accumulation, a workspace of 64 MB
+// of its own. Its bits may change with the shape, the library's version and the device.
+class CublasLinear {
+ public:
+  // RESOURCE_EXHAUSTED: no memory. FAILED_PRECONDITION: no usable device. INTERNAL: cuBLAS refused.
+  static absl::StatusOr<std::unique_ptr<CublasLinear>> Create(int device);
+  CublasLinear(const CublasLinear&) = delete;
+  CublasLinear& operator=(const CublasLinear&) = delete;
+  ~CublasLinear();
+
+  // args.weight.packed is a vanilla weight; the leaves are not looked at. gate_up: scratch of [m,
+  // n] for a call with swiglu_out, whose ldy must be n / 2. May be captured into a graph.
+  // INVALID_ARGUMENT: swiglu_out without scratch or with another ldy. INTERNAL: cuBLAS or CUDA
+  // refused.
+  absl::Status Run(const LinearArgs& args, Bf16* gate_up, const Stream& stream);
+
+  // cuBLAS's, such as "13.1.0".
+  std::string version() const;
+
+ private:
+  CublasLinear() = default;
+  absl::Status Multiply(const LinearArgs& args, void* y, cudaDataType type, int64_t ldy,
+                        const Stream& stream);
+
+  cublasHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+};
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_LINEAR_H_

@@ -1,0 +1,222 @@
+// Attention as the model calls it, which mixes schedules, against the CPU backend, bit for bit:
+// mixed batches, streams, replayed graphs, and what it may read before its predecessor has ended.
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "tests/kernels/cuda/attention/batch.h"
+
+namespace isobit::cuda {
+namespace {
+
+class AttentionFrontTest : public testing::Test {
+ protected:
+  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
+};
+
+// Decode, prefill and padding in one call.
+TEST_F(AttentionFrontTest, RandomMixedBatches) {
+  Random random(3);
+  const int cases = testing_support::Scaled(600);
+  for (int i = 0; i < cases; ++i) {
+    Shape shape = RandomShape(random);
+    if (i % 2 == 0) shape.head_dim = OneOf(random, {64, 96, 128, 256});
+    std::vector<Rows> sequences = RandomRows(random, 3, 900);
+    for (Rows& s : sequences) {
+      if (Below(random, 3) != 0) continue;
+      s = {Below(random, i % 20 == 0 ? 300 : 90), Below(random, 3) * Below(random, 400)};
+    }
+    sequences.push_back({1, Below(random, 600)});
+    Batch batch(shape, sequences, random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected()))
+        << "case " << i << ": " << shape.Describe();
+  }
+  std::printf("%d mixed batches\n", cases);
+}
+
+// Some rows over a long context are decoded in several blocks, more rows prefilled.
+TEST_F(AttentionFrontTest, FewRowsOverLongContexts) {
+  Random random(12);
+  const int cases = testing_support::Scaled(30);
+  for (int i = 0; i < cases; ++i) {
+    Shape shape = RandomShape(random);
+    shape.page_size = std::max(shape.page_size, 7);
+    Batch batch(shape, {{1 + Below(random, 40), 4200 + Below(random, 800)}, {1, 700}, {0, 9}},
+                random());
+    DeviceBatch device(batch);
+    ASSERT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected())) << i << ": " << shape.Describe();
+  }
+}
+
+TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
+  Random random(9);
+  Batch batch({.heads = 16, .kv_heads = 2, .head_dim = 128, .page_size = 32},
+              RandomRows(random, 2, 3000), 9);
+  const std::vector<Bf16> expected = batch.Expected();
+  DeviceBatch first(batch);
+  DeviceBatch second(batch);
+  const size_t bytes = AttentionWorkspaceBytes(first.Args());
+  DeviceBuffer<std::byte> first_workspace(static_cast<int64_t>(bytes));
+  DeviceBuffer<std::byte> second_workspace(static_cast<int64_t>(bytes));
+  cudaStream_t streams[2];
+  for (cudaStream_t& s : streams) {
+    ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  }
+  for (int round = 0; round < 40; ++round) {
+    first.out().Poison();
+    second.out().Poison();
+    for (int launch = 0; launch < 3;
+         ++launch) {  // back to back: one may start before the last ends
+      ASSERT_TRUE(
+          LaunchAttention(first.Args(), {first_workspace.data(), bytes}, {streams[0]}).ok());
+      ASSERT_TRUE(
+          LaunchAttention(second.Args(), {second_workspace.data(), bytes}, {streams[1]}).ok());
+    }
+    ASSERT_TRUE(SameBits<Bf16>(first.out().CopyOut(), expected)) << round;
+    ASSERT_TRUE(SameBits<Bf16>(second.out().CopyOut(), expected)) << round;
+  }
+  for (const cudaStream_t s : streams) ISOBIT_CHECK_CUDA(cudaStreamDestroy(s));
+}
+
+// Brings what differs, after as long a time as a step's earlier kernels may take.
+__global__ void WriteLate(Bf16* to, const Bf16* from, int64_t n) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  for (const int64_t begin = clock64(); clock64() - begin < 100000;) {
+  }
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += threads) {
+    if (to[i] != from[i]) to[i] = from[i];
+  }
+}
+
+// Attention may read the keys of earlier steps before its predecessor has ended, but nothing of
+// what this step writes: be it the sequences' own rows, or all of what another part of the step
+// left.
+TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
+  Random random(13);
+  const int cases = testing_support::Scaled(60);
+  for (int i = 0; i < cases; ++i) {
+    Shape shape = RandomShape(random);
+    if (i % 2 == 0) shape.head_dim = OneOf(random, {64, 128, 256});
+    std::vector<Rows> sequences(static_cast<size_t>(OneOf(random, {1, 2, 40})));
+    for (Rows& s : sequences) s = {1 + Below(random, 2), LogUniform(random, 2000) - 1};
+    Batch batch(shape, sequences, random());
+    const std::vector<Bf16> expected = batch.Expected();
+    DeviceBuffer<Bf16> k(batch.k());
+    DeviceBuffer<Bf16> v(batch.v());
+    DeviceBuffer<Bf16> q(batch.q());
+    const bool part_of_step = i % 3 == 0;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const int64_t end = sequences[s].first_position + sequences[s].rows;
+      for (int64_t position = part_of_step ? 0 : sequences[s].first_position; position < end;
+           ++position) {
+        const int64_t page = batch.tables()[s][static_cast<size_t>(position / shape.page_size)];
+        for (int64_t h = 0; h < shape.kv_heads; ++h) {
+          const int64_t slot =
+              (page * shape.kv_heads + h) * shape.page_size + position % shape.page_size;
+          std::fill_n(batch.k().data() + slot * shape.head_dim, shape.head_dim, kPoison);
+          std::fill_n(batch.v().data() + slot * shape.head_dim, shape.head_dim, kPoison);
+        }
+      }
+    }
+    std::ranges::fill(batch.q(), kPoison);
+    const auto expect = [&](const char* name, const DeviceBatch::Launcher& launch) {
+      DeviceBatch device(batch, {.part_of_step = part_of_step});
+      const std::vector<Bf16> actual = device.Run(
+          [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
+            const Grid grid = {.blocks = dim3(8), .threads = dim3(512)};
+            for (const auto& [to, from] : {std::pair(&device.k(), &k), std::pair(&device.v(), &v),
+                                           std::pair(&device.q(), &q)}) {
+              const absl::Status status =
+                  Launch(WriteLate, grid, s, to->data(), from->data(), from->size());
+              if (!status.ok()) return status;
+            }
+            return launch(args, workspace, s);
+          },
+          std::max(AttentionWorkspaceBytes(device.Args()),
+                   DecodeWorkspaceBytes(device.Args(), device.sequences(), 2)));
+      EXPECT_TRUE(SameBits<Bf16>(actual, expected))
+          << i << ", " << name << ": " << shape.Describe();
+    };
+    expect("as the model calls it", LaunchAttention);
+    for (const DecodeSchedule& schedule : DecodeSchedules(shape)) {
+      expect(schedule.kind == DecodeSchedule::kTeams ? "by pairs" : "by clusters",
+             [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
+               return LaunchDecodeAttentionAs(schedule, args, *args.sequences.device, 2, workspace,
+                                              s);
+             });
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// One captured call serves steps of other lengths, other numbers of sequences and other pages, up
+// to its bounds.
+TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
+  Random random(10);
+  const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .page_size = 16};
+  const StepBounds bounds = {
+      .num_rows = 8, .num_sequences = 8, .max_rows = 1, .max_positions = 4096};
+  // The largest step first: its memory is what the graph holds.
+  Batch largest(shape, std::vector<Rows>(8, {1, 3000}), 1);
+  DeviceBatch device(largest, bounds);
+  ASSERT_TRUE(device.stage().Reserve(8, 8, 8 * 4096 / 16).ok());
+  device.Stage(bounds);
+  const size_t bytes = AttentionWorkspaceBytes(device.Args());
+  DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
+
+  cudaStream_t stream;
+  ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  ISOBIT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, {stream}).ok());
+  ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  const int64_t generation = device.stage().generation();
+  for (int i = 0; i < 30; ++i) {
+    std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
+    for (Rows& s : sequences) s = {Below(random, 5) == 0 ? 0 : 1, LogUniform(random, 3000) - 1};
+    Batch batch(shape, sequences, random());
+    device.k().CopyIn(batch.k());
+    device.v().CopyIn(batch.v());
+    device.q().CopyIn(batch.q());
+    device.out().Poison();
+    const std::vector<int32_t> ids(static_cast<size_t>(batch.rows()), 1);
+    ASSERT_TRUE(device.stage().Stage(ids, batch.host(), shape.page_size, bounds, stream).ok());
+    ISOBIT_CHECK_CUDA(cudaGraphLaunch(exec, stream));
+    std::vector<Bf16> actual = device.out().CopyOut();
+    actual.resize(static_cast<size_t>(batch.rows() * batch.ldo()));
+    ASSERT_TRUE(SameBits<Bf16>(actual, batch.Expected())) << i;
+  }
+  EXPECT_EQ(device.stage().generation(), generation);
+  ISOBIT_CHECK_CUDA(cudaGraphExecDestroy(exec));
+  ISOBIT_CHECK_CUDA(cudaGraphDestroy(graph));
+  ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST_F(AttentionFrontTest, RefusesWhatItCannotRun) {
+  Batch batch({.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 16}, {{1, 2000}}, 11);
+  DeviceBatch device(batch);
+  AttentionArgs args = device.Args();
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args.kv.head_dim = 63;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.heads = 3;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.sequences.device = nullptr;
+  EXPECT_EQ(LaunchAttention(args, {}, {}).code(), absl::StatusCode::kInvalidArgument);
+  args = device.Args();
+  args.heads = 0;  // a rank without heads
+  EXPECT_TRUE(LaunchAttention(args, {}, {}).ok());
+}
+
+}  // namespace
+}  // namespace isobit::cuda
