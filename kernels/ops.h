@@ -118,7 +118,7 @@ struct SequenceRows {
 };
 
 // The sequences of a step, made ready by Ops::Stage. They cover the step's rows in order.
-struct DeviceSequences;  // kernels/cuda/sequences.h
+struct DeviceSequences;  // kernels/cuda/device/device_sequences.h
 struct SequenceTable {
   absl::Span<const SequenceRows> host;
   const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere

@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

@@ -198,7 +198,7 @@ class DecodeCluster {
   }
 
   // Positions that no row sees read as +0. Those of this step are left to CopyNewRows: the others
-  // can be read before the predecessor has ended (sequences.h).
+  // can be read before the predecessor has ended (device_sequences.h).
   __device__ void Fetch(int32_t split, int key, bool inside, uint4* to, const Bf16* column) {
     const int32_t slot = shared_.slots[key];
     if (slot >= 0 && Begin(split) + key >= item_.first_position) return;  // new

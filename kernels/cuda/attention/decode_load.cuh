@@ -153,7 +153,7 @@ class DecodeProducer {
   __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
       : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // Starts before the predecessor has ended, with the keys of earlier steps (sequences.h).
+  // Starts before the predecessor has ended, with the keys of earlier steps (device_sequences.h).
   __device__ void Run(const DecodeItem& item) {
     for (int32_t split = item.first_split; split < item.end_split; ++split) {
       const int32_t end = EndOfSplit(item, split);

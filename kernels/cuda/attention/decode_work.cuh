@@ -9,7 +9,7 @@
 
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/device/device_sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

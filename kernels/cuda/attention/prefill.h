@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

@@ -12,7 +12,7 @@
 #include "kernels/cuda/attention/softmax_fragment.cuh"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/device/device_sequences.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {

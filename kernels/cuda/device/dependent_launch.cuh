@@ -10,7 +10,7 @@ __device__ __forceinline__ void ReleaseSuccessor() {
 }
 
 // Waits until the kernel before this one has completed and its writes are visible. Only weights,
-// and what sequences.h says of a step's tables and past, may be read before.
+// and what device_sequences.h says of a step's tables and past, may be read before.
 __device__ __forceinline__ void WaitForPredecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

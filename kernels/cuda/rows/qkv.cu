@@ -6,9 +6,9 @@
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/rows/rows.h"
-#include "kernels/cuda/sequences.h"
 
 namespace isobit::cuda {
 namespace {
