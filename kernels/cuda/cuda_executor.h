@@ -7,29 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/time/time.h"
+#include "kernels/cuda/cuda_rank_options.h"
 #include "kernels/model/rank_executor.h"
 
 namespace isobit {
-
-// With half as many rows, computing a step in halves costs more than it hides
-// (docs/lab/collectives.md).
-inline constexpr int64_t kOverlapRows = 2048;
-
-struct CudaRankOptions {
-  std::vector<int> devices;  // rank r runs on devices[r], alone
-  // Whether ranks reach each other's memory directly; else NCCL carries all that they exchange. It
-  // changes speed, never a bit. Vanilla's sums are NCCL's either way.
-  bool peer_memory = true;
-  // Least rows of a step that is computed in two halves, so that the sums of one travel while the
-  // other is computed (collective/copy_engine_sum.h). It changes speed, never a bit.
-  int64_t overlap_rows = kOverlapRows;
-  bool use_graphs = true;
-  absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
-  // For tests: rank `fault_rank` fails on the GPU in its step number `fault_step`. -1: never.
-  int fault_rank = -1;
-  int64_t fault_step = 0;
-};
 
 // All ranks of one engine come from one such function. Errors at the making of a rank: devices are
 // not as many as the ranks, each another, or the vocabulary is beyond kMaxDeviceVocab of

@@ -17,9 +17,10 @@
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
-#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_rank_options.h"
 #include "kernels/cuda/step_kernels.h"
+#include "kernels/model/rank_executor.h"
 
 namespace isobit {
 
