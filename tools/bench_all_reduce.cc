@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce_schedule.h"
 #include "kernels/cuda/device/device_info.h"

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "tools/bench_gpu.h"
 
 namespace isobit::bench {

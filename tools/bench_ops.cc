@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/sequences.h"

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "tools/bench_harness.h"
 
 namespace isobit::bench {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit::bench {
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit {
 namespace {
@@ -17,8 +18,7 @@ constexpr std::chrono::microseconds kPollInterval(50);
 
 absl::Status Checked(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
-      "gather of weights: ", what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+  return cuda::CudaStatus(error, absl::StrCat("gather of weights: ", what));
 }
 
 // An event of the present device.

@@ -16,17 +16,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit {
 namespace {
 
-absl::Status CudaStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  const std::string message =
-      absl::StrCat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
-                                            : absl::InternalError(message);
-}
+using cuda::CudaStatus;
 
 // `comm`: whose last error is told, or null.
 absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm) {
@@ -147,7 +142,7 @@ absl::StatusOr<NcclMemory> NcclGroup::Allocate(size_t bytes) {
         const ncclResult_t gathered = ncclAllGather(memory->get() + options.rank, address, 1,
                                                     ncclUint8, comm, cudaStreamPerThread);
         ISOBIT_RETURN_IF_ERROR(NcclStatus(gathered, what.c_str(), comm));
-        return CudaStatus(cudaStreamSynchronize(cudaStreamPerThread), what.c_str());
+        return CudaStatus(cudaStreamSynchronize(cudaStreamPerThread), what);
       }));
   return std::move(*memory);
 }

@@ -40,7 +40,7 @@ using NcclMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>
 class NcclGroup {
  public:
   // Waits for all ranks. DEADLINE_EXCEEDED: not all came in time. UNAVAILABLE: a peer or the
-  // network failed. INTERNAL: CUDA or NCCL failed.
+  // network failed. FAILED_PRECONDITION: no such device. INTERNAL: CUDA or NCCL failed.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclOptions& options);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;

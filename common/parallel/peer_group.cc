@@ -10,16 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit {
 namespace {
 
-absl::Status Checked(cudaError_t error, const std::string& what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  const std::string message = absl::StrCat(what, ": ", cudaGetErrorString(error));
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
-                                            : absl::FailedPreconditionError(message);
-}
+using cuda::CudaStatus;
 
 // Gives the calling thread its device back.
 class DeviceRestorer {
@@ -34,14 +30,14 @@ class DeviceRestorer {
 };
 
 absl::Status SetDevice(int device) {
-  return Checked(cudaSetDevice(device), absl::StrCat("CUDA device ", device));
+  return CudaStatus(cudaSetDevice(device), absl::StrCat("CUDA device ", device));
 }
 
 // Lets kernels on `device` reach the memory of `peer`.
 absl::Status MapPeer(int device, int peer) {
   int can = 0;
-  ISOBIT_RETURN_IF_ERROR(Checked(cudaDeviceCanAccessPeer(&can, device, peer),
-                                 absl::StrCat("CUDA devices ", device, " and ", peer)));
+  ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaDeviceCanAccessPeer(&can, device, peer),
+                                    absl::StrCat("CUDA devices ", device, " and ", peer)));
   if (can == 0) {
     return absl::FailedPreconditionError(absl::StrCat("CUDA device ", device,
                                                       " cannot map the memory of device ", peer,
@@ -53,7 +49,7 @@ absl::Status MapPeer(int device, int peer) {
     cudaGetLastError();  // it stays set, and would be taken for a later launch's
     return absl::OkStatus();
   }
-  return Checked(error, absl::StrCat("CUDA device ", device, " maps device ", peer));
+  return CudaStatus(error, absl::StrCat("CUDA device ", device, " maps device ", peer));
 }
 
 }  // namespace
@@ -82,7 +78,7 @@ absl::StatusOr<PeerGroup> PeerGroup::Create(absl::Span<const int> devices) {
         absl::StrCat("a group of ", devices.size(), " ranks: expected 1, 2, 4 or 8"));
   }
   int count = 0;
-  ISOBIT_RETURN_IF_ERROR(Checked(cudaGetDeviceCount(&count), "counting CUDA devices"));
+  ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "counting CUDA devices"));
   for (const int device : devices) {
     if (device < 0 || device >= count) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -111,11 +107,11 @@ absl::StatusOr<PeerMemory> PeerGroup::Allocate(size_t bytes, unsigned char fill)
     ISOBIT_RETURN_IF_ERROR(SetDevice(device));
     void* buffer = nullptr;
     ISOBIT_RETURN_IF_ERROR(
-        Checked(cudaMalloc(&buffer, std::max<size_t>(bytes, 1)),
-                absl::StrCat(bytes, " bytes shared by the ranks, on CUDA device ", device)));
+        CudaStatus(cudaMalloc(&buffer, std::max<size_t>(bytes, 1)),
+                   absl::StrCat(bytes, " bytes shared by the ranks, on CUDA device ", device)));
     memory.buffers_.push_back({device, static_cast<std::byte*>(buffer)});
-    ISOBIT_RETURN_IF_ERROR(Checked(cudaMemset(buffer, fill, bytes), "cudaMemset"));
-    ISOBIT_RETURN_IF_ERROR(Checked(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+    ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaMemset(buffer, fill, bytes), "cudaMemset"));
+    ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   }
   return memory;
 }

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_rank_group.h"
 #include "kernels/cuda/device/captured_graph.h"

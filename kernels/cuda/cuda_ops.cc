@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/linear/layout.h"
@@ -34,7 +34,7 @@ absl::StatusOr<Memory> AllocateDevice(size_t bytes, const ByteCount& allocated) 
   const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
   if (error != cudaSuccess) {
     cudaGetLastError();  // it stays set, and would be taken for a later launch's
-    return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes").c_str());
+    return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes"));
   }
   *allocated += bytes;
   return Memory(static_cast<std::byte*>(memory), [allocated, bytes](std::byte* p) {
@@ -108,7 +108,7 @@ class StreamOps final : public CudaOps {
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(&memory, std::max<size_t>(bytes, 1), side_->handle);
     if (error != cudaSuccess) {
-      return CudaStatus(error, absl::StrCat("cudaMallocAsync of ", bytes, " bytes").c_str());
+      return CudaStatus(error, absl::StrCat("cudaMallocAsync of ", bytes, " bytes"));
     }
     return Memory(static_cast<std::byte*>(memory), [side = side_](std::byte* p) {
       cudaFreeAsync(p, side->handle);

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_rank_options.h"

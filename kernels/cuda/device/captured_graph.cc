@@ -2,7 +2,7 @@
 #include "kernels/cuda/device/captured_graph.h"
 
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit::cuda {
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit::cuda {
 

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 
 namespace isobit::cuda {
 
@@ -21,7 +21,7 @@ absl::StatusOr<Function> FindDriverFunction(const char* name) {
   const cudaError_t error =
       cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
   if (error != cudaSuccess) {
-    return CudaStatus(error, absl::StrCat("cudaGetDriverEntryPointByVersion of ", name).c_str());
+    return CudaStatus(error, absl::StrCat("cudaGetDriverEntryPointByVersion of ", name));
   }
   if (function == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("the CUDA driver has no ", name));

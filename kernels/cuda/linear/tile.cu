@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/cuda_status.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/schedule.h"

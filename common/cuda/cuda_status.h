@@ -1,17 +1,18 @@
-// CUDA errors as absl::Status.
-#ifndef ISOBIT_COMMON_PARALLEL_CUDA_STATUS_H_
-#define ISOBIT_COMMON_PARALLEL_CUDA_STATUS_H_
+// CUDA errors as absl::Status: one set of codes for all that calls CUDA.
+#ifndef ISOBIT_COMMON_CUDA_CUDA_STATUS_H_
+#define ISOBIT_COMMON_CUDA_CUDA_STATUS_H_
 
 #include <cuda_runtime_api.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace isobit::cuda {
 
-// OK, or RESOURCE_EXHAUSTED (no memory), FAILED_PRECONDITION (no usable device or driver), INTERNAL
-// (everything else); the message names what was tried and CUDA's reason.
-inline absl::Status CudaStatus(cudaError_t error, const char* what) {
+// OK, or RESOURCE_EXHAUSTED (no memory), FAILED_PRECONDITION (no device, driver or way to a peer
+// that would do), INTERNAL (everything else); the message names what was tried and CUDA's reason.
+inline absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
   const std::string message =
       absl::StrCat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
@@ -19,9 +20,15 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(message);
     case cudaErrorNoDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDevice:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+    case cudaErrorSystemNotReady:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorPeerAccessUnsupported:
+    case cudaErrorTooManyPeers:
       return absl::FailedPreconditionError(message);
     default:
       return absl::InternalError(message);
@@ -38,4 +45,4 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
     }                                                                             \
   } while (false)
 
-#endif  // ISOBIT_COMMON_PARALLEL_CUDA_STATUS_H_
+#endif  // ISOBIT_COMMON_CUDA_CUDA_STATUS_H_
