@@ -1,52 +1,51 @@
-"""Holds the walls between the folders: who may include whom, and which compiler flags never appear."""
+"""Holds the walls between the folders: who may include and link whom, and which compiler flags never appear.
+
+The walls are the table "Folders and who may include whom" in docs/ARCHITECTURE.md. Includes and the build's
+link lists are held to it, and the table itself to what no edit of it may allow: a circle, or an arrow up.
+"""
 
 import re
 import tempfile
 import unittest
-from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
-SOURCE_FOLDERS = ("common", "kernels", "rollout", "trainer_bridge", "tools")
+SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
-GRPC_OR_PROTO = r"grpc|google/protobuf/|.*\.pb\.h"
-TORCH = r"torch/|ATen/|c10/|caffe2/"
-CUDA = (
-    r"cuda|cu(blas|dnn|rand|fft|sparse|solver|file|pti)|cub/|cutlass/|cute/|thrust/|nccl|nvml|nvtx|nvToolsExt"
-)
-
-
-@dataclass(frozen=True)
-class Wall:
-    """Files under `inside`, but not under `unless`, include nothing that matches `forbidden`."""
-
-    inside: tuple[str, ...]
-    forbidden: str
-    unless: tuple[str, ...] = ()
-
-
-WALLS = {
-    "kernels know no RPC and no framework": Wall(("kernels/",), f"{GRPC_OR_PROTO}|{TORCH}"),
-    "kernels stand on common alone": Wall(("kernels/",), r"(rollout|trainer_bridge|tools|tests|common/rpc)/"),
-    "common knows nothing above it": Wall(("common/",), r"(kernels|rollout|trainer_bridge|tools|tests)/"),
-    "in common, only rpc speaks gRPC": Wall(("common/",), GRPC_OR_PROTO, unless=("common/rpc/",)),
-    "rollout knows no trainer": Wall(("rollout/",), r"trainer_bridge/"),
-    "the trainer knows no rollout": Wall(("trainer_bridge/",), r"rollout/"),
-    "the comparator holds no model": Wall(
-        ("trainer_bridge/comparator/",), r"kernels/|trainer_bridge/(scorer|torch)/"
-    ),
-    "CUDA stays in kernels, communicators and benches": Wall(
-        tuple(f"{folder}/" for folder in SOURCE_FOLDERS),
-        CUDA,
-        unless=("kernels/", "common/parallel/", "tools/bench_"),
-    ),
-    "Torch stays in its bridge": Wall(
-        tuple(f"{folder}/" for folder in SOURCE_FOLDERS), TORCH, unless=("trainer_bridge/torch/",)
+# What the table calls libraries: how their headers begin, and their targets.
+LIBRARIES = {
+    "gRPC": (r"grpc", r"gRPC::"),
+    "protobuf": (r"google/protobuf/", r"protobuf::"),
+    "OpenSSL": (r"openssl/", r"OpenSSL::"),
+    "JSON": (r"nlohmann/", r"nlohmann_json::"),
+    "Torch": (r"torch/|ATen/|c10/|caffe2/", r"torch|Torch::"),
+    "cuBLAS": (r"cublas", r"CUDA::cublas"),
+    "NCCL": (r"nccl", r"NCCL::"),
+    "CUDA": (
+        r"cuda|cu(dnn|rand|fft|sparse|solver|file|pti)|cub/|cutlass/|cute/|thrust/|nvml|nvtx|nvToolsExt"
+        r"|cooperative_groups",
+        r"CUDA::",
     ),
 }
+
+# What the table may not allow, whatever it says: folders, by a pattern, that never reach what another pattern
+# names, directly or through others.
+NEVER_REACH = {
+    "kernels know no RPC and no framework": (r"kernels\b", r"gRPC|protobuf|Torch|proto$|common/rpc"),
+    "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools"),
+    "common knows nothing above it": (r"common/", r"kernels|rollout|trainer_bridge|tools"),
+    "in common, only rpc speaks gRPC": (r"common/(?!rpc$)", r"gRPC|protobuf|proto$"),
+    "rollout knows no trainer": (r"rollout", r"trainer_bridge"),
+    "the trainer knows no rollout": (r"trainer_bridge", r"rollout"),
+    "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|trainer_bridge/scorer"),
+    "a family of kernels knows no model": (r"kernels/cuda/", r"kernels/model|common/checkpoint"),
+}
+# The only folders that name CUDA's libraries themselves.
+MAY_NAME_CUDA = r"kernels/cuda\b|common/(cuda|parallel)$|tools$"
 
 # Each lets a compiler change the bits of a result.
 BIT_CHANGING_FLAGS = re.compile(
@@ -55,6 +54,60 @@ BIT_CHANGING_FLAGS = re.compile(
     r"|-mrecip|-mdaz-ftz|fp\s+contract\s*\(\s*(fast|on)|FP_CONTRACT\s+ON|float_control|fast-math\""
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+TABLE = "## Folders and who may include whom"
+LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")
+
+Table = dict[str, set[str]]
+
+
+def read_table(text: str) -> Table:
+    """What each folder may include: folders and LIBRARIES, from the page's table."""
+    rows = {}
+    for line in text.split(TABLE)[1].split("\n## ")[0].splitlines():
+        if line.startswith("| `"):
+            folder, _, allowed = (cell.strip() for cell in line.strip("|").split(" | "))
+            rows[folder.strip("` ")] = [item.strip("` ") for item in allowed.split(",") if item.strip()]
+    table = {}
+    for folder, allowed in rows.items():
+        table[folder] = set()
+        for item in allowed:
+            below = [row for row in rows if item.endswith("/*") and row.startswith(item[:-1])]
+            if not below and item not in rows and item not in LIBRARIES and item != "-":
+                raise ValueError(f"{folder} may include {item}, which is neither a row nor a library")
+            table[folder].update(below or [item])
+        table[folder].discard("-")
+    return table
+
+
+def table_breaches(table: Table) -> list[str]:
+    """One line for each thing that the table allows and never may."""
+    try:
+        order = list(TopologicalSorter(table).static_order())
+    except CycleError as error:
+        return [f"a circle: {' -> '.join(error.args[1])}"]
+    reach: Table = {}
+    for folder in order:  # whom it includes comes first
+        reach[folder] = set().union(*({other} | reach[other] for other in table.get(folder, ())))
+    breaches = []
+    for rule, (inside, never) in NEVER_REACH.items():
+        for folder in filter(re.compile(inside).match, table):
+            breaches += [
+                f"{folder} reaches {other}: {rule}" for other in reach[folder] if re.match(never, other)
+            ]
+    for folder, allowed in table.items():
+        if allowed & {"CUDA", "cuBLAS", "NCCL"} and not re.match(MAY_NAME_CUDA, folder):
+            breaches.append(f"{folder} names CUDA")
+    return sorted(breaches)
+
+
+def folder_of(path: str) -> str:
+    """The row that a file belongs to: its folder; what protoc generates belongs to proto."""
+    return "proto" if path.startswith(("proto/", "isobit/v1/")) else path.rpartition("/")[0]
+
+
+def library_of(name: str, kind: int) -> str | None:
+    """The library of a header (kind 0) or a target (1)."""
+    return next((library for library, names in LIBRARIES.items() if re.match(names[kind], name)), None)
 
 
 def sources(root: Path) -> list[Path]:
@@ -62,25 +115,46 @@ def sources(root: Path) -> list[Path]:
     return sorted(path for path in found if path.suffix in SOURCE_SUFFIXES)
 
 
-def wall_breaches(root: Path) -> list[str]:
-    """One line for each include that crosses a wall."""
+def include_breaches(root: Path, table: Table) -> list[str]:
+    """One line for each include that the table does not allow, and each folder that it lacks."""
     breaches = []
     for path in sources(root):
         name = path.relative_to(root).as_posix()
+        folder = folder_of(name)
+        if folder not in table:
+            breaches.append(f"{name}: the table has no row for its folder")
+            continue
         for included in INCLUDE.findall(path.read_text("utf-8")):
-            breaches += [
-                f"{name} includes {included}: {rule}"
-                for rule, wall in WALLS.items()
-                if name.startswith(wall.inside)
-                and not (wall.unless and name.startswith(wall.unless))
-                and re.match(wall.forbidden, included)
-            ]
+            ours = included.startswith((*(f"{top}/" for top in SOURCE_FOLDERS), "tests/", "isobit/v1/"))
+            target = folder_of(included) if ours else library_of(included, 0)
+            if target not in (None, folder) and target not in table[folder]:
+                breaches.append(f"{name} includes {included}")
     return breaches
+
+
+def link_breaches(root: Path, table: Table) -> list[str]:
+    """One line for each target that links what its folder may not include."""
+    owner, links = {}, []
+    for path in sorted(path for top in SOURCE_FOLDERS for path in (root / top).rglob("CMakeLists.txt")):
+        folder = folder_of(path.relative_to(root).as_posix())
+        for call, text in LINKS.findall(re.sub("#.*", "", path.read_text("utf-8"))):
+            words = text.split()
+            target = words[0] if call == "target_link_libraries" else words[words.index("NAME") + 1]
+            if call != "target_link_libraries":
+                owner[target] = folder
+                words = words[words.index("DEPS") :] if "DEPS" in words else []
+            links += [(folder, target, word) for word in words[1:]]
+    return [
+        f"{target}, of {folder}, links {linked}"
+        for folder, target, linked in links
+        if (to := owner.get(linked) or library_of(linked, 1)) not in (None, folder)
+        and to not in table[folder]
+    ]
 
 
 def flag_breaches(root: Path) -> list[str]:
     """One line for each flag, in a build file or a source, that lets results change."""
-    folders = (*SOURCE_FOLDERS, "cmake", "proto", "tests")
+    folders = (*SOURCE_FOLDERS, "cmake", "tests")
     files = [path for folder in folders for pattern in BUILD_FILES for path in (root / folder).rglob(pattern)]
     files += [path for pattern in BUILD_FILES for path in root.glob(pattern)]
     breaches = []
@@ -93,9 +167,19 @@ def flag_breaches(root: Path) -> list[str]:
 
 
 class RepositoryTest(unittest.TestCase):
+    def setUp(self):
+        self.table = read_table((ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"))
+
+    def test_the_table_allows_no_circle_and_no_arrow_up(self):
+        self.assertEqual(table_breaches(self.table), [])
+        self.assertEqual([folder for folder in self.table if not (ROOT / folder).is_dir()], [])
+
     def test_no_include_crosses_a_wall(self):
         self.assertGreater(len(sources(ROOT)), 50)
-        self.assertEqual(wall_breaches(ROOT), [])
+        self.assertEqual(include_breaches(ROOT, self.table), [])
+
+    def test_no_link_list_crosses_a_wall(self):
+        self.assertEqual(link_breaches(ROOT, self.table), [])
 
     def test_no_flag_lets_results_change(self):
         self.assertEqual(flag_breaches(ROOT), [])
@@ -108,42 +192,97 @@ class ControlTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.root = Path(scratch.name)
+        self.table = read_table((ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"))
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def test_breaches_are_found(self):
+    def test_includes_are_found(self):
         cases = [
-            ("kernels/cpu/a.cc", "<grpcpp/server.h>", "kernels know no RPC and no framework"),
-            ("kernels/cpu/a.cc", '"proto/isobit/v1/types.pb.h"', "kernels know no RPC and no framework"),
-            ("kernels/model/a.h", "<torch/torch.h>", "kernels know no RPC and no framework"),
-            ("kernels/model/a.h", '"common/rpc/limits.h"', "kernels stand on common alone"),
-            ("common/base/a.h", '"kernels/ops.h"', "common knows nothing above it"),
-            ("common/base/a.h", "<grpcpp/server.h>", "in common, only rpc speaks gRPC"),
-            ("rollout/engine/a.cc", '"trainer_bridge/scorer/scorer.h"', "rollout knows no trainer"),
-            ("trainer_bridge/scorer/a.cc", '"rollout/engine/engine.h"', "the trainer knows no rollout"),
-            ("trainer_bridge/comparator/a.cc", '"kernels/ops.h"', "the comparator holds no model"),
-            ("rollout/engine/a.cc", "<cuda_runtime.h>", "CUDA stays in kernels, communicators and benches"),
-            ("tools/a.cc", "<nccl.h>", "CUDA stays in kernels, communicators and benches"),
-            ("rollout/engine/a.cc", "<ATen/ATen.h>", "Torch stays in its bridge"),
+            ("kernels/cpu/a.cc", "<grpcpp/server.h>"),
+            ("kernels/cpu/a.cc", '"isobit/v1/types.pb.h"'),
+            ("kernels/model/a.h", "<torch/torch.h>"),
+            ("kernels/model/a.h", '"common/rpc/limits.h"'),
+            ("kernels/model/a.h", '"tests/support/a.h"'),
+            ("kernels/cuda/device/a.cuh", '"kernels/cuda/linear/layout.h"'),
+            ("kernels/cuda/linear/a.cu", '"kernels/cuda/rows/rows.h"'),
+            ("kernels/cuda/linear/a.cu", '"kernels/cuda/cuda_ops.h"'),
+            ("kernels/cuda/linear/a.cu", "<cublas_v2.h>"),
+            ("kernels/cuda/rows/a.cu", '"kernels/cuda/collective/all_reduce.h"'),
+            ("kernels/cuda/attention/a.cu", '"kernels/model/weights.h"'),
+            ("common/base/a.h", '"kernels/ops.h"'),
+            ("rollout/a.cc", '"trainer_bridge/scorer/scorer.h"'),
+            ("rollout/a.cc", "<cuda_runtime.h>"),
+            ("trainer_bridge/comparator/a.cc", '"kernels/ops.h"'),
         ]
-        self.assertEqual({rule for _, _, rule in cases}, WALLS.keys())
-        for name, included, rule in cases:
-            with self.subTest(rule=rule, included=included):
+        for name, included in cases:
+            with self.subTest(file=name, included=included):
                 self.write(name, f"// A file.\n  # include {included}\n")
-                self.assertIn(f"{name} includes {included[1:-1]}: {rule}", wall_breaches(self.root))
+                self.assertEqual(
+                    include_breaches(self.root, self.table), [f"{name} includes {included[1:-1]}"]
+                )
                 (self.root / name).unlink()
+        self.write("kernels/fpga/a.cc", "")
+        self.assertEqual(len(include_breaches(self.root, self.table)), 1)
 
     def test_what_is_allowed_is_let_through(self):
-        self.write("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n")
+        self.write("kernels/cuda/linear/a.cu", '#include <cuda.h>\n#include "kernels/cuda/device/launch.h"\n')
+        self.write("kernels/cuda/collective/a.cc", '#include "kernels/cuda/rows/rows.h"\n')
         self.write("common/parallel/nccl_group.cc", "#include <nccl.h>\n")
-        self.write("tools/bench_harness.cc", "#include <cuda_runtime_api.h>\n")
-        self.write("common/rpc/channel.h", "#include <grpcpp/channel.h>\n")
-        self.write("trainer_bridge/torch/ops.cc", '#include <torch/library.h>\n#include "kernels/ops.h"\n')
+        self.write("common/rpc/channel.h", '#include <grpcpp/channel.h>\n#include "isobit/v1/a.pb.h"\n')
+        self.write("kernels/cuda/linear/CMakeLists.txt", "isobit_library(NAME b DEPS a absl::status)\n")
+        self.write("kernels/cuda/device/CMakeLists.txt", "isobit_library(NAME a SRCS a.cc)\n")
         self.write("CMakeLists.txt", "add_compile_options(-ffp-contract=off -fno-fast-math)\n")
-        self.assertEqual(wall_breaches(self.root) + flag_breaches(self.root), [])
+        self.assertEqual(include_breaches(self.root, self.table), [])
+        self.assertEqual(link_breaches(self.root, self.table) + flag_breaches(self.root), [])
+
+    def test_links_are_found(self):
+        self.write("kernels/cuda/rows/CMakeLists.txt", "isobit_library(NAME rows SRCS a.cu DEPS base)\n")
+        self.write(
+            "kernels/cuda/linear/CMakeLists.txt",
+            "isobit_library(NAME linear SRCS a.cu\n DEPS rows CUDA::cudart)  # ours\n"
+            "target_link_libraries(linear PRIVATE CUDA::cublas)\n",
+        )
+        self.assertEqual(
+            link_breaches(self.root, self.table),
+            [
+                "linear, of kernels/cuda/linear, links rows",
+                "linear, of kernels/cuda/linear, links CUDA::cublas",
+            ],
+        )
+
+    def test_tables_are_judged(self):
+        cases = {
+            "kernels know no RPC and no framework": ("kernels/contract", "gRPC"),
+            "kernels know no caller": ("kernels/oracle", "tools"),
+            "common knows nothing above it": ("common/base", "kernels/oracle"),
+            "in common, only rpc speaks gRPC": ("common/config", "gRPC"),
+            "rollout knows no trainer": ("rollout", "trainer_bridge/comparator"),
+            "the trainer knows no rollout": ("trainer_bridge/scorer", "rollout"),
+            "the comparator holds no model": ("trainer_bridge/comparator", "kernels"),
+            "a family of kernels knows no model": ("kernels/cuda/rows", "kernels/model"),
+        }
+        self.assertEqual(cases.keys(), NEVER_REACH.keys())
+        for rule, (folder, allowed) in cases.items():
+            with self.subTest(rule=rule):
+                table = {**self.table, folder: self.table[folder] | {allowed}}
+                if rule == "kernels know no caller":
+                    table["tools"] = set()  # else a circle, which is told instead
+                if rule == "common knows nothing above it":
+                    table["kernels/oracle"] = set()
+                self.assertIn(f"{folder} reaches {allowed}: {rule}", table_breaches(table))
+        circle = {**self.table, "kernels/cuda/rows": {"kernels/cuda/collective"}}
+        self.assertIn("a circle: ", table_breaches(circle)[0])
+        self.assertEqual(table_breaches({**self.table, "rollout": {"CUDA"}}), ["rollout names CUDA"])
+
+    def test_the_table_is_read(self):
+        page = f"{TABLE}\n| folder | holds | may include |\n| --- | --- | --- |\n{{}}\n## Next\n"
+        rows = "| `a` | one, two | - |\n| `a/b` | b | `a`, CUDA |\n| `c` | all | `a/*` |"
+        self.assertEqual(read_table(page.format(rows)), {"a": set(), "a/b": {"a", "CUDA"}, "c": {"a/b"}})
+        with self.assertRaisesRegex(ValueError, "neither a row nor a library"):
+            read_table(page.format("| `a` | one | `d` |"))
 
     def test_flags_are_found(self):
         cases = {
