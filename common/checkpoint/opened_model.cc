@@ -71,13 +71,16 @@ std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource&
   return warnings;
 }
 
+absl::Status CheckDigest(const std::string& digest, const std::string& expected) {
+  if (expected.empty() || digest == expected) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the weights have digest ", digest, ", expected ", expected));
+}
+
 absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
                                           const std::string& expected_digest) {
   ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
-  if (!expected_digest.empty() && digests.checkpoint != expected_digest) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the weights have digest ", digests.checkpoint, ", expected ", expected_digest));
-  }
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckTiedHead(config, digests));
   return std::move(digests.checkpoint);
 }

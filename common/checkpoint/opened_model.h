@@ -40,9 +40,11 @@ absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy
 // weights that are rounded to bf16. One sentence each.
 std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights);
 
+// FAILED_PRECONDITION, with both: `expected` is neither empty nor `digest`, that of the weights.
+absl::Status CheckDigest(const std::string& digest, const std::string& expected);
+
 // The digest of weights of `config`, all of which `reader` has handed out; reads what is left of
-// the source. FAILED_PRECONDITION: `expected_digest` is neither empty nor the weights'. Else
-// WeightReader::Finish and CheckTiedHead.
+// the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedHead's.
 absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
                                           const std::string& expected_digest);
 

@@ -13,6 +13,7 @@
 #include "common/base/log.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
+#include "common/checkpoint/opened_model.h"
 #include "kernels/model/pack_model.h"
 
 namespace isobit {
@@ -106,6 +107,7 @@ class WeightStager {
     }
     if (layout == nullptr) {
       ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source));
+      ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
       return StagedWeights{std::move(staged_), std::move(digests.checkpoint)};
     }
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());

@@ -132,6 +132,20 @@ TEST_F(ResidentWeightsTest, TheFirstGoStraightToTheirPlace) {
   ExpectServing(0);
 }
 
+TEST_F(ResidentWeightsTest, RanksWithoutWeightsRefuseAnotherDigest) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0));
+  const std::vector<ResidentWeights*> none(kRanks, nullptr);
+  const auto stage = [&](const std::string& expected) {
+    return StageBlocks(checkpoints_[0], expected, none);
+  };
+  for (const std::string& expected : {std::string(), staged.digest}) {
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights read, stage(expected));
+    EXPECT_EQ(read.digest, staged.digest);
+  }
+  EXPECT_THAT(stage(std::string(64, '0')).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, testing::HasSubstr(staged.digest)));
+}
+
 TEST_F(ResidentWeightsTest, UpdatesInPlace) {
   Load(0);
   std::vector<const std::byte*> places;
