@@ -6,12 +6,10 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,12 +27,6 @@ constexpr int kRestMs = 50;
 constexpr std::chrono::seconds kLogInterval(1);
 // How many are taken in a row from one listener.
 constexpr int kBatch = 64;
-
-std::optional<uint64_t> InodeOf(int socket) {
-  struct stat info;
-  if (fstat(socket, &info) != 0 || !S_ISSOCK(info.st_mode)) return std::nullopt;
-  return info.st_ino;
-}
 
 Descriptor OpenSpare() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -64,17 +56,25 @@ int64_t RaiseDescriptorLimit() {
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const Options& options) {
   ISOBIT_ASSIGN_OR_RETURN(const int64_t max_connections, ConnectionCap(options.max_connections));
+  if (options.max_connections_per_address < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_connections_per_address: ", options.max_connections_per_address,
+                     ", expected at least 0"));
+  }
   ISOBIT_ASSIGN_OR_RETURN(ListeningSockets listening, ListenOn(options.host, options.port));
-  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(max_connections));
+  std::unique_ptr<ConnectionAcceptor> acceptor(
+      new ConnectionAcceptor(max_connections, options.max_connections_per_address));
   acceptor->port_ = listening.port;
   acceptor->listeners_ = std::move(listening.sockets);
   return acceptor;
 }
 
-ConnectionAcceptor::ConnectionAcceptor(int64_t max_connections)
+ConnectionAcceptor::ConnectionAcceptor(int64_t max_connections, int64_t max_of_address)
     : max_connections_(max_connections),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      spare_(OpenSpare()) {
+      spare_(OpenSpare()),
+      connections_(max_connections, max_of_address > 0 ? max_of_address : (max_connections + 3) / 4,
+                   /*exempts_loopback=*/max_of_address == 0) {
   ISOBIT_CHECK(wake_.is_open()) << "eventfd: errno " << errno;
 }
 
@@ -119,9 +119,12 @@ void ConnectionAcceptor::AcceptUntilStopped() {
 
 bool ConnectionAcceptor::AcceptAll(int listener) {
   for (int i = 0; i < kBatch; ++i) {
-    Descriptor connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    Descriptor connection(
+        accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.is_open()) {
-      Adopt(std::move(connection));
+      Adopt(std::move(connection), peer);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -133,29 +136,15 @@ bool ConnectionAcceptor::AcceptAll(int listener) {
   return true;
 }
 
-void ConnectionAcceptor::Adopt(Descriptor connection) {
-  const std::optional<uint64_t> inode = InodeOf(connection.get());
-  if (!inode || !HasRoom()) {
-    LogRefused(absl::StrCat("--max_connections=", max_connections_, " are open"));
+void ConnectionAcceptor::Adopt(Descriptor connection, const sockaddr_storage& peer) {
+  if (const absl::Status added = connections_.Add(connection.get(), PeerAddressOf(peer));
+      !added.ok()) {
+    LogRefused(added.message());
     return;
   }
-  connections_[connection.get()] = *inode;
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
   parameters.fd = connection.Release();
   server_->HandleNewConnection(&parameters);
-}
-
-bool ConnectionAcceptor::HasRoom() {
-  const auto is_below_cap = [this] {
-    return static_cast<int64_t>(connections_.size()) < max_connections_;
-  };
-  const auto start = std::chrono::steady_clock::now();
-  if (is_below_cap() || start < next_sweep_) return is_below_cap();
-  std::erase_if(connections_,
-                [](const auto& entry) { return InodeOf(entry.first) != entry.second; });
-  const auto end = std::chrono::steady_clock::now();
-  next_sweep_ = end + 10 * (end - start);  // a flood of newcomers must not buy sweeps alone
-  return is_below_cap();
 }
 
 void ConnectionAcceptor::RefuseOne(int error, int listener) {

@@ -12,18 +12,19 @@
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/base/descriptor.h"
+#include "common/rpc/open_connections.h"
 
 namespace isobit {
 
@@ -41,14 +42,18 @@ class ConnectionAcceptor {
     // Connections open at one time, in [1, descriptor limit - kReservedDescriptors]. 0: half of the
     // limit, at most kDefaultMaxConnections. What comes beyond is accepted and closed at once.
     int64_t max_connections = 0;
+    // Of these, how many may be of one address (open_connections.h), at least 1: one stranger must
+    // not take all places. 0: a quarter, and any number from loopback, where all callers of a
+    // service that listens there, or has its proxy there, have one address.
+    int64_t max_connections_per_address = 0;
   };
   static constexpr int64_t kDefaultMaxConnections = 4096;
   // Left for all that are no connections: files, event queues, connections to other services.
   static constexpr int64_t kReservedDescriptors = 64;
 
   // Binds and listens, without SO_REUSEPORT, so that no other process can share the port. Nothing
-  // is accepted until Start. INVALID_ARGUMENT: port or max_connections out of range. UNAVAILABLE:
-  // an address cannot be found or bound.
+  // is accepted until Start. INVALID_ARGUMENT: port or a number of connections out of range.
+  // UNAVAILABLE: an address cannot be found or bound.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const Options& options);
 
   ConnectionAcceptor(const ConnectionAcceptor&) = delete;
@@ -70,14 +75,13 @@ class ConnectionAcceptor {
   int64_t max_connections() const { return max_connections_; }
 
  private:
-  explicit ConnectionAcceptor(int64_t max_connections);
+  ConnectionAcceptor(int64_t max_connections, int64_t max_of_address);
 
   void AcceptUntilStopped();
   // Takes what waits at `listener`. False: the system has no descriptor or memory for more now.
   bool AcceptAll(int listener);
   // Hands `connection` over, or closes it when there are too many.
-  void Adopt(Descriptor connection);
-  bool HasRoom();
+  void Adopt(Descriptor connection, const sockaddr_storage& peer);
   // Accepts and closes one, after an accept that failed with `error`.
   void RefuseOne(int error, int listener);
   void LogRefused(absl::string_view reason);
@@ -89,13 +93,10 @@ class ConnectionAcceptor {
   Descriptor spare_;  // closed to have a descriptor with which to refuse, when there is no other
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
 
-  // The inode of each socket handed over, by descriptor. gRPC closes them: one whose inode has
-  // changed is gone.
-  std::unordered_map<int, uint64_t> connections_;
-  std::chrono::steady_clock::time_point next_sweep_;  // of those that are gone
+  OpenConnections connections_;
   std::chrono::steady_clock::time_point next_log_;
   int64_t num_refused_ = 0;  // since the last line of the log
-  std::thread thread_;       // alone uses the four above
+  std::thread thread_;       // alone uses the three above
 };
 
 }  // namespace isobit

@@ -18,6 +18,9 @@ ABSL_FLAG(int, port, 0, "TCP port to listen on; 0 lets the system choose one.");
 ABSL_FLAG(int64_t, max_connections, 0,
           "Client connections open at one time; more are closed at once. 0: half of the process's "
           "limit of descriptors, at most 4096.");
+ABSL_FLAG(int64_t, max_connections_per_address, 0,
+          "Of --max_connections, those of one address (of IPv6: of its first 64 bits). 0: a "
+          "quarter, and any number from loopback.");
 ABSL_FLAG(std::string, port_file, "",
           "If set, the file that gets the bound port once the server listens; PATH.admin gets that "
           "of --admin_port.");
@@ -93,6 +96,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
   options.host = absl::GetFlag(FLAGS_host);
   options.port = absl::GetFlag(FLAGS_port);
   options.max_connections = absl::GetFlag(FLAGS_max_connections);
+  options.max_connections_per_address = absl::GetFlag(FLAGS_max_connections_per_address);
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = std::chrono::milliseconds(absl::GetFlag(FLAGS_drain_timeout_ms));
   return options;

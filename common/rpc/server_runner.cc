@@ -33,7 +33,7 @@
 namespace isobit {
 namespace {
 
-// Of the admin port, whose callers are few.
+// Of the admin port, whose callers are few; one address may have a quarter.
 constexpr int64_t kMaxAdminConnections = 64;
 
 sigset_t StopSignals() {
@@ -151,9 +151,11 @@ absl::Status ServerRunner::Start() {
 
 absl::Status ServerRunner::Listen(grpc::ServerBuilder& builder) {
   ISOBIT_ASSIGN_OR_RETURN(
-      acceptor_, ConnectionAcceptor::Listen({.host = options_.host,
-                                             .port = options_.port,
-                                             .max_connections = options_.max_connections}));
+      acceptor_, ConnectionAcceptor::Listen(
+                     {.host = options_.host,
+                      .port = options_.port,
+                      .max_connections = options_.max_connections,
+                      .max_connections_per_address = options_.max_connections_per_address}));
   const ServerSecurity& security = options_.security;
   acceptor_->AttachTo(builder, security.credentials != nullptr ? security.credentials
                                                                : grpc::InsecureServerCredentials());

@@ -42,6 +42,8 @@ struct ServerOptions {
   int port = 0;
   // Connections open at one time; 0: by the descriptor limit (connection_acceptor.h).
   int64_t max_connections = 0;
+  // Of one address at `port`; 0: see connection_acceptor.h.
+  int64_t max_connections_per_address = 0;
   // Who may connect and call, and how. Without credentials: anybody, in plain text.
   ServerSecurity security{};
   // As `port`, for what admins may call, which is then not at `port`.

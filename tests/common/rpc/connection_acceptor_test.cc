@@ -44,6 +44,17 @@ Descriptor ConnectTo(int port) {
   return socket;
 }
 
+// From `address` of the loopback net.
+Descriptor ConnectFrom(const char* address, int port) {
+  Descriptor socket = NewSocket();
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  EXPECT_EQ(inet_pton(AF_INET, address, &own.sin_addr), 1);
+  EXPECT_EQ(bind(socket.get(), reinterpret_cast<sockaddr*>(&own), sizeof own), 0);
+  Connect(socket, port);
+  return socket;
+}
+
 // Whether gRPC greets the connection with its settings; else it is closed, which is awaited.
 bool IsServed(const Descriptor& socket) {
   pollfd event = {socket.get(), POLLIN, 0};
@@ -133,6 +144,23 @@ TEST(ConnectionAcceptorTest, ClosesWhatComesBeyondTheCapAndServesAgainOnceOneHas
     for (int i = 0; i < 10; ++i) EXPECT_FALSE(IsServed(ConnectTo(server.port())));
     EXPECT_EQ(Health(*client, ""), "SERVING") << "round " << round;
   }
+}
+
+TEST(ConnectionAcceptorTest, OneAddressDoesNotTakeAllPlaces) {
+  const RunningServer server({.max_connections = 6, .max_connections_per_address = 2});
+  ISOBIT_ASSERT_OK(server.started());
+  std::vector<Descriptor> idle;
+  for (const char* address : {"127.0.0.2", "127.0.0.3"}) {
+    for (int i = 0; i < 2; ++i) {
+      idle.push_back(ConnectFrom(address, server.port()));
+      EXPECT_TRUE(IsServed(idle.back())) << address;
+    }
+    for (int i = 0; i < 10; ++i) EXPECT_FALSE(IsServed(ConnectFrom(address, server.port())));
+  }
+  EXPECT_EQ(HealthAt("127.0.0.1", server.port()), "SERVING");
+  EXPECT_THAT(RunningServer({.max_connections_per_address = -1}).started(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::HasSubstr("max_connections_per_address: -1")));
 }
 
 // Takes all descriptors that the process may have, as long as it lives.

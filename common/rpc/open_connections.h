@@ -1,0 +1,57 @@
+// The connections that a listener has open: how many in all, and how many of each address.
+#ifndef ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
+#define ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+
+namespace isobit {
+
+// Who is at the other end of a connection.
+struct PeerAddress {
+  // An IPv4 address, also of IPv4 in IPv6; or the first 64 bits of an IPv6 address, as one host may
+  // have all addresses that begin with them.
+  std::string name;
+  bool is_loopback = false;
+};
+PeerAddress PeerAddressOf(const sockaddr_storage& peer);
+
+// Not thread-safe.
+class OpenConnections {
+ public:
+  // max_total, max_of_address: at least 1.
+  OpenConnections(int64_t max_total, int64_t max_of_address, bool exempts_loopback);
+
+  // Counts `socket`, which the caller has just accepted from `peer` and does not close while it is
+  // open elsewhere. RESOURCE_EXHAUSTED, naming the bound: there are too many, in all or of the
+  // address.
+  absl::Status Add(int socket, const PeerAddress& peer);
+
+ private:
+  struct Connection {
+    uint64_t inode;
+    std::string address;
+  };
+
+  absl::Status CheckRoom(const PeerAddress& peer) const;
+  // Forgets those that are gone, unless that was done a moment ago.
+  void Sweep();
+  void Forget(const Connection& connection);
+
+  const int64_t max_total_, max_of_address_;
+  const bool exempts_loopback_;
+  // By descriptor. gRPC closes them: one whose inode has changed is gone.
+  std::unordered_map<int, Connection> connections_;
+  std::unordered_map<std::string, int64_t> num_by_address_;  // none is 0
+  std::chrono::steady_clock::time_point next_sweep_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
