@@ -12,7 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/descriptor.h"
+#include "common/base/file_error.h"
 #include "common/base/log.h"
+#include "common/base/status_macros.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/text_format.h"
 #include "nlohmann/json.hpp"
@@ -23,10 +26,22 @@ namespace {
 constexpr std::chrono::seconds kRefusalInterval(1);
 constexpr size_t kMaxText = 512;
 
-absl::StatusOr<int> OpenForAppend(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("--audit_log ", path));
-  return fd;
+absl::StatusOr<Descriptor> OpenForAppend(const std::string& path) {
+  Descriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
+  if (!file.is_open()) return FileError(errno, absl::StrCat("--audit_log ", path));
+  return file;
+}
+
+// One write where the system takes it whole, so that lines of several processes do not mix.
+absl::Status Append(const std::string& path, absl::string_view line) {
+  ISOBIT_ASSIGN_OR_RETURN(const Descriptor file, OpenForAppend(path));
+  while (!line.empty()) {
+    const ssize_t written = write(file.get(), line.data(), line.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError(errno, absl::StrCat("--audit_log ", path));
+    line.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
 }
 
 std::string Cut(std::string text) {
@@ -52,9 +67,7 @@ std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
 
 absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(std::string path) {
   if (!path.empty()) {
-    const absl::StatusOr<int> fd = OpenForAppend(path);
-    if (!fd.ok()) return fd.status();
-    close(*fd);
+    ISOBIT_RETURN_IF_ERROR(OpenForAppend(path).status());
   }
   return std::unique_ptr<AuditLog>(new AuditLog(std::move(path)));
 }
@@ -82,16 +95,8 @@ void AuditLog::WriteLine(const AuditEntry& entry, int64_t num_left_out) {
     return;
   }
   line.push_back('\n');
-  absl::StatusOr<int> fd = OpenForAppend(path_);
-  // One write, so that lines of several processes do not mix.
-  if (fd.ok() && write(*fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    close(*fd);
-    fd = absl::ErrnoToStatus(errno, absl::StrCat("--audit_log ", path_));
-  }
-  if (fd.ok()) {
-    close(*fd);
-  } else {
-    ISOBIT_LOG(Error) << fd.status().message() << "; the line was: audit " << line;
+  if (const absl::Status written = Append(path_, line); !written.ok()) {
+    ISOBIT_LOG(Error) << written.message() << "; the line was: audit " << line;
   }
 }
 

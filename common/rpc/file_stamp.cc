@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/file_error.h"
 
 namespace isobit {
 namespace {
@@ -22,7 +23,7 @@ int64_t Nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 +
 
 absl::StatusOr<std::string> ReadAll(const std::string& what, const std::string& path, int fd) {
   struct stat info = {};
-  if (fstat(fd, &info) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+  if (fstat(fd, &info) != 0) return FileError(errno, absl::StrCat(what, " ", path));
   if (!S_ISREG(info.st_mode) || info.st_size == 0 || info.st_size > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat(what, " ", path, ": ", info.st_size,
                                                    " bytes, expected a file of 1 to ", kMaxBytes));
@@ -32,7 +33,7 @@ absl::StatusOr<std::string> ReadAll(const std::string& what, const std::string& 
   while (done < text.size()) {
     const ssize_t n = read(fd, text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+    if (n < 0) return FileError(errno, absl::StrCat(what, " ", path));
     if (n == 0) break;  // it was cut meanwhile
     done += static_cast<size_t>(n);
   }
@@ -57,7 +58,7 @@ FileStamp StampOf(const std::string& path) {
 absl::StatusOr<std::string> ReadSmallFile(const std::string& what, const std::string& path) {
   // Not blocking, for a path that is a pipe.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+  if (fd < 0) return FileError(errno, absl::StrCat(what, " ", path));
   absl::StatusOr<std::string> text = ReadAll(what, path, fd);
   close(fd);
   return text;

@@ -7,9 +7,12 @@
 #include <openssl/x509.h>
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/file_stamp.h"
 
@@ -34,10 +37,20 @@ Bio Open(const std::string& pem) {
 // A key with a passphrase must not ask for it at a terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
-Certificate FirstCertificate(const std::string& pem) {
-  Certificate certificate(PEM_read_bio_X509(Open(pem).get(), nullptr, &NoPassphrase, nullptr));
+// All of `pem`, at least one, whatever stands between them. INVALID_ARGUMENT, naming the first that
+// cannot be read: gRPC would stop there without a word, or refuse every connection.
+absl::StatusOr<std::vector<Certificate>> Certificates(const std::string& pem,
+                                                      const std::string& where) {
+  std::vector<Certificate> certificates;
+  const Bio bio = Open(pem);
+  while (Certificate next{PEM_read_bio_X509(bio.get(), nullptr, &NoPassphrase, nullptr)}) {
+    certificates.push_back(std::move(next));
+  }
+  const bool is_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
   ERR_clear_error();
-  return certificate;
+  if (is_end && !certificates.empty()) return certificates;
+  return absl::InvalidArgumentError(absl::StrCat(where, ": expected certificates in PEM, cannot ",
+                                                 "read number ", certificates.size() + 1));
 }
 
 Key PrivateKey(const std::string& pem) {
@@ -69,22 +82,44 @@ absl::Status CheckDates(const X509& certificate, const std::string& where) {
 absl::Status CheckPair(const TlsPems& pems, const TlsFiles& files) {
   const std::string where = absl::StrCat(files.certificate_flag, " ", files.certificate);
   const std::string key_where = absl::StrCat(files.key_flag, " ", files.key);
-  const Certificate certificate = FirstCertificate(pems.certificate);
-  if (certificate == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": expected a certificate in PEM"));
-  }
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                          Certificates(pems.certificate, where));
   const Key key = PrivateKey(pems.key);
   if (key == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat(key_where, ": expected a private key in PEM, without a passphrase"));
   }
-  const bool match = X509_check_private_key(certificate.get(), key.get()) == 1;
+  const bool match = X509_check_private_key(chain.front().get(), key.get()) == 1;
   ERR_clear_error();
   if (!match) {
     return absl::InvalidArgumentError(
         absl::StrCat(key_where, ": the key is not that of the certificate ", files.certificate));
   }
-  return CheckDates(*certificate, where);
+  for (size_t i = 0; i < chain.size(); ++i) {
+    ISOBIT_RETURN_IF_ERROR(
+        CheckDates(*chain[i], absl::StrCat(where, ", number ", i + 1, " of ", chain.size())));
+  }
+  return absl::OkStatus();
+}
+
+// A bundle may keep authorities that have expired beside those in force, as systems' bundles do.
+absl::Status CheckBundle(const std::string& pem, const std::string& where) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<Certificate> bundle, Certificates(pem, where));
+  absl::Status first;
+  size_t num_unusable = 0;
+  for (size_t i = 0; i < bundle.size(); ++i) {
+    const absl::Status dates =
+        CheckDates(*bundle[i], absl::StrCat(where, ", number ", i + 1, " of ", bundle.size()));
+    if (dates.ok()) continue;
+    ++num_unusable;
+    first.Update(dates);
+  }
+  if (num_unusable == bundle.size()) return first;
+  if (num_unusable > 0) {
+    ISOBIT_LOG(Warning) << "certificates of a CA's bundle that count for nothing: " << num_unusable
+                        << "; the first: " << first.message();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -103,10 +138,7 @@ absl::StatusOr<TlsPems> ReadTlsPems(const TlsFiles& files) {
   }
   if (!files.ca.empty()) {
     ISOBIT_ASSIGN_OR_RETURN(pems.ca, ReadSmallFile(files.ca_flag, files.ca));
-    if (FirstCertificate(pems.ca) == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(files.ca_flag, " ", files.ca, ": expected certificates in PEM"));
-    }
+    ISOBIT_RETURN_IF_ERROR(CheckBundle(pems.ca, absl::StrCat(files.ca_flag, " ", files.ca)));
   }
   return pems;
 }

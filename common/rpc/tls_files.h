@@ -28,9 +28,10 @@ struct TlsPems {
   bool operator==(const TlsPems&) const = default;
 };
 
-// Errors name flag and file. INVALID_ARGUMENT: a certificate without key or the reverse; no PEM; a
-// key that is not the certificate's; a certificate that has expired or is not valid yet. NOT_FOUND
-// and the like: a file cannot be read.
+// Errors name flag and file. INVALID_ARGUMENT: a certificate without key or the reverse; no PEM, or
+// any certificate of a file that is none; a key that is not the first certificate's; any of the
+// chain, or every one of the CA's bundle, that has expired or is not valid yet. NOT_FOUND and the
+// like: a file cannot be read.
 absl::StatusOr<TlsPems> ReadTlsPems(const TlsFiles& files);
 
 }  // namespace isobit

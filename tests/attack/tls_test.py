@@ -116,12 +116,20 @@ class TlsTest(GuardedServicesTest):
         good, expired = self.ca.sign_server(), self.ca.sign_server(days=-1)
         garbage = self.folder / "garbage.pem"
         garbage.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+        ca = self.ca.cert.read_text()
+        old_chain = self.write("old_chain.pem", good.cert.read_text() + expired.cert.read_text())
+        cut_chain = self.write("cut_chain.pem", good.cert.read_text() + ca[: len(ca) // 2])
+        cut_bundle = self.write("cut_bundle.pem", ca + ca[: len(ca) // 2])
         cases = (
             ("expected both or neither", [f"--tls_cert={good.cert}"]),
             ("No such file", server_flags(Pair(good.cert, self.folder / "none"))),
             ("not that of the certificate", server_flags(Pair(good.cert, expired.key))),
             ("the certificate expired on", server_flags(expired)),
-            ("expected a certificate in PEM", server_flags(Pair(garbage, good.key))),
+            ("expected certificates in PEM", server_flags(Pair(garbage, good.key))),
+            ("number 2 of 2: the certificate expired on", server_flags(Pair(old_chain, good.key))),
+            ("cannot read number 2", server_flags(Pair(cut_chain, good.key))),
+            ("cannot read number 2", server_flags(good, f"--tls_client_ca={cut_bundle}")),
+            ("the certificate expired on", server_flags(good, f"--tls_client_ca={expired.cert}")),
             ("expected a private key in PEM", server_flags(Pair(good.cert, good.cert))),
             ("expected certificates in PEM", server_flags(good, f"--tls_client_ca={garbage}")),
             ("--tls_client_ca", [f"--tls_client_ca={self.ca.cert}"]),
@@ -132,6 +140,21 @@ class TlsTest(GuardedServicesTest):
         for expected, flags in cases:
             with self.subTest(expected):
                 self.assertIn(expected, self.refusal("comparator", *flags))
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def test_a_bundle_may_keep_an_authority_that_has_expired(self):
+        old = self.ca.sign_server(days=-1).cert
+        bundle = self.write("bundle.pem", old.read_text() + self.ca.cert.read_text())
+        good = self.as_client(self.client_pair)
+        service = self.start_comparator(
+            *server_flags(self.ca.sign_server(), f"--tls_client_ca={bundle}"), **good
+        )
+        self.call(service, **good)
+        self.assertIn("count for nothing: 1", Path(service.log).read_text())
 
     def test_a_public_host_needs_tls_or_the_word_insecure(self):
         for kind in ("rollout", "scorer", "comparator"):
