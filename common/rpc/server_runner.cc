@@ -27,6 +27,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/channel.h"
+#include "common/rpc/health_watches.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/request_watch.h"
 
@@ -139,6 +140,7 @@ absl::Status ServerRunner::Start() {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
   interceptors.push_back(WatchRequests(freed_bytes_));
+  interceptors.push_back(LimitHealthWatches());
   if (options_.security.gate != nullptr) {
     interceptors.push_back(options_.security.gate->Interceptor());
   }
