@@ -76,10 +76,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
   writer_ = writer;
   const absl::StatusOr<uint64_t> ticket = error.ok() ? Submit(std::move(request)) : error;
   if (!ticket.ok()) {
-    // Of other errors the caller knows.
-    const bool may_retry =
-        error.ok() && ticket.status().code() == absl::StatusCode::kResourceExhausted;
-    writer->Finish(may_retry ? WithRetryAfter(ticket.status(), kRetryDelay) : ticket.status());
+    writer->Finish(ticket.status());
     return writer.get();
   }
   {
@@ -95,7 +92,9 @@ absl::StatusOr<uint64_t> GenerateStream::Submit(GenerationRequest request) {
   ISOBIT_RETURN_IF_ERROR(ValidateRequest(request, engine_.limits()));
   ISOBIT_RETURN_IF_ERROR(request_.Resize(BytesOf(request)));
   ISOBIT_RETURN_IF_ERROR(results_.Resize(kCallBytes));
-  return engine_.Submit(std::move(request), shared_from_this());
+  absl::StatusOr<uint64_t> ticket = engine_.Submit(std::move(request), shared_from_this());
+  if (!absl::IsResourceExhausted(ticket.status())) return ticket;
+  return WithRetryAfter(ticket.status(), kRetryDelay);  // its queue is full
 }
 
 void GenerateStream::CancelRequest() {

@@ -229,7 +229,7 @@ void CallGate::Enter(const grpc::ServerContextBase& context) {
 
 void CallGate::ReturnQuota(const grpc::ServerContextBase& context) {
   const std::lock_guard lock(mutex_);
-  if (const auto call = calls_.find(&context); call != calls_.end()) call->second.lease = {};
+  if (const auto call = calls_.find(&context); call != calls_.end()) call->second.leases.clear();
 }
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {
@@ -244,7 +244,7 @@ absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const Quota
   if (call == calls_.end()) return absl::OkStatus();
   absl::StatusOr<Quota::Lease> lease = options_.quota->Take(call->second.client, amounts);
   if (!lease.ok()) return lease.status();
-  call->second.lease = *std::move(lease);
+  call->second.leases.push_back(*std::move(lease));
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -60,7 +61,8 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // All below are for handlers, with the context of a call under way. Without the
   // interceptor, as in tests of one service, everybody is one client who may do everything.
 
-  // Takes `amounts` of the client's quota until the call ends. Once a call. Errors: as Quota::Take.
+  // Takes `amounts` of the client's quota until the call ends, beside what the call took before.
+  // Errors: as Quota::Take.
   absl::Status Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts);
 
   // Names the client: as the access file does, or without one as held_bytes.h's ClientOf.
@@ -77,7 +79,7 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
     std::string client;
     absl::Status admin;  // CheckAdmin's answer
     bool sees_paths = true;
-    Quota::Lease lease{};
+    std::vector<Quota::Lease> leases{};
   };
 
   explicit CallGate(CallGateOptions options) : options_(std::move(options)) {}

@@ -1,6 +1,8 @@
 // Counts held bytes without a lock; only to open an account takes one. See held_bytes.h.
 #include "common/rpc/held_bytes.h"
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,9 +11,13 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/rpc/status_convert.h"
 
 namespace isobit {
 namespace {
+
+// About a batch; a client that comes back too early is told so again.
+constexpr std::chrono::milliseconds kRetryDelay(1000);
 
 // Adds `bytes`, unless the sum would then exceed `bound`.
 bool AddWithin(std::atomic<size_t>& sum, size_t bytes, size_t bound) {
@@ -73,9 +79,11 @@ absl::Status HeldBytes::Resize(size_t bytes) {
     return absl::OkStatus();
   }
   const size_t more = bytes - bytes_;
+  const bool can_ever_fit = bytes <= std::min(budget_->max_client_, budget_->max_total_);
   const auto refused = [&](absl::string_view whose, size_t bound) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    const absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
         budget_->what_, ": ", more, " bytes more, expected at most ", bound, " of ", whose));
+    return can_ever_fit ? WithRetryAfter(status, kRetryDelay) : status;
   };
   if (!AddWithin(*account_, more, budget_->max_client_)) {
     return refused("one client", budget_->max_client_);

@@ -76,7 +76,8 @@ class HeldBytes {
   ~HeldBytes();
 
   // Holds `bytes` from now on, instead of what it held. RESOURCE_EXHAUSTED, and it holds what it
-  // held: one of the bounds does not allow that much more. To hold less never fails.
+  // held: one of the bounds does not allow that much more; with a retry hint, unless `bytes` alone
+  // are over one. To hold less never fails.
   absl::Status Resize(size_t bytes);
 
  private:

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "common/rpc/status_convert.h"
-#include "trainer_bridge/comparator/compare_request.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
@@ -54,13 +53,15 @@ ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const
 
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {
-  if (const absl::Status admitted = gate_->Admit(*context, AmountsOf(*request)); !admitted.ok()) {
-    return Refuse<v1::CompareEvent>(context, admitted);
-  }
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
+  if (!admitted.ok()) return Refuse<v1::CompareEvent>(context, admitted);
   v1::CompareRequest content = *request;
   DropContent(request);
   return CompareSession::Start(context, std::move(content), upstreams_, history_,
-                               memory_->Open(gate_->ClientOf(*context)));
+                               memory_->Open(gate_->ClientOf(*context)),
+                               [gate = gate_, context](int64_t tokens) {
+                                 return gate->Admit(*context, {.tokens = tokens});
+                               });
 }
 
 grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(

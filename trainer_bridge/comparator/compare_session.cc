@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/config/sampling_params.h"
 #include "trainer_bridge/comparator/compare_request.h"
 #include "trainer_bridge/comparator/pairing.h"
 
@@ -15,6 +16,11 @@ namespace {
 constexpr std::chrono::seconds kInfoTimeout(10);
 constexpr std::chrono::milliseconds kRetryAfter(1000);
 constexpr uint32_t kGapsPerEvent = 256;
+
+uint32_t MaxTokens(const v1::CompareRequest& request) {
+  const v1::SamplingParams& sampling = request.sampling();
+  return sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens;
+}
 
 using GenerateStream = UpstreamStream<v1::GenerateRequest, v1::GenerateResponse>;
 using ScoreStream = UpstreamStream<v1::ScoreRequest, v1::ScoreResponse>;
@@ -46,10 +52,11 @@ absl::Status AsOurFault(const absl::Status& status) {
 
 grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
     grpc::CallbackServerContext* context, v1::CompareRequest request,
-    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history, HeldBytes memory) {
+    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history, HeldBytes memory,
+    AdmitTokens admit) {
   const std::shared_ptr<CompareSession> session(
       new CompareSession(std::move(request), context->deadline(), std::move(upstreams),
-                         std::move(history), std::move(memory)));
+                         std::move(history), std::move(memory), std::move(admit)));
   session->writer_ = StreamWriter<v1::CompareEvent>::Start(
       context, {.on_cancel = [session] { session->OnCancel(); },
                 .on_writable = [session] { session->OnWritable(); }});
@@ -61,11 +68,13 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
 CompareSession::CompareSession(v1::CompareRequest request,
                                std::chrono::system_clock::time_point deadline,
                                std::shared_ptr<Upstreams> upstreams,
-                               std::shared_ptr<History> history, HeldBytes memory)
+                               std::shared_ptr<History> history, HeldBytes memory,
+                               AdmitTokens admit)
     : request_(std::move(request)),
       deadline_(deadline),
       upstreams_(std::move(upstreams)),
       history_(std::move(history)),
+      admit_(std::move(admit)),
       prompts_(request_.prompts_size()),
       memory_(std::move(memory)),
       bytes_(kCallBytes + request_.SpaceUsedLong() + prompts_.size() * sizeof(Prompt)) {}
@@ -74,7 +83,7 @@ void CompareSession::Begin() {
   absl::Status valid = ValidateCompareRequest(request_);
   if (valid.ok()) {
     bytes_ += SamplesPerPrompt(request_) * prompts_.size() * sizeof(Sample);
-    valid = WithRetryAfter(memory_.Resize(bytes_), kRetryAfter);
+    valid = memory_.Resize(bytes_);
   }
   if (!valid.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -102,7 +111,14 @@ absl::Status CompareSession::CheckInfos(const UpstreamInfos& infos) {
     return absl::InvalidArgumentError(
         absl::StrCat("sampling.n: ", SamplesPerPrompt(request_), ", expected at most ", max_n));
   }
-  return CheckSides(rollout_, scorer_, request_.allow_weight_mismatch());
+  const uint32_t context = infos.rollout->server().model().context_length();
+  if (MaxTokens(request_) > context) {
+    return absl::InvalidArgumentError(absl::StrCat("sampling.max_tokens: ", MaxTokens(request_),
+                                                   ", expected at most ", context,
+                                                   ", the context length of the rollout"));
+  }
+  ISOBIT_RETURN_IF_ERROR(CheckSides(rollout_, scorer_, request_.allow_weight_mismatch()));
+  return admit_(AmountsOf(request_).tokens);
 }
 
 absl::Status CompareSession::Hold(Sample& sample, const v1::TokenLogprobs& tokens) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,14 +33,18 @@ namespace isobit {
 
 class CompareSession final : public std::enable_shared_from_this<CompareSession> {
  public:
+  // Takes that many tokens of the client's quota for the call. Errors: as CallGate::Admit.
+  using AdmitTokens = std::function<absl::Status(int64_t tokens)>;
+
   // Starts a session that answers the call of `context`; it lives until the call and its calls to
   // the upstreams end. Through the stream: whatever ValidateCompareRequest rejects;
-  // RESOURCE_EXHAUSTED: it needs more than `memory` allows.
+  // RESOURCE_EXHAUSTED: it needs more than `memory` allows. Calls `admit` once it is known that
+  // what would count is within bounds, and while the call is there; its error ends the call.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
                                                            v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
                                                            std::shared_ptr<History> history,
-                                                           HeldBytes memory);
+                                                           HeldBytes memory, AdmitTokens admit);
 
  private:
   struct Sample {
@@ -64,7 +69,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
 
   CompareSession(v1::CompareRequest request, std::chrono::system_clock::time_point deadline,
                  std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
-                 HeldBytes memory);
+                 HeldBytes memory, AdmitTokens admit);
 
   void Begin();
 
@@ -103,6 +108,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   const std::chrono::system_clock::time_point deadline_;
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
+  const AdmitTokens admit_;
   std::shared_ptr<StreamWriter<v1::CompareEvent>> writer_;  // set before the first callback
 
   std::mutex mutex_;  // guards all below

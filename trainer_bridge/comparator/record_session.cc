@@ -1,7 +1,6 @@
 // Drives one Record call.
 #include "trainer_bridge/comparator/record_session.h"
 
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +10,6 @@
 
 namespace isobit {
 namespace {
-
-constexpr std::chrono::milliseconds kRetryAfter(1000);
 
 v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
   v1::SideIdentity identity;
@@ -46,8 +43,7 @@ void RecordSession::OnReadDone(bool ok) {
 }
 
 absl::Status RecordSession::Compare() {
-  const absl::Status held = memory_.Resize(kCallBytes + request_.SpaceUsedLong());
-  if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
+  ISOBIT_RETURN_IF_ERROR(memory_.Resize(kCallBytes + request_.SpaceUsedLong()));
   ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
   const v1::SideIdentity rollout = IdentityOf(request_.rollout());
   const v1::SideIdentity scorer = IdentityOf(request_.scorer());

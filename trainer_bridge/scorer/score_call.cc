@@ -32,8 +32,7 @@ absl::Status ScoreCall::Start(const std::shared_ptr<ScoreCall>& call, ScoreReque
   size_t bytes =
       kCallBytes + BytesOf(request, call->MaxUnreadTokens(request.options.sampling.logprobs));
   for (const std::string& id : sequence_ids) bytes += sizeof(std::string) + id.capacity();
-  const absl::Status held = call->memory_.Resize(bytes);
-  if (!held.ok()) return WithRetryAfter(held, kRetryAfter);
+  ISOBIT_RETURN_IF_ERROR(call->memory_.Resize(bytes));
   call->sequence_ids_ = std::move(sequence_ids);
   call->fingerprint_ = fingerprint;
   const auto job =

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/rpc/status_convert.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
@@ -38,6 +39,20 @@ TEST(HeldBytesTest, BoundsEachClientAndAll) {
   EXPECT_EQ(budget->held(), 100u) << "what is refused is not held";
   ISOBIT_EXPECT_OK(b.Resize(49));
   ISOBIT_EXPECT_OK(c.Resize(1));
+}
+
+TEST(HeldBytesTest, OnlyWhatMayFitLaterComesWithARetryHint) {
+  const auto budget = Budget(100, 0.5);
+  HeldBytes first = budget->Open("a");
+  HeldBytes second = budget->Open("a");
+  ISOBIT_EXPECT_OK(first.Resize(20));
+  const absl::Status later = second.Resize(50);
+  EXPECT_THAT(later, StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_TRUE(RetryAfter(later).has_value());
+  const absl::Status never = second.Resize(51);
+  EXPECT_THAT(never, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("50 of one client")));
+  EXPECT_FALSE(RetryAfter(never).has_value());
+  ISOBIT_EXPECT_OK(second.Resize(30));
 }
 
 TEST(HeldBytesTest, GivesBackWhatIsDestroyed) {

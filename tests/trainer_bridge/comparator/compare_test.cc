@@ -45,12 +45,13 @@ class CompareTest : public testing::Test {
   }
 
   void Connect(const std::string& rollout, const std::string& scorer,
-               const ByteLimits& memory = {.total = 1 << 30}) {
+               const ByteLimits& memory = {.total = 1 << 30},
+               const std::shared_ptr<CallGate>& gate = CallGate::Create()) {
     comparator_server_.reset();
-    comparator_ =
-        std::make_unique<ComparatorService>(std::make_shared<Upstreams>(rollout, scorer), memory);
-    comparator_server_ =
-        std::make_unique<FakeServer>(comparator_.get(), v1::ComparatorService::service_full_name());
+    comparator_ = std::make_unique<ComparatorService>(std::make_shared<Upstreams>(rollout, scorer),
+                                                      memory, gate);
+    comparator_server_ = std::make_unique<FakeServer>(
+        comparator_.get(), v1::ComparatorService::service_full_name(), gate);
     stub_ = v1::ComparatorService::NewStub(MakeChannel(comparator_server_->address()));
   }
 
@@ -111,7 +112,33 @@ TEST_F(CompareTest, EndsWhatNeedsMoreMemoryThanItMay) {
   }
   ISOBIT_EXPECT_OK(next) << "what was held is given back";
   request.mutable_prompts(0)->mutable_token_ids()->Resize(100'000, 1);
-  EXPECT_THAT(Compare(request).status, StatusIs(absl::StatusCode::kResourceExhausted));
+  const absl::Status never = Compare(request).status;
+  EXPECT_THAT(never, StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_FALSE(RetryAfter(never).has_value()) << "it alone is over the bound";
+}
+
+TEST_F(CompareTest, WhatIsOutOfBoundsIsNotAMatterOfQuotas) {
+  const QuotaAmounts limits = {.requests = 2, .streams = 2, .tokens = 1000};
+  Connect(rollout_server_.address(), scorer_server_.address(), {.total = 1 << 30},
+          CallGate::Create({.quota = Quota::Create(limits, limits)}));
+  const auto invalid = [&](const std::string& what, auto change) {
+    v1::CompareRequest request = Request(3, 100);
+    change(request);
+    EXPECT_THAT(Compare(request).status,
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(what)));
+  };
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  invalid("sampling.n", [](auto& r) { r.mutable_sampling()->set_n(17); });
+  invalid("prompts times sampling.n", [](auto& r) { r.mutable_sampling()->set_n(kMost); });
+  invalid("sampling.max_tokens", [](auto& r) { r.mutable_sampling()->set_max_tokens(8193); });
+  invalid("sampling.max_tokens", [](auto& r) { r.mutable_sampling()->set_max_tokens(kMost); });
+  invalid("max_concurrency", [](auto& r) { r.set_max_concurrency(kMost); });
+
+  const absl::Status large = Compare(Request(3, 333)).status;  // 999, and a token of each prompt
+  EXPECT_THAT(large,
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("takes 1002 tokens")));
+  EXPECT_FALSE(RetryAfter(large).has_value());
+  for (int i = 0; i < 5; ++i) ISOBIT_EXPECT_OK(Compare(Request(3, 332)).status);
 }
 
 TEST_F(CompareTest, EqualSidesGiveZeroOverEveryToken) {

@@ -17,6 +17,7 @@ v1::ServerInfo FakeServerInfo() {
   info.mutable_fingerprint()->set_contract_version(1);
   info.mutable_weight_version()->set_id(1);
   info.mutable_weight_version()->set_digest("d1");
+  info.mutable_model()->set_context_length(8192);
   return info;
 }
 
@@ -109,8 +110,15 @@ grpc::ServerUnaryReactor* FakeScorer::GetServerInfo(grpc::CallbackServerContext*
   return reactor;
 }
 
-FakeServer::FakeServer(grpc::Service* service, const std::string& full_name)
-    : runner_(ServerOptions{}) {
+static ServerOptions OptionsWith(std::shared_ptr<CallGate> gate) {
+  ServerOptions options;
+  options.security.gate = std::move(gate);
+  return options;
+}
+
+FakeServer::FakeServer(grpc::Service* service, const std::string& full_name,
+                       std::shared_ptr<CallGate> gate)
+    : runner_(OptionsWith(std::move(gate))) {
   runner_.Register(service, full_name);
   ISOBIT_EXPECT_OK(runner_.Start());
 }

@@ -64,7 +64,9 @@ class FakeScorer final : public v1::ScorerService::CallbackService {
 // Serves `service` on a loopback port as long as it lives.
 class FakeServer {
  public:
-  FakeServer(grpc::Service* service, const std::string& full_name);
+  // gate: asks who calls; null: nobody does.
+  FakeServer(grpc::Service* service, const std::string& full_name,
+             std::shared_ptr<CallGate> gate = nullptr);
   std::string address() const { return "127.0.0.1:" + std::to_string(runner_.port()); }
 
  private:
