@@ -102,7 +102,11 @@ class GatedCall final : public grpc::experimental::Interceptor {
   void Look(const void* message) {
     if (message == nullptr) return;
     // Every message of ours is a google::protobuf::Message and nothing before it.
-    if (method_ == kAbort) is_audited_ = static_cast<const v1::AbortRequest*>(message)->all();
+    if (method_ == kAbort) {
+      // An admin may end anybody's requests; others end their own, and only try to end all.
+      is_audited_ =
+          static_cast<const v1::AbortRequest*>(message)->all() || gate_->CheckAdmin(context_).ok();
+    }
     if (is_audited_)
       arguments_ = BoundedText(*static_cast<const google::protobuf::Message*>(message));
   }
@@ -246,6 +250,17 @@ absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const Quota
   if (!lease.ok()) return lease.status();
   call->second.leases.push_back(*std::move(lease));
   return absl::OkStatus();
+}
+
+void CallGate::Audit(const grpc::ServerContextBase& context, std::string method,
+                     std::string arguments, const absl::Status& outcome) const {
+  if (options_.audit == nullptr) return;
+  const AuditEntry entry = {.client = Identify(context).client,
+                            .peer = context.peer(),
+                            .method = std::move(method),
+                            .arguments = std::move(arguments),
+                            .outcome = outcome};
+  outcome.ok() ? options_.audit->Write(entry) : options_.audit->WriteRefused(entry);
 }
 
 std::string CallGate::ClientOf(const grpc::ServerContextBase& context) const {

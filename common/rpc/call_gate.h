@@ -68,6 +68,11 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // Names the client: as the access file does, or without one as held_bytes.h's ClientOf.
   std::string ClientOf(const grpc::ServerContextBase& context) const;
 
+  // Writes the audit line of a call that the interceptor does not see: one as for an admin call if
+  // `outcome` is OK, else one as for a refused attempt (audit_log.h).
+  void Audit(const grpc::ServerContextBase& context, std::string method, std::string arguments,
+             const absl::Status& outcome) const;
+
   // OK if the client may do what takes the role admin, here; else PERMISSION_DENIED.
   absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
 

@@ -124,12 +124,13 @@ class RolesTest(GuardedServicesTest):
         admin.pause_generation()
         admin.continue_generation()
         self.assertEqual(admin.abort_all(), [])
+        self.assertEqual(admin.abort("nobody's"), [])
         worker = self.enterContext(RolloutClient(admin_target(service), token="token-generate"))
         with self.assertRaisesRegex(IsobitError, "PERMISSION_DENIED"):
             worker.generate([1], max_tokens=1)
         lines = [json.loads(line) for line in audit.read_text().splitlines()]
         done = [line["method"].rpartition("/")[2] for line in lines if line["outcome"] == "OK"]
-        self.assertEqual(done, ["PauseGeneration", "ContinueGeneration", "Abort"])
+        self.assertEqual(done, ["PauseGeneration", "ContinueGeneration", "Abort", "Abort"])
         self.assertTrue(all(line["client"] == "the-admin" for line in lines), lines)
 
     def test_a_client_over_its_quota_is_told_when_to_come_back(self):

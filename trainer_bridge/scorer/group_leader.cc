@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/access_list.h"
+#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/status_convert.h"
@@ -20,6 +21,7 @@
 namespace isobit::scorer {
 namespace {
 
+constexpr char kJoin[] = "/isobit.v1.ShardGroupService/Join";
 constexpr std::chrono::seconds kGoodbyeTimeout(5);
 constexpr std::chrono::milliseconds kLookInterval(100);  // at whether a waiting member is there
 
@@ -103,21 +105,31 @@ absl::Status GroupLeader::CheckToken(const grpc::ServerContext& context) const {
   const bool is_right = shown != context.client_metadata().end() &&
                         SameSecret({shown->second.data(), shown->second.size()}, options_.token);
   if (is_right) return absl::OkStatus();
-  ISOBIT_LOG(Warning) << "shard group: " << context.peer() << " does not show the group's token";
   return absl::UnauthenticatedError("shard group: expected the token of --group_token_file");
 }
 
 absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
+  std::string arguments;
+  const absl::StatusOr<int> rank = AdmitCaller(context, stream, arguments);
+  // Now, not at the end of the call, which comes with that of the scorer.
+  options_.gate->Audit(context, kJoin, std::move(arguments), rank.status());
+  ISOBIT_RETURN_IF_ERROR(rank.status());
+  Member& from = member(*rank);
+  const absl::Status status = ServeMember(*rank, context, stream);
+  const std::lock_guard lock(from.write_mutex);
+  if (from.stream == &stream) from.stream = nullptr;
+  return status;
+}
+
+absl::StatusOr<int> GroupLeader::AdmitCaller(const grpc::ServerContext& context, Stream& stream,
+                                             std::string& arguments) {
   ISOBIT_RETURN_IF_ERROR(CheckToken(context));
   v1::MemberMessage message;
   if (!stream.Read(&message) || !message.has_hello()) {
     return absl::InvalidArgumentError("shard group: expected a hello");
   }
-  ISOBIT_ASSIGN_OR_RETURN(const int rank, Admit(message.hello(), context.peer(), stream));
-  const absl::Status status = ServeMember(rank, context, stream);
-  const std::lock_guard lock(member(rank).write_mutex);
-  if (member(rank).stream == &stream) member(rank).stream = nullptr;
-  return status;
+  arguments = BoundedText(message.hello());
+  return Admit(message.hello(), context.peer(), stream);
 }
 
 absl::Status GroupLeader::ServeMember(int rank, const grpc::ServerContext& context,

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/rpc/call_gate.h"
 #include "common/rpc/connection_acceptor.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
 #include "trainer_bridge/scorer/peer_ranks.h"
@@ -30,7 +31,8 @@ struct GroupLeaderOptions {
   std::string nccl_id;  // for the members
   // Who may connect and call; null: anybody, in plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials{};
-  std::string token{};  // that members must show; empty: none
+  std::string token{};                                  // that members must show; empty: none
+  std::shared_ptr<CallGate> gate = CallGate::Create();  // audits who joins, or tries to
   std::chrono::milliseconds timeout{120'000};
   // Called once, from any thread, when a member that had been welcomed goes or fails. May be null.
   std::function<void(const absl::Status&)> on_lost = nullptr;
@@ -84,6 +86,10 @@ class GroupLeader final : public PeerRanks {
 
   // A member's call, from its first message to its end.
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
+  // The rank of the process whose first message this reads, once it has a place in the group.
+  // arguments: gets what that message says, for the audit.
+  absl::StatusOr<int> AdmitCaller(const grpc::ServerContext& context, Stream& stream,
+                                  std::string& arguments);
   // UNAUTHENTICATED unless the member shows the group's token, if it has one.
   absl::Status CheckToken(const grpc::ServerContext& context) const;
   absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);

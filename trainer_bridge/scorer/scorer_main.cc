@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
                                       .nccl_id = nccl_id,
                                       .credentials = settings.server.security.admin_credentials,
                                       .token = settings.group_token,
+                                      .gate = settings.server.security.gate,
                                       .timeout = settings.timeout,
                                       .on_lost = options.on_fault};
     options.assemble = [group](const GroupIdentity& identity) {

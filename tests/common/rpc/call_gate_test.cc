@@ -255,11 +255,13 @@ TEST_F(CallGateTest, AdminCallsLeaveOneLineEachWhateverTheirArguments) {
   EXPECT_FALSE(At(port_, "Bearer watch", Update).ok());
   EXPECT_FALSE(At(port_, "", Update).ok());  // left out: within a second of the last refusal
   EXPECT_FALSE(At(port_, "Bearer generate", AbortAll).ok());  // likewise
+  EXPECT_FALSE(At(port_, "Bearer generate", Abort).ok());     // of its own requests: no line
+  EXPECT_FALSE(At(port_, "Bearer admin", Abort).ok());        // of anybody's
   server_->Shutdown();
   server_->Wait();
 
   const auto lines = AuditLines();
-  ASSERT_EQ(lines.size(), 3u);
+  ASSERT_EQ(lines.size(), 4u);
   EXPECT_EQ(lines[0]["client"], "the-admin");
   EXPECT_EQ(lines[0]["method"], "/isobit.v1.RolloutService/UpdateWeights");
   EXPECT_EQ(lines[0]["outcome"], "NOT_FOUND");
@@ -270,6 +272,8 @@ TEST_F(CallGateTest, AdminCallsLeaveOneLineEachWhateverTheirArguments) {
   EXPECT_EQ(lines[1]["arguments"], "all: true");
   EXPECT_EQ(lines[2]["client"], "the-watch");
   EXPECT_EQ(lines[2]["outcome"], "PERMISSION_DENIED");
+  EXPECT_EQ(lines[3]["client"], "the-admin");
+  EXPECT_EQ(lines[3]["method"], "/isobit.v1.RolloutService/Abort");
 }
 
 TEST(WithoutPathsTest, TakesPathsOutAndNothingElse) {

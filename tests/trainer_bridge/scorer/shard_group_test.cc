@@ -1,5 +1,6 @@
 // A scorer of several processes, which are threads here, over loopback gRPC: who may join, what
 // they compute together, and how the group ends.
+#include <fstream>
 #include <future>
 #include <memory>
 #include <optional>
@@ -409,9 +410,10 @@ TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
   EXPECT_FALSE(end.get().ok());
 }
 
-TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothing) {
+TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothingButAnAuditLine) {
   GroupLeaderOptions options = LeaderOptions(2);
   options.token = "secret";
+  options.gate = CallGate::Create({.audit = *AuditLog::Open(dir_.File("audit"))});
   auto leading = std::async(std::launch::async, [options, first = First()] {
     return GroupLeader::Assemble(options, first);
   });
@@ -433,6 +435,16 @@ TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothing) {
     }
   }
   leading.wait();  // in order or not, by when the member's end reached it
+
+  std::vector<std::string> lines;
+  std::ifstream file(dir_.File("audit"));
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  // Of refusals one a second, and that of who joined, with no more than its first message.
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_LE(lines.size(), 4u);
+  EXPECT_THAT(lines.front(), HasSubstr("UNAUTHENTICATED"));
+  EXPECT_THAT(lines.back(), AllOf(HasSubstr("ShardGroupService/Join"), HasSubstr("rank: 1"),
+                                  HasSubstr("\"OK\"")));
 }
 
 TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
