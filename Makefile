@@ -56,12 +56,14 @@ fuzz: build/fuzz/build.ninja $(VENV)/.fuzz  ## Searches each border for input th
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/run_tests.sh build/fuzz -L fuzz
 
-# Moments at which an attack strikes, inputs of each fuzzing target, seconds of mixed work: an hour or more on 2 cores.
+# Moments at which an attack strikes, inputs of each fuzzing target, seconds of mixed work: some four hours on 2 cores.
 SOAK_TRIES ?= 300
 SOAK_INPUTS ?= 10000000
 SOAK_SECONDS ?= 600
 test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and mixed work, for long
-	ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) tests/run_tests.sh build/release -L attack --timeout 7200
+	tests/run_tests.sh build/release -L attack
+	ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) \
+	  timeout 7200 $(VENV)/bin/python tests/attack/changed_weights_test.py
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
 	$(VENV)/bin/python tests/bench/soak.py --duration_s $(SOAK_SECONDS)
