@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from guarded_services import ROLES, GuardedServicesTest, admin_target, token_hash
@@ -33,7 +34,6 @@ ALLOWED = {
 }
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 DENIED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
-LONG = {"seed": 1, "max_tokens": 1500, "ignore_eos": True}
 
 
 def methods(module) -> list[tuple[str, str, bool]]:
@@ -96,20 +96,24 @@ class RolesTest(GuardedServicesTest):
         owner = self.enterContext(RolloutClient(target, token="token-generate"))
         other = self.enterContext(RolloutClient(target, token="token-other"))
         admin = self.enterContext(RolloutClient(target, token="token-admin"))
+        admin.pause_generation("keep")  # so that no request ends before it is aborted
         for who, ended in ((other, []), (owner, ["mine"]), (admin, ["mine"])):
-            events = owner.generate([1, 2, 3], stream=True, request_id="mine", **LONG)
-            next(events)
-            self.assertEqual(who.abort("mine"), ended)
-            events.close()
-            self.wait_until_idle(admin)
+            with ThreadPoolExecutor(1) as pool:
+                generating = pool.submit(owner.generate, [1, 2, 3], request_id="mine", max_tokens=4)
+                self.wait_for_waiting_requests(admin, 1)
+                self.assertEqual(who.abort("mine"), ended)
+                self.wait_for_waiting_requests(admin, 1 - len(ended))
+                admin.abort_all()
+                (sample,) = generating.result()
+                self.assertEqual(sample.finish_reason, "abort")
         with self.assertRaises(IsobitError) as raised:
             other.abort_all()
         self.assertEqual(raised.exception.code, grpc.StatusCode.PERMISSION_DENIED)
         self.assertIn("lacks the role admin", raised.exception.details)
 
-    def wait_until_idle(self, client: RolloutClient) -> None:
-        deadline = time.monotonic() + 10
-        while client.get_load().num_running_requests:
+    def wait_for_waiting_requests(self, client: RolloutClient, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while client.get_load().num_waiting_requests != count:
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
 
@@ -139,16 +143,19 @@ class RolesTest(GuardedServicesTest):
         )
         target = self.start_rollout(access, "--max_client_requests=2", "--max_total_requests=3").target
         greedy = self.enterContext(RolloutClient(target, token="token-generate"))
-        held = [greedy.generate([1], stream=True, **LONG) for _ in range(2)]
-        for events in held:
-            next(events)
-        with self.assertRaisesRegex(IsobitError, "this client: 2 of 2 requests") as raised:
-            greedy.generate([1], max_tokens=1)
-        self.assertEqual(raised.exception.retry_after_ms, 1000)
         other = self.enterContext(RolloutClient(target, token="token-other"))
-        self.assertEqual(len(other.generate([1], max_tokens=1)), 1, "another client has room")
-        for events in held:
-            events.close()
+        admin = self.enterContext(RolloutClient(target, token="token-admin"))
+        admin.pause_generation("keep")  # so that no request ends by itself
+        with ThreadPoolExecutor(3) as pool:
+            held = [pool.submit(greedy.generate, [1], max_tokens=1) for _ in range(2)]
+            self.wait_for_waiting_requests(admin, 2)
+            with self.assertRaisesRegex(IsobitError, "this client: 2 of 2 requests") as raised:
+                greedy.generate([1], max_tokens=1)
+            self.assertEqual(raised.exception.retry_after_ms, 1000)
+            held.append(pool.submit(other.generate, [1], max_tokens=1))
+            self.wait_for_waiting_requests(admin, 3)  # another client has room
+            admin.continue_generation()
+            self.assertEqual([len(generated.result()) for generated in held], [1, 1, 1])
         self.assert_soon(lambda: greedy.generate([1], max_tokens=1))
 
     def assert_soon(self, call) -> None:
