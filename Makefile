@@ -66,7 +66,7 @@ test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and m
 	  timeout 7200 $(VENV)/bin/python tests/attack/changed_weights_test.py
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
-	$(VENV)/bin/python tests/bench/soak.py --duration_s $(SOAK_SECONDS)
+	$(VENV)/bin/python tests/bench/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)
