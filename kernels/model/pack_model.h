@@ -1,5 +1,7 @@
 // One pass over a model's weights: reads each tensor once into private memory, hashes it, and has
 // all blocks that need it packed from the very bytes that were hashed.
+// INVARIANT: the digest is that of the packed bytes, even if a second reading would give others
+// (ResidentWeightsTest.TheDigestIsThatOfThePackedBytes).
 #ifndef ISOBIT_KERNELS_MODEL_PACK_MODEL_H_
 #define ISOBIT_KERNELS_MODEL_PACK_MODEL_H_
 

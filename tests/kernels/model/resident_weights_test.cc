@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +56,26 @@ class RuledOps final : public testing_support::ForwardingOps {
 
  private:
   MemoryRules& rules_;
+};
+
+// Has the bytes of `once` wherever it is read for the first time, and those of `later` from then
+// on.
+class ChangingSource final : public TensorSource {
+ public:
+  ChangingSource(const Checkpoint& once, const Checkpoint& later) : once_(once), later_(later) {
+    tensors_ = once.tensors();
+  }
+  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
+    const std::lock_guard lock(mutex_);
+    const bool is_first = read_.emplace(tensor, first).second;
+    return (is_first ? once_ : later_).Read(tensor, first, size, out);
+  }
+
+ private:
+  const Checkpoint& once_;
+  const Checkpoint& later_;
+  mutable std::mutex mutex_;
+  mutable std::set<std::pair<size_t, size_t>> read_;  // guarded by mutex_
 };
 
 class ResidentWeightsTest : public testing::Test {
@@ -199,6 +221,15 @@ TEST_F(ResidentWeightsTest, OtherWeightsThanExpectedAreNotStaged) {
   EXPECT_EQ(staged.digest, first.checkpoint);
   Commit(staged);
   EXPECT_THAT(Stage(1, first.checkpoint), StatusIs(absl::StatusCode::kFailedPrecondition));
+  ExpectServing(0);
+}
+
+TEST_F(ResidentWeightsTest, TheDigestIsThatOfThePackedBytes) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests first, DigestTensors(checkpoints_[0]));
+  const ChangingSource source(checkpoints_[0], checkpoints_[1]);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, StageBlocks(source, "", pointers_));
+  EXPECT_EQ(staged.digest, first.checkpoint);
+  Commit(staged);
   ExpectServing(0);
 }
 
