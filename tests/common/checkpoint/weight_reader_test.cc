@@ -3,6 +3,7 @@
 #include "common/checkpoint/weight_reader.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -62,6 +63,31 @@ TEST(WeightReaderTest, TheDigestIsThatOfTheBytesHandedOut) {
   EXPECT_EQ(more.Find("b"), nullptr);
 }
 
+// Tensors of these names, all alike.
+class NamedSource final : public TensorSource {
+ public:
+  explicit NamedSource(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      tensors_.push_back({.name = name, .dtype = DType::kBf16, .shape = {4}, .size_bytes = 8});
+    }
+  }
+  absl::Status Read(size_t /*tensor*/, size_t /*first*/, size_t size, uint8_t* out) const override {
+    std::memset(out, 1, size);
+    return absl::OkStatus();
+  }
+};
+
+TEST(WeightReaderTest, TheDigestIsThatOfTheNames) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests digests,
+                              DigestTensors(NamedSource({"a", "b"})));
+  // The last reads as both entries of the first, unless the length of its name is told.
+  const std::string both = "a " + digests.tensors.at("a") + "\nb";
+  for (const std::vector<std::string>& names :
+       std::vector<std::vector<std::string>>{{"a", "c"}, {"a"}, {both}}) {
+    EXPECT_NE(DigestTensors(NamedSource(names))->checkpoint, digests.checkpoint) << names.back();
+  }
+}
+
 // A directory with tensors a and b in one file, all of whose bytes are `fill`.
 class ChangedFileTest : public testing::Test {
  protected:
@@ -103,10 +129,14 @@ TEST_F(ChangedFileTest, AFileThatWasOverwrittenOrGrewIsRefused) {
     WeightReader reader(checkpoint);
     TensorSet tensors;
     ISOBIT_ASSERT_OK(reader.Read({"a"}, 1, tensors));
+    const auto modified = std::filesystem::last_write_time(file_);
     std::fstream file(file_, std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(grows ? 0 : -1, std::ios::end);
     file.put(2);
     file.close();
+    // Size and time must each suffice. A clock of files ticks, so the time may be the same by
+    // itself.
+    std::filesystem::last_write_time(file_, modified + std::chrono::milliseconds(grows ? 0 : 10));
     EXPECT_THAT(reader.Finish(), StatusIs(absl::StatusCode::kInvalidArgument,
                                           HasSubstr("model.safetensors was changed")))
         << grows;
