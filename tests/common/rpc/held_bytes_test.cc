@@ -1,6 +1,7 @@
 // Bounds on held bytes, of one client and of all.
 #include "common/rpc/held_bytes.h"
 
+#include <latch>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -34,11 +35,13 @@ TEST(HeldBytesTest, BoundsEachClientAndAll) {
                        AllOf(HasSubstr("results: 21 bytes more"), HasSubstr("50 of one client"))));
   ISOBIT_EXPECT_OK(more_of_a.Resize(20));
   ISOBIT_EXPECT_OK(b.Resize(50));
-  EXPECT_THAT(c.Resize(1),
+  EXPECT_THAT(c.Resize(50),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("100 of all clients")));
   EXPECT_EQ(budget->held(), 100u) << "what is refused is not held";
   ISOBIT_EXPECT_OK(b.Resize(49));
   ISOBIT_EXPECT_OK(c.Resize(1));
+  ISOBIT_EXPECT_OK(b.Resize(0));
+  ISOBIT_EXPECT_OK(c.Resize(50)) << "what all clients' bound refused is not held by its client";
 }
 
 TEST(HeldBytesTest, OnlyWhatMayFitLaterComesWithARetryHint) {
@@ -73,12 +76,14 @@ TEST(HeldBytesTest, GivesBackWhatIsDestroyed) {
 // Sanitizers judge, too.
 TEST(HeldBytesTest, CountsFromManyThreads) {
   const auto budget = Budget(64, 0.5);
+  std::latch start(4);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&budget, client = t % 2 == 0 ? "a" : "b"] {
+    threads.emplace_back([&budget, &start, client = t % 2 == 0 ? "a" : "b"] {
+      start.arrive_and_wait();
       for (size_t i = 0; i < 1000; ++i) {
         HeldBytes held = budget->Open(client);
-        for (size_t bytes = 1; bytes < 40; bytes += 7) held.Resize(bytes).IgnoreError();
+        for (size_t n = 0; n < 1000; ++n) held.Resize(n * 7 % 40).IgnoreError();
         EXPECT_LE(budget->held(), 4 * 40u);
       }
     });
