@@ -31,14 +31,17 @@ namespace {
 absl::StatusOr<std::vector<Layer>> LayersOf(const std::string& model, int64_t tp) {
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, NamedModelShape(model));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape rank, ShapeOfRank(config, 0, static_cast<int>(tp)));
-  LinearShape gated = rank.gate_up;
-  gated.gated = true;
-  const Layer all[] = {{model, tp, "qkv", rank.qkv, Output::kBf16},
-                       {model, tp, "o", rank.o, Output::kFp32},
-                       {model, tp, "gate_up", gated, Output::kBf16},
-                       {model, tp, "swiglu", gated, Output::kSwiGlu},
-                       {model, tp, "down", rank.down, Output::kFp32},
-                       {model, tp, "lm_head", rank.head, Output::kFp32}};
+  const ModelPlan plan = Describe(config);
+  const auto linear = [&](Role role) {
+    const auto& block = role == Role::kHead ? plan.blocks.back() : plan.blocks[1];
+    return LinearOf(*FindParameter(block, role), rank);
+  };
+  const Layer all[] = {{model, tp, "qkv", linear(Role::kQkv), Output::kBf16},
+                       {model, tp, "o", linear(Role::kO), Output::kFp32},
+                       {model, tp, "gate_up", linear(Role::kGateUp), Output::kBf16},
+                       {model, tp, "swiglu", linear(Role::kGateUp), Output::kSwiGlu},
+                       {model, tp, "down", linear(Role::kDown), Output::kFp32},
+                       {model, tp, "lm_head", linear(Role::kHead), Output::kFp32}};
   std::vector<Layer> wanted;
   for (const std::string& name : absl::GetFlag(FLAGS_layers)) {
     const auto found = std::ranges::find(all, name, &Layer::name);

@@ -151,11 +151,16 @@ absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_row
                           MakeCudaOps({.mode = NumericsMode::kVanilla}));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
   std::vector<Product> layer;
-  for (const LinearShape& linear : {shape.qkv, shape.o, shape.gate_up, shape.down}) {
-    ISOBIT_ASSIGN_OR_RETURN(Product product, MakeProduct(*ops, linear, rows));
+  const ModelPlan plan = Describe(config);
+  for (const Parameter& parameter : plan.blocks[1]) {
+    if (parameter.op != ParameterOp::kLinear) continue;
+    ISOBIT_ASSIGN_OR_RETURN(Product product, MakeProduct(*ops, LinearOf(parameter, shape), rows));
     layer.push_back(std::move(product));
   }
-  ISOBIT_ASSIGN_OR_RETURN(const Product head, MakeProduct(*ops, shape.head, chunk_rows));
+  ISOBIT_ASSIGN_OR_RETURN(
+      const Product head,
+      MakeProduct(*ops, LinearOf(*FindParameter(plan.blocks.back(), Role::kHead), shape),
+                  chunk_rows));
   const auto pass = [&]() -> absl::Status {
     for (int i = 0; i < config.num_layers; ++i) {
       for (const Product& product : layer) ISOBIT_RETURN_IF_ERROR(Launch(*ops, product));

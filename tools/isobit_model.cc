@@ -19,7 +19,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/readable_file.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 #include "tools/flip_bit.h"
 #include "tools/model_report.h"
 #include "tools/model_shapes.h"
@@ -153,13 +153,13 @@ absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool ins
   const LoadPolicy policy = PolicyOf(arguments);
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, "", policy));
   ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
-  ISOBIT_RETURN_IF_ERROR(ValidateTensors(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
   for (const std::string& warning : Warnings(config, checkpoint)) {
     absl::FPrintF(stderr, "isobit-model: warning: %s\n", warning);
   }
   ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(checkpoint));
-  ISOBIT_RETURN_IF_ERROR(CheckTiedHead(config, digests));
+  ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(Describe(config), digests));
   if (inspect) return ReportModel(config, checkpoint, digests);
   return absl::StrCat(digests.checkpoint, "  ", directory, "\n");
 }

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/checkpoint/model_plan.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/model/numerics.h"
@@ -14,15 +15,11 @@ namespace {
 
 void AppendSummary(const ModelConfig& config, const TensorSource& checkpoint,
                    const CheckpointDigests& digests, std::string& report) {
-  uint64_t parameters = 0;
   uint64_t bytes = 0;
-  for (const Tensor& tensor : checkpoint.tensors()) {
-    parameters += tensor.NumElements();
-    bytes += tensor.size_bytes;
-  }
-  absl::StrAppend(&report, ArchitectureName(config.architecture), ", ", parameters, " parameters, ",
-                  bytes, " bytes, context ", config.max_position_embeddings, "\n\n",
-                  config.CanonicalString(), "\n");
+  for (const Tensor& tensor : checkpoint.tensors()) bytes += tensor.size_bytes;
+  absl::StrAppend(&report, ArchitectureName(config.architecture), ", ",
+                  NumParameters(Describe(config)), " parameters, ", bytes, " bytes, context ",
+                  config.max_position_embeddings, "\n\n", config.CanonicalString(), "\n");
   absl::StrAppendFormat(&report, "%-28s%s\n", "digest", digests.checkpoint);
   for (const NumericsMode mode :
        {NumericsMode::kTree, NumericsMode::kBatchInvariant, NumericsMode::kVanilla}) {
@@ -57,13 +54,14 @@ void AppendLeaves(const ModelConfig& config, std::string& report) {
   AppendPlan("intermediate (down_proj)", contract::PlanColumns(config.intermediate_size), report);
   AppendPlan("vocabulary (rows of lm_head)", contract::PlanColumns(config.vocab_size), report);
 
+  const Parameter gate_up = *FindParameter(Describe(config).blocks[1], Role::kGateUp);
   absl::StrAppend(&report, "\nranks: KV heads, query heads, intermediate, vocabulary\n");
   for (int size = 1; size <= contract::kLeaves; size *= 2) {
     for (int rank = 0; rank < size; ++rank) {
       const RankShape shape = ShapeOfRank(config, rank, size).value();
-      absl::StrAppendFormat(&report, "  TP %d rank %d  %-10s%-5d%-16s%s\n", size, rank,
-                            Range(shape.kv_heads), shape.heads, Range(shape.intermediate),
-                            Range(shape.vocab));
+      absl::StrAppendFormat(
+          &report, "  TP %d rank %d  %-10s%-5d%-16s%s\n", size, rank, Range(shape.kv_heads),
+          shape.heads, Range(SliceOf(gate_up, gate_up.tensors[0], shape).rows), Range(shape.vocab));
     }
   }
 }

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/model_plan.h"
 #include "kernels/model/load_format.h"
 #include "kernels/model/random_weights.h"
 
@@ -21,10 +21,11 @@ namespace {
 namespace fs = std::filesystem;
 
 // Consecutive tensors for each file.
-std::vector<std::vector<TensorSpec>> PlanFiles(const ModelConfig& config, size_t max_file_bytes) {
-  std::vector<std::vector<TensorSpec>> files(1);
+std::vector<std::vector<ExpectedTensor>> PlanFiles(const ModelConfig& config,
+                                                   size_t max_file_bytes) {
+  std::vector<std::vector<ExpectedTensor>> files(1);
   size_t bytes = 0;
-  for (TensorSpec& spec : ExpectedTensors(config)) {
+  for (ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
     const size_t size = spec.NumElements() * sizeof(uint16_t);
     if (!files.back().empty() && bytes + size > max_file_bytes) {
       files.emplace_back();
@@ -52,10 +53,10 @@ absl::Status MakeRandomModel(const ModelConfig& config, uint64_t seed, const std
                              const RandomModelOptions& options) {
   ISOBIT_RETURN_IF_ERROR(ValidateModelConfig(config));
   ISOBIT_RETURN_IF_ERROR(CreateEmptyDirectory(directory));
-  const std::vector<std::vector<TensorSpec>> files = PlanFiles(config, options.max_file_bytes);
+  const std::vector<std::vector<ExpectedTensor>> files = PlanFiles(config, options.max_file_bytes);
   uint64_t total_bytes = 0;
   for (const auto& file : files) {
-    for (const TensorSpec& spec : file) total_bytes += spec.NumElements() * sizeof(uint16_t);
+    for (const ExpectedTensor& spec : file) total_bytes += spec.NumElements() * sizeof(uint16_t);
   }
 
   std::map<std::string, std::string> file_of;
@@ -66,7 +67,7 @@ absl::Status MakeRandomModel(const ModelConfig& config, uint64_t seed, const std
                           : absl::StrFormat("model-%05d-of-%05d.safetensors", f + 1, files.size());
     std::vector<std::vector<uint16_t>> values;
     std::vector<Tensor> tensors;
-    for (const TensorSpec& spec : files[f]) {
+    for (const ExpectedTensor& spec : files[f]) {
       values.emplace_back(spec.NumElements());
       RandomTensor(spec, seed).Draw(0, values.back().size(), values.back().data());
       const size_t bytes = values.back().size() * sizeof(uint16_t);

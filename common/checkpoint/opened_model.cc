@@ -10,8 +10,9 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/strict_json.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 
 namespace isobit {
 namespace {
@@ -44,7 +45,7 @@ absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
   ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
   ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
-  ISOBIT_RETURN_IF_ERROR(ValidateTensors(config, checkpoint));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
   return OpenedModel{std::move(config), std::make_unique<Checkpoint>(std::move(checkpoint))};
 }
@@ -77,11 +78,11 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
       absl::StrCat("the weights have digest ", digest, ", expected ", expected));
 }
 
-absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
+absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
                                           const std::string& expected_digest) {
   ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
   ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
-  ISOBIT_RETURN_IF_ERROR(CheckTiedHead(config, digests));
+  ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(plan, digests));
   return std::move(digests.checkpoint);
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/tensor_source.h"
 #include "common/checkpoint/weight_reader.h"
 
@@ -43,9 +44,9 @@ std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource&
 // FAILED_PRECONDITION, with both: `expected` is neither empty nor `digest`, that of the weights.
 absl::Status CheckDigest(const std::string& digest, const std::string& expected);
 
-// The digest of weights of `config`, all of which `reader` has handed out; reads what is left of
-// the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedHead's.
-absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelConfig& config,
+// The digest of weights of `plan`, all of which `reader` has handed out; reads what is left of
+// the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedTensors'.
+absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
                                           const std::string& expected_digest);
 
 // Whether `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: any part of

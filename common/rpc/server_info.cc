@@ -1,7 +1,7 @@
 // Fills ServerInfo. See server_info.h.
 #include "common/rpc/server_info.h"
 
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/model_plan.h"
 
 namespace isobit {
 namespace {
@@ -16,16 +16,6 @@ v1::NumericsMode ToProto(NumericsMode mode) {
       return v1::NUMERICS_MODE_VANILLA;
   }
   return v1::NUMERICS_MODE_UNSPECIFIED;
-}
-
-uint64_t NumParameters(const ModelConfig& config) {
-  uint64_t parameters = 0;
-  for (const TensorSpec& tensor : ExpectedTensors(config)) {
-    uint64_t elements = 1;
-    for (const int64_t size : tensor.shape) elements *= static_cast<uint64_t>(size);
-    parameters += elements;
-  }
-  return parameters;
 }
 
 }  // namespace
@@ -56,7 +46,7 @@ v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& i
   model.set_head_dim(static_cast<uint32_t>(config.head_dim));
   model.set_vocab_size(static_cast<uint32_t>(config.vocab_size));
   model.set_context_length(static_cast<uint32_t>(identity.context_length));
-  model.set_num_parameters(NumParameters(config));
+  model.set_num_parameters(NumParameters(Describe(config)));
   return server;
 }
 

@@ -14,9 +14,9 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/strict_json.h"
-#include "common/checkpoint/tensor_names.h"
 #include "kernels/model/random_weights.h"
 
 namespace isobit {
@@ -55,10 +55,10 @@ absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::strin
 class SeededWeights final : public TensorSource {
  public:
   SeededWeights(const ModelConfig& config, uint64_t seed) {
-    std::vector<TensorSpec> specs = ExpectedTensors(config);
+    std::vector<ExpectedTensor> specs = ExpectedTensors(Describe(config));
     std::sort(specs.begin(), specs.end(),
-              [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
-    for (const TensorSpec& spec : specs) {
+              [](const ExpectedTensor& a, const ExpectedTensor& b) { return a.name < b.name; });
+    for (const ExpectedTensor& spec : specs) {
       tensors_.push_back({.name = spec.name,
                           .dtype = DType::kBf16,
                           .shape = spec.shape,

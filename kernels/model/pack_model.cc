@@ -65,7 +65,7 @@ absl::StatusOr<std::string> PackModel(
         return pack(groups[item], tensors[worker], worker);
       }));
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
-  return FinishReading(reader, layout.config(), options.expected_digest);
+  return FinishReading(reader, layout.plan(), options.expected_digest);
 }
 
 }  // namespace isobit

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "absl/strings/match.h"
 #include "common/checkpoint/dtype.h"
 
 namespace isobit {
@@ -31,18 +30,25 @@ float NearlyNormal(uint64_t random) {
 
 }  // namespace
 
-RandomTensor::RandomTensor(const TensorSpec& spec, uint64_t seed) : key_(Mix(seed + kGolden)) {
+RandomTensor::RandomTensor(const ExpectedTensor& spec, uint64_t seed) : key_(Mix(seed + kGolden)) {
   for (const char c : spec.name) key_ = Mix(key_ ^ static_cast<uint8_t>(c));
-  if (absl::EndsWith(spec.name, "norm.weight")) {
-    mean_ = 1.0f;
-    deviation_ = 0.1f;
-  } else if (absl::EndsWith(spec.name, ".bias")) {
-    deviation_ = 0.1f;
-  } else {
-    constexpr float kLogitSpread = 2.5f;
-    const float unit = 1.0f / std::sqrt(static_cast<float>(spec.shape[1]));
-    const bool head = spec.name == kEmbeddingName || spec.name == kLmHeadName;
-    deviation_ = head ? kLogitSpread * unit : unit;
+  switch (spec.op) {
+    case ParameterOp::kNorm:
+    case ParameterOp::kHeadNorm:
+      mean_ = 1.0f;
+      deviation_ = 0.1f;
+      break;
+    case ParameterOp::kBias:
+      deviation_ = 0.1f;
+      break;
+    case ParameterOp::kEmbedding:
+    case ParameterOp::kLinear: {
+      constexpr float kLogitSpread = 2.5f;
+      const float unit = 1.0f / std::sqrt(static_cast<float>(spec.shape[1]));
+      const bool head = spec.role == Role::kEmbedding || spec.role == Role::kHead;
+      deviation_ = head ? kLogitSpread * unit : unit;
+      break;
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/model_plan.h"
 
 namespace isobit {
 
@@ -15,7 +15,7 @@ namespace isobit {
 // about 2.5, so that distributions are neither flat nor certain.
 class RandomTensor {
  public:
-  RandomTensor(const TensorSpec& spec, uint64_t seed);
+  RandomTensor(const ExpectedTensor& spec, uint64_t seed);
 
   // Writes elements [first, first + count), in row-major order, as bf16.
   void Draw(size_t first, size_t count, uint16_t* out) const;

@@ -1,4 +1,4 @@
-// Cuts a model's layers into one rank's whole leaves. See rank_shape.h.
+// Cuts a model's parameters into one rank's whole leaves. See rank_shape.h.
 #include "kernels/model/rank_shape.h"
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +11,17 @@ using contract::LeafPlan;
 using contract::LeafRange;
 using contract::LeafSum;
 
+// The leaves of `size` rows or columns; units: as Parameter's.
+LeafPlan PlanOf(int64_t size, int64_t units) {
+  return units == 0 ? contract::PlanColumns(size) : contract::PlanGroups(units, size / units);
+}
+
+Interval ShareOf(const LeafPlan& plan, const RankShape& rank) {
+  const LeafRange leaves = contract::LeavesOfRank(rank.rank, rank.size);
+  return {plan.bounds[static_cast<size_t>(leaves.begin)],
+          plan.bounds[static_cast<size_t>(leaves.end)]};
+}
+
 LinearShape ColumnParallel(int64_t n, int64_t k) {
   LinearShape shape{
       .n = n, .k = k, .num_leaves = contract::kLeaves, .bounds = {}, .sum = LeafSum::kChain};
@@ -20,7 +31,8 @@ LinearShape ColumnParallel(int64_t n, int64_t k) {
 }
 
 // The rank's leaves of a row-parallel layer, with bounds counted from its first column.
-LinearShape RowParallel(int64_t n, const LeafPlan& plan, LeafRange leaves) {
+LinearShape RowParallel(int64_t n, const LeafPlan& plan, const RankShape& rank) {
+  const LeafRange leaves = contract::LeavesOfRank(rank.rank, rank.size);
   LinearShape shape{
       .n = n, .k = 0, .num_leaves = leaves.end - leaves.begin, .bounds = {}, .sum = LeafSum::kTree};
   const int64_t first = plan.bounds[static_cast<size_t>(leaves.begin)];
@@ -30,11 +42,6 @@ LinearShape RowParallel(int64_t n, const LeafPlan& plan, LeafRange leaves) {
   }
   shape.k = shape.bounds[shape.num_leaves];
   return shape;
-}
-
-Interval Columns(const LeafPlan& plan, LeafRange leaves) {
-  return {plan.bounds[static_cast<size_t>(leaves.begin)],
-          plan.bounds[static_cast<size_t>(leaves.end)]};
 }
 
 }  // namespace
@@ -47,27 +54,41 @@ absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int s
   if (rank < 0 || rank >= size) {
     return absl::InvalidArgumentError(absl::StrCat("rank: expected [0, ", size, "), got ", rank));
   }
-  const LeafRange leaves = contract::LeavesOfRank(rank, size);
-  const int64_t group_columns = int64_t{config.num_heads} / config.num_kv_heads * config.head_dim;
-  const LeafPlan groups = contract::PlanGroups(config.num_kv_heads, group_columns);
-  const LeafPlan intermediate = contract::PlanColumns(config.intermediate_size);
-
   RankShape shape;
   shape.rank = rank;
   shape.size = size;
-  const Interval o_columns = Columns(groups, leaves);
-  shape.kv_heads = {o_columns.begin / group_columns, o_columns.end / group_columns};
-  shape.heads = o_columns.size() / config.head_dim;
-  shape.intermediate = Columns(intermediate, leaves);
-  shape.vocab = Columns(contract::PlanColumns(config.vocab_size), leaves);
+  shape.kv_heads = ShareOf(PlanOf(config.num_kv_heads, config.num_kv_heads), shape);
+  shape.vocab = ShareOf(PlanOf(config.vocab_size, 0), shape);
+  shape.heads = shape.kv_heads.size() * (config.num_heads / config.num_kv_heads);
+  return shape;
+}
 
-  shape.qkv = ColumnParallel((shape.heads + 2 * shape.kv_heads.size()) * config.head_dim,
-                             config.hidden_size);
-  shape.o = RowParallel(config.hidden_size, groups, leaves);
-  shape.gate_up = ColumnParallel(2 * shape.intermediate.size(), config.hidden_size);
-  shape.gate_up.gated = true;
-  shape.down = RowParallel(config.hidden_size, intermediate, leaves);
-  shape.head = ColumnParallel(shape.vocab.size(), config.hidden_size);
+Slice SliceOf(const Parameter& parameter, const TensorSpec& tensor, const RankShape& rank) {
+  Slice slice = {.rows = {0, tensor.shape[0]},
+                 .columns = {0, tensor.shape.size() > 1 ? tensor.shape[1] : 1}};
+  switch (parameter.cut) {
+    case Cut::kReplicated:
+      break;
+    case Cut::kColumnParallel:
+      slice.rows = ShareOf(PlanOf(slice.rows.size(), parameter.units), rank);
+      break;
+    case Cut::kRowParallel:
+      slice.columns = ShareOf(PlanOf(slice.columns.size(), parameter.units), rank);
+      break;
+  }
+  return slice;
+}
+
+LinearShape LinearOf(const Parameter& parameter, const RankShape& rank) {
+  int64_t n = 0;
+  for (const TensorSpec& tensor : parameter.tensors) {
+    n += SliceOf(parameter, tensor, rank).rows.size();
+  }
+  const int64_t k = parameter.tensors.front().shape[1];
+  LinearShape shape = parameter.cut == Cut::kRowParallel
+                          ? RowParallel(n, PlanOf(k, parameter.units), rank)
+                          : ColumnParallel(n, k);
+  shape.gated = parameter.gated;
   return shape;
 }
 

@@ -1,4 +1,4 @@
-// What one tensor-parallel rank owns of every layer: whole leaves (C4), so nothing needs to divide.
+// What one tensor-parallel rank owns of a model: whole leaves (C4), so nothing needs to divide.
 #ifndef ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
 #define ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
 
@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/model_plan.h"
 #include "kernels/ops.h"
 
 namespace isobit {
@@ -20,20 +21,24 @@ struct Interval {
 struct RankShape {
   int rank = 0;
   int size = 1;
-  Interval kv_heads;      // of num_kv_heads; each brings its num_heads / num_kv_heads query heads
-  Interval intermediate;  // columns of down_proj, rows of gate_proj and up_proj
-  Interval vocab;         // rows of lm_head
-  int64_t heads = 0;      // query heads on this rank
-
-  LinearShape qkv;      // [(heads + 2 kv_heads) * head_dim, hidden]
-  LinearShape o;        // [hidden, heads * head_dim], row-parallel
-  LinearShape gate_up;  // [2 * intermediate, hidden]: gates, then ups
-  LinearShape down;     // [hidden, intermediate], row-parallel
-  LinearShape head;     // [vocab, hidden]
+  Interval kv_heads;  // of num_kv_heads; each brings its num_heads / num_kv_heads query heads
+  Interval vocab;     // rows of lm_head, columns of the logits
+  int64_t heads = 0;  // query heads on this rank
 };
 
 // INVALID_ARGUMENT: size is not 1, 2, 4 or 8, or rank is not in [0, size).
 absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int size);
+
+// The rows and columns that a rank has of a tensor; a vector is a matrix of one column.
+struct Slice {
+  Interval rows;
+  Interval columns;
+};
+// `tensor`: one of the parameter's.
+Slice SliceOf(const Parameter& parameter, const TensorSpec& tensor, const RankShape& rank);
+
+// The rank's part of a linear layer, all its tensors stacked: [rows, columns] of their slices.
+LinearShape LinearOf(const Parameter& parameter, const RankShape& rank);
 
 }  // namespace isobit
 

@@ -24,6 +24,19 @@ class HeldBlock {
   const int block_;
 };
 
+// Columns of a layer's activations on this rank; all layers are alike.
+struct LayerWidths {
+  int64_t qkv;
+  int64_t attended;
+  int64_t activated;
+};
+
+LayerWidths WidthsOf(const WeightLayout& layout) {
+  const BlockWeights layer = layout.Bind(1, nullptr);
+  return {layer.linear(Role::kQkv).shape.n, layer.linear(Role::kO).shape.k,
+          layer.linear(Role::kDown).shape.k};
+}
+
 }  // namespace
 
 absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankShape& shape,
@@ -74,15 +87,15 @@ Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& 
     : layout_(layout), rope_(rope), mode_(mode), ops_(ops), all_reduce_(all_reduce) {}
 
 absl::Status Transformer::Reserve(int64_t rows) {
-  const RankShape& shape = layout_.shape();
+  const LayerWidths widths = WidthsOf(layout_);
   const int64_t width = layout_.config().hidden_size;
   const int64_t partial_bytes =
       rows * width * static_cast<int64_t>(has_bf16_partials() ? sizeof(Bf16) : sizeof(float));
   ISOBIT_RETURN_IF_ERROR(residual_.Reserve(ops_, rows * width).status());
   ISOBIT_RETURN_IF_ERROR(normed_.Reserve(ops_, rows * width).status());
-  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(ops_, rows * shape.qkv.n).status());
-  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(ops_, rows * shape.o.k).status());
-  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_, rows * shape.down.k).status());
+  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(ops_, rows * widths.qkv).status());
+  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(ops_, rows * widths.attended).status());
+  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_, rows * widths.activated).status());
   ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(ops_, partial_bytes).status());
   ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(ops_, partial_bytes).status());
   ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_, 2 * width).status());
@@ -90,9 +103,9 @@ absl::Status Transformer::Reserve(int64_t rows) {
 }
 
 size_t Transformer::ReservedBytes(const WeightLayout& layout, int64_t rows) {
-  const RankShape& shape = layout.shape();
+  const LayerWidths widths = WidthsOf(layout);
   const int64_t width = layout.config().hidden_size;
-  const int64_t bf16 = 2 * width + shape.qkv.n + shape.o.k + shape.down.k;
+  const int64_t bf16 = 2 * width + widths.qkv + widths.attended + widths.activated;
   return static_cast<size_t>(rows) * (static_cast<size_t>(bf16) * sizeof(Bf16) +
                                       2 * static_cast<size_t>(width) * sizeof(float));
 }
@@ -123,7 +136,7 @@ absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSo
     const HeldBlock held(weights, 0);
     ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = step.ids,
                                            .rows = rows,
-                                           .table = layout_.BindEmbedding(block),
+                                           .table = layout_.Bind(0, block).bf16(Role::kEmbedding),
                                            .hidden = layout_.config().hidden_size,
                                            .out = residual_.data()}));
   }
@@ -136,17 +149,18 @@ absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSo
       const int next = layer + 2;
       ISOBIT_ASSIGN_OR_RETURN(const std::byte* next_block, weights.Acquire(next));
       next_held.emplace(weights, next);
-      next_norm = next == layout_.head_block() ? layout_.BindHead(next_block).norm
-                                               : layout_.BindLayer(next_block).input_norm;
+      next_norm = layout_.Bind(next, next_block)
+                      .bf16(next == layout_.head_block() ? Role::kFinalNorm : Role::kInputNorm);
     }
-    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.BindLayer(block), next_norm, cache));
+    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.Bind(layer + 1, block), next_norm, cache));
   }
   ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layout_.head_block()));
   const HeldBlock held(weights, layout_.head_block());
+  const Bf16* const norm = layout_.Bind(layout_.head_block(), block).bf16(Role::kFinalNorm);
   const int64_t width = layout_.config().hidden_size;
   for (size_t p = 0; p < parts_.size(); ++p) {
     Bf16* const out = hidden + parts_[p].first_row * width;
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, Normalise(p, layout_.BindHead(block).norm, out));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, Normalise(p, norm, out));
     if (x == out) continue;
     const auto bytes = static_cast<size_t>(parts_[p].rows * width) * sizeof(Bf16);
     ISOBIT_RETURN_IF_ERROR(ops_.Copy(out, x, bytes));
@@ -175,33 +189,38 @@ absl::Status Transformer::CutIntoParts(const StagedStep& step, int64_t rows, int
   return absl::OkStatus();
 }
 
-absl::Status Transformer::Layer(int layer, const LayerWeights& w, const Bf16* next_norm,
+absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* next_norm,
                                 const KvCache& cache) {
   const ModelConfig& config = layout_.config();
-  const RankShape& shape = layout_.shape();
+  const auto heads = static_cast<int32_t>(layout_.shape().heads);
   const int64_t width = config.hidden_size;
-  const int64_t qkv_columns = shape.qkv.n;
+  const LinearWeight qkv_weight = w.linear(Role::kQkv);
+  const LinearWeight o = w.linear(Role::kO);
+  const LinearWeight down = w.linear(Role::kDown);
+  const int64_t qkv_columns = qkv_weight.shape.n;
+  const Bf16* const input_norm = w.bf16(Role::kInputNorm);
+  const Bf16* const post_norm = w.bf16(Role::kPostNorm);
   const PagedKv kv = cache.layer(layer);
 
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
     Bf16* const qkv = qkv_.data() + part.first_row * qkv_columns;
-    Bf16* const attended = attended_.data() + part.first_row * shape.o.k;
+    Bf16* const attended = attended_.data() + part.first_row * o.shape.k;
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed,
-                            Normalise(p, w.input_norm, normed_.data() + part.first_row * width));
+                            Normalise(p, input_norm, normed_.data() + part.first_row * width));
     ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                         .ldx = width,
                                         .m = part.rows,
-                                        .weight = w.qkv,
-                                        .bias = w.qkv_bias,
+                                        .weight = qkv_weight,
+                                        .bias = w.fp32(Role::kQkvBias),
                                         .bf16_out = qkv,
                                         .ldy = qkv_columns,
                                         .mode = mode_}));
     ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
                                      .ld = qkv_columns,
-                                     .heads = static_cast<int32_t>(shape.heads),
-                                     .q_norm = w.q_norm,
-                                     .k_norm = w.k_norm,
+                                     .heads = heads,
+                                     .q_norm = w.bf16(Role::kQNorm),
+                                     .k_norm = w.bf16(Role::kKNorm),
                                      .eps = config.rms_norm_eps,
                                      .cosine = reinterpret_cast<const float*>(cosine_.get()),
                                      .sine = reinterpret_cast<const float*>(sine_.get()),
@@ -209,32 +228,32 @@ absl::Status Transformer::Layer(int layer, const LayerWeights& w, const Bf16* ne
                                      .kv = kv}));
     ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv,
                                            .ldq = qkv_columns,
-                                           .heads = static_cast<int32_t>(shape.heads),
+                                           .heads = heads,
                                            .sequences = part.sequences,
                                            .kv = kv,
                                            .scale = contract::AttentionScale(config.head_dim),
                                            .window = config.WindowOfLayer(layer),
                                            .out = attended,
-                                           .ldo = shape.o.k}));
-    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? w.input_norm : w.post_norm));
-    ISOBIT_RETURN_IF_ERROR(RowParallel(p, attended, w.o, w.o_bias));
+                                           .ldo = o.shape.k}));
+    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? input_norm : post_norm));
+    ISOBIT_RETURN_IF_ERROR(RowParallel(p, attended, o, w.fp32(Role::kOBias)));
   }
 
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
-    Bf16* const activated = activated_.data() + part.first_row * shape.down.k;
+    Bf16* const activated = activated_.data() + part.first_row * down.shape.k;
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed,
-                            Normalise(p, w.post_norm, normed_.data() + part.first_row * width));
+                            Normalise(p, post_norm, normed_.data() + part.first_row * width));
     ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                         .ldx = width,
                                         .m = part.rows,
-                                        .weight = w.gate_up,
-                                        .bias = w.gate_up_bias,
+                                        .weight = w.linear(Role::kGateUp),
+                                        .bias = w.fp32(Role::kGateUpBias),
                                         .swiglu_out = activated,
-                                        .ldy = shape.down.k,
+                                        .ldy = down.shape.k,
                                         .mode = mode_}));
-    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? w.post_norm : next_norm));
-    ISOBIT_RETURN_IF_ERROR(RowParallel(p, activated, w.down, w.down_bias));
+    ISOBIT_RETURN_IF_ERROR(SumHalfBefore(p, p == 0 ? post_norm : next_norm));
+    ISOBIT_RETURN_IF_ERROR(RowParallel(p, activated, down, w.fp32(Role::kDownBias)));
   }
   return absl::OkStatus();
 }
@@ -317,7 +336,7 @@ absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource&
   return ops_.Linear({.x = hidden,
                       .ldx = layout_.config().hidden_size,
                       .m = rows,
-                      .weight = layout_.BindHead(block).head,
+                      .weight = layout_.Bind(block_number, block).linear(Role::kHead),
                       .fp32_out = logits,
                       .ldy = ld,
                       .mode = mode_});

@@ -110,7 +110,7 @@ class Transformer {
   // Sets parts_ and overlapped_.
   absl::Status CutIntoParts(const StagedStep& step, int64_t rows, int32_t page_size);
   // next_norm: the weight of the norm after this layer, if the step is in halves.
-  absl::Status Layer(int layer, const LayerWeights& w, const Bf16* next_norm, const KvCache& cache);
+  absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
   // A row-parallel layer: this rank's partial sums, for Normalise, with its bias in bias_.
   absl::Status RowParallel(size_t p, const Bf16* x, const LinearWeight& weight, const float* bias);
   // Takes the part's last row-parallel result, if any, into the residual stream and normalises it:

@@ -1,11 +1,10 @@
 // A rank's weights as byte blocks: one for the embedding, one for each layer, one for the head. A
 // block is what a trainer shards and gathers, and what an update replaces; its layout is a pure
-// function of config, rank and backend.
+// function of the model's plan, the rank and the backend.
 #ifndef ISOBIT_KERNELS_MODEL_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_WEIGHTS_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,51 +12,61 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/ops.h"
 
 namespace isobit {
 
-// One decoder layer, pointing into its block. Biases and norms that the architecture lacks are
-// null.
-struct LayerWeights {
-  const Bf16* input_norm = nullptr;  // [hidden]
-  const Bf16* post_norm = nullptr;   // [hidden]
-  const Bf16* q_norm = nullptr;      // [head_dim]
-  const Bf16* k_norm = nullptr;      // [head_dim]
-  LinearWeight qkv;
-  LinearWeight o;
-  LinearWeight gate_up;
-  LinearWeight down;
-  const float* qkv_bias = nullptr;      // [qkv.n]
-  const float* o_bias = nullptr;        // [hidden]
-  const float* gate_up_bias = nullptr;  // [gate_up.n]
-  const float* down_bias = nullptr;     // [hidden]
+// Where a block's parameters lie, in the order of the plan.
+struct BlockLayout {
+  struct Place {
+    Role role;
+    DType packed;
+    size_t offset;            // bytes from the block's begin
+    LinearShape linear = {};  // of a linear layer
+  };
+  std::vector<Place> places;
+  size_t bytes = 0;
 };
 
-struct HeadWeights {
-  const Bf16* norm = nullptr;  // [hidden]
-  LinearWeight head;
+// A block's parameters by role. Of a role that the block lacks, there is a null pointer, or a
+// weight with one.
+class BlockWeights {
+ public:
+  // Both outlive the object.
+  BlockWeights(const BlockLayout& layout, const std::byte* block)
+      : layout_(&layout), block_(block) {}
+
+  LinearWeight linear(Role role) const;
+  const Bf16* bf16(Role role) const;   // the embedding [vocab, hidden], or a norm
+  const float* fp32(Role role) const;  // a bias: one number for each output on this rank
+
+ private:
+  const BlockLayout::Place* Find(Role role) const;
+
+  const BlockLayout* layout_;
+  const std::byte* block_;
 };
 
 // Where everything lies. Blocks are numbered 0 (embedding), 1 .. num_layers (layers), num_layers +
 // 1 (head).
 class WeightLayout {
  public:
-  WeightLayout(const ModelConfig& config, const RankShape& shape, const Ops& ops);
+  WeightLayout(ModelPlan plan, const RankShape& shape, const Ops& ops);
+  WeightLayout(const ModelConfig& config, const RankShape& shape, const Ops& ops)
+      : WeightLayout(Describe(config), shape, ops) {}
 
-  const ModelConfig& config() const { return config_; }
+  const ModelPlan& plan() const { return plan_; }
+  const ModelConfig& config() const { return plan_.config; }
   const RankShape& shape() const { return shape_; }
-  int num_blocks() const { return config_.num_layers + 2; }
-  int head_block() const { return config_.num_layers + 1; }
-  size_t BlockBytes(int block) const;
+  int num_blocks() const { return static_cast<int>(blocks_.size()); }
+  int head_block() const { return num_blocks() - 1; }
+  size_t BlockBytes(int block) const { return LayoutOf(block).bytes; }
 
-  const Bf16* BindEmbedding(const std::byte* block) const {
-    return reinterpret_cast<const Bf16*>(block);
-  }  // [vocab, hidden]
-  LayerWeights BindLayer(const std::byte* block) const;
-  HeadWeights BindHead(const std::byte* block) const;
+  // The parameters of a block whose bytes are at `bytes`, which may be null for their shapes alone.
+  BlockWeights Bind(int block, const std::byte* bytes) const { return {LayoutOf(block), bytes}; }
 
   // The names of the tensors that a block is packed from.
   std::vector<std::string> TensorsOf(int block) const;
@@ -68,17 +77,14 @@ class WeightLayout {
   void PackBlock(const TensorSet& tensors, const Ops& ops, int block, std::byte* out) const;
 
  private:
-  struct LayerOffsets {
-    size_t input_norm, post_norm, q_norm, k_norm, qkv, o, gate_up, down;
-    size_t qkv_bias, o_bias, gate_up_bias, down_bias, end;
-  };
-  void PackLayer(const TensorSet& tensors, const Ops& ops, int layer, std::byte* out) const;
+  const BlockLayout& LayoutOf(int block) const { return blocks_[static_cast<size_t>(block)]; }
+  const std::vector<Parameter>& ParametersOf(int block) const {
+    return plan_.blocks[static_cast<size_t>(block)];
+  }
 
-  ModelConfig config_;
+  ModelPlan plan_;
   RankShape shape_;
-  LayerOffsets layer_{};
-  size_t head_weight_ = 0;
-  size_t head_end_ = 0;
+  std::vector<BlockLayout> blocks_;
 };
 
 // Hands a forward pass its blocks.

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/gather_all_reduce.h"
 #include "kernels/model/numerics.h"
@@ -103,7 +103,7 @@ ForwardHarness::ForwardHarness(const std::string& model_directory) {
   auto checkpoint = Checkpoint::Open(model_directory);
   ISOBIT_CHECK(checkpoint.ok()) << checkpoint.status().ToString();
   checkpoint_ = std::make_unique<Checkpoint>(*std::move(checkpoint));
-  const absl::Status valid = ValidateTensors(config_, *checkpoint_);
+  const absl::Status valid = ValidateTensors(Describe(config_), *checkpoint_);
   ISOBIT_CHECK(valid.ok()) << valid.ToString();
 }
 

@@ -2,14 +2,16 @@
 // them hold everywhere.
 #include "tests/support/tiny_model.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
 
-#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/base/check.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/safetensors.h"
-#include "common/checkpoint/tensor_names.h"
 
 namespace isobit::testing_support {
 namespace {
@@ -43,14 +45,27 @@ struct Distribution {
   float deviation;
 };
 
-Distribution DistributionOf(const TensorSpec& spec) {
-  const auto one_over_root = [](int64_t n) { return 1.0f / std::sqrt(static_cast<float>(n)); };
-  if (absl::EndsWith(spec.name, "norm.weight")) return {1.0f, 0.125f};
-  if (absl::EndsWith(spec.name, "bias")) return {0.0f, 0.25f};
-  if (spec.name == kEmbeddingName || spec.name == kLmHeadName) {
-    return {0.0f, 2.0f * one_over_root(spec.shape[1])};
+Distribution DistributionOf(const ExpectedTensor& spec) {
+  if (spec.op == ParameterOp::kNorm || spec.op == ParameterOp::kHeadNorm) return {1.0f, 0.125f};
+  if (spec.op == ParameterOp::kBias) return {0.0f, 0.25f};
+  const float unit = 1.0f / std::sqrt(static_cast<float>(spec.shape[1]));
+  const bool head = spec.role == Role::kEmbedding || spec.role == Role::kHead;
+  return {0.0f, head ? 2.0f * unit : unit};
+}
+
+// A model's tensors, each bias right behind the weight of its module: the golden digests are of
+// weights drawn in this order.
+std::vector<ExpectedTensor> DrawingOrder(const ModelConfig& config) {
+  const std::vector<ExpectedTensor> specs = ExpectedTensors(Describe(config));
+  std::vector<ExpectedTensor> order;
+  for (const ExpectedTensor& spec : specs) {
+    if (spec.op == ParameterOp::kBias) continue;
+    order.push_back(spec);
+    const std::string bias = absl::StrCat(absl::StripSuffix(spec.name, "weight"), "bias");
+    const auto found = std::ranges::find(specs, bias, &ExpectedTensor::name);
+    if (found != specs.end()) order.push_back(*found);
   }
-  return {0.0f, one_over_root(spec.shape[1])};
+  return order;
 }
 
 }  // namespace
@@ -97,9 +112,8 @@ ModelConfig TinyConfig(Architecture architecture) {
 TinyWeights RandomWeights(const ModelConfig& config, uint64_t seed) {
   Random random(seed);
   TinyWeights weights;
-  for (const TensorSpec& spec : ExpectedTensors(config)) {
-    size_t count = 1;
-    for (const int64_t size : spec.shape) count *= static_cast<size_t>(size);
+  for (const ExpectedTensor& spec : DrawingOrder(config)) {
+    const size_t count = spec.NumElements();
     const Distribution distribution = DistributionOf(spec);
     std::vector<uint16_t>& values = weights.tensors[spec.name];
     for (size_t i = 0; i < count; ++i) {
@@ -116,7 +130,7 @@ void WriteModel(const ModelConfig& config, const TinyWeights& weights,
   absl::Status status = WriteConfigJson(config, directory);
   ISOBIT_CHECK(status.ok()) << status.ToString();
   std::vector<Tensor> tensors;
-  for (const TensorSpec& spec : ExpectedTensors(config)) {
+  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
     const auto found = weights.tensors.find(spec.name);
     if (found == weights.tensors.end()) continue;
     const std::vector<uint16_t>& values = found->second;

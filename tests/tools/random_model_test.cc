@@ -6,7 +6,7 @@
 #include <set>
 
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/all_tensors.h"
@@ -25,7 +25,7 @@ std::string DigestOf(const std::string& directory) {
   EXPECT_THAT(config, testing_support::IsOk());
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
   EXPECT_THAT(checkpoint, testing_support::IsOk());
-  ISOBIT_EXPECT_OK(ValidateTensors(*config, *checkpoint));
+  ISOBIT_EXPECT_OK(ValidateTensors(Describe(*config), *checkpoint));
   return DigestTensors(*checkpoint)->checkpoint;
 }
 

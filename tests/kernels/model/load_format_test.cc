@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/checkpoint/safetensors.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/all_tensors.h"
@@ -51,7 +51,7 @@ TEST_F(LoadFormatTest, EveryElementIsTheOneOfTheFiles) {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel stored,
                                 OpenModelAs(LoadFormat::kAuto, root_.path(), "stored"));
     ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel dummy, OpenDummy(MakeDummy(shape, 7)));
-    ISOBIT_EXPECT_OK(ValidateTensors(dummy.config, *dummy.weights));
+    ISOBIT_EXPECT_OK(ValidateTensors(Describe(dummy.config), *dummy.weights));
     ASSERT_EQ(dummy.weights->tensors().size(), stored.weights->tensors().size());
     const TensorSet files = testing_support::AllTensors(*stored.weights);
     for (size_t i = 0; i < stored.weights->tensors().size(); ++i) {
@@ -71,10 +71,10 @@ TEST_F(LoadFormatTest, RoundsFp16OnlyWhenTold) {
   ISOBIT_ASSERT_OK(WriteConfigJson(config, MakeDirectory("half")));
   std::vector<std::vector<uint16_t>> halves;
   std::vector<Tensor> tensors;
-  for (const TensorSpec& spec : ExpectedTensors(config)) {
+  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
     halves.emplace_back(spec.NumElements(), uint16_t{0x3c01});  // 1 + 2^-10, no bf16 number
     tensors.push_back({.name = spec.name,
-                       .dtype = spec.name == kFinalNormName ? DType::kF16 : DType::kBf16,
+                       .dtype = spec.role == Role::kFinalNorm ? DType::kF16 : DType::kBf16,
                        .shape = spec.shape,
                        .data = reinterpret_cast<const uint8_t*>(halves.back().data()),
                        .size_bytes = halves.back().size() * sizeof(uint16_t)});
@@ -124,9 +124,9 @@ TEST_F(LoadFormatTest, TheDigestTellsConfigAndSeed) {
            .size()),
       3u);
   WeightReader first_reader(*first.weights);
-  EXPECT_EQ(*FinishReading(first_reader, first.config, digest), digest);
+  EXPECT_EQ(*FinishReading(first_reader, Describe(first.config), digest), digest);
   WeightReader seed_reader(*seed.weights);
-  EXPECT_THAT(FinishReading(seed_reader, seed.config, digest),
+  EXPECT_THAT(FinishReading(seed_reader, Describe(seed.config), digest),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(digest)));
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/model/rank_shape.h"
 
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
@@ -13,40 +14,69 @@ namespace {
 
 using testing_support::StatusIs;
 
+// A rank's share of every layer.
+struct RankLinears {
+  RankLinears(const ModelConfig& config, const RankShape& shape) {
+    const ModelPlan plan = Describe(config);
+    const auto linear = [&](const std::vector<Parameter>& block, Role role) {
+      return LinearOf(*FindParameter(block, role), shape);
+    };
+    qkv = linear(plan.blocks[1], Role::kQkv);
+    o = linear(plan.blocks[1], Role::kO);
+    gate_up = linear(plan.blocks[1], Role::kGateUp);
+    down = linear(plan.blocks[1], Role::kDown);
+    head = linear(plan.blocks.back(), Role::kHead);
+    const Parameter& weight = *FindParameter(plan.blocks[1], Role::kDown);
+    intermediate = SliceOf(weight, weight.tensors[0], shape).columns;
+  }
+
+  LinearShape qkv, o, gate_up, down, head;
+  Interval intermediate;
+};
+
 TEST(RankShapeTest, PartsMakeTheWholeForEveryShapeAndSize) {
   for (const std::string& name : ModelShapeNames()) {
     const ModelConfig config = *NamedModelShape(name);
     const RankShape whole = *ShapeOfRank(config, 0, 1);
     EXPECT_EQ(whole.heads, config.num_heads);
     EXPECT_EQ(whole.kv_heads.size(), config.num_kv_heads);
-    EXPECT_EQ(whole.o.k, int64_t{config.num_heads} * config.head_dim);
-    EXPECT_EQ(whole.down.k, config.intermediate_size);
-    EXPECT_EQ(whole.head.n, config.vocab_size);
+    const RankLinears whole_linears(config, whole);
+    EXPECT_EQ(whole_linears.o.k, int64_t{config.num_heads} * config.head_dim);
+    EXPECT_EQ(whole_linears.down.k, config.intermediate_size);
+    EXPECT_EQ(whole_linears.head.n, config.vocab_size);
     for (const int size : {2, 4, 8}) {
       SCOPED_TRACE(name + " on " + std::to_string(size));
       RankShape last;
+      Interval last_intermediate;
       int leaf = 0;
       for (int rank = 0; rank < size; ++rank) {
         const RankShape part = *ShapeOfRank(config, rank, size);
+        const RankLinears linears(config, part);
         EXPECT_EQ(part.kv_heads.begin, last.kv_heads.end);
-        EXPECT_EQ(part.intermediate.begin, last.intermediate.end);
+        EXPECT_EQ(linears.intermediate.begin, last_intermediate.end);
         EXPECT_EQ(part.vocab.begin, last.vocab.end);
         EXPECT_EQ(part.heads * config.num_kv_heads, part.kv_heads.size() * config.num_heads);
-        EXPECT_EQ(part.qkv.k, config.hidden_size);
-        EXPECT_EQ(part.o.n, config.hidden_size);
-        EXPECT_EQ(part.gate_up.n, 2 * part.down.k);
+        EXPECT_EQ(linears.qkv.k, config.hidden_size);
+        EXPECT_EQ(linears.qkv.n, (part.heads + 2 * part.kv_heads.size()) * config.head_dim);
+        EXPECT_EQ(linears.o.n, config.hidden_size);
+        EXPECT_EQ(linears.o.k, part.heads * config.head_dim);
+        EXPECT_EQ(linears.gate_up.n, 2 * linears.down.k);
+        EXPECT_TRUE(linears.gate_up.gated && !linears.qkv.gated);
+        EXPECT_EQ(linears.head.n, part.vocab.size());
         // Row-parallel leaves are the whole's leaves, one after the other.
         const int64_t o_begin =
             part.kv_heads.begin * config.num_heads / config.num_kv_heads * config.head_dim;
-        for (int l = 0; l < part.o.num_leaves; ++l, ++leaf) {
-          EXPECT_EQ(part.o.bounds[l] + o_begin, whole.o.bounds[leaf]);
-          EXPECT_EQ(part.down.bounds[l] + part.intermediate.begin, whole.down.bounds[leaf]);
+        for (int l = 0; l < linears.o.num_leaves; ++l, ++leaf) {
+          EXPECT_EQ(linears.o.bounds[l] + o_begin, whole_linears.o.bounds[leaf]);
+          EXPECT_EQ(linears.down.bounds[l] + linears.intermediate.begin,
+                    whole_linears.down.bounds[leaf]);
         }
         last = part;
+        last_intermediate = linears.intermediate;
       }
       EXPECT_EQ(leaf, contract::kLeaves);
       EXPECT_EQ(last.kv_heads.end, config.num_kv_heads);
-      EXPECT_EQ(last.intermediate.end, config.intermediate_size);
+      EXPECT_EQ(last_intermediate.end, config.intermediate_size);
       EXPECT_EQ(last.vocab.end, config.vocab_size);
     }
   }

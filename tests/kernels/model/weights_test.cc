@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/tensor_names.h"
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/all_tensors.h"
@@ -34,6 +33,12 @@ class WeightsTest : public testing::TestWithParam<std::string> {
     return values;
   }
 
+  // The columns of down_proj on a rank.
+  Interval IntermediateOf(const RankShape& shape) const {
+    const Parameter down = *FindParameter(Describe(config_).blocks[1], Role::kDown);
+    return SliceOf(down, down.tensors[0], shape).columns;
+  }
+
   const testing_support::TempDir root_;
   const ModelConfig config_;
   const std::unique_ptr<Ops> ops_;  // its packed layout is the plain matrix
@@ -44,41 +49,46 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
   const int64_t hidden = config_.hidden_size;
   const int64_t d = config_.head_dim;
   const int64_t group = config_.num_heads / config_.num_kv_heads;
-  const std::vector<Bf16> k_proj = Read(LayerTensorName(1, "self_attn.k_proj.weight"));
-  const std::vector<Bf16> up_proj = Read(LayerTensorName(1, "mlp.up_proj.weight"));
-  const std::vector<Bf16> o_proj = Read(LayerTensorName(1, "self_attn.o_proj.weight"));
-  const std::vector<Bf16> down_proj = Read(LayerTensorName(1, "mlp.down_proj.weight"));
+  const std::vector<Bf16> k_proj = Read("model.layers.1.self_attn.k_proj.weight");
+  const std::vector<Bf16> up_proj = Read("model.layers.1.mlp.up_proj.weight");
+  const std::vector<Bf16> o_proj = Read("model.layers.1.self_attn.o_proj.weight");
+  const std::vector<Bf16> down_proj = Read("model.layers.1.mlp.down_proj.weight");
   for (const int size : {1, 4}) {
     for (int rank = 0; rank < size; ++rank) {
       const RankShape shape = *ShapeOfRank(config_, rank, size);
       const WeightLayout layout(config_, shape, *ops_);
       const AlignedBytes block = AllocateAligned(layout.BlockBytes(2));
       layout.PackBlock(tensors_, *ops_, 2, block.get());
-      const LayerWeights w = layout.BindLayer(block.get());
-      const auto matrix = [](const LinearWeight& weight) {
-        return reinterpret_cast<const Bf16*>(weight.packed);
+      const BlockWeights w = layout.Bind(2, block.get());
+      const auto matrix = [&](Role role) {
+        return reinterpret_cast<const Bf16*>(w.linear(role).packed);
       };
+      const Interval intermediate = IntermediateOf(shape);
+      const int64_t o_columns = w.linear(Role::kO).shape.k;
+      const int64_t down_columns = w.linear(Role::kDown).shape.k;
       // k rows follow the q rows; up rows follow the gate rows.
-      const Bf16* k_rows = matrix(w.qkv) + shape.heads * d * hidden;
-      const Bf16* up_rows = matrix(w.gate_up) + shape.intermediate.size() * hidden;
+      const Bf16* k_rows = matrix(Role::kQkv) + shape.heads * d * hidden;
+      const Bf16* up_rows = matrix(Role::kGateUp) + intermediate.size() * hidden;
       EXPECT_TRUE(std::equal(k_rows, k_rows + shape.kv_heads.size() * d * hidden,
                              k_proj.begin() + shape.kv_heads.begin * d * hidden));
-      EXPECT_TRUE(std::equal(up_rows, up_rows + shape.intermediate.size() * hidden,
-                             up_proj.begin() + shape.intermediate.begin * hidden));
+      EXPECT_TRUE(std::equal(up_rows, up_rows + intermediate.size() * hidden,
+                             up_proj.begin() + intermediate.begin * hidden));
       const int64_t first_o = shape.kv_heads.begin * group * d;
       for (int64_t n = 0; n < hidden; ++n) {
-        EXPECT_TRUE(std::equal(matrix(w.o) + n * shape.o.k, matrix(w.o) + (n + 1) * shape.o.k,
+        EXPECT_TRUE(std::equal(matrix(Role::kO) + n * o_columns,
+                               matrix(Role::kO) + (n + 1) * o_columns,
                                o_proj.begin() + n * config_.num_heads * d + first_o));
         EXPECT_TRUE(std::equal(
-            matrix(w.down) + n * shape.down.k, matrix(w.down) + (n + 1) * shape.down.k,
-            down_proj.begin() + n * config_.intermediate_size + shape.intermediate.begin));
+            matrix(Role::kDown) + n * down_columns, matrix(Role::kDown) + (n + 1) * down_columns,
+            down_proj.begin() + n * config_.intermediate_size + intermediate.begin));
       }
-      EXPECT_EQ(w.q_norm != nullptr, config_.qk_norm);
-      EXPECT_EQ(w.qkv_bias != nullptr, config_.qkv_bias);
-      if (w.qkv_bias != nullptr) {
-        const std::vector<Bf16> v_bias = Read(LayerTensorName(1, "self_attn.v_proj.bias"));
+      EXPECT_EQ(w.bf16(Role::kQNorm) != nullptr, config_.qk_norm);
+      const float* const qkv_bias = w.fp32(Role::kQkvBias);
+      EXPECT_EQ(qkv_bias != nullptr, config_.qkv_bias);
+      if (qkv_bias != nullptr) {
+        const std::vector<Bf16> v_bias = Read("model.layers.1.self_attn.v_proj.bias");
         for (int64_t i = 0; i < shape.kv_heads.size() * d; ++i) {
-          EXPECT_EQ(contract::BitsOf(w.qkv_bias[(shape.heads + shape.kv_heads.size()) * d + i]),
+          EXPECT_EQ(contract::BitsOf(qkv_bias[(shape.heads + shape.kv_heads.size()) * d + i]),
                     uint32_t{v_bias[static_cast<size_t>(shape.kv_heads.begin * d + i)]} << 16);
         }
       }

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/validate_tensors.h"
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "gtest/gtest.h"
@@ -37,7 +37,7 @@ class ShardedWeightsTest : public testing::Test {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const RankShape shape, ShapeOfRank(config_, 0, 1));
     layout_ = std::make_unique<WeightLayout>(config_, shape, *ops_);
     ISOBIT_ASSERT_OK_AND_ASSIGN(Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
-    ISOBIT_ASSERT_OK(ValidateTensors(config_, checkpoint));
+    ISOBIT_ASSERT_OK(ValidateTensors(Describe(config_), checkpoint));
     tensors_ = testing_support::AllTensors(checkpoint);
     checkpoint_ = std::make_unique<Checkpoint>(std::move(checkpoint));
   }

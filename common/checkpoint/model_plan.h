@@ -1,0 +1,109 @@
+// A model's parameters as one table: what each is for, the checkpoint's names and shapes for it,
+// how ranks share it, and what it becomes in a weight block. Everything that goes over parameters
+// follows this table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing,
+// binding, random weights and counts. A new architecture is a table of its own.
+#ifndef ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
+#define ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/dtype.h"
+#include "common/checkpoint/model_config.h"
+
+namespace isobit {
+
+// What the forward pass uses a parameter for; a block has at most one of each.
+enum class Role : int {
+  kEmbedding,
+  kInputNorm,
+  kQkv,
+  kQkvBias,
+  kQNorm,
+  kKNorm,
+  kO,
+  kOBias,
+  kPostNorm,  // after attention, before the MLP
+  kGateUp,
+  kGateUpBias,
+  kDown,
+  kDownBias,
+  kFinalNorm,
+  kHead,
+};
+
+// The operation that reads a parameter. A block holds its parameters in the order of these
+// operations, those of one operation in the table's order.
+enum class ParameterOp {
+  kEmbedding,  // [vocab, hidden]
+  kNorm,       // RMSNorm over a row of activations: [hidden]
+  kHeadNorm,   // RMSNorm over each query or key head: [head_dim]
+  kLinear,     // [out, in]
+  kBias,       // of a linear layer: [out]
+};
+
+// How tensor-parallel ranks share a parameter (C4).
+enum class Cut {
+  kReplicated,      // each rank has all of it
+  kColumnParallel,  // each has some rows, that is, computes some outputs
+  kRowParallel,     // each has some columns, and computes partial sums of all outputs
+};
+
+struct TensorSpec {
+  std::string name;            // in a checkpoint of Hugging Face
+  std::vector<int64_t> shape;  // matrices are [out, in]
+
+  size_t NumElements() const;
+};
+
+// One row of the table.
+struct Parameter {
+  Role role = Role::kEmbedding;
+  ParameterOp op = ParameterOp::kLinear;
+  std::vector<TensorSpec> tensors = {};  // of the checkpoint, stacked in this order: q, k, v
+  Cut cut = Cut::kReplicated;
+  // What is cut, each tensor's rows or columns, is this many units that stay whole, one for each KV
+  // head. 0: units of 16 rows or columns.
+  int64_t units = 0;
+  bool gated = false;           // kLinear: gates, and then the ups that go with them
+  DType packed = DType::kBf16;  // elements in a block; kF32: of values rounded to bf16 before
+  // The tensors that scale `packed`: neither bf16 nor fp32 has any.
+  std::vector<TensorSpec> scales = {};
+};
+
+// A tensor that a checkpoint may hold although no parameter needs it: a copy of another one.
+struct TiedTensor {
+  std::string name;
+  std::string same_as;
+};
+
+// A tensor that a checkpoint must hold, with the first parameter that it belongs to.
+struct ExpectedTensor : TensorSpec {
+  Role role = Role::kEmbedding;
+  ParameterOp op = ParameterOp::kLinear;
+};
+
+struct ModelPlan {
+  ModelConfig config;
+  // Embedding, layers, head: the parameters of each in the order of a forward pass.
+  std::vector<std::vector<Parameter>> blocks;
+  std::vector<TiedTensor> tied;
+};
+
+// The table of a model that ValidateModelConfig accepts.
+ModelPlan Describe(const ModelConfig& config);
+
+// The parameter of that role; null: the block has none.
+const Parameter* FindParameter(const std::vector<Parameter>& block, Role role);
+
+// Each tensor once, in the order of a forward pass: a tied head is the embedding's tensor.
+std::vector<ExpectedTensor> ExpectedTensors(const ModelPlan& plan);
+
+// Elements of all tensors; those that two parameters share count once.
+uint64_t NumParameters(const ModelPlan& plan);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_

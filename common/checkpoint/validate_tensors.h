@@ -1,0 +1,23 @@
+// Whether a checkpoint has the tensors that a model's plan asks for.
+#ifndef ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_
+#define ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_
+
+#include "absl/status/status.h"
+#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_reader.h"
+
+namespace isobit {
+
+// INVALID_ARGUMENT, naming up to five tensors of each kind: missing, unexpected, or of another
+// shape. The plan's tied tensors may be there, and CheckTiedTensors judges their bytes; rotary
+// inv_freq buffers of old checkpoints are ignored.
+absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source);
+
+// INVALID_ARGUMENT: a tied tensor that is there, for instance an lm_head, differs from the one that
+// the config ties it to.
+absl::Status CheckTiedTensors(const ModelPlan& plan, const CheckpointDigests& digests);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_

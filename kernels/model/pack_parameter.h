@@ -1,0 +1,24 @@
+// One parameter's way from the checkpoint's tensors into a weight block: cut, stacked, converted,
+// packed.
+#ifndef ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
+#define ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
+
+#include <cstddef>
+
+#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/weight_reader.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// Bytes of the rank's part of a parameter in a block.
+size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const Ops& ops);
+
+// Writes those bytes to `out`. `tensors` holds the parameter's.
+void PackParameter(const Parameter& parameter, const RankShape& rank, const TensorSet& tensors,
+                   const Ops& ops, std::byte* out);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
