@@ -1,0 +1,250 @@
+// A new architecture is a table: with one row more in ToyPlan, and no other product file touched,
+// names, checks, counts, random weights, a rank's cut, places in a block, packing and binding all
+// have the new parameter.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/validate_tensors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/model/pack_model.h"
+#include "kernels/model/pack_parameter.h"
+#include "kernels/model/random_weights.h"
+#include "kernels/model/weights.h"
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/support/status_matchers.h"
+#include "tools/model_shapes.h"
+
+namespace isobit {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::StatusIs;
+
+constexpr Role kToyRole = static_cast<Role>(100);
+constexpr int kBlock = 2;  // the one whose bytes are looked at: layer 1
+
+ModelConfig Config() { return *NamedModelShape("tiny-llama"); }
+
+// The one place: rows that no architecture has today. "#" stands for the layer.
+std::vector<Parameter> ToyRows() {
+  const ModelConfig config = Config();
+  const int64_t hidden = config.hidden_size;
+  const int64_t heads = config.num_heads;
+  const int64_t kv_heads = config.num_kv_heads;
+  return {
+      {.role = kToyRole,
+       .op = ParameterOp::kNorm,
+       .tensors = {{"model.layers.#.post_feedforward_layernorm.weight", {hidden}}}},
+      {.role = kToyRole,
+       .op = ParameterOp::kBias,
+       .tensors = {{"model.layers.#.self_attn.sinks.bias", {heads}}},
+       .cut = Cut::kColumnParallel,
+       .units = kv_heads,
+       .packed = DType::kF32},
+      {.role = kToyRole,
+       .tensors = {{"model.layers.#.shared.gate.weight", {96, hidden}},
+                   {"model.layers.#.shared.up.weight", {96, hidden}}},
+       .cut = Cut::kColumnParallel,
+       .gated = true},
+      {.role = kToyRole,
+       .tensors = {{"model.layers.#.shared.down.weight", {hidden, 96}}},
+       .cut = Cut::kRowParallel},
+  };
+}
+
+ModelPlan ToyPlan(const Parameter& row) {
+  ModelPlan plan = Describe(Config());
+  for (size_t layer = 0; layer + 2 < plan.blocks.size(); ++layer) {
+    Parameter parameter = row;
+    for (TensorSpec& tensor : parameter.tensors) {
+      tensor.name.replace(tensor.name.find('#'), 1, absl::StrCat(layer));
+    }
+    plan.blocks[layer + 1].push_back(std::move(parameter));
+  }
+  return plan;
+}
+
+// Random weights of a plan, but for the tensor `absent`.
+class PlanSource final : public TensorSource {
+ public:
+  explicit PlanSource(const ModelPlan& plan, const std::string& absent = "") {
+    std::vector<ExpectedTensor> specs = ExpectedTensors(plan);
+    std::ranges::sort(specs, {}, &ExpectedTensor::name);
+    for (const ExpectedTensor& spec : specs) {
+      if (spec.name == absent) continue;
+      tensors_.push_back({.name = spec.name,
+                          .shape = spec.shape,
+                          .size_bytes = spec.NumElements() * sizeof(Bf16)});
+      drawn_.emplace_back(spec, /*seed=*/3);
+    }
+  }
+
+  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
+    drawn_[tensor].Draw(first / sizeof(Bf16), size / sizeof(Bf16), reinterpret_cast<Bf16*>(out));
+    return absl::OkStatus();
+  }
+
+  std::vector<Bf16> Values(const std::string& name) const {
+    const auto tensor = static_cast<size_t>(Find(name) - tensors_.data());
+    std::vector<Bf16> values(tensors_[tensor].NumElements());
+    drawn_[tensor].Draw(0, values.size(), values.data());
+    return values;
+  }
+
+ private:
+  std::vector<RandomTensor> drawn_;  // [tensor]
+};
+
+class ToyArchitectureTest : public testing::TestWithParam<size_t> {
+ protected:
+  ToyArchitectureTest()
+      : plan_(ToyPlan(ToyRows()[GetParam()])),
+        toy_(*FindParameter(plan_.blocks[kBlock], kToyRole)),
+        source_(plan_) {}
+
+  AlignedBytes PackedBlock(const WeightLayout& layout) const {
+    AlignedBytes bytes = AllocateAligned(layout.BlockBytes(kBlock));
+    const auto pack = [&](const BlockGroup& group, const TensorSet& tensors, size_t) {
+      if (group.blocks.front() == kBlock) {
+        layout.PackBlock(tensors, *ops_, kBlock, bytes.get());
+      }
+      return absl::OkStatus();
+    };
+    ISOBIT_EXPECT_OK(PackModel(
+        source_, layout, {}, [](const BlockGroup&) { return size_t{0}; }, pack));
+    return bytes;
+  }
+
+  static const std::byte* AddressOf(const BlockWeights& weights, const Parameter& parameter) {
+    if (parameter.op == ParameterOp::kLinear) return weights.linear(parameter.role).packed;
+    if (parameter.packed == DType::kF32) {
+      return reinterpret_cast<const std::byte*>(weights.fp32(parameter.role));
+    }
+    return reinterpret_cast<const std::byte*>(weights.bf16(parameter.role));
+  }
+
+  // The toy parameter's first `count` elements in a block.
+  std::vector<float> Bound(const BlockWeights& weights, size_t count) const {
+    const std::byte* const at = AddressOf(weights, toy_);
+    std::vector<float> values(count);
+    if (toy_.packed == DType::kF32) {
+      std::copy_n(reinterpret_cast<const float*>(at), count, values.begin());
+    } else {
+      ConvertToFloat(DType::kBf16, at, count, values.data());
+    }
+    return values;
+  }
+
+  // A rank's elements of the toy parameter, out of the checkpoint.
+  std::vector<float> SlicesOf(const RankShape& shape) const {
+    std::vector<float> values;
+    for (const TensorSpec& tensor : toy_.tensors) {
+      const std::vector<Bf16> all = source_.Values(tensor.name);
+      const int64_t width = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+      const Slice slice = SliceOf(toy_, tensor, shape);
+      for (int64_t row = slice.rows.begin; row < slice.rows.end; ++row) {
+        for (int64_t column = slice.columns.begin; column < slice.columns.end; ++column) {
+          values.push_back(contract::Bf16ToFloat(all[static_cast<size_t>(row * width + column)]));
+        }
+      }
+    }
+    return values;
+  }
+
+  const ModelPlan plan_;
+  const Parameter toy_;  // of kBlock
+  const PlanSource source_;
+  const std::unique_ptr<Ops> ops_ = MakeOracleOps();  // its packed layout is the plain matrix
+};
+
+TEST_P(ToyArchitectureTest, NamesChecksAndCountsFollow) {
+  ISOBIT_EXPECT_OK(ValidateTensors(plan_, source_));
+  for (const TensorSpec& tensor : toy_.tensors) {
+    EXPECT_THAT(ValidateTensors(plan_, PlanSource(plan_, tensor.name)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat("missing tensors: ", tensor.name))));
+  }
+  const ModelPlan plain = Describe(Config());
+  EXPECT_THAT(ValidateTensors(plain, source_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unexpected tensors")));
+  uint64_t added = 0;
+  for (const TensorSpec& tensor : toy_.tensors) added += tensor.NumElements();
+  EXPECT_EQ(NumParameters(plan_), NumParameters(plain) + added * (plan_.blocks.size() - 2));
+}
+
+TEST_P(ToyArchitectureTest, RandomWeightsSuitTheOperation) {
+  double sum = 0, squares = 0, count = 0;
+  for (const TensorSpec& tensor : toy_.tensors) {
+    for (const Bf16 value : source_.Values(tensor.name)) {
+      const double x = contract::Bf16ToFloat(value);
+      sum += x, squares += x * x, count += 1;
+    }
+  }
+  const double mean = sum / count;
+  const double deviation = std::sqrt(squares / count - mean * mean);
+  EXPECT_NEAR(mean, toy_.op == ParameterOp::kNorm ? 1.0 : 0.0, 0.06);
+  const double expected = toy_.op == ParameterOp::kLinear
+                              ? 1 / std::sqrt(static_cast<double>(toy_.tensors[0].shape[1]))
+                              : 0.1;
+  EXPECT_NEAR(deviation, expected, 0.4 * expected);
+}
+
+// Packs the whole model as a service does, and compares what the role is bound to with the rank's
+// slices of the tensors, element by element.
+TEST_P(ToyArchitectureTest, PackedAndBoundOnEveryRank) {
+  for (const int size : {1, 4}) {
+    size_t packed = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const WeightLayout layout(plan_, *ShapeOfRank(plan_.config, rank, size), *ops_);
+      const AlignedBytes block = PackedBlock(layout);
+      const std::vector<float> expected = SlicesOf(layout.shape());
+      const std::vector<float> bound = Bound(layout.Bind(kBlock, block.get()), expected.size());
+      EXPECT_THAT(bound, testing::ElementsAreArray(expected));
+      packed += expected.size();
+    }
+    size_t elements = 0;
+    for (const TensorSpec& tensor : toy_.tensors) elements += tensor.NumElements();
+    EXPECT_EQ(packed,
+              toy_.cut == Cut::kReplicated ? static_cast<size_t>(size) * elements : elements);
+  }
+}
+
+TEST_P(ToyArchitectureTest, OtherParametersKeepTheirBytesAndShareNone) {
+  const RankShape shape = *ShapeOfRank(plan_.config, 1, 4);
+  const WeightLayout layout(plan_, shape, *ops_);
+  const WeightLayout plain(Describe(Config()), shape, *ops_);
+  const AlignedBytes block = PackedBlock(layout);
+  const AlignedBytes plain_block = PackedBlock(plain);
+  std::map<const std::byte*, size_t> places;
+  for (const Parameter& parameter : plan_.blocks[kBlock]) {
+    const std::byte* const at = AddressOf(layout.Bind(kBlock, block.get()), parameter);
+    const size_t bytes = PackedBytesOf(parameter, shape, *ops_);
+    EXPECT_EQ((at - block.get()) % 128, 0);
+    places[at] = bytes;
+    if (parameter.role == kToyRole) continue;
+    const std::byte* const plain_at = AddressOf(plain.Bind(kBlock, plain_block.get()), parameter);
+    EXPECT_EQ(std::memcmp(at, plain_at, bytes), 0) << parameter.tensors[0].name;
+  }
+  EXPECT_EQ(places.size(), plan_.blocks[kBlock].size());
+  const std::byte* end = block.get();
+  for (const auto& [at, bytes] : places) {
+    EXPECT_GE(at, end);
+    end = at + bytes;
+  }
+  EXPECT_LE(end, block.get() + layout.BlockBytes(kBlock));
+  EXPECT_EQ(layout.BlockBytes(0), plain.BlockBytes(0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ToyArchitectureTest, testing::Range(size_t{0}, ToyRows().size()));
+
+}  // namespace
+}  // namespace isobit
