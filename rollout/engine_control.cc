@@ -118,7 +118,8 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
       stager_ = std::thread([this, update = std::move(update)] {
         const Clock::time_point start = Clock::now();
         auto staged = StageWeights(options_.load_format, options_.load_policy, options_.model_root,
-                                   update.model_path, update.expected_digest, config_, *runner_);
+                                   update.model_path, update.expected_digest, config_,
+                                   update.is_abandoned, *runner_);
         const std::lock_guard stager_lock(mutex_);
         update_->stage_time = Since(start);
         update_->staged.emplace(std::move(staged));

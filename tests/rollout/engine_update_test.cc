@@ -1,4 +1,5 @@
 // Weight updates: when they switch, what becomes of requests in flight, and what is refused.
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -244,6 +245,35 @@ TEST_P(EngineUpdateTest, AnAbandonedUpdateIsDroppedBeforeItsSwitch) {
     ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2"})) << "nothing is left of the first";
     EXPECT_EQ(engine->weight_version()->id, 2u);
   }
+}
+
+// A backend that counts the matrices that were packed for it.
+class CountingOps final : public testing_support::ForwardingOps {
+ public:
+  explicit CountingOps(std::atomic<int>& packed) : ForwardingOps(MakeCpuOps({})), packed_(packed) {}
+  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* out) const override {
+    ++packed_;
+    ForwardingOps::Pack(shape, w, ldw, out);
+  }
+
+ private:
+  std::atomic<int>& packed_;
+};
+
+TEST_P(EngineUpdateTest, AnAbandonedUpdateStopsWhileItIsStaged) {
+  std::atomic<int> packed = 0;
+  EngineOptions options = DefaultOptions();
+  options.runner.make_rank = RankOf([&] { return std::make_unique<CountingOps>(packed); });
+  const auto engine = MakeEngine(options);
+  const SampleResult expected = Generate(*engine, MakeRequest("r"));
+  packed = 0;
+  EXPECT_THAT(Update(*engine, {.model_path = "v2", .is_abandoned = [] { return true; }}),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("the caller")));
+  EXPECT_EQ(packed, 0);
+  EXPECT_EQ(engine->weight_version()->id, 1u);
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), expected);
+  ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2"})) << "nothing is left of the first";
+  EXPECT_GT(packed, 0);
 }
 
 // Every damaged directory is refused by name, and the old weights go on with the old bits.

@@ -9,6 +9,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/checkpoint/awaited_source.h"
 #include "kernels/model/numerics.h"
 #include "trainer_bridge/scorer/packing.h"
 
@@ -302,8 +303,9 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const Weight
       return peers_->Stage(update.model_path, version, update.expected_digest, this->version().id);
     });
   }
+  const AwaitedSource weights(*model.weights, update.is_abandoned);
   ISOBIT_ASSIGN_OR_RETURN(std::shared_ptr<const ShardedVersion> here,
-                          ranks_->Cut(*model.weights, update.expected_digest, version));
+                          ranks_->Cut(weights, update.expected_digest, version));
   if (peers_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(elsewhere.get());
     ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(here->version.digest));

@@ -66,7 +66,7 @@ struct WeightUpdate {
   std::optional<uint64_t> version{};  // greater than the present one; unset: the present one plus 1
   std::string expected_digest{};      // empty: any
   bool abort_jobs = false;            // end the jobs in flight with ABORTED; else let them finish
-  std::function<bool()> is_abandoned = nullptr;  // whether the caller has gone; may be null
+  std::function<bool()> is_abandoned = nullptr;  // whether the caller has gone; null: never
 };
 
 struct WeightUpdateResult {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/awaited_source.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -43,6 +44,7 @@ class FickleSource final : public TensorSource {
     std::memset(out, ++reads_, size);
     return absl::OkStatus();
   }
+  int reads() const { return reads_; }
 
  private:
   mutable std::atomic<int> reads_ = 0;
@@ -86,6 +88,19 @@ TEST(WeightReaderTest, TheDigestIsThatOfTheNames) {
        std::vector<std::vector<std::string>>{{"a", "c"}, {"a"}, {both}}) {
     EXPECT_NE(DigestTensors(NamedSource(names))->checkpoint, digests.checkpoint) << names.back();
   }
+}
+
+TEST(WeightReaderTest, ReadingStopsWhenTheCallerHasGone) {
+  const FickleSource source;
+  const AwaitedSource awaited(source, [&] { return source.reads() == 3; });
+  WeightReader reader(awaited);
+  TensorSet tensors;
+  EXPECT_THAT(reader.Read({"a", "b", "c"}, 1, tensors),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("the caller")));
+  EXPECT_EQ(source.reads(), 3) << "in the middle of the first tensor";
+  WeightReader rest(awaited);
+  EXPECT_THAT(rest.Finish(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(source.reads(), 3);
 }
 
 // A directory with tensors a and b in one file, all of whose bytes are `fill`.

@@ -39,6 +39,7 @@ using testing_support::TinyWeights;
 struct Meter {
   std::atomic<size_t> limit = std::numeric_limits<size_t>::max();
   std::atomic<size_t> bytes = 0;
+  std::atomic<int> packed = 0;  // matrices
 };
 
 class MeteredOps final : public testing_support::ForwardingOps {
@@ -54,6 +55,10 @@ class MeteredOps final : public testing_support::ForwardingOps {
     std::byte* const data = memory.get();
     return Memory(data, [kept = std::make_shared<Memory>(std::move(memory)), bytes,
                          &meter = meter_](std::byte*) { meter.bytes -= bytes; });
+  }
+  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* out) const override {
+    ++meter_.packed;
+    ForwardingOps::Pack(shape, w, ldw, out);
   }
 
  private:
@@ -84,6 +89,18 @@ class ScorerTest : public testing::Test {
     Submitted submitted = MakeJob(std::move(inputs), std::move(options));
     ISOBIT_EXPECT_OK(scorer.Submit(submitted.job));
     return submitted;
+  }
+
+  // Returns once an update waits for its switch: a job that wants version 2 is then held instead of
+  // refused.
+  Submitted WaitForSwitch(Scorer& scorer) {
+    Submitted held;
+    for (int i = 0; i < 6000; ++i) {
+      held = MakeJob({probe_}, {.weight_version = 2});
+      if (scorer.Submit(held.job).ok()) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return held;
   }
 
   // A score of one fixed sequence, whose bits tell the weights.
@@ -379,13 +396,7 @@ TEST_F(ScorerTest, WaitLetsJobsFinishUnderTheOldWeightsAndHoldsNewOnes) {
   ASSERT_TRUE(gate_.WaitForArrivals(1));
   auto update = std::async(std::launch::async,
                            [&] { return scorer->UpdateWeights({.model_path = "second"}); });
-  // Once an update waits for its switch, a job that wants version 2 is held instead of refused.
-  Submitted held;
-  for (int i = 0; i < 6000; ++i) {
-    held = MakeJob({probe_}, {.weight_version = 2});
-    if (scorer->Submit(held.job).ok()) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  const Submitted held = WaitForSwitch(*scorer);
   const Submitted stale = Submit(*scorer, {probe_}, {.weight_version = 1});
   EXPECT_EQ(scorer->version().id, 1u);
   gate_.Open();
@@ -423,14 +434,11 @@ TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
   const Submitted job = Submit(*scorer, RandomInputs(config_, 1, 4, 20));
   ASSERT_TRUE(gate_.WaitForArrivals(1));
   std::atomic<bool> is_abandoned{false};
-  std::atomic<bool> is_asked{false};
   auto update = std::async(std::launch::async, [&] {
-    return scorer->UpdateWeights({.model_path = "second", .is_abandoned = [&] {
-                                    is_asked = true;
-                                    return is_abandoned.load();
-                                  }});
+    return scorer->UpdateWeights(
+        {.model_path = "second", .is_abandoned = [&] { return is_abandoned.load(); }});
   });
-  while (!is_asked) std::this_thread::yield();
+  WaitForSwitch(*scorer);
   EXPECT_THAT(scorer->UpdateWeights({.model_path = "second"}),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("in progress")));
   is_abandoned = true;
@@ -440,6 +448,23 @@ TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
   ISOBIT_EXPECT_OK(job.collector->WaitUntilDone());
   EXPECT_EQ(scorer->version().id, 1u);
   EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+}
+
+TEST_F(ScorerTest, AnAbandonedUpdateStopsWhileItIsStaged) {
+  Meter meter;
+  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  const auto scorer = Load();
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+  const size_t bytes = meter.bytes;
+  meter.packed = 0;
+  EXPECT_THAT(scorer->UpdateWeights({.model_path = "second", .is_abandoned = [] { return true; }}),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(meter.packed, 0);
+  EXPECT_EQ(meter.bytes, bytes);
+  EXPECT_EQ(scorer->version().id, 1u);
+  EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
+  ISOBIT_EXPECT_OK(scorer->UpdateWeights({.model_path = "second"}));
+  EXPECT_GT(meter.packed, 0);
 }
 
 TEST_F(ScorerTest, AnotherVersionThanTheServingOneIsRefused) {
