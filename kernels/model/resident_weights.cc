@@ -14,6 +14,7 @@
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/opened_model.h"
+#include "kernels/host_ops.h"
 #include "kernels/model/pack_model.h"
 
 namespace isobit {
@@ -140,7 +141,7 @@ class WeightStager {
     int block;
     size_t bytes;
     std::byte* place;
-    bool on_host;  // place is host memory
+    bool on_host;  // place is host memory, which is packed into without an upload
   };
   struct Scratch {
     AlignedBytes memory;
@@ -153,14 +154,15 @@ class WeightStager {
     staged_[r].resize(rank.blocks_.size());
     for (int block = 0; block < rank.layout_.num_blocks(); ++block) {
       if (!rank.owns(block)) continue;
-      Task task = {&rank, block, rank.layout_.BlockBytes(block), nullptr, false};
+      const bool computes_on_host = dynamic_cast<const HostOps*>(&rank.ops_) != nullptr;
+      Task task = {&rank, block, rank.layout_.BlockBytes(block), nullptr, computes_on_host};
       Memory& staged = staged_[r][static_cast<size_t>(block)];
       if (!rank.loaded_) {
         task.place = rank.blocks_[static_cast<size_t>(block)].get();
       } else {
         absl::StatusOr<Memory> beside = rank.ops_.AllocateBeside(task.bytes);
-        task.on_host = absl::IsResourceExhausted(beside.status());
-        if (task.on_host) {
+        if (absl::IsResourceExhausted(beside.status())) {
+          task.on_host = true;
           beside = HostMemory(task.bytes);
           on_host_ += task.bytes;
         }
