@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
+INSTALL := $(RUN) pip install --quiet --disable-pip-version-check
 MODEL := models/smollm2-135m-instruct
 BINARIES := isobit-rollout isobit-scorer isobit-comparator isobit-model
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
@@ -35,7 +36,7 @@ help:  ## This list
 	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
 
 deps: build/.deps  ## Installs the Debian packages (root or sudo)
-venv: $(VENV)/.installed  ## Makes the virtual environment with the Python package
+venv: $(VENV)/.installed  ## Makes the virtual environment with the Python packages
 model: $(MODEL)/config.json  ## Downloads and converts SmolLM2-135M-Instruct
 
 build: build/release/build.ninja  ## Builds everything, optimised
@@ -43,7 +44,7 @@ build: build/release/build.ninja  ## Builds everything, optimised
 
 demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the demo; OFFLINE=1: random model
 	cmake --build --preset release --target $(BINARIES)
-	$(RUN) isobit.demo $(DEMO_FLAGS) $(ARGS)
+	$(RUN) isobit_tools.demo $(DEMO_FLAGS) $(ARGS)
 
 test: build $(VENV)/.installed $(MODEL_FILES)  ## Builds everything and runs all tests that need no GPU
 	tests/run_tests.sh build/release -LE gpu
@@ -87,7 +88,7 @@ format: $(VENV)/.format  ## Formats C++ and Python
 	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests
 
 check-format: $(VENV)/.format  ## Fails if `make format` would change anything
-	@echo 'checking the format of $(words $(SOURCES)) C++ files and of the Python package'
+	@echo 'checking the format of $(words $(SOURCES)) C++ files and of all Python files'
 	@$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests
 	$(RUN) ruff check --quiet --config python/pyproject.toml python tests
@@ -99,30 +100,31 @@ build/.deps: deploy/install_deps.sh
 	deploy/install_deps.sh
 	mkdir -p $(@D) && touch $@
 
-$(VENV)/.installed: python/pyproject.toml python/setup.py $(wildcard proto/isobit/v1/*.proto) | build/.deps
+$(VENV)/.installed: python/pyproject.toml python/setup.py python/tools/pyproject.toml $(wildcard proto/isobit/v1/*.proto) \
+  | build/.deps
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[convert]'
+	$(INSTALL) --editable python --editable 'python/tools[test]'
 	touch $@
 
-$(VENV)/.format: python/pyproject.toml | $(VENV)/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[format]'
+$(VENV)/.format: python/tools/pyproject.toml | $(VENV)/.installed
+	$(INSTALL) --editable 'python/tools[format]'
 	touch $@
 
-$(VENV)/.fuzz: python/pyproject.toml | $(VENV)/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[fuzz]'
+$(VENV)/.fuzz: python/tools/pyproject.toml | $(VENV)/.installed
+	$(INSTALL) --editable 'python/tools[fuzz]'
 	touch $@
 
 # Without the disassembler (its packages are for x86-64 and Arm Linux), the tests that need it skip.
-$(VENV)/.disassembly: python/pyproject.toml | $(VENV)/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[disassembly]' || \
+$(VENV)/.disassembly: python/tools/pyproject.toml | $(VENV)/.installed
+	$(INSTALL) --editable 'python/tools[disassembly]' || \
 	  echo 'test-gpu: no disassembler could be installed' >&2
 	touch $@
 
 $(MODEL)/config.json: | $(VENV)/.installed
-	$(RUN) isobit.smollm2 --output $(MODEL)
+	$(RUN) isobit_tools.smollm2 --output $(MODEL)
 
-$(VENV)/.nccl: python/pyproject.toml | $(VENV)/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable 'python[nccl]'
+$(VENV)/.nccl: python/tools/pyproject.toml | $(VENV)/.installed
+	$(INSTALL) --editable 'python/tools[nccl]'
 	touch $@
 
 build/cuda/build.ninja: | $(VENV)/.nccl

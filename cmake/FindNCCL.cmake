@@ -1,4 +1,4 @@
-# NCCL, header and library: the target NCCL::nccl. Taken from ISOBIT_PYTHON's package nvidia-nccl-cu13 (python/pyproject.toml
+# NCCL, header and library: the target NCCL::nccl. Taken from ISOBIT_PYTHON's package nvidia-nccl-cu13 (python/tools/pyproject.toml
 # pins it), else from where the system has it. Binaries find the library by their run path.
 set(nccl_package "")
 if(ISOBIT_PYTHON)

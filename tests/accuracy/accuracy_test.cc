@@ -2,7 +2,7 @@
 // than its own bf16 run is.
 //
 // The references were made by make_references.py and are committed; this test needs no torch.
-// SmolLM2 is skipped, loudly, where its directory has not been made (python -m isobit.smollm2).
+// SmolLM2 is skipped, loudly, where python -m isobit_tools.smollm2 has not made its directory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -67,7 +67,7 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
   const bool tiny = name.starts_with("tiny");
   const std::string directory = tiny ? TinyModelDirectory(name) : std::string(SMOLLM2_DIRECTORY);
   if (!std::filesystem::exists(directory + "/config.json")) {
-    GTEST_SKIP() << directory << " is not there: python -m isobit.smollm2 makes it";
+    GTEST_SKIP() << directory << " is not there: python -m isobit_tools.smollm2 makes it";
   }
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/" + name + ".json");
   ASSERT_TRUE(file.is_open());
@@ -120,7 +120,7 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
 TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
   const std::string directory = SMOLLM2_DIRECTORY;
   if (!std::filesystem::exists(directory + "/config.json")) {
-    GTEST_SKIP() << directory << " is not there: python -m isobit.smollm2 makes it";
+    GTEST_SKIP() << directory << " is not there: python -m isobit_tools.smollm2 makes it";
   }
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/smollm2.json");
   const nlohmann::json reference = nlohmann::json::parse(file);

@@ -18,7 +18,8 @@ from pathlib import Path
 from unittest import mock
 
 from isobit import RolloutClient, ScorerClient
-from isobit.demo_services import (
+from isobit.errors import IsobitError, UnavailableError
+from isobit_tools.services import (
     Service,
     Services,
     Setting,
@@ -27,7 +28,6 @@ from isobit.demo_services import (
     start_scorer,
     wait_all_serving,
 )
-from isobit.errors import IsobitError, UnavailableError
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 TRIES = int(os.environ.get("ISOBIT_ATTACK_TRIES", "20"))

@@ -7,7 +7,7 @@ import unittest
 from http2 import PREFACE, SETTINGS, Connection, frame, is_closed
 from service_fixture import AttackTest
 
-from isobit.demo_services import Service
+from isobit_tools.services import Service
 
 LIMIT = 256
 CAP = LIMIT // 2

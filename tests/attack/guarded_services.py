@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
-from isobit.demo_services import Service, Services, run_model_tool
+from isobit_tools.services import Service, Services, run_model_tool
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 ROLES = ("generate", "score", "compare", "watch", "admin")

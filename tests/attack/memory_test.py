@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 
 from isobit import RolloutClient
-from isobit.demo_services import Services, run_model_tool
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc
+from isobit_tools.services import Services, run_model_tool
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 VOCABULARY = 2048

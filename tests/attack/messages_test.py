@@ -9,7 +9,7 @@ import grpc
 from http2 import Connection, message
 from service_fixture import METHODS, MIB, AttackTest, call, memory_of, path_of
 
-from isobit.demo_services import Service
+from isobit_tools.services import Service
 
 MALFORMED = b"\x0a\xff\xff\xff\xff\x07"  # a field of 2 GiB, all of which is missing
 NUM_ENTRIES = 8 * MIB - 100  # empty ones of two bytes, just below the limit of a message

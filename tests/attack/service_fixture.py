@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from isobit.demo_services import (
+from isobit_tools.services import (
     Service,
     Services,
     Setting,

@@ -8,7 +8,7 @@ import unittest
 
 from service_fixture import BIN_DIR, AttackTest
 
-from isobit.demo_services import Service
+from isobit_tools.services import Service
 
 WATCH = "/grpc.health.v1.Health/Watch"
 

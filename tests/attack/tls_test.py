@@ -11,8 +11,8 @@ from certificates import Authority, Pair
 from guarded_services import GuardedServicesTest, token_hash
 
 from isobit import ComparatorClient, RolloutClient
-from isobit.demo_services import Service
 from isobit.errors import DeadlineExceededError, IsobitError, UnavailableError
+from isobit_tools.services import Service
 
 
 def server_flags(pair: Pair, *more: str) -> list[str]:

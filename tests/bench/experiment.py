@@ -24,8 +24,10 @@ from google.protobuf.json_format import MessageToDict
 from machine import gpu_names
 
 from isobit.client import RolloutClient
-from isobit.demo_screen import Screen
-from isobit.demo_services import (
+from isobit.errors import IsobitError
+from isobit.v1 import types_pb2
+from isobit_tools.screen import Screen
+from isobit_tools.services import (
     Service,
     ServiceError,
     Services,
@@ -37,8 +39,6 @@ from isobit.demo_services import (
     stop_signals_as_exit,
     wait_all_serving,
 )
-from isobit.errors import IsobitError
-from isobit.v1 import types_pb2
 
 CONTRACT_MODE = "tree"
 MODELS = "models"  # below the logs

@@ -10,7 +10,9 @@ import unittest
 from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
-from isobit.demo_services import (
+from isobit.errors import IsobitError, UnavailableError
+from isobit.results import Sample, SequenceReport
+from isobit_tools.services import (
     Service,
     Services,
     Setting,
@@ -20,8 +22,6 @@ from isobit.demo_services import (
     start_scorer,
     wait_all_serving,
 )
-from isobit.errors import IsobitError, UnavailableError
-from isobit.results import Sample, SequenceReport
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 SETTING = Setting("tree", tp_size=4, shards=2)

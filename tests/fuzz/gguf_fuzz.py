@@ -20,9 +20,9 @@ import numpy as np
 
 # Every line of these counts as coverage. The package's other modules are as they always are, for speed.
 with atheris.instrument_imports(
-    include=["gguf.gguf_reader", "gguf.quants", "isobit.bounded_gguf", "isobit.smollm2"]
+    include=["gguf.gguf_reader", "gguf.quants", "isobit_tools.bounded_gguf", "isobit_tools.smollm2"]
 ):
-    from isobit import bounded_gguf, smollm2  # noqa: F401
+    from isobit_tools import bounded_gguf, smollm2  # noqa: F401
 
 
 class FileInMemory(bytes):

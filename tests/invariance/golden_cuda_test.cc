@@ -31,7 +31,7 @@ class GoldenCudaTest : public testing::TestWithParam<std::string> {
     }
     if (!std::filesystem::exists(GoldenModelDirectory(GetParam()) + "/config.json")) {
       GTEST_SKIP() << GoldenModelDirectory(GetParam())
-                   << " is not there: python -m isobit.smollm2 makes it";
+                   << " is not there: python -m isobit_tools.smollm2 makes it";
     }
   }
 };

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient
-from isobit.demo_services import Service, Services, run_model_tool
+from isobit_tools.services import Service, Services, run_model_tool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from numerics_reference import log_prob, models, sampling

@@ -1,13 +1,13 @@
-"""Tests of isobit.bounded_gguf and of the converter's way with damaged files (needs the extra `convert`).
+"""Tests of isobit_tools.bounded_gguf and of the converter's way with damaged files.
 
-python tests/python/bounded_gguf_test.py        (in an environment where the package `isobit` is installed)
+python tests/python/bounded_gguf_test.py        (in an environment where `isobit_tools` is installed)
 """
 
 import tempfile
 import unittest
 from pathlib import Path
 
-from isobit import bounded_gguf, smollm2
+from isobit_tools import bounded_gguf, smollm2
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "gguf_fuzz"
 COUNT_OFFSETS = {"tensors": 8, "metadata": 16}  # of two uint64 after magic number and version

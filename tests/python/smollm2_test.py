@@ -1,6 +1,6 @@
-"""Tests of isobit.smollm2 that need neither the download nor the extra `convert`.
+"""Tests of isobit_tools.smollm2 that need no download.
 
-python tests/python/smollm2_test.py        (in an environment where the package `isobit` is installed)
+python tests/python/smollm2_test.py        (in an environment where `isobit_tools` is installed)
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isobit import smollm2
+from isobit_tools import smollm2
 
 
 class ArithmeticTest(unittest.TestCase):

@@ -3,8 +3,9 @@
 From the reports that cmake/nvcc_report.py left beside the object files: no kernel spills, no wgmma is
 serialised, no kernel's variables take the shared memory that launch.h counts on, and no kernel file takes
 more than 90 s of one core to compile. From the machine code, if a disassembler is there (`pip install
-'python[disassembly]'`, or cuobjdump and nvdisasm on PATH): the tensor cores are reached through wgmma where
-speed depends on it, and no approximation of the special function unit stands for a function of the contract.
+'python/tools[disassembly]'`, or cuobjdump and nvdisasm on PATH): the tensor cores are reached through wgmma
+where speed depends on it, and no approximation of the special function unit stands for a function of the
+contract.
 A table of every kernel goes to resource_usage.txt in the build directory.
 
     tests/kernels/cuda/resource_usage_test.py build/cuda
@@ -215,7 +216,7 @@ class ResourceUsageTest(unittest.TestCase):
     def test_machine_code(self):
         environment = disassembler()
         if environment is None:
-            self.skipTest("SKIPPED: no cuobjdump and nvdisasm; pip install 'python[disassembly]'")
+            self.skipTest("SKIPPED: no cuobjdump and nvdisasm; pip install 'python/tools[disassembly]'")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             codes = pool.map(lambda path: machine_code(path, environment), self.objects.values())
         kernels = 0

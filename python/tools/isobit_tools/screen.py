@@ -1,4 +1,4 @@
-"""What the demo writes: lines, tables and, on a terminal, a progress bar that takes no line for good."""
+"""What a program shows: lines, tables and, on a terminal, a progress bar that takes no line for good."""
 
 import contextlib
 import shutil

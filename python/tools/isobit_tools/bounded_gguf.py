@@ -1,4 +1,4 @@
-"""Reads GGUF files that may be damaged. Needs the extra `convert` (gguf)."""
+"""Reads GGUF files that may be damaged."""
 
 import numpy as np
 from gguf import GGUFReader

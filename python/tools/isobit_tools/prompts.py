@@ -1,4 +1,4 @@
-"""The demo's prompts: text by the model's tokenizer, or plain token ids for a model that has none."""
+"""Prompts: text by the model's tokenizer, or plain token ids for a model that has none."""
 
 import json
 import random

@@ -1,0 +1,118 @@
+"""Tests of what each Python package holds and imports: the client alone is what its users install.
+
+python tests/python/packages_test.py        (in an environment where `isobit_tools[test]` is installed)
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import unittest
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "python" / "isobit"
+TOOLS = ROOT / "python" / "tools" / "isobit_tools"
+# A program that runs services, shows something or converts models is not among them.
+CLIENT_MODULES = {
+    "__init__",
+    "calls",
+    "channel",
+    "chat_template",
+    "client",
+    "comparator_client",
+    "credentials",
+    "errors",
+    "generation_config",
+    "metrics",
+    "results",
+    "sampling",
+    "token",  # makes a client's token where the client runs
+    "tokenizer",
+    "tokenizer_files",
+}
+STUBS = {"_pb2.py", "_pb2.pyi", "_pb2_grpc.py"}
+
+
+def imported_packages(source: str) -> set[str]:
+    """The top-level packages that a module imports anywhere, also in its functions; not its own by a dot."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def undeclared_imports(package: Path, project: Path) -> list[str]:
+    """One line for each import from neither Python, the package itself nor a dependency of `project`."""
+    dependencies = tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"]
+    declared = {re.split(r"[=<>~! \[]", dependency)[0].lower() for dependency in dependencies}
+    distributions = packages_distributions()
+    return [
+        f"{path.name} imports {name}"
+        for path in sorted(package.glob("*.py"))
+        for name in sorted(imported_packages(path.read_text("utf-8")) - sys.stdlib_module_names)
+        if name != package.name and not declared & {x.lower() for x in distributions.get(name, ())}
+    ]
+
+
+class WheelTest(unittest.TestCase):
+    def test_the_client_s_wheel_holds_the_client_alone(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            checkout = Path(scratch) / "checkout"
+            # Without what earlier builds left, and without writing to the checkout.
+            left_out = shutil.ignore_patterns("*_pb2*", "*.egg-info", "__pycache__")
+            shutil.copytree(ROOT / "python", checkout / "python", ignore=left_out)
+            shutil.copytree(ROOT / "proto", checkout / "proto")
+            pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+            result = subprocess.run(
+                [*pip, "--no-index", f"--wheel-dir={scratch}", str(checkout / "python")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(result.returncode, 0, result.stdout)
+            (wheel,) = Path(scratch).glob("*.whl")
+            files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+        protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
+        expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
+        expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
+        expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
+        self.assertEqual(files, expected)
+
+
+class ImportsTest(unittest.TestCase):
+    def test_the_client_imports_what_it_declares_and_no_tools(self):
+        self.assertEqual(undeclared_imports(CLIENT, ROOT / "python" / "pyproject.toml"), [])
+
+    def test_the_tools_import_what_they_declare(self):
+        self.assertEqual(undeclared_imports(TOOLS, ROOT / "python" / "tools" / "pyproject.toml"), [])
+
+    def test_what_is_not_declared_is_found(self):
+        cases = {
+            "import isobit_tools.services": "isobit_tools",
+            "from isobit_tools import screen": "isobit_tools",
+            "def f():\n    from isobit_tools.demo import MODES": "isobit_tools",
+            "import numpy, gguf": "gguf",
+            "import nobody_knows": "nobody_knows",
+        }
+        with tempfile.TemporaryDirectory() as scratch:
+            package = Path(scratch) / "isobit"
+            package.mkdir()
+            for source, found in cases.items():
+                with self.subTest(source):
+                    (package / "client.py").write_text(f"import json\nfrom isobit import errors\n{source}\n")
+                    breaches = undeclared_imports(package, ROOT / "python" / "pyproject.toml")
+                    self.assertEqual(breaches, [f"client.py imports {found}"])
+
+
+if __name__ == "__main__":
+    unittest.main()
