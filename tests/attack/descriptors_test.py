@@ -4,8 +4,8 @@ import socket
 import time
 import unittest
 
+from attack_case import AttackTest
 from http2 import PREFACE, SETTINGS, Connection, frame, is_closed
-from service_fixture import AttackTest
 
 from isobit_tools.services import Service
 

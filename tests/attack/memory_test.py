@@ -5,22 +5,20 @@ Memory is the process's resident set; each test prints it before and after.
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
-from pathlib import Path
 
 import grpc
+from attack_case import MIB, memory_of
 
 from isobit import RolloutClient
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc
-from isobit_tools.services import Services, run_model_tool
+from isobit_tools.services import run_model_tool
+from isobit_tools.testing import BIN_DIR, ServiceTest
 
-BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 VOCABULARY = 2048
 SHORT = {"seed": 1, "max_tokens": 8, "ignore_eos": True}
 # The client's own buffers stay small, so that what it does not read stays with the server.
@@ -55,25 +53,18 @@ def make_heavy_request() -> rollout_pb2.GenerateRequest:
     return request
 
 
-class MemoryTest(unittest.TestCase):
+class MemoryTest(ServiceTest):
     @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.model = Path(scratch.name).resolve() / "model"
+    def make_model(cls):
         run_model_tool(BIN_DIR, "config", "tiny-llama", str(cls.model), "--seed=3")
         config = cls.model / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": VOCABULARY}))
 
-    def start_service(self, binary: str, *flags: str) -> None:
-        services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.model.parent))))
-        own = [f"--model_root={self.model.parent}", "--model=model", "--load_format=dummy"]
-        self.service = services.start(binary, binary, [*own, *flags])
-        services.wait_listening(self.service)
-        services.wait_serving(self.service)
+    def start_service(self, kind: str, *flags: str) -> None:
+        self.service = self.start(kind, "--load_format=dummy", *flags)
 
-    def start(self, *flags: str) -> None:
-        self.start_service("isobit-rollout", "--tp_size=1", "--kv_cache_mb=64", *flags)
+    def start_rollout(self, *flags: str) -> None:
+        self.start_service("rollout", "--kv_cache_mb=64", *flags)
         self.client = self.enterContext(RolloutClient(self.service.target))
         self.client.generate([1, 2, 3], **SHORT)  # all that a first step allocates
         channel = self.enterContext(grpc.insecure_channel(self.service.target, NARROW))
@@ -81,9 +72,7 @@ class MemoryTest(unittest.TestCase):
 
     def memory(self) -> float:
         """MiB resident in the service."""
-        status = Path(f"/proc/{self.service.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(line.split()[1]) / 1024
+        return memory_of(self.service) / MIB
 
     def report(self, what: str, before: float) -> float:
         after = self.memory()
@@ -92,12 +81,6 @@ class MemoryTest(unittest.TestCase):
             flush=True,
         )
         return after - before
-
-    def wait_until(self, condition, what: str, timeout: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            self.assertLess(time.monotonic(), deadline, what)
-            time.sleep(0.05)
 
     def is_free(self) -> bool:
         load = self.client.get_load()
@@ -113,11 +96,12 @@ class MemoryTest(unittest.TestCase):
         self.wait_until(
             lambda: self.client.get_load().num_waiting_requests + len(self.ended(calls)) >= count,
             "not queued",
+            60,
         )
         return calls
 
     def test_a_queue_of_heavy_requests_stays_small(self):
-        self.start()
+        self.start_rollout()
         self.client.pause_generation("keep")
         before = self.memory()
         calls = self.queue(make_heavy_request(), 500)
@@ -125,10 +109,10 @@ class MemoryTest(unittest.TestCase):
         self.assertLess(self.report("500 heavy requests queue", before), 64)
         for call in calls:
             call.cancel()
-        self.wait_until(self.is_free, "cancelled requests stay")
+        self.wait_until(self.is_free, "cancelled requests stay", 60)
 
     def test_the_queue_is_bounded_by_bytes(self):
-        self.start("--max_requests_mb=8", "--max_client_share=0.5")
+        self.start_rollout("--max_requests_mb=8", "--max_client_share=0.5")
         self.client.pause_generation("keep")
         before = self.memory()
         calls = self.queue(make_heavy_request(), 500)
@@ -143,12 +127,12 @@ class MemoryTest(unittest.TestCase):
             self.assertIn("retry-after-ms", dict(call.trailing_metadata()))
         for call in calls:
             call.cancel()
-        self.wait_until(self.is_free, "cancelled requests stay")
+        self.wait_until(self.is_free, "cancelled requests stay", 60)
         self.client.continue_generation()
         self.client.generate([1, 2, 3], **SHORT)
 
     def test_unread_final_only_streams_are_bounded(self):
-        self.start("--max_unread_mb=16", "--max_client_share=0.5")
+        self.start_rollout("--max_unread_mb=16", "--max_client_share=0.5")
         request = make_request(n=64, max_tokens=100, logprobs=64)
         request.final_only = True
         before = self.memory()
@@ -185,7 +169,7 @@ class MemoryTest(unittest.TestCase):
         return client
 
     def test_stopped_clients_delay_nobody(self):
-        self.start("--max_unread_mb=16")
+        self.start_rollout("--max_unread_mb=16")
         alone = self.seconds_of_a_call()
         before = self.memory()
         for _ in range(3):
@@ -197,7 +181,7 @@ class MemoryTest(unittest.TestCase):
         self.assertLess(self.report("3 stopped clients, 16 MiB allowed", before), 48)
 
     def test_unread_scores_are_bounded(self):
-        self.start_service("isobit-scorer", "--max_calls_mb=16", "--max_client_share=0.5")
+        self.start_service("scorer", "--shards=2", "--max_calls_mb=16", "--max_client_share=0.5")
         channel = self.enterContext(grpc.insecure_channel(self.service.target, NARROW))
         stub = scorer_pb2_grpc.ScorerServiceStub(channel)
         request = scorer_pb2.ScoreRequest(prompt_logprobs=True)
@@ -207,7 +191,7 @@ class MemoryTest(unittest.TestCase):
         time.sleep(0.5)
         before = self.memory()
         calls = [stub.Score(request, timeout=300) for _ in range(30)]
-        self.wait_until(lambda: len(self.ended(calls)) >= 24, "not refused")
+        self.wait_until(lambda: len(self.ended(calls)) >= 24, "not refused", 60)
         time.sleep(2)
         self.assertLess(self.report("30 unread calls of 3 MiB each, 8 MiB of one client allowed", before), 32)
         for call in self.ended(calls):
@@ -223,7 +207,7 @@ class MemoryTest(unittest.TestCase):
         return time.monotonic() - start
 
     def test_clients_that_vanish_free_their_pages(self):
-        self.start()
+        self.start_rollout()
         for number, what, patience in ((signal.SIGKILL, "killed", 10), (signal.SIGSTOP, "stopped", 90)):
             with self.subTest(what):
                 client = self.reads_nothing(make_request(n=8, max_tokens=1900))

@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 
 import grpc
+from attack_case import METHODS, MIB, AttackTest, call, memory_of, path_of
 from http2 import Connection, message
-from service_fixture import METHODS, MIB, AttackTest, call, memory_of, path_of
 
 from isobit_tools.services import Service
 

@@ -2,8 +2,8 @@
 
 import unittest
 
+from attack_case import MIB, AttackTest, memory_of, path_of
 from http2 import Connection, message
-from service_fixture import MIB, AttackTest, memory_of, path_of
 
 NUM_STREAMS = 10_000  # in each of three rounds
 GENERATE = b"\x12\x03\x01\x02\x03" + b"\x1a\x02\x38\x08"  # prompt 1 2 3, max_tokens 8

@@ -64,9 +64,9 @@ class RolesTest(GuardedServicesTest):
         known = {f"{s}/{m}" for f in (rollout_pb2, scorer_pb2, comparator_pb2) for s, m, _ in methods(f)}
         self.assertEqual(known, ALLOWED.keys())
         started = (
-            (self.start_rollout(access), rollout_pb2),
-            (self.start_scorer(access), scorer_pb2),
-            (self.start_comparator(access), comparator_pb2),
+            (self.start("rollout", access), rollout_pb2),
+            (self.start("scorer", access), scorer_pb2),
+            (self.start("comparator", access), comparator_pb2),
         )
         for service, module in started:
             with grpc.insecure_channel(service.target) as channel:
@@ -92,7 +92,7 @@ class RolesTest(GuardedServicesTest):
         access = self.write_access(
             {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
         )
-        target = self.start_rollout(access).target
+        target = self.start("rollout", access).target
         owner = self.enterContext(RolloutClient(target, token="token-generate"))
         other = self.enterContext(RolloutClient(target, token="token-other"))
         admin = self.enterContext(RolloutClient(target, token="token-admin"))
@@ -118,8 +118,8 @@ class RolesTest(GuardedServicesTest):
             time.sleep(0.02)
 
     def test_admin_methods_are_at_the_admin_port_alone(self):
-        audit = self.folder / "audit"
-        service = self.start_rollout(self.write_access(), "--admin_port=0", f"--audit_log={audit}")
+        audit = self.log_dir / "audit"
+        service = self.start("rollout", self.write_access(), "--admin_port=0", f"--audit_log={audit}")
         main = self.enterContext(RolloutClient(service.target, token="token-admin"))
         admin = self.enterContext(RolloutClient(admin_target(service), token="token-admin"))
         for call in (main.pause_generation, main.continue_generation, main.abort_all):
@@ -141,7 +141,7 @@ class RolesTest(GuardedServicesTest):
         access = self.write_access(
             {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
         )
-        target = self.start_rollout(access, "--max_client_requests=2", "--max_total_requests=3").target
+        target = self.start("rollout", access, "--max_client_requests=2", "--max_total_requests=3").target
         greedy = self.enterContext(RolloutClient(target, token="token-generate"))
         other = self.enterContext(RolloutClient(target, token="token-other"))
         admin = self.enterContext(RolloutClient(target, token="token-admin"))
@@ -168,12 +168,13 @@ class RolesTest(GuardedServicesTest):
                 time.sleep(0.02)
 
     def test_each_kind_of_quota_counts(self):
-        client = self.enterContext(ScorerClient(self.start_scorer("--max_client_tokens=20").target))
+        client = self.enterContext(ScorerClient(self.start("scorer", "--max_client_tokens=20").target))
         client.score([([1, 2], [3, 4])])
         with self.assertRaisesRegex(IsobitError, "takes 42 tokens, expected at most 20") as raised:
             client.score([([1, 2], [3] * 40)])
         self.assertIsNone(raised.exception.retry_after_ms)
-        watched = self.enterContext(ComparatorClient(self.start_comparator("--max_client_streams=2").target))
+        comparator = self.start("comparator", "--max_client_streams=2")
+        watched = self.enterContext(ComparatorClient(comparator.target))
         held = [watched.watch(interval_ms=10) for _ in range(2)]
         for updates in held:
             next(updates)
@@ -188,11 +189,11 @@ class RolesTest(GuardedServicesTest):
                 "token_sha256": [token_hash("token-comparator")],
             }
         )
-        rollout, scorer = self.start_rollout(access), self.start_scorer(access)
+        rollout, scorer = self.start("rollout", access), self.start("scorer", access)
         upstreams = [f"--rollout={rollout.target}", f"--scorer={scorer.target}"]
-        token = self.folder / "comparator.token"
+        token = self.log_dir / "comparator.token"
         token.write_text("token-generate\n")
-        service = self.start_comparator(*upstreams, f"--upstream_token_file={token}")
+        service = self.start("comparator", *upstreams, f"--upstream_token_file={token}")
         client = self.enterContext(ComparatorClient(service.target))
         with self.assertRaisesRegex(IsobitError, "lacks the role watch or admin"):
             client.compare([[1, 2]], max_tokens=4, seed=1)
@@ -201,21 +202,21 @@ class RolesTest(GuardedServicesTest):
         self.assertEqual(client.compare([[1, 2]], max_tokens=4, seed=1).summary.verdict, "equal")
 
     def test_the_token_command_makes_what_the_file_takes(self):
-        path = self.folder / "new.token"
+        path = self.log_dir / "new.token"
         command = [sys.executable, "-m", "isobit.token", "trainer", "watch", "--token_file", str(path)]
         entry = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         token = path.read_text().strip()
         self.assertNotIn(token, entry)
         self.assertEqual(path.stat().st_mode & 0o777, 0o600)
-        target = self.start_comparator(self.write_access(json.loads(entry))).target
+        target = self.start("comparator", self.write_access(json.loads(entry))).target
         with ComparatorClient(target, token_file=path) as client:
             client.get_server_info()
         again = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertIn("File exists", again.stderr)
 
     def test_an_access_file_changes_under_load(self):
-        target = self.start_comparator(self.write_access()).target
-        path = self.folder / "access.json"
+        target = self.start("comparator", self.write_access()).target
+        path = self.log_dir / "access.json"
         good = path.read_text()
         client = self.enterContext(ComparatorClient(target, token="token-watch"))
         stop = threading.Event()

@@ -6,9 +6,10 @@ import subprocess
 import time
 import unittest
 
-from service_fixture import BIN_DIR, AttackTest
+from attack_case import AttackTest
 
 from isobit_tools.services import Service
+from isobit_tools.testing import BIN_DIR
 
 WATCH = "/grpc.health.v1.Health/Watch"
 
@@ -32,7 +33,7 @@ class StopTest(AttackTest):
 
     def test_a_signal_while_it_loads(self):
         for attempt in range(12):
-            rollout = self.start_rollout()
+            rollout = self.launch("rollout")
             while not rollout.port_file.exists():
                 rollout.check_alive()
                 time.sleep(0.0002)

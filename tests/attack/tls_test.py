@@ -46,7 +46,7 @@ class TlsTest(GuardedServicesTest):
                 client.wait_until_serving(timeout=0.5)
 
     def test_plain_text_and_wrong_authorities_are_kept_out(self):
-        service = self.start_comparator(*server_flags(self.ca.sign_server()), tls_ca=self.ca.cert)
+        service = self.start("comparator", *server_flags(self.ca.sign_server()), tls_ca=self.ca.cert)
         self.call(service, tls_ca=self.ca.cert)
         self.assert_kept_out(service)
         self.assert_kept_out(service, tls_ca=self.stranger.cert)
@@ -55,7 +55,7 @@ class TlsTest(GuardedServicesTest):
     def test_client_certificates(self):
         flags = server_flags(self.ca.sign_server(), f"--tls_client_ca={self.ca.cert}")
         good = self.as_client(self.client_pair)
-        service = self.start_comparator(*flags, **good)
+        service = self.start("comparator", *flags, **good)
         self.call(service, **good)
         with self.subTest("none"):
             self.assert_kept_out(service, **self.as_client(None))
@@ -72,7 +72,7 @@ class TlsTest(GuardedServicesTest):
         )
         good = self.as_client(self.client_pair)
         flags = server_flags(self.ca.sign_server(), f"--tls_client_ca={self.ca.cert}", access)
-        service = self.start_rollout(*flags, **good)
+        service = self.start("rollout", *flags, **good)
         ops = self.as_client(self.ca.sign("trainer", "URI:spiffe://cluster/ops"))
         unknown = self.as_client(self.ca.sign("nobody"))
         cases = (
@@ -103,8 +103,8 @@ class TlsTest(GuardedServicesTest):
         return None
 
     def test_tokens_over_tls_and_never_in_plain_text_to_others(self):
-        service = self.start_comparator(
-            *server_flags(self.ca.sign_server()), self.write_access(), tls_ca=self.ca.cert
+        service = self.start(
+            "comparator", *server_flags(self.ca.sign_server()), self.write_access(), tls_ca=self.ca.cert
         )
         self.call(service, tls_ca=self.ca.cert, token="token-watch")
         with self.assertRaisesRegex(IsobitError, "UNAUTHENTICATED"):
@@ -114,7 +114,7 @@ class TlsTest(GuardedServicesTest):
 
     def test_start_refuses_files_that_cannot_work(self):
         good, expired = self.ca.sign_server(), self.ca.sign_server(days=-1)
-        garbage = self.folder / "garbage.pem"
+        garbage = self.log_dir / "garbage.pem"
         garbage.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
         ca = self.ca.cert.read_text()
         old_chain = self.write("old_chain.pem", good.cert.read_text() + expired.cert.read_text())
@@ -122,7 +122,7 @@ class TlsTest(GuardedServicesTest):
         cut_bundle = self.write("cut_bundle.pem", ca + ca[: len(ca) // 2])
         cases = (
             ("expected both or neither", [f"--tls_cert={good.cert}"]),
-            ("No such file", server_flags(Pair(good.cert, self.folder / "none"))),
+            ("No such file", server_flags(Pair(good.cert, self.log_dir / "none"))),
             ("not that of the certificate", server_flags(Pair(good.cert, expired.key))),
             ("the certificate expired on", server_flags(expired)),
             ("expected certificates in PEM", server_flags(Pair(garbage, good.key))),
@@ -134,7 +134,7 @@ class TlsTest(GuardedServicesTest):
             ("expected certificates in PEM", server_flags(good, f"--tls_client_ca={garbage}")),
             ("--tls_client_ca", [f"--tls_client_ca={self.ca.cert}"]),
             ("--upstream_tls_ca", [f"--upstream_tls_cert={good.cert}", f"--upstream_tls_key={good.key}"]),
-            ("--upstream_token_file", [f"--upstream_token_file={self.folder}/none"]),
+            ("--upstream_token_file", [f"--upstream_token_file={self.log_dir}/none"]),
             ("--access_file", [f"--access_file={garbage}"]),
         )
         for expected, flags in cases:
@@ -142,7 +142,7 @@ class TlsTest(GuardedServicesTest):
                 self.assertIn(expected, self.refusal("comparator", *flags))
 
     def write(self, name: str, text: str) -> Path:
-        path = self.folder / name
+        path = self.log_dir / name
         path.write_text(text)
         return path
 
@@ -150,8 +150,8 @@ class TlsTest(GuardedServicesTest):
         old = self.ca.sign_server(days=-1).cert
         bundle = self.write("bundle.pem", old.read_text() + self.ca.cert.read_text())
         good = self.as_client(self.client_pair)
-        service = self.start_comparator(
-            *server_flags(self.ca.sign_server(), f"--tls_client_ca={bundle}"), **good
+        service = self.start(
+            "comparator", *server_flags(self.ca.sign_server(), f"--tls_client_ca={bundle}"), **good
         )
         self.call(service, **good)
         self.assertIn("count for nothing: 1", Path(service.log).read_text())
@@ -167,10 +167,10 @@ class TlsTest(GuardedServicesTest):
         self.assertIn("anybody can read tokens", said)
         said = self.refusal("comparator", "--host=0.0.0.0", "--insecure", "--admin_port=0")
         self.assertIn("--admin_port takes --tls_cert", said)
-        self.call(self.start_comparator("--host=0.0.0.0", "--insecure"))
+        self.call(self.start("comparator", "--host=0.0.0.0", "--insecure"))
         flags = server_flags(self.ca.sign_server(), "--host=0.0.0.0", access)
         self.call(
-            self.start_comparator(*flags, tls_ca=self.ca.cert), tls_ca=self.ca.cert, token="token-watch"
+            self.start("comparator", *flags, tls_ca=self.ca.cert), tls_ca=self.ca.cert, token="token-watch"
         )
 
     def test_a_comparator_reaches_guarded_services(self):
@@ -180,14 +180,14 @@ class TlsTest(GuardedServicesTest):
         flags = server_flags(self.ca.sign_server(), f"--tls_client_ca={self.ca.cert}", access)
         own = self.ca.sign("comparator")
         shown = self.as_client(own)
-        rollout, scorer = self.start_rollout(*flags, **shown), self.start_scorer(*flags, **shown)
+        rollout, scorer = self.start("rollout", *flags, **shown), self.start("scorer", *flags, **shown)
         upstreams = [f"--rollout={rollout.target}", f"--scorer={scorer.target}"]
         upstream_flags = [f"--upstream_tls_ca={self.ca.cert}"]
-        without = self.start_comparator(*upstreams, *upstream_flags)
+        without = self.start("comparator", *upstreams, *upstream_flags)
         with ComparatorClient(without.target) as client, self.assertRaises(IsobitError):
             client.compare([[1, 2]], max_tokens=4, seed=1, timeout=2)
         upstream_flags += [f"--upstream_tls_cert={own.cert}", f"--upstream_tls_key={own.key}"]
-        with ComparatorClient(self.start_comparator(*upstreams, *upstream_flags).target) as client:
+        with ComparatorClient(self.start("comparator", *upstreams, *upstream_flags).target) as client:
             self.assertEqual(client.compare([[1, 2]], max_tokens=4, seed=1).summary.verdict, "equal")
 
     def test_new_files_are_taken_up_under_load_and_broken_ones_are_not(self):
@@ -195,7 +195,7 @@ class TlsTest(GuardedServicesTest):
         access = self.write_access(
             {"name": "token", "roles": ["generate"], "token_sha256": [token_hash("t")]}
         )
-        service = self.start_rollout(*server_flags(serving), access, tls_ca=self.ca.cert)
+        service = self.start("rollout", *server_flags(serving), access, tls_ca=self.ca.cert)
         log = Path(service.log)
         errors: list[Exception] = []
         stop = threading.Event()

@@ -56,7 +56,6 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as logs, Services(arguments.bin_dir, Path(logs)) as services:
         rollout = services.start("isobit-rollout", "rollout", flags)
-        services.wait_listening(rollout)
         services.wait_serving(rollout)
         with RolloutClient(rollout.target) as client:
             info = client.get_server_info()

@@ -1,30 +1,16 @@
 """What the three processes do when one of them, or their client, goes away."""
 
 import contextlib
-import os
 import signal
-import tempfile
 import threading
-import time
 import unittest
-from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import IsobitError, UnavailableError
 from isobit.results import Sample, SequenceReport
-from isobit_tools.services import (
-    Service,
-    Services,
-    Setting,
-    run_model_tool,
-    start_comparator,
-    start_rollout,
-    start_scorer,
-    wait_all_serving,
-)
+from isobit_tools.services import Service, Setting
+from isobit_tools.testing import ServiceTest
 
-BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
-SETTING = Setting("tree", tp_size=4, shards=2)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
 LONG = {"seed": 1, "max_tokens": 1900, "ignore_eos": True}
 # Long enough for a test to act before the last token.
@@ -32,22 +18,12 @@ MUCH = {**LONG, "n": 8}
 SHORT = {"seed": 1, "max_tokens": 8}
 
 
-class LifecycleTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.scratch = Path(scratch.name).resolve()
-        cls.model = cls.scratch / "model"
-        run_model_tool(BIN_DIR, "make", "tiny-llama", str(cls.model), "--seed", "3")
+class LifecycleTest(ServiceTest):
+    setting = Setting("tree", tp_size=4, shards=2)
 
     def setUp(self):
-        log_dir = Path(tempfile.mkdtemp(dir=self.scratch))
-        self.services = self.enterContext(Services(BIN_DIR, log_dir))
-        self.rollout = start_rollout(self.services, SETTING, self.model, "rollout")
-        self.scorer = start_scorer(self.services, SETTING, self.model, "scorer")
-        self.comparator = start_comparator(self.services, self.rollout, self.scorer, "comparator")
-        wait_all_serving(self.services, (self.rollout, self.scorer, self.comparator))
+        super().setUp()
+        self.rollout, self.scorer, self.comparator = self.start_all().values()
 
     def client(self, kind, service: Service):
         return self.enterContext(kind(service.target))
@@ -55,12 +31,6 @@ class LifecycleTest(unittest.TestCase):
     def kill(self, service: Service) -> None:
         service.process.kill()
         service.process.wait()
-
-    def wait_until(self, condition, what: str, timeout: float = 20.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            self.assertLess(time.monotonic(), deadline, what)
-            time.sleep(0.02)
 
     def test_sigterm_while_idle_exits_0(self):
         self.services.stop()
@@ -109,10 +79,7 @@ class LifecycleTest(unittest.TestCase):
 
     def restart(self, name: str, old: Service) -> None:
         """Starts the service anew at the port that the comparator knows."""
-        port = f"--port={old.target.rpartition(':')[2]}"
-        start = start_rollout if name == "rollout" else start_scorer
-        new = start(self.services, SETTING, self.model, f"{name}-again", port)
-        wait_all_serving(self.services, (new,))
+        self.start(name, f"--port={old.target.rpartition(':')[2]}")
 
     def test_killed_comparator_frees_what_it_had_asked_for(self):
         client = self.client(ComparatorClient, self.comparator)

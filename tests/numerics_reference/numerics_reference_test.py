@@ -4,16 +4,15 @@ Values are compared as bit patterns; the tolerance is zero. What was compared is
 """
 
 import json
-import os
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient
-from isobit_tools.services import Service, Services, run_model_tool
+from isobit_tools.services import Service, Setting, run_model_tool
+from isobit_tools.testing import BIN_DIR, ServiceTest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from numerics_reference import log_prob, models, sampling
@@ -21,7 +20,6 @@ from numerics_reference.checkpoint import Config, read_config, read_parameters
 from numerics_reference.fingerprint import fingerprint
 from numerics_reference.forward import Model
 
-BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 # Tokens of the sequence that is scored: with 560, attention has a second split.
 SCORED = {
     "tiny-qwen3": 560,
@@ -60,40 +58,33 @@ def unequal(actual, expected) -> int:
     return int((actual != expected).sum()) if actual.shape == expected.shape else -1
 
 
-class NumericsReferenceTest(unittest.TestCase):
+class NumericsReferenceTest(ServiceTest):
+    setting = Setting("tree", tp_size=4, shards=2)
+
     @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.root = Path(scratch.name).resolve()
+    def make_model(cls):
+        """Each test makes its own."""
 
-    def setUp(self):
-        self.services = self.enterContext(Services(BIN_DIR, Path(tempfile.mkdtemp(dir=self.root))))
-
-    def model(self, name: str) -> tuple[Config, dict]:
-        directory = self.root / name
+    def read_model(self, name: str) -> tuple[Config, dict]:
+        directory = self.scratch / name
         if not directory.exists():
             shape = [name]
             if name in models.CONFIGS:
-                shape = [f"--config={models.write_config(name, self.root)}"]
+                shape = [f"--config={models.write_config(name, self.scratch)}"]
             run_model_tool(BIN_DIR, "make", *shape, str(directory), "--seed", "21")
         if name in models.CONFIGS and models.CONFIGS[name].get("torch_dtype") == "float32":
             models.widen_to_fp32(directory)
         return read_config(directory), read_parameters(directory)
 
-    def start(self, kind, name: str, *flags: str) -> Service:
-        return self.services.start(kind, kind, [f"--model_root={self.root}", f"--model={name}", *flags])
-
     def client(self, kind, service: Service):
-        self.services.wait_listening(service)
         self.services.wait_serving(service)
         return kind(service.target)
 
     def test_scores(self):
         for name, length in SCORED.items():
             with self.subTest(name):
-                config, parameters = self.model(name)
-                service = self.start("isobit-scorer", name)
+                config, parameters = self.read_model(name)
+                service = self.launch("scorer", f"--model={name}")
                 tokens = np.random.default_rng(length).integers(0, config.vocab, length)
                 logits = Model(config, parameters, length).step(tokens)[:-1]
                 rows = log_prob.sum_rows(logits)
@@ -114,10 +105,10 @@ class NumericsReferenceTest(unittest.TestCase):
     def test_draws(self):
         """Tokens and logprobs under every sampling parameter, two samples of a prompt."""
         name, count, prompt = "tiny-qwen3", 24, [7, 3, 11, 3, 250]
-        config, parameters = self.model(name)
-        eos = json.loads((self.root / name / "config.json").read_text())["eos_token_id"]
+        config, parameters = self.read_model(name)
+        eos = json.loads((self.scratch / name / "config.json").read_text())["eos_token_id"]
         eos = tuple(eos) if isinstance(eos, list) else (eos,)
-        service = self.start("isobit-rollout", name)
+        service = self.launch("rollout", f"--model={name}")
         with self.client(RolloutClient, service) as rollout:
             for seed, options in enumerate(DRAWN, start=2**40):
                 samples = rollout.generate(
@@ -146,12 +137,12 @@ class NumericsReferenceTest(unittest.TestCase):
     def test_modes(self):
         """Greedy tokens and logprobs at TP 4: a prompt in one step, then token by token."""
         name = "tiny-qwen2"
-        config, parameters = self.model(name)
+        config, parameters = self.read_model(name)
         prompt, count = list(range(3, 40)), 12
         of_mode = {}
         for mode in ("tree", "batch_invariant", "vanilla"):
             with self.subTest(mode):
-                service = self.start("isobit-rollout", name, "--tp_size=4", f"--numerics={mode}")
+                service = self.launch("rollout", f"--model={name}", f"--numerics={mode}")
                 model = Model(config, parameters, len(prompt) + count, mode, ranks=4)
                 step, ids, expected = prompt, [], []
                 for _ in range(count):

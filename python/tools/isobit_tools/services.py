@@ -95,10 +95,11 @@ class Services:
         service.target = f"127.0.0.1:{int(service.port_file.read_text())}"
         return service.target
 
-    def wait_serving(self, service: Service) -> None:
-        """Returns once `service`, which listens, reports that it serves."""
+    def wait_serving(self, service: Service, **security) -> None:
+        """Returns once `service` listens and tells a client with `security` that it serves."""
+        target = self.wait_listening(service)
         deadline = time.monotonic() + self._start_timeout_s
-        with ServiceClient(service.target) as client:
+        with ServiceClient(target, **security) as client:
             while True:
                 try:
                     return client.wait_until_serving(timeout=1.0)
@@ -176,7 +177,6 @@ def start_comparator(services: Services, rollout: Service, scorer: Service, name
 
 def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
     for service in trio:
-        services.wait_listening(service)
         services.wait_serving(service)
 
 

@@ -1,26 +1,12 @@
-"""The three services as real processes under attack, and what the attack does to them."""
+"""Calls of services under attack, what they hold of memory, and connections of their own to them."""
 
-import os
-import tempfile
-import time
-import unittest
 from pathlib import Path
 
 import grpc
 
-from isobit_tools.services import (
-    Service,
-    Services,
-    Setting,
-    run_model_tool,
-    start_comparator,
-    start_rollout,
-    start_scorer,
-    wait_all_serving,
-)
+from isobit_tools.services import Service
+from isobit_tools.testing import ServiceTest
 
-BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
-SETTING = Setting("tree", tp_size=1, shards=1)
 MIB = 1 << 20
 
 METHODS = {
@@ -70,34 +56,7 @@ def call(channel: grpc.Channel, path: str, request: bytes, **options) -> tuple[g
     return grpc.StatusCode.OK, ""
 
 
-class AttackTest(unittest.TestCase):
-    """Each test gets the services it starts, on a random tiny model."""
-
-    launcher: tuple[str, ...] = ()  # what starts the services, such as ("prlimit", "--nofile=256")
-
-    @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.scratch = Path(scratch.name).resolve()
-        cls.model = cls.scratch / "model"
-        run_model_tool(BIN_DIR, "make", "tiny-llama", str(cls.model), "--seed", "3")
-
-    def setUp(self):
-        self.log_dir = Path(tempfile.mkdtemp(dir=self.scratch))
-        self.services = self.enterContext(Services(BIN_DIR, self.log_dir, launcher=self.launcher))
-
-    def start_rollout(self, *flags: str) -> Service:
-        return start_rollout(self.services, SETTING, self.model, "rollout", *flags)
-
-    def start_all(self) -> dict[str, Service]:
-        """The three services, serving, by name."""
-        rollout = self.start_rollout()
-        scorer = start_scorer(self.services, SETTING, self.model, "scorer")
-        comparator = start_comparator(self.services, rollout, scorer, "comparator")
-        wait_all_serving(self.services, (rollout, scorer, comparator))
-        return {"rollout": rollout, "scorer": scorer, "comparator": comparator}
-
+class AttackTest(ServiceTest):
     def channel(self, service: Service) -> grpc.Channel:
         """A connection of its own."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
@@ -106,9 +65,3 @@ class AttackTest(unittest.TestCase):
     def assert_serves(self, name: str, channel: grpc.Channel) -> None:
         status = call(channel, path_of(name, "GetServerInfo"), b"")
         self.assertEqual(status, (grpc.StatusCode.OK, ""), name)
-
-    def wait_until(self, condition, what: str, timeout: float = 20.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            self.assertLess(time.monotonic(), deadline, what)
-            time.sleep(0.05)

@@ -1,0 +1,78 @@
+"""A test case with services of its own: real processes on a random tiny model.
+
+The environment's ISOBIT_BIN_DIR is the folder of the binaries.
+"""
+
+import os
+import tempfile
+import time
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+from isobit_tools.services import (
+    Service,
+    Services,
+    Setting,
+    run_model_tool,
+    start_comparator,
+    start_rollout,
+    start_scorer,
+    wait_all_serving,
+)
+
+BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
+
+
+class ServiceTest(unittest.TestCase):
+    """Each test gets the services that it starts, and they stop with it.
+
+    `scratch` and `model`, a directory in it, are those of the class; `services` and `log_dir` are the test's.
+    """
+
+    setting = Setting("tree", tp_size=1, shards=1)
+    launcher: tuple[str, ...] = ()  # what starts the services, such as ("prlimit", "--nofile=256")
+
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.scratch = Path(scratch.name).resolve()
+        cls.model = cls.scratch / "model"
+        cls.make_model()
+
+    @classmethod
+    def make_model(cls) -> None:
+        run_model_tool(BIN_DIR, "make", "tiny-llama", str(cls.model), "--seed", "3")
+
+    def setUp(self):
+        self.log_dir = Path(tempfile.mkdtemp(dir=self.scratch))
+        self.services = self.enterContext(Services(BIN_DIR, self.log_dir, launcher=self.launcher))
+
+    def launch(self, kind: str, *flags: str) -> Service:
+        """Starts a "rollout", a "scorer" or a "comparator". Returns before it listens; later flags win."""
+        name = f"{kind}-{len(list(self.log_dir.glob('*.log')))}"
+        if kind == "comparator":
+            return self.services.start("isobit-comparator", name, flags)
+        start = {"rollout": start_rollout, "scorer": start_scorer}[kind]
+        return start(self.services, self.setting, self.model, name, *flags)
+
+    def start(self, kind: str, *flags: str, **security) -> Service:
+        """Launches a service and waits until it serves. `security`: as a client needs to ask."""
+        service = self.launch(kind, *flags)
+        self.services.wait_serving(service, **security)
+        return service
+
+    def start_all(self) -> dict[str, Service]:
+        """The three services, serving, by kind."""
+        rollout, scorer = self.launch("rollout"), self.launch("scorer")
+        comparator = start_comparator(self.services, rollout, scorer, "comparator")
+        wait_all_serving(self.services, (rollout, scorer, comparator))
+        return {"rollout": rollout, "scorer": scorer, "comparator": comparator}
+
+    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
+        """Fails with `what` if `condition` does not hold within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.02)
