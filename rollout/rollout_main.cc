@@ -16,6 +16,7 @@
 #include "common/base/allocator.h"
 #include "common/base/exhaustion.h"
 #include "common/base/log.h"
+#include "common/base/rank_count.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_directory.h"
@@ -40,7 +41,8 @@ ABSL_FLAG(std::vector<std::string>, ignore_config_fields, {},
 ABSL_FLAG(
     bool, round_fp16_weights, false,
     "Take fp16 weights and round them to bf16, which costs precision that an fp16 engine has.");
-ABSL_FLAG(int, tp_size, 4, "Tensor-parallel ranks, one thread each: 1, 2, 4 or 8.");
+ABSL_FLAG(int, tp_size, 4,
+          absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
 ABSL_FLAG(std::string, numerics, "tree",
           "tree (the contract), or for contrast batch_invariant or vanilla.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each rank.");

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/log.h"
+#include "common/base/rank_count.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/rpc/channel.h"
@@ -32,7 +33,7 @@
 #include "tools/null_rank.h"
 #include "tools/random_model.h"
 
-ABSL_FLAG(int, engine_tp, 4, "engine: rank threads: 1, 2, 4 or 8");
+ABSL_FLAG(int, engine_tp, 4, absl::StrCat("engine: rank threads: ", isobit::kRankCounts));
 ABSL_FLAG(int, step_us, 1500, "engine: time of a step, where the gRPC front is measured");
 ABSL_FLAG(double, engine_seconds, 2.0, "engine: time given to each figure");
 

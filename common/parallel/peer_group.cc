@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/rank_count.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 
@@ -73,10 +74,8 @@ PeerMemory::~PeerMemory() {
 }
 
 absl::StatusOr<PeerGroup> PeerGroup::Create(absl::Span<const int> devices) {
-  if (devices.size() != 1 && devices.size() != 2 && devices.size() != 4 && devices.size() != 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a group of ", devices.size(), " ranks: expected 1, 2, 4 or 8"));
-  }
+  const auto ranks = static_cast<int64_t>(devices.size());
+  ISOBIT_RETURN_IF_ERROR(CheckRankCount("ranks of a group", ranks));
   int count = 0;
   ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "counting CUDA devices"));
   for (const int device : devices) {

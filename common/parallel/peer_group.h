@@ -37,9 +37,9 @@ class PeerMemory {
 // leave the calling thread's device as it was.
 class PeerGroup {
  public:
-  // Rank r runs on CUDA device devices[r]; several ranks may share one. 1, 2, 4 or 8 ranks.
-  // INVALID_ARGUMENT: another number of ranks. FAILED_PRECONDITION: no such device, or two devices
-  // that cannot map each other's memory, both named.
+  // Rank r runs on CUDA device devices[r]; several ranks may share one.
+  // INVALID_ARGUMENT: not a number of ranks (rank_count.h). FAILED_PRECONDITION: no such device, or
+  // two devices that cannot map each other's memory, both named.
   static absl::StatusOr<PeerGroup> Create(absl::Span<const int> devices);
 
   int size() const { return static_cast<int>(devices_.size()); }

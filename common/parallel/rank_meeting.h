@@ -10,13 +10,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/rank_count.h"
 
 namespace isobit {
 
 class RankMeeting {
  public:
-  static constexpr int kMaxRanks = 8;
-
   explicit RankMeeting(int ranks) : ranks_(ranks) {}
 
   // Returns when every rank has come as often as this one; who comes late finds the others awake

@@ -8,13 +8,11 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/contract/constants.h"
+#include "common/base/rank_count.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
-
-inline constexpr int kMaxRanks = contract::kLeaves;
 
 // ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);

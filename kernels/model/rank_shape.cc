@@ -2,6 +2,8 @@
 #include "kernels/model/rank_shape.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/rank_count.h"
+#include "common/base/status_macros.h"
 #include "kernels/contract/leaf_plan.h"
 
 namespace isobit {
@@ -47,10 +49,8 @@ LinearShape RowParallel(int64_t n, const LeafPlan& plan, const RankShape& rank) 
 }  // namespace
 
 absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int size) {
-  if (size != 1 && size != 2 && size != 4 && size != 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor-parallel size: expected 1, 2, 4 or 8, got ", size));
-  }
+  static_assert(kMaxRanks == contract::kLeaves);  // a rank has a leaf at least
+  ISOBIT_RETURN_IF_ERROR(CheckRankCount("tensor-parallel size", size));
   if (rank < 0 || rank >= size) {
     return absl::InvalidArgumentError(absl::StrCat("rank: expected [0, ", size, "), got ", rank));
   }

@@ -26,7 +26,7 @@ struct RankShape {
   int64_t heads = 0;  // query heads on this rank
 };
 
-// INVALID_ARGUMENT: size is not 1, 2, 4 or 8, or rank is not in [0, size).
+// INVALID_ARGUMENT: size is not a number of ranks (rank_count.h), or rank is not in [0, size).
 absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int size);
 
 // The rows and columns that a rank has of a tensor; a vector is a matrix of one column.

@@ -4,15 +4,14 @@
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/rank_count.h"
 #include "common/base/status_macros.h"
-#include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/rows/rows.h"
 
 namespace isobit::cuda {
 namespace {
 
-constexpr int kMaxRanks = contract::kLeaves;
 constexpr int kHalves = 2;
 constexpr int kLegs = 2;
 

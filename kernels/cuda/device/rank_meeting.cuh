@@ -6,11 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/base/rank_count.h"
 #include "kernels/cuda/device/system_memory.cuh"
 
 namespace isobit::cuda {
-
-inline constexpr int kMaxRanks = 8;
 
 // At the start of each rank's shared memory; all zero at first. Operations are counted modulo 2^32.
 struct alignas(256) RankControl {

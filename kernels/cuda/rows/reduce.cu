@@ -1,7 +1,7 @@
 // The sum of the ranks' partials, element by element, in the order of the mode (C4, vanilla.h).
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
+#include "common/base/rank_count.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/alignment.h"
@@ -114,8 +114,7 @@ absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream) {
     case 8:
       return LaunchRanks<8>(args, stream);
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("a sum over ", args.num_ranks, " ranks: 1, 2, 4 and 8 have an order"));
+      return CheckRankCount("ranks of a sum", args.num_ranks);
   }
 }
 

@@ -35,7 +35,7 @@ absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
 absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
 
 // args.partials is host memory, read before the launch returns; what it points to is GPU memory, of
-// this device or a peer. INVALID_ARGUMENT: num_ranks is not 1, 2, 4 or 8.
+// this device or a peer. INVALID_ARGUMENT: not a number of ranks (rank_count.h).
 absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda

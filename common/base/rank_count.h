@@ -1,0 +1,22 @@
+// How many ranks a group may have: the sum over ranks is a balanced tree of at most eight leaves
+// (docs/NUMERICS.md C4).
+#ifndef ISOBIT_COMMON_BASE_RANK_COUNT_H_
+#define ISOBIT_COMMON_BASE_RANK_COUNT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace isobit {
+
+inline constexpr int kMaxRanks = 8;
+inline constexpr char kRankCounts[] = "1, 2, 4 or 8";  // for help texts
+
+// INVALID_ARGUMENT, with `what` named, such as "tensor-parallel size": `count` is not one of
+// kRankCounts.
+absl::Status CheckRankCount(absl::string_view what, int64_t count);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_BASE_RANK_COUNT_H_
