@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/row_functions.h"
@@ -12,8 +13,6 @@ namespace {
 
 constexpr int64_t kBlockRows = 64;  // rows that share one transposition of a tile's keys
 constexpr int64_t kMaxTile = 128;
-
-int64_t RoundUp(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
 
 // Offset of a position's first element in the cache.
 int64_t CacheOffset(const PagedKv& kv, const SequenceRows& sequence, int32_t kv_head,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/vanilla.h"
 
@@ -14,9 +15,6 @@ namespace {
 // rows pass; its sums (8 parts x 16 rows x 256 columns of fp32) fit in L2.
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kBlockPanels = 8;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t unit) { return CeilDiv(a, unit) * unit; }
 
 // What is summed alone before it is combined: a leaf, or in mode kVanilla a split. Part i holds
 // padded columns [bounds[i], bounds[i+1]).

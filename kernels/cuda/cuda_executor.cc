@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/log.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -180,13 +181,12 @@ class CudaExecutor final : public RankExecutor {
       parts_ = group_->parts.of_rank(options_.shape.rank);
     }
     if (num_ranks() > 1) {
-      const size_t rows = (sequences + num_ranks() - 1) / num_ranks();
+      const size_t rows = CeilDiv(sequences, num_ranks());
       ISOBIT_ASSIGN_OR_RETURN(
           whole_rows_,
           ops_->Allocate(rows * static_cast<size_t>(options_.config.vocab_size) * sizeof(float)));
     }
-    const int64_t pages_of_sequence =
-        (max_positions() + options_.page_size - 1) / options_.page_size;
+    const int64_t pages_of_sequence = CeilDiv(max_positions(), options_.page_size);
     ISOBIT_RETURN_IF_ERROR(ops_->ReserveStage(
         options_.max_rows, options_.max_sequences,
         std::min<int64_t>(options_.max_sequences * pages_of_sequence, options_.num_pages)));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 
@@ -54,7 +55,7 @@ struct Layout {
   }
 
  private:
-  static size_t Align(size_t bytes) { return (bytes + 15) / 16 * 16; }
+  static size_t Align(size_t bytes) { return RoundUp(bytes, 16); }
 };
 
 // Appends a span to a flat array that holds `*size` elements.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "common/cuda/cuda_status.h"
 
 namespace isobit::cuda {
@@ -12,10 +13,10 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // words; every table begins at a multiple of 256 bytes
 
-size_t Aligned(size_t words) { return (words + kAlignment - 1) / kAlignment * kAlignment; }
+size_t Aligned(size_t words) { return RoundUp(words, kAlignment); }
 
 int64_t PagesOf(const SequenceRows& s, int32_t page_size) {
-  return s.num_rows == 0 ? 0 : (s.first_position + s.num_rows + page_size - 1) / page_size;
+  return s.num_rows == 0 ? 0 : CeilDiv(s.first_position + s.num_rows, page_size);
 }
 
 }  // namespace

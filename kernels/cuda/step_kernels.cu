@@ -1,6 +1,7 @@
 // See step_kernels.h.
 #include <cstdint>
 
+#include "common/base/round_up.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/step_kernels.h"
@@ -11,8 +12,8 @@ namespace {
 constexpr int kThreads = 256;
 
 Grid Blocks(int64_t elements, int64_t rows = 1) {
-  return {.blocks = dim3(static_cast<unsigned>((elements + kThreads - 1) / kThreads),
-                         static_cast<unsigned>(rows)),
+  return {.blocks =
+              dim3(static_cast<unsigned>(CeilDiv(elements, kThreads)), static_cast<unsigned>(rows)),
           .threads = dim3(kThreads)};
 }
 
@@ -103,7 +104,7 @@ absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t
                  ? widest
                  : columns.begin[r + 1] - columns.begin[r];
   }
-  Grid grid = Blocks((widest + kLoads - 1) / kLoads, rows);
+  Grid grid = Blocks(CeilDiv(widest, kLoads), rows);
   grid.blocks.z = static_cast<unsigned>(columns.num_ranks);
   return Launch(GatherRowsKernel, grid, stream, columns, first, out);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/prefill.h"
 
@@ -20,11 +21,9 @@ constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for
 bool IsDecoded(const AttentionArgs& args, const DeviceSequences& sequences, int32_t tokens) {
   if (tokens == 1) return true;
   if (DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) return false;
-  const int64_t passes =
-      (int64_t{tokens} * (args.heads / args.kv.kv_heads) + kDecodeRows - 1) / kDecodeRows;
+  const int64_t passes = CeilDiv(int64_t{tokens} * (args.heads / args.kv.kv_heads), kDecodeRows);
   const int64_t surplus = std::max(sequences.num_rows - sequences.num_sequences, 0);
-  const int64_t count =
-      std::min<int64_t>(sequences.num_sequences, (surplus + tokens - 2) / (tokens - 1));
+  const int64_t count = std::min<int64_t>(sequences.num_sequences, CeilDiv(surplus, tokens - 1));
   return args.kv.kv_heads * count * passes <= kDecodePasses;
 }
 

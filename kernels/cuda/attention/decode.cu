@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "kernels/cuda/attention/decode.cuh"
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/decode_cluster.h"
@@ -147,14 +148,12 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
   }
 }
 
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Floats from one accumulator to the next: whole units of 16 bytes.
-int32_t AccStride(int32_t head_dim) { return (head_dim + 3) / 4 * 4; }
+int32_t AccStride(int32_t head_dim) { return RoundUp(head_dim, 4); }
 
 // Splits that the keys of a sequence of at most max_tokens rows can touch.
 int64_t MaxSplits(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
-  const int64_t all = CeilDivide(sequences.max_positions, contract::kSplit);
+  const int64_t all = CeilDiv(int64_t{sequences.max_positions}, contract::kSplit);
   if (args.window == 0 || args.window >= sequences.max_positions) return all;
   const int64_t keys = args.window + max_tokens - 1;
   return std::min(all, (keys + 2 * contract::kSplit - 2) / contract::kSplit);
@@ -174,11 +173,11 @@ bool WholeUnits(const PagedKv& kv) {
 // Groups of query rows, of at least 8, of all KV heads and sequences.
 int64_t RowGroups(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
   const int64_t rows = int64_t{max_tokens} * (args.heads / args.kv.kv_heads);
-  return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDivide(rows, 8);
+  return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDiv(rows, 8);
 }
 
 size_t SumBytes(int64_t results) {
-  return static_cast<size_t>(CeilDivide(results * int64_t{sizeof(contract::SplitSum)}, 256) * 256);
+  return static_cast<size_t>(RoundUp(results * int64_t{sizeof(contract::SplitSum)}, 256));
 }
 
 // Blocks of a grid that walks a list of at most so many items.
@@ -303,14 +302,14 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
   for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
-    const int64_t blocks = CeilDivide(int64_t{max_tokens} * params->group, 8);
+    const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->group, 8);
     const absl::StatusOr<int64_t> grid =
         BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);
     if (!grid.ok()) return grid.status();
     const absl::Status launched = LaunchSchedule(schedule, *params, *grid, stream);
     if (!launched.ok()) return launched;
     if (max_splits == 1) continue;
-    const int64_t threads = std::max<int64_t>(128, CeilDivide(args.kv.head_dim, 32) * 32);
+    const int64_t threads = std::max<int64_t>(128, RoundUp(args.kv.head_dim, 32));
     const int64_t acc_bytes = params->acc_stride * int64_t{sizeof(float)};
     const int64_t chunk = std::min({threads, max_splits, kFoldBytes / acc_bytes});
     const absl::Status status =
@@ -332,7 +331,7 @@ absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequence
   for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
-    const int64_t blocks = CeilDivide(int64_t{sequences.max_rows} * params->group, 8);
+    const int64_t blocks = CeilDiv(int64_t{sequences.max_rows} * params->group, 8);
     const absl::StatusOr<int64_t> grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads);
     if (!grid.ok()) return grid.status();
     if (absl::Status status = LaunchDim<true>(*params, *grid, stream); !status.ok()) {

@@ -7,6 +7,7 @@
 // which the contract fixes and which is therefore the kernel's critical path.
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
 #include "kernels/cuda/attention/decode_cluster.h"
@@ -372,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocksAtOnce)
 template <int kDim, int kColumnBlocks>
 absl::Status LaunchShape(const DecodeParams& p, int clusters, const Stream& stream) {
   using Shape = ClusterShape<kDim, kColumnBlocks>;
-  const int32_t blocks = (p.max_tokens * p.group + Shape::kRows - 1) / Shape::kRows;
+  const int32_t blocks = CeilDiv(p.max_tokens * p.group, Shape::kRows);
   return Launch(DecodeClusterKernel<Shape>,
                 {.blocks = dim3(static_cast<unsigned>(clusters * kBlocks),
                                 static_cast<unsigned>(p.kv.kv_heads * blocks),

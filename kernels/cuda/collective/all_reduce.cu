@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/collective/all_reduce.cuh"
 #include "kernels/cuda/collective/all_reduce.h"
@@ -19,7 +20,7 @@ namespace {
 // What decode steps of up to 64 sequences have; more has not been measured.
 constexpr int64_t kMaxPushRows = 64;
 
-int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>((hidden + kQuad - 1) / kQuad); }
+int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>(CeilDiv(hidden, kQuad)); }
 
 using Kernel = void (*)(AllReduceJob);
 
@@ -100,7 +101,7 @@ absl::Status AllReduceState::AllocateMemory() {
     const int64_t bytes = MailboxBytes(schedule, rows, options.hidden, group.size());
     mailbox_bytes = std::max(mailbox_bytes, static_cast<size_t>(bytes));
   }
-  mailbox_bytes = (mailbox_bytes + 255) / 256 * 256;
+  mailbox_bytes = RoundUp(mailbox_bytes, 256);
   ISOBIT_ASSIGN_OR_RETURN(memory, group.Allocate(sizeof(RankControl) + 2 * mailbox_bytes, 0xff));
   for (int r = 0; r < group.size(); ++r) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemset(memory.of_rank(r), 0, sizeof(RankControl)));

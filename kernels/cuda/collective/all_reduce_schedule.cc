@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "common/base/round_up.h"
+
 namespace isobit::cuda {
 namespace {
 
@@ -11,8 +13,6 @@ constexpr int kWarp = 32;
 constexpr int64_t kQuad = 4;                   // columns of a vector
 constexpr int64_t kOneShotBytes = 400 * 1024;  // that a rank may send in one shot
 constexpr int64_t kFewRows = 48;               // for which four small blocks a row are at hand
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A row over the smallest cluster whose blocks have at most `most_threads`, or over four blocks.
 AllReduceSchedule Spread(bool two_shots, int64_t hidden, int chunks, int64_t most_threads) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/rank_count.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/rows/rows.h"
@@ -15,13 +16,13 @@ namespace {
 constexpr int kHalves = 2;
 constexpr int kLegs = 2;
 
-size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+size_t Aligned(size_t bytes) { return RoundUp(bytes, 256); }
 
 // A rank's part of the shared memory: counts, [half][leg][kMaxRanks]; mailboxes, [half][ranks] of a
 // run of fp32 rows, the own one being where the run is summed; and each half's rows in bf16.
 struct Layout {
   Layout(const CopyEngineSumOptions& options, int ranks) {
-    const int64_t run = (options.max_rows + ranks - 1) / ranks;
+    const int64_t run = CeilDiv(options.max_rows, ranks);
     mailboxes = Aligned(kHalves * kLegs * kMaxRanks * sizeof(uint32_t));
     mailbox = Aligned(static_cast<size_t>(run * options.hidden) * sizeof(float));
     rows = mailboxes + static_cast<size_t>(kHalves * ranks) * mailbox;

@@ -1,6 +1,7 @@
 // One warp for 16 packed weight rows and 8 rows of x, with mma.sync on plain loads.
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/linear/general.h"
 #include "kernels/cuda/linear/layout.h"
@@ -99,10 +100,10 @@ absl::Status LaunchLinearGeneral(const LinearArgs& args, const Stream& stream) {
                                    .sum = shape.sum,
                                    .target = TargetOf(args)};
   constexpr int64_t kMaxGridY = 65535;
-  const Grid grid = {.blocks = dim3(static_cast<unsigned>(NumTiles(shape)),
-                                    static_cast<unsigned>(std::min(
-                                        kMaxGridY, (args.m + kUnitColumns - 1) / kUnitColumns))),
-                     .threads = dim3(32 * kWarps)};
+  const Grid grid = {
+      .blocks = dim3(static_cast<unsigned>(NumTiles(shape)),
+                     static_cast<unsigned>(std::min(kMaxGridY, CeilDiv(args.m, kUnitColumns)))),
+      .threads = dim3(32 * kWarps)};
   switch (OutputOf(args)) {
     case LinearOutput::kBf16:
       return Launch(&LinearGeneralKernel<LinearOutput::kBf16>, grid, stream, kernel_args);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/base/round_up.h"
+
 namespace isobit::cuda {
 
 LeafBlocks BlocksOf(const LinearShape& shape) {
@@ -12,7 +14,7 @@ LeafBlocks BlocksOf(const LinearShape& shape) {
   leaves.uniform = true;
   for (int l = 0; l < shape.num_leaves; ++l) {
     const int64_t width = shape.bounds[l + 1] - shape.bounds[l];
-    const int64_t blocks = std::max<int64_t>(1, (width + kBlockColumns - 1) / kBlockColumns);
+    const int64_t blocks = std::max<int64_t>(1, CeilDiv(width, kBlockColumns));
     leaves.column[l + 1] = static_cast<int32_t>(shape.bounds[l + 1]);
     leaves.block[l + 1] = leaves.block[l] + static_cast<int32_t>(blocks);
     leaves.uniform = leaves.uniform && width > 0 && width % kBlockColumns == 0 &&
@@ -23,12 +25,10 @@ LeafBlocks BlocksOf(const LinearShape& shape) {
 
 int64_t PackedRows(const LinearShape& shape) {
   if (!shape.gated) return shape.n;
-  return 2 * ((shape.n / 2 + kGateRows - 1) / kGateRows * kGateRows);
+  return 2 * RoundUp(shape.n / 2, kGateRows);
 }
 
-int64_t NumTiles(const LinearShape& shape) {
-  return (PackedRows(shape) + kTileRows - 1) / kTileRows;
-}
+int64_t NumTiles(const LinearShape& shape) { return CeilDiv(PackedRows(shape), kTileRows); }
 
 int64_t SourceRow(const LinearShape& shape, int64_t packed_row) {
   if (!shape.gated) return packed_row < shape.n ? packed_row : -1;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/stream_plan.h"
@@ -19,8 +20,6 @@ constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, and of a multiprocessor's blocks
 constexpr int64_t kReservedBytes = 1024;      // by the system, for each block
 constexpr int64_t kMaxStreamRows = 64;        // beyond, tiles are faster
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Stages of 128 columns that a block's leaves have.
 int64_t StagesOf(const LinearShape& shape, int leaves) {

@@ -1,6 +1,7 @@
 // Launches the kernels of stream.cuh.
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/stream.cuh"
@@ -13,10 +14,9 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
   const LinearShape& shape = args.weight.shape;
   ISOBIT_ASSIGN_OR_RETURN(const CUtensorMap x_map, MapMatrix(args.x, args.m, shape.k, args.ldx,
                                                              schedule.columns, kBlockColumns));
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int cluster = shape.num_leaves / schedule.leaves;
-  const int64_t groups = ceil_div(PackedRows(shape), kGroupRows);
-  const int64_t blocks = cluster > 1 ? ceil_div(groups * kGroupRows, schedule.rows) * cluster
+  const int64_t groups = CeilDiv(PackedRows(shape), kGroupRows);
+  const int64_t blocks = cluster > 1 ? CeilDiv(groups * kGroupRows, schedule.rows) * cluster
                                      : std::min<int64_t>(schedule.blocks, groups);
   const StreamArgs kernel_args = {
       .packed = args.weight.packed,
@@ -28,7 +28,7 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
       .cluster = cluster,
       .exchange = Exchange(schedule.columns, shape.sum, cluster, schedule.leaves)};
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),
-                                    static_cast<unsigned>(ceil_div(args.m, schedule.columns))),
+                                    static_cast<unsigned>(CeilDiv(args.m, schedule.columns))),
                      .threads = dim3(StreamThreads(schedule.rows > kTileRows ? 2 : 1)),
                      .shared_bytes = static_cast<size_t>(StreamSharedBytes(schedule, shape)),
                      .cluster = cluster};

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/tensor_map.h"
@@ -31,8 +32,6 @@ LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
   return shape.sum == contract::LeafSum::kTree ? tile::FindSplitTree(schedule)
                                                : tile::FindSplitChain(schedule);
 }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

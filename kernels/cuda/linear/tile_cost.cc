@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/base/round_up.h"
 #include "kernels/cuda/linear/layout.h"
 
 namespace isobit::cuda {
@@ -53,8 +54,6 @@ constexpr TileCost kCosts[] = {
     {{128, 128, 8}, true, 1.00, 1.37, 0.305, 0.360, 2.370},
     {{128, 160, 2}, true, 3.64, 4.21, 0.350, 0.167, 0.000},
 };
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tiles at once. Clusters do not straddle the groups of up to 18 multiprocessors that an H200 has.
 int64_t TilesAtOnce(const TileSchedule& schedule) {

@@ -9,6 +9,7 @@
 // of the other GPUs.
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/log_probs/kernels.h"
@@ -318,7 +319,7 @@ size_t LogProbPartBytes(int64_t num_rows, int num_ranges) {
 
 absl::Status LaunchJoin(const LogProbJob& job, const LogProbParts& parts, const Stream& stream) {
   const int64_t threads = job.args.num_rows * 32;
-  const auto blocks = static_cast<unsigned>((threads + kJoinThreads - 1) / kJoinThreads);
+  const auto blocks = static_cast<unsigned>(CeilDiv(threads, kJoinThreads));
   return Launch(JoinLogProbs, {.blocks = dim3(blocks), .threads = dim3(kJoinThreads)}, stream, job,
                 parts);
 }

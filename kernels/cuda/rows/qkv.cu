@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/base/round_up.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -289,9 +290,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
 // Launches `kernel` on tasks of so many heads, groups of which make a warp.
 absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv_per_task,
                          int groups, QkvParams params, const Stream& stream) {
-  const auto count = [](int64_t n, int64_t unit) {
-    return static_cast<int32_t>((n + unit - 1) / unit);
-  };
+  const auto count = [](int64_t n, int64_t unit) { return static_cast<int32_t>(CeilDiv(n, unit)); };
   const int64_t rows = params.sequences.num_rows;
   params.query_tasks = count(params.heads, queries_per_task);
   params.kv_tasks = count(params.kv.kv_heads, kv_per_task);

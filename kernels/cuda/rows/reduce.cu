@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "common/base/rank_count.h"
+#include "common/base/round_up.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/alignment.h"
@@ -86,7 +87,7 @@ absl::Status LaunchRanks(const ReduceArgs& args, const Stream& stream) {
     aligned = aligned && Aligned16(args.partials[r]);
   }
   const auto grid_of = [&args](int64_t elements_of_block) {
-    const int64_t blocks = (args.end - args.begin + elements_of_block - 1) / elements_of_block;
+    const int64_t blocks = CeilDiv(args.end - args.begin, elements_of_block);
     return Grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
   };
   if (args.mode != NumericsMode::kTree) {

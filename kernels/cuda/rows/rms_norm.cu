@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/alignment.h"
@@ -223,9 +224,9 @@ absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum& sum, const Stream
   }
   constexpr unsigned kLeastWarps = 4;  // of a block
   constexpr int64_t columns_of_warp = kChunk * Sum::kVectors;
-  const auto warps = static_cast<unsigned>((args.hidden + columns_of_warp - 1) / columns_of_warp);
+  const auto warps = static_cast<unsigned>(CeilDiv(args.hidden, columns_of_warp));
   const unsigned rows = std::max(1u, kLeastWarps / warps);
-  const Grid grid = {.blocks = dim3(static_cast<unsigned>((args.rows + rows - 1) / rows)),
+  const Grid grid = {.blocks = dim3(static_cast<unsigned>(CeilDiv(args.rows, rows))),
                      .threads = dim3(kWarp, warps, rows)};
   return Launch(RmsNormKernel<Sum>, grid, stream, args, sum);
 }

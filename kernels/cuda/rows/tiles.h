@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/base/round_up.h"
 #include "kernels/cuda/device/launch.h"
 
 namespace isobit::cuda {
@@ -26,11 +27,11 @@ struct RowTile {
 // Rows of `words` words (16 bytes, or one element), of which a thread handles `per_thread`.
 inline Grid TileRows(int64_t rows, int64_t words, int per_thread, unsigned* tiles) {
   const int64_t whole = int64_t{kMaxTileThreads} * per_thread;
-  const int64_t count = (words + whole - 1) / whole;
-  const int64_t threads = ((words + count * per_thread - 1) / (count * per_thread) + 31) / 32 * 32;
+  const int64_t count = CeilDiv(words, whole);
+  const int64_t threads = RoundUp(CeilDiv(words, count * per_thread), 32);
   const int64_t rows_of_block = count > 1 ? 1 : std::max<int64_t>(1, kFewTileThreads / threads);
   *tiles = static_cast<unsigned>(count);
-  return {.blocks = dim3(static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block * count)),
+  return {.blocks = dim3(static_cast<unsigned>(CeilDiv(rows, rows_of_block) * count)),
           .threads = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows_of_block))};
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/rows/rows.h"
@@ -46,7 +47,7 @@ absl::Status LaunchAddBias(const LinearArgs& args, T* y, int64_t ldy, const Stre
   if (args.bias == nullptr) return absl::OkStatus();
   const int64_t n = args.weight.shape.n;
   const Grid grid{.blocks = dim3(static_cast<unsigned>(args.m),
-                                 static_cast<unsigned>((n + kBiasThreads - 1) / kBiasThreads)),
+                                 static_cast<unsigned>(CeilDiv(n, kBiasThreads))),
                   .threads = dim3(kBiasThreads)};
   return Launch(AddBias<T>, grid, stream, y, ldy, n, args.bias);
 }
