@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/decode_cluster.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/device/tensor_map.h"
 
 namespace isobit::cuda {
@@ -18,9 +19,9 @@ constexpr int kMaxFoldThreads = 256;
 constexpr int kFewSplits = 8;          // up to which FoldFew is faster
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
-// Clusters that an H200 holds at once, two blocks to a multiprocessor; and the items up to which
-// they are faster than teams, measured: more for the fewest groups of query rows.
-constexpr int64_t kClustersAtOnce = 66;
+// Clusters of four blocks that the card holds at once, two blocks to a multiprocessor; and the
+// items up to which they are faster than teams, measured: more for the fewest groups of query rows.
+constexpr int64_t kClustersAtOnce = kH200.multiprocessors * 2 / 4;
 constexpr int64_t kMostItems = 48;
 constexpr int64_t kFewGroups = 2;
 constexpr int64_t kMostItemsOfFewGroups = 160;

@@ -13,6 +13,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/device_sequences.h"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
@@ -73,7 +74,7 @@ struct PrefillShape {
   static constexpr int kTotalBytes = kSharedTotals * 128 * 4;  // of one consumer
   static constexpr int kBarriers = kTotals + kConsumers * kTotalBytes;
   static constexpr int kSharedBytes = kBarriers + (4 * kStages + 1) * 8;
-  static_assert(kSharedBytes <= 227 * 1024);
+  static_assert(kSharedBytes <= kH200.block_shared_bytes);
 };
 
 // A value that a warp's lanes share, so that the compiler knows it.

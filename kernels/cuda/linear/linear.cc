@@ -29,14 +29,14 @@ bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n
 absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  return Launch(ChooseLinear(args.weight.shape, args.m, mappable), args, stream);
+  return Launch(ChooseLinear(kH200, args.weight.shape, args.m, mappable), args, stream);
 }
 
 absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,
                             const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  ISOBIT_RETURN_IF_ERROR(CheckSchedule(schedule, args.weight.shape, mappable));
+  ISOBIT_RETURN_IF_ERROR(CheckSchedule(kH200, schedule, args.weight.shape, mappable));
   return Launch(schedule, args, stream);
 }
 

@@ -1,4 +1,4 @@
-// The schedule table, measured on an H200. Blocks of 132 multiprocessors are meant to be equally
+// The schedule table, measured on an H200. Blocks of its multiprocessors are meant to be equally
 // loaded, with as many bytes in flight as shared memory holds. What streams up to 16 rows is fitted
 // to whole decode steps, where other kernels come before and after: in a chain of equal layers a
 // block that leaves room for the next one's looks better than it is.
@@ -16,10 +16,7 @@
 namespace isobit::cuda {
 namespace {
 
-constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, and of a multiprocessor's blocks
-constexpr int64_t kReservedBytes = 1024;      // by the system, for each block
-constexpr int64_t kMaxStreamRows = 64;        // beyond, tiles are faster
+constexpr int64_t kMaxStreamRows = 64;  // beyond, tiles are faster
 
 // Stages of 128 columns that a block's leaves have.
 int64_t StagesOf(const LinearShape& shape, int leaves) {
@@ -44,25 +41,28 @@ int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes,
 // two would crowd onto a multiprocessor that the kernel before leaves first, and a long pass would
 // wait for them: each takes more than half of the shared memory, so that they spread, and leaves
 // the rest to blocks of the next kernel, which then fetch their weights early.
-int StagesAlone(StreamSchedule schedule, const LinearShape& shape, int64_t used) {
-  schedule.stages = FillStages(schedule, shape, kSharedBytes * 5 / 8 - kReservedBytes, used);
-  while (StreamSharedBytes(schedule, shape) <= kSharedBytes / 2) ++schedule.stages;
+int StagesAlone(const DeviceTraits& card, StreamSchedule schedule, const LinearShape& shape,
+                int64_t used) {
+  const int64_t bytes = card.block_shared_bytes * 5 / 8 - card.reserved_shared_bytes;
+  schedule.stages = FillStages(schedule, shape, bytes, used);
+  while (StreamSharedBytes(schedule, shape) <= card.block_shared_bytes / 2) ++schedule.stages;
   return schedule.stages;
 }
 
 // Shared memory of a block that has its multiprocessor to itself for a pass of `used` stages. A
 // half leaves room for a block of the next kernel, which then fetches its weights early; the longer
 // the pass and the more of x it reads, the more bytes in flight pay instead.
-int64_t BytesOfOne(int columns, int64_t used) {
-  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return kSharedBytes / 2;
-  return columns == 32 || used <= 32 ? kSharedBytes * 3 / 4 : kSharedBytes;
+int64_t BytesOfOne(const DeviceTraits& card, int columns, int64_t used) {
+  const int64_t all = card.block_shared_bytes;
+  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return all / 2;
+  return columns == 32 || used <= 32 ? all * 3 / 4 : all;
 }
 
 // Every block has all leaves and an equal share of the rows: no sums are exchanged.
-StreamSchedule Whole(const LinearShape& shape, int columns) {
+StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int columns) {
   StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
   const int64_t groups = CeilDiv(PackedRows(shape), 16);
-  const int64_t rows_each = groups * 16 / kMultiprocessors;
+  const int64_t rows_each = groups * 16 / card.multiprocessors;
   // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
   // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
   int64_t each = 1;
@@ -74,17 +74,17 @@ StreamSchedule Whole(const LinearShape& shape, int columns) {
                          (columns == 32 && rows_each >= 200);
   const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
   if (wide) each = 1;
-  schedule.blocks = static_cast<int>(kMultiprocessors * each);
+  schedule.blocks = static_cast<int>(card.multiprocessors * each);
   // Passes of equal length.
-  const int64_t share = CeilDiv(groups, kMultiprocessors * each);
+  const int64_t share = CeilDiv(groups, card.multiprocessors * each);
   const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
   const int64_t used = passes * StagesOf(shape, shape.num_leaves);
   const bool one = each == 1 && share * 16 <= kTileRows;
-  const int64_t bytes = one ? BytesOfOne(columns, used) : kSharedBytes / each;
+  const int64_t bytes = one ? BytesOfOne(card, columns, used) : card.block_shared_bytes / each;
   schedule.stages = one && columns <= 16 && used > 8
-                        ? StagesAlone(schedule, shape, used)
-                        : FillStages(schedule, shape, bytes - kReservedBytes, used);
+                        ? StagesAlone(card, schedule, shape, used)
+                        : FillStages(schedule, shape, bytes - card.reserved_shared_bytes, used);
   return schedule;
 }
 
@@ -98,27 +98,28 @@ int MostStages(const LinearShape& shape, int columns, int64_t used) {
 }
 
 // Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
-StreamSchedule Split(const LinearShape& shape, int columns, int leaves) {
+StreamSchedule Split(const DeviceTraits& card, const LinearShape& shape, int columns, int leaves) {
   StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
   const int64_t used = StagesOf(shape, leaves);
-  if (blocks > kMultiprocessors || (columns == 64 && used <= 8)) {
+  if (blocks > card.multiprocessors || (columns == 64 && used <= 8)) {
     schedule.stages =
         static_cast<int>(std::clamp<int64_t>(used, 2, MostStages(shape, columns, used)));
     return schedule;
   }
   if (columns <= 16 && used > 8 && used <= 16) {
-    schedule.stages = StagesAlone(schedule, shape, used);
+    schedule.stages = StagesAlone(card, schedule, shape, used);
     return schedule;
   }
-  const int64_t bytes = columns <= 16 && used <= 8 ? kSharedBytes / 2 : kSharedBytes;
-  schedule.stages = FillStages(schedule, shape, bytes - kReservedBytes, used);
+  const int64_t all = card.block_shared_bytes;
+  const int64_t bytes = columns <= 16 && used <= 8 ? all / 2 : all;
+  schedule.stages = FillStages(schedule, shape, bytes - card.reserved_shared_bytes, used);
   return schedule;
 }
 
-StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
+StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, int64_t m) {
   const int columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
-  const int64_t rows_each = PackedRows(shape) / kMultiprocessors;
+  const int64_t rows_each = PackedRows(shape) / card.multiprocessors;
   const int64_t tiles = NumTiles(shape);
   const bool tree = shape.sum == contract::LeafSum::kTree;
   // All leaves in a block if there are rows enough for every multiprocessor; or, of a chain, so few
@@ -128,7 +129,7 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
   const bool enough_rows =
       rows_each >= (short_pass ? 64 : 35) && !(tree && columns == 32 && shape.k <= 2048);
   const bool few_columns = columns > 16 && !tree && shape.k <= 1024 && tiles >= 48;
-  if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(shape, columns);
+  if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(card, shape, columns);
   // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
   // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
   const bool short_leaves = shape.bounds[1] <= 128;
@@ -137,23 +138,23 @@ StreamSchedule ChooseStream(const LinearShape& shape, int64_t m) {
                                                          : 64;
   int leaves = shape.num_leaves / 2;
   while (leaves > 1 && tiles * (shape.num_leaves / leaves) < wanted) leaves /= 2;
-  return Split(shape, columns, leaves);
+  return Split(card, shape, columns, leaves);
 }
 
 // The head of a vocabulary: a tile of 144 rows of the weight for every multiprocessor at least.
-bool IsHead(const LinearShape& shape) {
+bool IsHead(const DeviceTraits& card, const LinearShape& shape) {
   return shape.sum == contract::LeafSum::kChain && !shape.gated &&
-         shape.n > 143 * kMultiprocessors && BlocksOf(shape).uniform;
+         shape.n > 143 * card.multiprocessors && BlocksOf(shape).uniform;
 }
 
 // Of 33 to 64 rows.
-LinearSchedule ChooseMiddle(const LinearShape& shape) {
+LinearSchedule ChooseMiddle(const DeviceTraits& card, const LinearShape& shape) {
   LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
-  if (IsHead(shape)) {
+  if (IsHead(card, shape)) {
     schedule.tile = {.rows = 64, .columns = 144, .split = 1};
   } else {
     schedule.kind = LinearSchedule::Kind::kStream;
-    schedule.stream = ChooseStream(shape, kMaxStreamRows);
+    schedule.stream = ChooseStream(card, shape, kMaxStreamRows);
   }
   return schedule;
 }
@@ -168,22 +169,23 @@ bool WholeSteps(const LinearShape& shape) {
   return true;
 }
 
-LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable) {
+LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                            bool mappable) {
   LinearSchedule schedule;
   if (!mappable || shape.k == 0 || !WholeSteps(shape)) return schedule;
   if (m > kMaxStreamRows) {
     schedule.kind = LinearSchedule::Kind::kTile;
-    schedule.tile = ChooseTile(shape, m);
+    schedule.tile = ChooseTile(card, shape, m);
     return schedule;
   }
-  if (m > 32) return ChooseMiddle(shape);
+  if (m > 32) return ChooseMiddle(card, shape);
   schedule.kind = LinearSchedule::Kind::kStream;
-  schedule.stream = ChooseStream(shape, m);
+  schedule.stream = ChooseStream(card, shape, m);
   return schedule;
 }
 
-absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape,
-                           bool mappable) {
+absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,
+                           const LinearShape& shape, bool mappable) {
   if (schedule.kind == LinearSchedule::Kind::kGeneral) return absl::OkStatus();
   const auto refuse = [&](const char* why) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(schedule), ": ", why));
@@ -206,7 +208,7 @@ absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& sh
   if (stream.leaves < 1 || shape.num_leaves % stream.leaves != 0) return refuse("leaves");
   if (stream.leaves == shape.num_leaves && stream.blocks < 1) return refuse("blocks");
   if (stream.stages < 2) return refuse("stages");
-  if (StreamSharedBytes(stream, shape) > kSharedBytes) return refuse("shared memory");
+  if (StreamSharedBytes(stream, shape) > card.block_shared_bytes) return refuse("shared memory");
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/ops.h"
 
@@ -35,12 +36,14 @@ struct LinearSchedule {
   TileSchedule tile = {};  // for many rows
 };
 
-// The schedule of a layer; a pure function of the shape and the rows of x. `mappable`: x can have a
-// tensor map (device/tensor_map.h).
-LinearSchedule ChooseLinear(const LinearShape& shape, int64_t m, bool mappable);
+// The schedule of a layer; a pure function of the card, the shape and the rows of x. `mappable`: x
+// can have a tensor map (device/tensor_map.h).
+LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                            bool mappable);
 
 // Whether a schedule can compute a layer. INVALID_ARGUMENT says why not.
-absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape, bool mappable);
+absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,
+                           const LinearShape& shape, bool mappable);
 
 // Whether every leaf but the last is a multiple of 16 columns wide: no k16 step then has columns of
 // two leaves.

@@ -35,11 +35,11 @@ LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
 
 }  // namespace
 
-TileSchedule ChooseTile(const LinearShape& shape, int64_t m) {
+TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m) {
   TileSchedule best;
   double best_time = std::numeric_limits<double>::infinity();
   for (const TileSchedule& schedule : TileSchedules(shape)) {
-    const double time = ExpectedTime(shape, m, schedule);
+    const double time = ExpectedTime(card, shape, m, schedule);
     if (time < best_time) {
       best = schedule;
       best_time = time;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
 
@@ -30,7 +31,7 @@ struct TileSchedule {
 std::vector<TileSchedule> TileSchedules(const LinearShape& shape);
 
 // The one of them expected to be fastest for m rows; they are not empty.
-TileSchedule ChooseTile(const LinearShape& shape, int64_t m);
+TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m);
 
 // LaunchLinear (linear.h) by one of them. INVALID_ARGUMENT: not one of them, or x cannot have a
 // tensor map (device/tensor_map.h). INTERNAL: CUDA refused.

@@ -2,6 +2,7 @@
 #include "kernels/cuda/linear/tile_cost.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,9 +11,6 @@
 
 namespace isobit::cuda {
 namespace {
-
-constexpr double kMultiprocessors = 132;
-constexpr double kWeightBytes = 4.3e6;  // from memory in a microsecond
 
 // Microseconds. Tiles are computed in waves, as many at once as the machine holds.
 struct TileCost {
@@ -55,36 +53,26 @@ constexpr TileCost kCosts[] = {
     {{128, 160, 2}, true, 3.64, 4.21, 0.350, 0.167, 0.000},
 };
 
-// Tiles at once. Clusters do not straddle the groups of up to 18 multiprocessors that an H200 has.
-int64_t TilesAtOnce(const TileSchedule& schedule) {
-  switch (schedule.split) {
-    case 1:
-      return 132;
-    case 2:
-      return 64;
-    case 4:
-      return 30;
-    default:
-      return 15;
-  }
-}
-
 }  // namespace
 
-double ExpectedTime(const LinearShape& shape, int64_t m, const TileSchedule& schedule) {
+double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                    const TileSchedule& schedule) {
   const bool tree =
       shape.sum == contract::LeafSum::kTree && (schedule.split > 1 || shape.num_leaves > 2);
   const auto* const cost = std::ranges::find_if(
       kCosts, [&](const TileCost& c) { return c.schedule == schedule && c.tree == tree; });
   if (cost == std::end(kCosts)) return std::numeric_limits<double>::infinity();
   const int64_t tiles = CeilDiv(m, schedule.rows) * CeilDiv(PackedRows(shape), schedule.columns);
-  const auto waves = static_cast<double>(CeilDiv(tiles, TilesAtOnce(schedule)));
+  const int64_t at_once =
+      card.clusters_at_once[std::countr_zero(static_cast<unsigned>(schedule.split))];
+  const auto waves = static_cast<double>(CeilDiv(tiles, at_once));
   const double blocks = static_cast<double>(BlocksOf(shape).num_blocks()) / schedule.split;
-  const double busy = static_cast<double>(tiles * schedule.split) / kMultiprocessors;
+  const double busy =
+      static_cast<double>(tiles * schedule.split) / static_cast<double>(card.multiprocessors);
   const double multiply = cost->first + cost->more * (waves - 1) +
                           blocks * (cost->block * waves + cost->busy * busy) +
                           cost->leaf * waves * shape.num_leaves / schedule.split;
-  const double load = static_cast<double>(PackedLinearBytes(shape)) / kWeightBytes;
+  const double load = static_cast<double>(PackedLinearBytes(shape)) / card.memory_bytes_per_us;
   // The two overlap, the less the more alike they are.
   return std::sqrt(std::hypot(multiply * multiply, load * load));
 }

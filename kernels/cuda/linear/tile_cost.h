@@ -5,13 +5,16 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
 
-// Microseconds on an H200 for m rows; infinite for a schedule that was not measured.
-double ExpectedTime(const LinearShape& shape, int64_t m, const TileSchedule& schedule);
+// Microseconds for m rows, by times of tiles on an H200; infinite for a schedule that was not
+// measured.
+double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                    const TileSchedule& schedule);
 
 }  // namespace isobit::cuda
 

@@ -12,6 +12,7 @@
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/log_probs/kernels.h"
 #include "kernels/cuda/log_probs/row.cuh"
 
@@ -19,8 +20,9 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
-constexpr size_t kBlockBytes = (228 / kBlocksPerSm - 1) * 1024;  // shared memory that each can have
-constexpr int kCopyAlignment = 128;                              // bytes
+// Shared memory that each can have.
+constexpr size_t kBlockBytes = kH200.shared_bytes / kBlocksPerSm - kH200.reserved_shared_bytes;
+constexpr int kCopyAlignment = 128;  // bytes
 constexpr int kSlot = kChunk + kCopyAlignment / static_cast<int>(sizeof(float));
 constexpr size_t kSlotBytes = kSlot * sizeof(float);
 constexpr int kFetchThreads = 32;

@@ -218,7 +218,7 @@ bool Usable(const LinearSchedule& schedule, const LinearShape& shape, bool mappa
   const bool clusters =
       (schedule.kind == Kind::kStream && schedule.stream.leaves < shape.num_leaves) ||
       (schedule.kind == Kind::kTile && schedule.tile.split > 1);
-  return CheckSchedule(schedule, shape, mappable).ok() && !(clusters && WithoutClusters());
+  return CheckSchedule(kH200, schedule, shape, mappable).ok() && !(clusters && WithoutClusters());
 }
 
 std::vector<LinearSchedule> Tiles(const LinearShape& shape, bool mappable) {
@@ -271,7 +271,7 @@ std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool 
   const std::vector<LinearSchedule> tiles =
       Thinned(Tiles(shape, mappable), wanted == 0 ? 0 : 1, random);
   all.insert(all.end(), tiles.begin(), tiles.end());
-  all.push_back(ChooseLinear(shape, m, mappable));
+  all.push_back(ChooseLinear(kH200, shape, m, mappable));
   if (unusable(all.back())) all.pop_back();
   return all;
 }

@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/linear/stream_plan.h"
 
 namespace isobit::cuda {
@@ -30,8 +31,8 @@ TEST(LinearScheduleTest, EveryChoiceIsValid) {
                                         sum == LeafSum::kTree ? size : 1, sum);
             shape.gated = gated;
             for (const int64_t m : {1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 1000, 8192}) {
-              const LinearSchedule schedule = ChooseLinear(shape, m, true);
-              EXPECT_TRUE(CheckSchedule(schedule, shape, true).ok())
+              const LinearSchedule schedule = ChooseLinear(kH200, shape, m, true);
+              EXPECT_TRUE(CheckSchedule(kH200, schedule, shape, true).ok())
                   << Describe(schedule) << ", n " << n << ", k " << k << ", m " << m;
               EXPECT_EQ(schedule.kind == LinearSchedule::Kind::kGeneral, shape.k == 0);
             }
@@ -42,58 +43,74 @@ TEST(LinearScheduleTest, EveryChoiceIsValid) {
   }
 }
 
+// Blocks that have all leaves are one, two or three for each of the card's multiprocessors.
+TEST(LinearScheduleTest, BlocksFollowTheCard) {
+  const LinearShape shape = ShapeOf(24576, contract::PlanColumns(4096), 1, LeafSum::kChain);
+  DeviceTraits smaller = kH200;
+  smaller.multiprocessors = 114;
+  for (const DeviceTraits& card : {kH200, smaller}) {
+    for (const int64_t m : {1, 8, 16, 32}) {
+      const LinearSchedule schedule = ChooseLinear(card, shape, m, true);
+      ASSERT_EQ(schedule.kind, LinearSchedule::Kind::kStream);
+      EXPECT_TRUE(CheckSchedule(card, schedule, shape, true).ok()) << Describe(schedule);
+      EXPECT_GT(schedule.stream.blocks, 0) << Describe(schedule);
+      EXPECT_EQ(schedule.stream.blocks % card.multiprocessors, 0) << Describe(schedule);
+    }
+  }
+}
+
 // Of an 8B model at TP 4, up to 8 rows: down_proj's blocks, no more than the multiprocessors,
 // cannot share one, and a block of gate_up_proj before them fits beside one.
 TEST(LinearScheduleTest, LongPassesOfFewRowsSpreadBesideOthers) {
   LinearShape gate_up = ShapeOf(6144, contract::PlanColumns(4096), 1, LeafSum::kChain);
   gate_up.gated = true;
   const LinearShape down = ShapeOf(4096, contract::PlanColumns(12288), 4, LeafSum::kTree);
-  constexpr int64_t kOfMultiprocessor = 228 * 1024;
-  constexpr int64_t kReserved = 1024;
   for (const int64_t m : {1, 8}) {
-    const LinearSchedule first = ChooseLinear(gate_up, m, true);
-    const LinearSchedule second = ChooseLinear(down, m, true);
+    const LinearSchedule first = ChooseLinear(kH200, gate_up, m, true);
+    const LinearSchedule second = ChooseLinear(kH200, down, m, true);
     ASSERT_EQ(first.kind, LinearSchedule::Kind::kStream);
     ASSERT_EQ(second.kind, LinearSchedule::Kind::kStream);
-    const int64_t first_bytes = StreamSharedBytes(first.stream, gate_up) + kReserved;
-    const int64_t second_bytes = StreamSharedBytes(second.stream, down) + kReserved;
-    EXPECT_GT(2 * second_bytes, kOfMultiprocessor) << Describe(second);
-    EXPECT_LE(first_bytes + second_bytes, kOfMultiprocessor)
+    const int64_t first_bytes =
+        StreamSharedBytes(first.stream, gate_up) + kH200.reserved_shared_bytes;
+    const int64_t second_bytes =
+        StreamSharedBytes(second.stream, down) + kH200.reserved_shared_bytes;
+    EXPECT_GT(2 * second_bytes, kH200.shared_bytes) << Describe(second);
+    EXPECT_LE(first_bytes + second_bytes, kH200.shared_bytes)
         << Describe(first) << ", " << Describe(second);
   }
 }
 
 TEST(LinearScheduleTest, WhatHasNoTensorMapIsGeneral) {
   const LinearShape shape = ShapeOf(64, contract::PlanColumns(1024), 1, LeafSum::kChain);
-  EXPECT_EQ(ChooseLinear(shape, 1, false).kind, LinearSchedule::Kind::kGeneral);
-  EXPECT_FALSE(CheckSchedule(ChooseLinear(shape, 1, true), shape, false).ok());
+  EXPECT_EQ(ChooseLinear(kH200, shape, 1, false).kind, LinearSchedule::Kind::kGeneral);
+  EXPECT_FALSE(CheckSchedule(kH200, ChooseLinear(kH200, shape, 1, true), shape, false).ok());
 }
 
 TEST(LinearScheduleTest, LeavesThatEndInsideAStepAreGeneral) {
   const LinearShape ragged = ShapeOf(64, contract::PlanGroups(9, 24), 1, LeafSum::kTree);
   EXPECT_FALSE(WholeSteps(ragged));
-  EXPECT_EQ(ChooseLinear(ragged, 1, true).kind, LinearSchedule::Kind::kGeneral);
+  EXPECT_EQ(ChooseLinear(kH200, ragged, 1, true).kind, LinearSchedule::Kind::kGeneral);
   // Only the last leaf may be ragged: x reads as +0 beyond its columns.
   const LinearShape last = ShapeOf(64, contract::PlanColumns(1000), 1, LeafSum::kChain);
   EXPECT_TRUE(WholeSteps(last));
-  EXPECT_EQ(ChooseLinear(last, 1, true).kind, LinearSchedule::Kind::kStream);
+  EXPECT_EQ(ChooseLinear(kH200, last, 1, true).kind, LinearSchedule::Kind::kStream);
 }
 
 TEST(LinearScheduleTest, RefusesWhatCannotRun) {
   const LinearShape shape = ShapeOf(64, contract::PlanColumns(1024), 1, LeafSum::kChain);
-  const LinearSchedule good = ChooseLinear(shape, 1, true);
+  const LinearSchedule good = ChooseLinear(kH200, shape, 1, true);
   LinearSchedule bad = good;
   bad.stream.columns = 12;
-  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
   bad = good;
   bad.stream.rows = 24;
-  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
   bad = good;
   bad.stream.leaves = 3;
-  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
   bad = good;
   bad.stream.stages = 200;
-  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
 }
 
 }  // namespace
