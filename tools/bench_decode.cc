@@ -266,8 +266,9 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
                                                .make_rank = MakeCudaRank(ranks)},
                                               most, std::max(prefill_rows, most)));
   const Clock::time_point load = Clock::now();
-  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights, StageWeights(LoadFormat::kDummy, {}, root,
-                                                              kBenchModel, "", config, *runner));
+  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights, StageWeights(
+                                                     LoadFormat::kDummy, {}, root, kBenchModel, "",
+                                                     config, [] { return false; }, *runner));
   ISOBIT_RETURN_IF_ERROR(runner->Serve(weights));
   absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
                tp_size, SecondsSince(load));

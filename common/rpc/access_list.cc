@@ -73,7 +73,7 @@ absl::StatusOr<RoleSet> RolesOf(const std::vector<std::string>& names, const std
   if (names.empty()) return Expected(where, "at least one role");
   RoleSet roles;
   for (const std::string& name : names) {
-    const std::optional<Role> role = RoleOfName(name);
+    const std::optional<CallerRole> role = RoleOfName(name);
     if (!role) {
       return Expected(where,
                       absl::StrCat("generate, score, compare, watch or admin, got ", Quoted(name)));

@@ -190,7 +190,7 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
     }
   }
   const bool is_here =
-      listener == Listener::kAdmin ? needed.Has(Role::kAdmin) : !IsAdminMethod(facts.method);
+      listener == Listener::kAdmin ? needed.Has(CallerRole::kAdmin) : !IsAdminMethod(facts.method);
   if (refusal.ok() && options_.has_admin_port && !is_here) {
     refusal = WrongPort(facts.method, listener);
   }
@@ -206,7 +206,7 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
 
 CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const {
   Call call;
-  RoleSet roles(Role::kAdmin, Role::kWatch);
+  RoleSet roles(CallerRole::kAdmin, CallerRole::kWatch);
   call.client = isobit::ClientOf(context);
   if (options_.access != nullptr) {
     // The check has let it through, but the file may have changed since: then it may nothing more.
@@ -216,9 +216,9 @@ CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const 
     roles = caller.ok() ? (*caller)->roles : RoleSet();
     if (caller.ok()) call.client = (*caller)->name;
   }
-  call.sees_paths = roles.HasAnyOf(RoleSet(Role::kWatch, Role::kAdmin));
-  if (!roles.Has(Role::kAdmin)) {
-    call.admin = LacksRole(call.client, RoleSet(Role::kAdmin), "this");
+  call.sees_paths = roles.HasAnyOf(RoleSet(CallerRole::kWatch, CallerRole::kAdmin));
+  if (!roles.Has(CallerRole::kAdmin)) {
+    call.admin = LacksRole(call.client, RoleSet(CallerRole::kAdmin), "this");
   } else if (options_.has_admin_port && !HeaderOf(context, kMarkHeader)) {
     call.admin = WrongPort("this", Listener::kMain);
   }

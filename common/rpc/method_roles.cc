@@ -20,24 +20,24 @@ struct Row {
   RoleSet roles;
 };
 
-constexpr RoleSet kAdmin(Role::kAdmin);
-constexpr RoleSet kLook(Role::kWatch, Role::kAdmin);
+constexpr RoleSet kAdmin(CallerRole::kAdmin);
+constexpr RoleSet kLook(CallerRole::kWatch, CallerRole::kAdmin);
 
 // INVARIANT: every method of every service of ours has a row (MethodRolesTest.EveryMethodHasARole).
 constexpr Row kRows[] = {
-    {"/isobit.v1.RolloutService/Generate", RoleSet(Role::kGenerate)},
+    {"/isobit.v1.RolloutService/Generate", RoleSet(CallerRole::kGenerate)},
     // Of one's own requests; of others' or of all, admin alone (RolloutService::Abort).
-    {"/isobit.v1.RolloutService/Abort", RoleSet(Role::kGenerate, Role::kAdmin)},
+    {"/isobit.v1.RolloutService/Abort", RoleSet(CallerRole::kGenerate, CallerRole::kAdmin)},
     {"/isobit.v1.RolloutService/PauseGeneration", kAdmin},
     {"/isobit.v1.RolloutService/ContinueGeneration", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
     {"/isobit.v1.RolloutService/GetLoad", kLook},
-    {"/isobit.v1.ScorerService/Score", RoleSet(Role::kScore)},
+    {"/isobit.v1.ScorerService/Score", RoleSet(CallerRole::kScore)},
     {"/isobit.v1.ScorerService/UpdateWeights", kAdmin},
     {"/isobit.v1.ScorerService/GetServerInfo", kLook},
-    {"/isobit.v1.ComparatorService/Compare", RoleSet(Role::kCompare)},
-    {"/isobit.v1.ComparatorService/Record", RoleSet(Role::kCompare)},
+    {"/isobit.v1.ComparatorService/Compare", RoleSet(CallerRole::kCompare)},
+    {"/isobit.v1.ComparatorService/Record", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.ComparatorService/Watch", kLook},
     {"/isobit.v1.ComparatorService/GetServerInfo", kLook},
     {"/isobit.v1.ShardGroupService/Join", kAdmin},
@@ -46,18 +46,18 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-const char* RoleName(Role role) { return kRoleNames[static_cast<size_t>(role)]; }
+const char* RoleName(CallerRole role) { return kRoleNames[static_cast<size_t>(role)]; }
 
-std::optional<Role> RoleOfName(absl::string_view name) {
+std::optional<CallerRole> RoleOfName(absl::string_view name) {
   const auto found = std::find(kRoleNames.begin(), kRoleNames.end(), name);
   if (found == kRoleNames.end()) return std::nullopt;
-  return static_cast<Role>(found - kRoleNames.begin());
+  return static_cast<CallerRole>(found - kRoleNames.begin());
 }
 
 std::string RoleSet::Names() const {
   std::vector<const char*> names;
   for (size_t i = 0; i < kRoleNames.size(); ++i) {
-    if (Has(static_cast<Role>(i))) names.push_back(kRoleNames[i]);
+    if (Has(static_cast<CallerRole>(i))) names.push_back(kRoleNames[i]);
   }
   return absl::StrJoin(names, " or ");
 }

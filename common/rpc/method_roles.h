@@ -10,11 +10,11 @@
 namespace isobit {
 
 // What a client may be allowed to do. No role holds another.
-enum class Role { kGenerate, kScore, kCompare, kWatch, kAdmin };
+enum class CallerRole { kGenerate, kScore, kCompare, kWatch, kAdmin };
 
 // "generate", "score", "compare", "watch", "admin".
-const char* RoleName(Role role);
-std::optional<Role> RoleOfName(absl::string_view name);
+const char* RoleName(CallerRole role);
+std::optional<CallerRole> RoleOfName(absl::string_view name);
 
 // Any number of roles.
 class RoleSet {
@@ -23,15 +23,15 @@ class RoleSet {
   template <class... Roles>
   explicit constexpr RoleSet(Roles... roles) : bits_((Bit(roles) | ... | 0u)) {}
 
-  constexpr void Add(Role role) { bits_ |= Bit(role); }
-  constexpr bool Has(Role role) const { return (bits_ & Bit(role)) != 0; }
+  constexpr void Add(CallerRole role) { bits_ |= Bit(role); }
+  constexpr bool Has(CallerRole role) const { return (bits_ & Bit(role)) != 0; }
   constexpr bool HasAnyOf(RoleSet other) const { return (bits_ & other.bits_) != 0; }
   constexpr bool operator==(const RoleSet&) const = default;
   // Their names with " or " between them.
   std::string Names() const;
 
  private:
-  static constexpr unsigned Bit(Role role) { return 1u << static_cast<unsigned>(role); }
+  static constexpr unsigned Bit(CallerRole role) { return 1u << static_cast<unsigned>(role); }
   unsigned bits_ = 0;
 };
 

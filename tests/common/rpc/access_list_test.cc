@@ -39,14 +39,14 @@ TEST(AccessListTest, FindsClientsByTokenAndByCertificate) {
           "access.json"));
   ASSERT_NE(list.ByToken("t0ken"), nullptr);
   EXPECT_EQ(list.ByToken("t0ken")->name, "trainer");
-  EXPECT_EQ(list.ByToken("t0ken")->roles, RoleSet(Role::kScore));
+  EXPECT_EQ(list.ByToken("t0ken")->roles, RoleSet(CallerRole::kScore));
   for (const char* wrong : {"", "t0keN", "t0ken ", "t0ke", "t0kent0ken"}) {
     EXPECT_EQ(list.ByToken(wrong), nullptr) << wrong;
   }
   EXPECT_EQ(list.ByToken(Hash("t0ken")), nullptr) << "who reads the file has no token";
   const AccessClient* const ops = list.ByCertificate({"x", "spiffe://cluster/ops"});
   ASSERT_NE(ops, nullptr);
-  EXPECT_EQ(ops->roles, RoleSet(Role::kAdmin, Role::kWatch));
+  EXPECT_EQ(ops->roles, RoleSet(CallerRole::kAdmin, CallerRole::kWatch));
   EXPECT_EQ(list.ByCertificate({"ops"}), nullptr);
   EXPECT_EQ(list.ByCertificate({}), nullptr);
   EXPECT_EQ(list.ByCertificate({"trainer"}), nullptr) << "a name alone is no certificate";
@@ -116,7 +116,7 @@ TEST(AccessListTest, NoMutationOfAFileBreaksTheParserOrMakesAnAdmin) {
     if (!list.ok()) continue;
     ++accepted;
     const AccessClient* const one = list->ByToken("1");
-    EXPECT_FALSE(one != nullptr && one->roles.Has(Role::kAdmin)) << text;
+    EXPECT_FALSE(one != nullptr && one->roles.Has(CallerRole::kAdmin)) << text;
   }
   EXPECT_GT(accepted, 0);
 }

@@ -86,12 +86,12 @@ TEST(MethodRolesTest, UnknownMethodsHaveNoRoleAndHealthIsOpen) {
 }
 
 TEST(MethodRolesTest, NamesOfRoles) {
-  for (const Role role :
-       {Role::kGenerate, Role::kScore, Role::kCompare, Role::kWatch, Role::kAdmin}) {
+  for (const CallerRole role : {CallerRole::kGenerate, CallerRole::kScore, CallerRole::kCompare,
+                                CallerRole::kWatch, CallerRole::kAdmin}) {
     EXPECT_EQ(RoleOfName(RoleName(role)), role);
   }
   EXPECT_EQ(RoleOfName("root"), std::nullopt);
-  EXPECT_EQ(RoleSet(Role::kAdmin, Role::kGenerate).Names(), "generate or admin");
+  EXPECT_EQ(RoleSet(CallerRole::kAdmin, CallerRole::kGenerate).Names(), "generate or admin");
 }
 
 }  // namespace
