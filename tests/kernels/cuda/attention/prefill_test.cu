@@ -14,6 +14,7 @@
 #include "kernels/cuda/attention/bounded_exp2.cuh"
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/prefill.h"
+#include "kernels/cuda/sequences.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
