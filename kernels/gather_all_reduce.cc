@@ -12,10 +12,10 @@ absl::Status GatherAllReduce::Norm(const void* partial, const RmsNormArgs& norm)
   const int64_t elements = norm.rows * norm.hidden;
   const size_t bytes = static_cast<size_t>(elements) * sizeof(float);
   if (sum_bytes_ < bytes) {
-    ISOBIT_ASSIGN_OR_RETURN(sum_, ops_.Allocate(bytes));
+    ISOBIT_ASSIGN_OR_RETURN(sum_, ops_.device().Allocate(bytes));
     sum_bytes_ = bytes;
   }
-  ISOBIT_RETURN_IF_ERROR(ops_.Synchronize());  // the peers read what the ops have written
+  ISOBIT_RETURN_IF_ERROR(ops_.device().Synchronize());  // the peers read what the ops have written
   ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent, comm_.Gather(partial, bytes));
   const float* partials[contract::kLeaves] = {};
   std::transform(sent.begin(), sent.end(), partials,

@@ -3,25 +3,17 @@
 #ifndef ISOBIT_KERNELS_HOST_OPS_H_
 #define ISOBIT_KERNELS_HOST_OPS_H_
 
-#include <memory>
 #include <vector>
 
+#include "kernels/host_device.h"
 #include "kernels/ops.h"
 
 namespace isobit {
 
 class HostOps : public Ops {
  public:
-  absl::StatusOr<Memory> Allocate(size_t bytes) override;
-  absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
-                                                         size_t bytes) override;
-  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override { return Allocate(bytes); }
-  absl::Status Upload(void* to, const void* from, size_t bytes) override;
-  absl::Status Copy(void* to, const void* from, size_t bytes) override;
-  absl::Status Synchronize() override;
-  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                   absl::Span<const SequenceRows> sequences,
-                                   int32_t page_size) override;
+  Device& device() override { return device_; }
+  StepTables& tables() override { return tables_; }
   absl::Status Linear(const LinearArgs& args) final;
 
  protected:
@@ -29,6 +21,8 @@ class HostOps : public Ops {
   virtual absl::Status Product(const LinearArgs& args) = 0;
 
  private:
+  HostDevice device_;
+  HostStepTables tables_;
   std::vector<Bf16> gate_up_;  // [m, n] of a gated Linear
 };
 

@@ -11,40 +11,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/log_prob.h"
 #include "kernels/contract/portable.h"
+#include "kernels/device.h"
+#include "kernels/linear_shape.h"
+#include "kernels/step_tables.h"
+#include "kernels/weight_packer.h"
 
 namespace isobit {
 
-using contract::Bf16;
-
 // ---- Linear
-// --------------------------------------------------------------------------------------------------------
-
-// One rank's part of a weight matrix W [n, k] (n output features), with the leaves of the K it
-// holds.
-struct LinearShape {
-  int64_t n = 0;
-  int64_t k = 0;           // columns on this rank
-  int num_leaves = 0;      // 8, or 8/W for a row-parallel layer on W ranks
-  int64_t bounds[9] = {};  // leaf i holds columns [bounds[i], bounds[i+1]); bounds[num_leaves] == k
-  contract::LeafSum sum = contract::LeafSum::kChain;
-  bool gated = false;  // gate_up_proj: rows [0, n/2) are gates, [n/2, n) the ups that go with them
-};
-
-struct LinearWeight {
-  LinearShape shape;
-  const std::byte* packed =
-      nullptr;  // PackedBytes(shape) bytes in the backend's layout, 128-byte aligned
-};
 
 struct PartialPush;  // of the CUDA backend alone: kernels/cuda/device/partial_push.cuh
 
@@ -66,7 +48,6 @@ struct LinearArgs {
 };
 
 // ---- Row-wise
-// ------------------------------------------------------------------------------------------------------
 
 struct EmbeddingArgs {
   const int32_t* ids = nullptr;  // [rows], each in [0, vocab)
@@ -96,7 +77,6 @@ struct SwiGluArgs {
 };
 
 // ---- Attention
-// -----------------------------------------------------------------------------------------------------
 
 // One layer's paged KV cache on this rank. A sequence's position p lies in its page p / page_size,
 // slot p % page_size.
@@ -106,22 +86,6 @@ struct PagedKv {
   int32_t page_size = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-};
-
-// Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
-// one decode token.
-struct SequenceRows {
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-  int64_t first_position = 0;
-  const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
-};
-
-// The sequences of a step, made ready by Ops::Stage. They cover the step's rows in order.
-struct DeviceSequences;  // kernels/cuda/device/device_sequences.h
-struct SequenceTable {
-  absl::Span<const SequenceRows> host;
-  const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
 };
 
 // Normalises q and k heads (if weights are set), rotates them, writes k and v into the cache; q
@@ -155,7 +119,6 @@ struct AttentionArgs {
 };
 
 // ---- Cross-rank sums
-// -----------------------------------------------------------------------------------------------
 
 // out[i] = the sum of W ranks' partials, in the order the mode says (C4 for kTree).
 struct ReduceArgs {
@@ -169,7 +132,6 @@ struct ReduceArgs {
 };
 
 // ---- Logprobs and sampling
-// -----------------------------------------------------------------------------------------
 
 struct TokenCount {
   int32_t id = 0;
@@ -204,81 +166,48 @@ struct TokenLogProb {
   float logprob = 0.0f;
 };
 
-// Input and output of one row.
-struct LogProbRow {
-  const float* logits = nullptr;  // [vocab]
+// What is to be done with one row of logits.
+struct LogProbRequest {
   RowSampling sampling;
   int32_t target = -1;  // >= 0: score this id; -1: draw one
   bool raw = false;     // logprobs of the unprocessed logits at temperature 1
   int32_t top_logprobs = 0;
   bool want_entropy = false;
-
-  TokenLogProb
-      token;  // out: the drawn or scored id. A scored id that the filters exclude has -inf.
-  TokenLogProb* top =
-      nullptr;  // out: [top_logprobs], by logprob descending, ties by lowest id; unused ones id -1
-  float entropy = 0.0f;  // out, nats
-  bool finite = true;    // out: false if a logit is NaN or +-inf; the other outputs are then unset
 };
+
+// What came of it.
+struct LogProbResult {
+  TokenLogProb token;  // the drawn or scored id. A scored id that the filters exclude has -inf.
+  // [top_logprobs], by logprob descending, ties by lowest id; unused ones have id -1.
+  std::vector<TokenLogProb> top;
+  float entropy = 0.0f;  // nats, if wanted
+  bool finite = true;    // false: a logit is NaN or +-inf, and the other results are unset
+};
+
 struct LogProbArgs {
-  LogProbRow* rows = nullptr;
+  const float* logits = nullptr;             // [num_rows, vocab]
+  int64_t ld = 0;                            // leading dimension of logits
+  const LogProbRequest* requests = nullptr;  // [num_rows], host memory, as all that they point to
+  LogProbResult* results = nullptr;          // [num_rows], host memory
   int64_t num_rows = 0;
   int64_t vocab = 0;
 };
 
-// ---- The backend
-// ---------------------------------------------------------------------------------------------------
-
-// Bytes in the backend's memory, freed with the object.
-using Memory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
-
-// What a step is about, readable by the ops of the step until the next Stage.
-struct StagedStep {
-  const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
-  SequenceTable sequences;
-};
+// ---- The ops
 
 class Ops {
  public:
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // e.g. "cpu/avx512"
 
-  // ---- Memory. Every pointer that an op takes is to the backend's memory, unless it says host.
-  // Bytes of no particular value, aligned to 256. RESOURCE_EXHAUSTED: not that much memory.
-  virtual absl::StatusOr<Memory> Allocate(size_t bytes) = 0;
-  // Host bytes for the ops to read: a copy of them, or the bytes themselves.
-  virtual absl::StatusOr<std::shared_ptr<const std::byte>> Share(
-      std::shared_ptr<const std::byte> host, size_t bytes) = 0;
-  // For any thread, while another one uses the ops, which neither wait for these calls nor are
-  // waited for: memory like Allocate's, if what is then left is enough for the ops (else
-  // RESOURCE_EXHAUSTED); and a copy of host bytes into the backend's memory, done on return.
-  virtual absl::StatusOr<Memory> AllocateBeside(size_t bytes) = 0;
-  virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
-  // Copies in order with the ops, within the backend's memory or between it and host memory, where
-  // what is read must stay, and what is written must wait, until Synchronize.
-  virtual absl::Status Copy(void* to, const void* from, size_t bytes) = 0;
-  // Waits until every op so far has ended, and returns the error of one that failed.
-  virtual absl::Status Synchronize() = 0;
-  // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
-  // the step has ended, readable by its ops. page_size: of the KV cache that the step uses.
-  virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                           absl::Span<const SequenceRows> sequences,
-                                           int32_t page_size) = 0;
-  // The same for the sequences of half 0 or 1 of the staged step, whose rows count from the half's
-  // first.
-  virtual absl::StatusOr<SequenceTable> StageHalf(int /*half*/,
-                                                  absl::Span<const SequenceRows> sequences,
-                                                  int32_t /*page_size*/) {
-    return SequenceTable{sequences};
-  }
+  // Every pointer that an op takes is to this device's memory, unless it says host. The ops run in
+  // the order of their calls, as the device's copies do.
+  virtual Device& device() = 0;
+  // Makes steps ready for the ops.
+  virtual StepTables& tables() = 0;
+  // How the ops want their weights to lie in memory.
+  virtual const WeightPacker& packer() const = 0;
 
-  // ---- Weights are packed once, at load, into the backend's layout. `w` and `packed` are host
-  // memory.
-  virtual size_t PackedBytes(const LinearShape& shape) const = 0;
-  virtual void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
-                    std::byte* packed) const = 0;
-
-  // ---- The ops
   virtual absl::Status Linear(const LinearArgs& args) = 0;
   virtual absl::Status Embedding(const EmbeddingArgs& args) = 0;
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;

@@ -32,9 +32,8 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-std::vector<TokenLogProb> TopOf(const LogProbRow& row) {
-  std::vector<TokenLogProb> top(row.top, row.top + row.top_logprobs);
-  // The filters may have left fewer candidates than were asked for.
+// The filters may have left fewer candidates than were asked for.
+std::vector<TokenLogProb> WithoutUnused(std::vector<TokenLogProb> top) {
   top.erase(std::find_if(top.begin(), top.end(), [](const auto& t) { return t.id < 0; }),
             top.end());
   return top;
@@ -130,11 +129,7 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
   model.batch.ids.clear();
   model.batch.sequences.clear();
   model.feeds.clear();
-  model.rows.clear();
-  size_t num_top = 0;
-  for (const Sequence* sequence : batch) num_top += sequence->request->logprobs;
-  step.top.resize(num_top);
-  TokenLogProb* top = step.top.data();
+  model.requests.clear();
   for (Sequence* sequence : batch) {
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, config_.eos_token_ids);
@@ -153,17 +148,16 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
                  sequence->tokens.end());
     }
     if (depth_ > 1) model.feeds.push_back(fed ? sequence->row : -1);
-    LogProbRow& row = model.rows.emplace_back();
-    row.sampling = sequence->sampling->NextRow(sequence->num_pending);
-    row.raw = sequence->request->raw_logprobs;
-    row.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
-    row.top = top;
-    top += sequence->request->logprobs;
+    LogProbRequest& request = model.requests.emplace_back();
+    request.sampling = sequence->sampling->NextRow(sequence->num_pending);
+    request.raw = sequence->request->raw_logprobs;
+    request.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
 
-    sequence->row = static_cast<int32_t>(model.rows.size()) - 1;
+    sequence->row = static_cast<int32_t>(model.requests.size()) - 1;
     sequence->num_cached = num_tokens;
     ++sequence->num_pending;
   }
+  model.results.resize(model.requests.size());
   step.sequences = std::move(batch);
 }
 
@@ -183,7 +177,7 @@ void Engine::CollectOldest() {
 void Engine::Commit(StepInFlight& step) {
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     Sequence& sequence = *step.sequences[i];
-    if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, step.model.rows[i]);
+    if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, step.model.results[i]);
   }
   for (const Sequence* sequence : step.sequences) {
     const Request& request = *sequence->request;
@@ -193,15 +187,15 @@ void Engine::Commit(StepInFlight& step) {
   }
 }
 
-void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
+void Engine::CommitToken(Sequence& sequence, LogProbResult& result) {
   Request& request = *sequence.request;
-  if (!row.finite || !std::isfinite(row.token.logprob)) {
+  if (!result.finite || !std::isfinite(result.token.logprob)) {
     request.failure = absl::InternalError(absl::StrCat(
         "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
         " (completion token ", sequence.sampling->num_completion_tokens(), ") are not finite"));
     return;
   }
-  const int32_t token = row.token.id;
+  const int32_t token = result.token.id;
   --sequence.num_pending;
   sequence.tokens.push_back(token);
   sequence.sampling->Append(token);
@@ -209,9 +203,9 @@ void Engine::CommitToken(Sequence& sequence, const LogProbRow& row) {
   outbox_.push_back(TokenEmission{.sink = request.sink.get(),
                                   .sample = sequence.sample,
                                   .token = {.id = token,
-                                            .logprob = row.token.logprob,
+                                            .logprob = result.token.logprob,
                                             .weight_version = version_->id,
-                                            .top = TopOf(row)}});
+                                            .top = WithoutUnused(std::move(result.top))}});
   if (sequence.sampling->IsStop(token)) {
     EndSequence(sequence, {.reason = FinishReason::kStop, .stop_token = token});
   } else if (sequence.sampling->num_completion_tokens() == request.max_tokens) {

@@ -176,7 +176,6 @@ class Engine {
   struct StepInFlight {
     ModelStep model;
     std::vector<Sequence*> sequences;  // of model's rows; some may have finished
-    std::vector<TokenLogProb> top;     // what model's rows point to
     // What ended while this was the last step launched.
     std::vector<std::unique_ptr<Request>> closed;
     std::vector<std::unique_ptr<SequenceSampling>> ended;
@@ -212,7 +211,7 @@ class Engine {
   void SwitchWeights();
   void FinishUpdate(absl::StatusOr<WeightUpdateResult> result);
   void Commit(StepInFlight& step);
-  void CommitToken(Sequence& sequence, const LogProbRow& row);
+  void CommitToken(Sequence& sequence, LogProbResult& result);
   void EndSequence(Sequence& sequence, SampleEnd end);
   // Ends what is left of the request with kAbort, then closes it with OK.
   Requests::iterator AbortRequest(Requests::iterator request, const std::string& reason);

@@ -63,8 +63,8 @@ class Operands {
                      .num_leaves = contract::kLeaves,
                      .sum = contract::LeafSum::kChain};
     std::ranges::copy(contract::PlanColumns(shape.k).bounds, weight_.shape.bounds);
-    packed_.resize(ops.PackedBytes(weight_.shape) / sizeof(Line) + 1);
-    ops.Pack(weight_.shape, w.data(), shape.k, packed_.front().bytes);
+    packed_.resize(ops.packer().PackedBytes(weight_.shape) / sizeof(Line) + 1);
+    ops.packer().Pack(weight_.shape, w.data(), shape.k, packed_.front().bytes);
     weight_.packed = packed_.front().bytes;
 
     panels_.resize(w.size() * sizeof(Bf16) / sizeof(Line));

@@ -123,10 +123,10 @@ class Load {
                                     .num_rows = rows,
                                     .first_position = position,
                                     .pages = pages_[static_cast<size_t>(s)].data()});
-    LogProbRow row;
-    row.sampling.seed = static_cast<uint64_t>(s);
-    row.sampling.position = static_cast<uint32_t>(position + rows);
-    step.rows.push_back(row);
+    LogProbRequest& request = step.requests.emplace_back();
+    request.sampling.seed = static_cast<uint64_t>(s);
+    request.sampling.position = static_cast<uint32_t>(position + rows);
+    step.results.emplace_back();
   }
 
   const int64_t batch_;
@@ -156,7 +156,7 @@ absl::StatusOr<int64_t> RunPrefill(ModelRunner& runner, const Load& load, int64_
   int64_t steps = 0;
   for (int64_t first = 0; first < batch; ++steps) {
     ModelStep step = load.Prefill(first);
-    first += static_cast<int64_t>(step.rows.size());
+    first += static_cast<int64_t>(step.requests.size());
     ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
     ISOBIT_RETURN_IF_ERROR(runner.Collect(step));
   }

@@ -117,18 +117,19 @@ absl::StatusOr<Product> MakeProduct(Ops& ops, LinearShape shape, int64_t m) {
   Product product;
   product.shape = shape;
   product.m = m;
-  const size_t w_bytes = ops.PackedBytes(shape);
+  const size_t w_bytes = ops.packer().PackedBytes(shape);
   const size_t x_bytes = static_cast<size_t>(m * shape.k) * sizeof(Bf16);
   // Zeros would flatter: a GPU draws less power for them, and keeps a higher clock.
   std::vector<Bf16> values(std::max(w_bytes, x_bytes) / sizeof(Bf16));
   std::mt19937 random(2);
   for (Bf16& value : values) value = static_cast<Bf16>(0x3e00 | (random() & 0x81ff));
-  ISOBIT_ASSIGN_OR_RETURN(product.w, ops.Allocate(w_bytes));
-  ISOBIT_ASSIGN_OR_RETURN(product.x, ops.Allocate(x_bytes));
-  ISOBIT_ASSIGN_OR_RETURN(product.y, ops.Allocate(static_cast<size_t>(m * shape.n) * sizeof(Bf16)));
-  ISOBIT_RETURN_IF_ERROR(ops.Copy(product.w.get(), values.data(), w_bytes));
-  ISOBIT_RETURN_IF_ERROR(ops.Copy(product.x.get(), values.data(), x_bytes));
-  ISOBIT_RETURN_IF_ERROR(ops.Synchronize());
+  ISOBIT_ASSIGN_OR_RETURN(product.w, ops.device().Allocate(w_bytes));
+  ISOBIT_ASSIGN_OR_RETURN(product.x, ops.device().Allocate(x_bytes));
+  ISOBIT_ASSIGN_OR_RETURN(product.y,
+                          ops.device().Allocate(static_cast<size_t>(m * shape.n) * sizeof(Bf16)));
+  ISOBIT_RETURN_IF_ERROR(ops.device().Copy(product.w.get(), values.data(), w_bytes));
+  ISOBIT_RETURN_IF_ERROR(ops.device().Copy(product.x.get(), values.data(), x_bytes));
+  ISOBIT_RETURN_IF_ERROR(ops.device().Synchronize());
   return product;
 }
 
@@ -168,7 +169,7 @@ absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_row
     for (int64_t row = 0; row < head_rows; row += chunk_rows) {
       ISOBIT_RETURN_IF_ERROR(Launch(*ops, head));
     }
-    return ops->Synchronize();
+    return ops->device().Synchronize();
   };
   constexpr double kWarmSeconds = 1.0;
   for (const Clock::time_point start = Clock::now(); SecondsSince(start) < kWarmSeconds;) {
@@ -197,8 +198,7 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   options.num_shards = shards;
   options.max_batch_tokens = absl::GetFlag(FLAGS_score_tokens);
   options.chunk_rows = static_cast<size_t>(chunk_rows);
-  options.make_ops = backend.make_ops;
-  options.make_gather = backend.make_gather;
+  options.backend = backend;
   const Clock::time_point load = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Scorer> scorer,
                           Scorer::Load(std::move(options), kBenchModel));

@@ -33,9 +33,9 @@ class NullRank final : public RankExecutor {
   absl::Status Collect(ModelStep& step) override {
     if (step_time_.count() > 0) std::this_thread::sleep_until(ends_.front());
     ends_.pop_front();
-    if (rank_ == 0) num_rows_ += step.rows.size();
-    for (size_t i = rank_; i < step.rows.size(); i += size_) {
-      step.rows[i].token = {.id = 7, .logprob = -1.0f};
+    if (rank_ == 0) num_rows_ += step.results.size();
+    for (size_t i = rank_; i < step.results.size(); i += size_) {
+      step.results[i].token = {.id = 7, .logprob = -1.0f};
     }
     return absl::OkStatus();
   }

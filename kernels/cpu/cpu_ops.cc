@@ -40,6 +40,17 @@ void HopReduce(const RowKernels& rows, const ReduceArgs& a, int64_t begin, int64
   }
 }
 
+class Packer final : public WeightPacker {
+ public:
+  size_t PackedBytes(const LinearShape& shape) const override {
+    return cpu::PackedLayout(shape).bytes;
+  }
+  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
+            std::byte* packed) const override {
+    cpu::PackLinear(shape, w, ldw, packed);
+  }
+};
+
 class CpuOps final : public HostOps {
  public:
   explicit CpuOps(const CpuOptions& options)
@@ -52,14 +63,7 @@ class CpuOps final : public HostOps {
 
   const char* name() const override { return name_.c_str(); }
 
-  size_t PackedBytes(const LinearShape& shape) const override {
-    return cpu::PackedLayout(shape).bytes;
-  }
-
-  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
-            std::byte* packed) const override {
-    cpu::PackLinear(shape, w, ldw, packed);
-  }
+  const WeightPacker& packer() const override { return CpuWeightPacker(); }
 
   absl::Status Embedding(const EmbeddingArgs& a) override {
     for (int64_t r = 0; r < a.rows; ++r) {
@@ -140,6 +144,11 @@ class CpuOps final : public HostOps {
 };
 
 }  // namespace
+
+const WeightPacker& CpuWeightPacker() {
+  static const Packer packer;
+  return packer;
+}
 
 std::unique_ptr<Ops> MakeCpuOps(const CpuOptions& options) {
   ISOBIT_CHECK(options.isa <= cpu::DetectIsa())

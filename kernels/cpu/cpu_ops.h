@@ -15,9 +15,11 @@ struct CpuOptions {
 };
 
 // One rank's backend. Neither the instruction set nor the number of threads changes a bit. An Ops
-// object serves one caller at a time; several objects may run at once and share packed weights,
-// whose layout is the same for every option.
+// object serves one caller at a time; several objects may run at once and share packed weights.
 std::unique_ptr<Ops> MakeCpuOps(const CpuOptions& options);
+
+// Of every CPU backend: all options read the same layout.
+const WeightPacker& CpuWeightPacker();
 
 }  // namespace isobit
 

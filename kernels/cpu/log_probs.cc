@@ -23,15 +23,17 @@ constexpr float kMaxGumbel = 23.0f;
 // The buffers and steps of one row.
 class LogProbsOp::Worker {
  public:
-  void Run(const RowKernels& kernels, LogProbRow& row, int64_t vocab);
+  // logits: [vocab].
+  void Run(const RowKernels& kernels, const float* logits, int64_t vocab,
+           const LogProbRequest& request, LogProbResult& result);
 
  private:
-  bool Process(const RowKernels& kernels, const LogProbRow& row, int64_t vocab);
+  bool Process(const RowKernels& kernels, const float* logits, int64_t vocab, const RowSampling& s);
   void Filter(const RowKernels& kernels, const RowSampling& s);
   std::optional<RankedToken> LastKept(const RowKernels& kernels, const RowSampling& s, float max);
   int32_t Draw(const RowKernels& kernels, const RowSampling& s) const;
   contract::VocabSum SumVocab(const RowKernels& kernels, bool want_entropy) const;
-  void WriteTop(const contract::VocabSum& sum, LogProbRow& row);
+  void WriteTop(const contract::VocabSum& sum, std::vector<TokenLogProb>& top);
 
   void FindBlockMaxima(const RowKernels& kernels);
   int64_t vocab() const { return static_cast<int64_t>(z_.size()); }
@@ -43,28 +45,30 @@ class LogProbsOp::Worker {
   std::vector<WeightedToken> tokens_;
 };
 
-void LogProbsOp::Worker::Run(const RowKernels& kernels, LogProbRow& row, int64_t vocab) {
-  row.finite = kernels.all_finite(row.logits, vocab) && Process(kernels, row, vocab);
-  if (!row.finite) return;
-  const RowSampling& s = row.sampling;
+void LogProbsOp::Worker::Run(const RowKernels& kernels, const float* logits, int64_t vocab,
+                             const LogProbRequest& request, LogProbResult& result) {
+  const RowSampling& s = request.sampling;
+  result.finite = kernels.all_finite(logits, vocab) && Process(kernels, logits, vocab, s);
+  if (!result.finite) return;
   if (s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f)) {
     Filter(kernels, s);
   }
-  row.token.id = row.target >= 0 ? row.target : Draw(kernels, s);
-  if (row.raw) {
-    z_.assign(row.logits, row.logits + vocab);
+  result.token.id = request.target >= 0 ? request.target : Draw(kernels, s);
+  if (request.raw) {
+    z_.assign(logits, logits + vocab);
     FindBlockMaxima(kernels);
   }
-  const contract::VocabSum sum = SumVocab(kernels, row.want_entropy);
-  row.token.logprob = contract::LogProb(z_[static_cast<size_t>(row.token.id)], sum);
-  if (row.want_entropy) row.entropy = contract::Entropy(sum);
-  if (row.top_logprobs > 0) WriteTop(sum, row);
+  const contract::VocabSum sum = SumVocab(kernels, request.want_entropy);
+  result.token.logprob = contract::LogProb(z_[static_cast<size_t>(result.token.id)], sum);
+  if (request.want_entropy) result.entropy = contract::Entropy(sum);
+  result.top.assign(static_cast<size_t>(request.top_logprobs), {-1, kMinusInfinity});
+  if (!result.top.empty()) WriteTop(sum, result.top);
 }
 
 // Bias, bans, penalties, temperature. Returns false if the row is not fit to be a distribution.
-bool LogProbsOp::Worker::Process(const RowKernels& kernels, const LogProbRow& row, int64_t vocab) {
-  const RowSampling& s = row.sampling;
-  z_.assign(row.logits, row.logits + vocab);
+bool LogProbsOp::Worker::Process(const RowKernels& kernels, const float* logits, int64_t vocab,
+                                 const RowSampling& s) {
+  z_.assign(logits, logits + vocab);
   for (const TokenBias& b : s.biases) {
     float& z = z_[static_cast<size_t>(b.id)];
     z = contract::Add(z, b.bias);
@@ -180,16 +184,14 @@ contract::VocabSum LogProbsOp::Worker::SumVocab(const RowKernels& kernels,
   return contract::CombineRanges(ranges);
 }
 
-void LogProbsOp::Worker::WriteTop(const contract::VocabSum& sum, LogProbRow& row) {
-  SelectTop(blocked(), row.top_logprobs, &selection_, &tokens_);
+void LogProbsOp::Worker::WriteTop(const contract::VocabSum& sum, std::vector<TokenLogProb>& top) {
+  SelectTop(blocked(), static_cast<int32_t>(top.size()), &selection_, &tokens_);
   std::sort(tokens_.begin(), tokens_.end(),
             [](const WeightedToken& a, const WeightedToken& b) { return a.key > b.key; });
-  for (int32_t i = 0; i < row.top_logprobs; ++i) {
-    row.top[i] = {-1, kMinusInfinity};
-    if (static_cast<size_t>(i) >= tokens_.size()) continue;
-    const int32_t id = IdOf(tokens_[static_cast<size_t>(i)].key);
+  for (size_t i = 0; i < std::min(top.size(), tokens_.size()); ++i) {
+    const int32_t id = IdOf(tokens_[i].key);
     const float z = z_[static_cast<size_t>(id)];
-    if (z > kMinusInfinity) row.top[i] = {id, contract::LogProb(z, sum)};
+    if (z > kMinusInfinity) top[i] = {id, contract::LogProb(z, sum)};
   }
 }
 
@@ -201,7 +203,8 @@ LogProbsOp::~LogProbsOp() = default;
 void LogProbsOp::Run(const LogProbArgs& args) {
   pool_.ParallelFor(args.num_rows, 1, [&](int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; ++i) {
-      workers_[static_cast<size_t>(worker)].Run(rows_, args.rows[i], args.vocab);
+      workers_[static_cast<size_t>(worker)].Run(rows_, args.logits + i * args.ld, args.vocab,
+                                                args.requests[i], args.results[i]);
     }
   });
 }

@@ -46,7 +46,7 @@ class CudaExecutor final : public RankExecutor {
 
   ~CudaExecutor() override {
     // Kernels may still be reading what is freed here, and peers' kernels what they reach.
-    static_cast<void>(ops_->Synchronize());
+    static_cast<void>(ops_->device().Synchronize());
     for (Slot& slot : slots_) {
       if (slot.done != nullptr) cudaEventDestroy(slot.done);
     }
@@ -56,7 +56,7 @@ class CudaExecutor final : public RankExecutor {
   int depth() const override { return kDepth; }
   RankMemory memory() const override {
     RankMemory memory = {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
-    memory.activations = ops_->allocated_bytes() - memory.total() + group_->shared_bytes;
+    memory.activations = ops_->device().allocated_bytes() - memory.total() + group_->shared_bytes;
     return memory;
   }
 
@@ -78,7 +78,7 @@ class CudaExecutor final : public RankExecutor {
   struct Slot {
     cudaEvent_t done = nullptr;
     cuda::LogProbStage log_probs;
-    std::vector<LogProbRow> rows;  // of the step from first_row on, whose logits this rank has
+    LogProbArgs args;  // the rows of the step from first_row on, whose logits this rank has
     size_t first_row = 0;
     size_t own_begin = 0;  // of them, those that this rank reports
     size_t own_end = 0;
@@ -94,7 +94,7 @@ class CudaExecutor final : public RankExecutor {
   absl::Status LaunchStep(const ModelStep& step) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
     if (num_launched_ == cuda_.fault_step && options_.shape.rank == cuda_.fault_rank) {
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(ops_->stream()));
+      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(stream()));
     }
     Slot& slot = slots_[num_launched_++ % kDepth];
     ids_ = step.batch.ids;
@@ -105,12 +105,12 @@ class CudaExecutor final : public RankExecutor {
     const auto graph = GraphOf(step.batch);
     if (graph != graphs_.end()) {
       ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
-      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(ops_->stream().handle));
+      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step.batch));
     }
-    ISOBIT_RETURN_IF_ERROR(Draw(step.rows, slot));
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, ops_->stream().handle));
+    ISOBIT_RETURN_IF_ERROR(Draw(step.requests, slot));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, stream().handle));
     return absl::OkStatus();
   }
 
@@ -118,11 +118,10 @@ class CudaExecutor final : public RankExecutor {
     Slot& slot = slots_[num_collected_++ % kDepth];
     ISOBIT_RETURN_IF_ERROR(Wait(slot.done));
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
-    slot.log_probs.Read(Args(slot), static_cast<int64_t>(slot.own_begin),
+    slot.args.requests = step.requests.data() + slot.first_row;
+    slot.args.results = step.results.data() + slot.first_row;
+    slot.log_probs.Read(slot.args, static_cast<int64_t>(slot.own_begin),
                         static_cast<int64_t>(slot.own_end));
-    std::copy(slot.rows.begin() + static_cast<std::ptrdiff_t>(slot.own_begin),
-              slot.rows.begin() + static_cast<std::ptrdiff_t>(slot.own_end),
-              step.rows.begin() + static_cast<std::ptrdiff_t>(slot.first_row + slot.own_begin));
     return absl::OkStatus();
   }
 
@@ -141,10 +140,11 @@ class CudaExecutor final : public RankExecutor {
         device_(device),
         group_(std::move(group)),
         ops_(std::move(ops)),
-        layout_(options.config, options.shape, *ops_),
+        layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(std::move(all_reduce)),
         transformer_(layout_, options.rope, options.mode, *ops_, all_reduce_.get()) {}
 
+  const cuda::Stream& stream() const { return ops_->device().stream(); }
   size_t rank() const { return static_cast<size_t>(options_.shape.rank); }
   size_t num_ranks() const { return static_cast<size_t>(options_.shape.size); }
   int64_t max_positions() const {
@@ -154,26 +154,28 @@ class CudaExecutor final : public RankExecutor {
   absl::Status AllocateMemory() {
     const auto width = static_cast<size_t>(options_.config.hidden_size);
     const auto sequences = static_cast<size_t>(options_.max_sequences);
-    ISOBIT_ASSIGN_OR_RETURN(weights_, ResidentWeights::Create(layout_, *ops_));
+    ISOBIT_ASSIGN_OR_RETURN(weights_, ResidentWeights::Create(layout_, ops_->device()));
     ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
     ISOBIT_ASSIGN_OR_RETURN(
-        hidden_, ops_->Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
-    ISOBIT_ASSIGN_OR_RETURN(last_, ops_->Allocate(sequences * width * sizeof(Bf16)));
-    ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->Allocate(sequences * sizeof(int32_t)));
+        hidden_,
+        ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(last_, ops_->device().Allocate(sequences * width * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->device().Allocate(sequences * sizeof(int32_t)));
     const auto columns = static_cast<size_t>(group_->widest);
     if (group_->peers.empty() && num_ranks() > 1) {
-      ISOBIT_ASSIGN_OR_RETURN(own_logits_, ops_->Allocate(sequences * columns * sizeof(float)));
-      ISOBIT_ASSIGN_OR_RETURN(all_logits_,
-                              ops_->Allocate(num_ranks() * sequences * columns * sizeof(float)));
-      ISOBIT_ASSIGN_OR_RETURN(own_draws_, ops_->Allocate(sequences * sizeof(int32_t)));
+      ISOBIT_ASSIGN_OR_RETURN(own_logits_,
+                              ops_->device().Allocate(sequences * columns * sizeof(float)));
+      ISOBIT_ASSIGN_OR_RETURN(
+          all_logits_, ops_->device().Allocate(num_ranks() * sequences * columns * sizeof(float)));
+      ISOBIT_ASSIGN_OR_RETURN(own_draws_, ops_->device().Allocate(sequences * sizeof(int32_t)));
       ISOBIT_ASSIGN_OR_RETURN(all_draws_,
-                              ops_->Allocate(num_ranks() * sequences * sizeof(int32_t)));
+                              ops_->device().Allocate(num_ranks() * sequences * sizeof(int32_t)));
       logits_ = reinterpret_cast<float*>(own_logits_.get());
       draws_ = reinterpret_cast<int32_t*>(own_draws_.get());
       const size_t part_bytes =
           cuda::LogProbPartBytes(options_.max_sequences, contract::kLeaves / options_.shape.size);
-      ISOBIT_ASSIGN_OR_RETURN(own_parts_, ops_->Allocate(part_bytes));
-      ISOBIT_ASSIGN_OR_RETURN(all_parts_, ops_->Allocate(num_ranks() * part_bytes));
+      ISOBIT_ASSIGN_OR_RETURN(own_parts_, ops_->device().Allocate(part_bytes));
+      ISOBIT_ASSIGN_OR_RETURN(all_parts_, ops_->device().Allocate(num_ranks() * part_bytes));
       parts_ = own_parts_.get();
     } else {
       logits_ = reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
@@ -183,21 +185,21 @@ class CudaExecutor final : public RankExecutor {
     if (num_ranks() > 1) {
       const size_t rows = CeilDiv(sequences, num_ranks());
       ISOBIT_ASSIGN_OR_RETURN(
-          whole_rows_,
-          ops_->Allocate(rows * static_cast<size_t>(options_.config.vocab_size) * sizeof(float)));
+          whole_rows_, ops_->device().Allocate(
+                           rows * static_cast<size_t>(options_.config.vocab_size) * sizeof(float)));
     }
     const int64_t pages_of_sequence = CeilDiv(max_positions(), options_.page_size);
-    ISOBIT_RETURN_IF_ERROR(ops_->ReserveStage(
+    ISOBIT_RETURN_IF_ERROR(ops_->tables().Reserve(
         options_.max_rows, options_.max_sequences,
         std::min<int64_t>(options_.max_sequences * pages_of_sequence, options_.num_pages)));
     for (Slot& slot : slots_) {
       ISOBIT_RETURN_IF_CUDA_ERROR(
           cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
-      ISOBIT_RETURN_IF_ERROR(slot.log_probs.Reserve(options_.max_sequences, ops_->stream()));
+      ISOBIT_RETURN_IF_ERROR(slot.log_probs.Reserve(options_.max_sequences, stream()));
     }
-    ISOBIT_ASSIGN_OR_RETURN(cache_,
-                            KvCache::Create(options_.config, options_.shape, options_.num_pages,
-                                            options_.page_size, /*shared_layers=*/false, *ops_));
+    ISOBIT_ASSIGN_OR_RETURN(
+        cache_, KvCache::Create(options_.config, options_.shape, options_.num_pages,
+                                options_.page_size, /*shared_layers=*/false, ops_->device()));
     return absl::OkStatus();
   }
 
@@ -209,16 +211,16 @@ class CudaExecutor final : public RankExecutor {
 
   absl::StatusOr<StagedStep> StageDecode(absl::Span<const SequenceRows> sequences, int64_t size) {
     const auto bound = static_cast<int32_t>(size);
-    return ops_->StageWithin(ids_, sequences, options_.page_size,
-                             {.num_rows = bound,
-                              .num_sequences = bound,
-                              .max_rows = 1,
-                              .max_positions = static_cast<int32_t>(max_positions())});
+    return ops_->tables().StageWithin(ids_, sequences, options_.page_size,
+                                      {.num_rows = bound,
+                                       .num_sequences = bound,
+                                       .max_rows = 1,
+                                       .max_positions = static_cast<int32_t>(max_positions())});
   }
 
   absl::Status FeedIds(const StagedStep& step, int64_t rows) {
     return cuda::LaunchFeedIds(reinterpret_cast<const int32_t*>(ids_of_step_.get()), rows,
-                               const_cast<int32_t*>(step.ids), ops_->stream());
+                               const_cast<int32_t*>(step.ids), stream());
   }
 
   // A step of `size` sequences of one row each, from their ids to their logits.
@@ -236,17 +238,21 @@ class CudaExecutor final : public RankExecutor {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     auto* const last = reinterpret_cast<Bf16*>(last_.get());
     ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
-                            ops_->Stage(ids_, batch.sequences, options_.page_size));
+                            ops_->tables().Stage(ids_, batch.sequences, options_.page_size));
     ISOBIT_RETURN_IF_ERROR(FeedIds(step, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
     ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, step.sequences.device->first_row, sequences,
-                                                options_.config.hidden_size, last, ops_->stream()));
+                                                options_.config.hidden_size, last, stream()));
     return transformer_.Logits(last, sequences, *weights_, logits_, layout_.shape().vocab.size());
   }
 
-  LogProbArgs Args(Slot& slot) const {
-    return {.rows = slot.rows.data(),
-            .num_rows = static_cast<int64_t>(slot.rows.size()),
+  // Rows [begin, end) of a step, whose logits, of `columns` columns each, begin at `logits`.
+  LogProbArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
+                   const float* logits, int64_t columns) const {
+    return {.logits = logits,
+            .ld = columns,
+            .requests = requests.data() + begin,
+            .num_rows = static_cast<int64_t>(end - begin),
             .vocab = options_.config.vocab_size};
   }
 
@@ -255,59 +261,55 @@ class CudaExecutor final : public RankExecutor {
     return {num_rows * rank / num_ranks(), num_rows * (rank + 1) / num_ranks()};
   }
 
-  absl::Status Draw(const std::vector<LogProbRow>& rows, Slot& slot) {
+  absl::Status Draw(const std::vector<LogProbRequest>& requests, Slot& slot) {
     auto* const ids = reinterpret_cast<int32_t*>(ids_of_step_.get());
     if (num_ranks() == 1) {
-      slot.rows = rows;
-      slot.own_end = rows.size();
-      PointRows(slot, logits_, options_.config.vocab_size);
-      return slot.log_probs.Launch(Args(slot), ids, ops_->stream());
+      slot.own_end = requests.size();
+      slot.args = Args(requests, 0, requests.size(), logits_, options_.config.vocab_size);
+      return slot.log_probs.Launch(slot.args, ids, stream());
     }
     // Penalties' counts grow with every token: of such rows each rank would send all.
-    const bool in_parts = std::none_of(rows.begin(), rows.end(), [](const LogProbRow& row) {
-      return cuda::IsRanked(row) || !row.sampling.counts.empty();
-    });
-    return in_parts && !rows.empty() ? DrawInParts(rows, slot, ids) : DrawDealt(rows, slot, ids);
+    const bool in_parts =
+        std::none_of(requests.begin(), requests.end(), [](const LogProbRequest& request) {
+          return cuda::IsRanked(request) || !request.sampling.counts.empty();
+        });
+    return in_parts && !requests.empty() ? DrawInParts(requests, slot, ids)
+                                         : DrawDealt(requests, slot, ids);
   }
 
   // Every rank sums and draws in its ranges of the vocabulary and joins those of all, so that what
   // crosses the links is a few numbers of a row.
-  absl::Status DrawInParts(const std::vector<LogProbRow>& rows, Slot& slot, int32_t* ids) {
-    slot.rows = rows;
+  absl::Status DrawInParts(const std::vector<LogProbRequest>& requests, Slot& slot, int32_t* ids) {
     slot.first_row = 0;
-    std::tie(slot.own_begin, slot.own_end) = Dealt(rows.size(), rank());
-    PointRows(slot, logits_, layout_.shape().vocab.size());
+    std::tie(slot.own_begin, slot.own_end) = Dealt(requests.size(), rank());
+    slot.args = Args(requests, 0, requests.size(), logits_, layout_.shape().vocab.size());
     ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceLogProbs sent,
-                            slot.log_probs.Send(Args(slot), ids, ops_->stream()));
+                            slot.log_probs.Send(slot.args, ids, stream()));
     const int each = contract::kLeaves / options_.shape.size;
     ISOBIT_RETURN_IF_ERROR(cuda::LaunchLogProbParts(
-        sent, {.first = options_.shape.rank * each, .count = each}, parts_, ops_->stream()));
-    ISOBIT_ASSIGN_OR_RETURN(const cuda::LogProbParts parts, MeetParts(rows.size()));
-    ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, parts, ops_->stream()));
-    return slot.log_probs.Fetch(Args(slot), ops_->stream());
+        sent, {.first = options_.shape.rank * each, .count = each}, parts_, stream()));
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::LogProbParts parts, MeetParts(requests.size()));
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, parts, stream()));
+    return slot.log_probs.Fetch(slot.args, stream());
   }
 
   // Every rank brings its rows together, draws, and brings the draws of all together.
-  absl::Status DrawDealt(const std::vector<LogProbRow>& rows, Slot& slot, int32_t* ids) {
-    const auto [begin, end] = Dealt(rows.size(), rank());
+  absl::Status DrawDealt(const std::vector<LogProbRequest>& requests, Slot& slot, int32_t* ids) {
+    const auto [begin, end] = Dealt(requests.size(), rank());
     slot.first_row = begin;
-    slot.rows.assign(rows.begin() + static_cast<std::ptrdiff_t>(begin),
-                     rows.begin() + static_cast<std::ptrdiff_t>(end));
     slot.own_begin = 0;
-    slot.own_end = slot.rows.size();
+    slot.own_end = end - begin;
     auto* const whole = reinterpret_cast<float*>(whole_rows_.get());
-    PointRows(slot, whole, options_.config.vocab_size);
-    ISOBIT_ASSIGN_OR_RETURN(const cuda::RankColumns columns, MeetLogits(rows.size()));
+    slot.args = Args(requests, begin, end, whole, options_.config.vocab_size);
+    ISOBIT_ASSIGN_OR_RETURN(const cuda::RankColumns columns, MeetLogits(requests.size()));
     ISOBIT_RETURN_IF_ERROR(cuda::LaunchGatherRows(columns, static_cast<int64_t>(slot.first_row),
-                                                  static_cast<int64_t>(slot.rows.size()), whole,
-                                                  ops_->stream()));
-    ISOBIT_RETURN_IF_ERROR(
-        slot.log_probs.Launch(Args(slot), draws_ + slot.first_row, ops_->stream()));
-    ISOBIT_ASSIGN_OR_RETURN(cuda::RankDraws draws, MeetDraws(rows.size()));
+                                                  slot.args.num_rows, whole, stream()));
+    ISOBIT_RETURN_IF_ERROR(slot.log_probs.Launch(slot.args, draws_ + slot.first_row, stream()));
+    ISOBIT_ASSIGN_OR_RETURN(cuda::RankDraws draws, MeetDraws(requests.size()));
     for (size_t r = 0; r < num_ranks(); ++r) {
-      draws.begin[r + 1] = static_cast<int32_t>(Dealt(rows.size(), r).second);
+      draws.begin[r + 1] = static_cast<int32_t>(Dealt(requests.size(), r).second);
     }
-    return cuda::LaunchGatherDraws(draws, ids, ops_->stream());
+    return cuda::LaunchGatherDraws(draws, ids, stream());
   }
 
   // All ranks' parts are there. The next ones are written after the sums of the next step, to which
@@ -318,9 +320,9 @@ class CudaExecutor final : public RankExecutor {
         cuda::LogProbPartBytes(static_cast<int64_t>(rows), contract::kLeaves / options_.shape.size);
     if (group_->peers.empty()) {
       ISOBIT_RETURN_IF_ERROR(
-          group_->nccl[rank()]->AllGather(parts_, all_parts_.get(), bytes, ops_->stream().handle));
+          group_->nccl[rank()]->AllGather(parts_, all_parts_.get(), bytes, stream().handle));
     } else {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
     }
     for (size_t r = 0; r < num_ranks(); ++r) {
       parts.of_rank[r] = group_->peers.empty() ? all_parts_.get() + r * bytes
@@ -335,12 +337,12 @@ class CudaExecutor final : public RankExecutor {
   absl::StatusOr<cuda::RankColumns> MeetLogits(size_t rows) {
     cuda::RankColumns columns = group_->columns;
     if (!group_->peers.empty()) {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
       return columns;
     }
     const size_t bytes = rows * static_cast<size_t>(group_->widest) * sizeof(float);
     ISOBIT_RETURN_IF_ERROR(
-        group_->nccl[rank()]->AllGather(logits_, all_logits_.get(), bytes, ops_->stream().handle));
+        group_->nccl[rank()]->AllGather(logits_, all_logits_.get(), bytes, stream().handle));
     for (size_t r = 0; r < num_ranks(); ++r) {
       columns.of_rank[r] = reinterpret_cast<const float*>(all_logits_.get() + r * bytes);
     }
@@ -352,9 +354,9 @@ class CudaExecutor final : public RankExecutor {
     const size_t bytes = rows * sizeof(int32_t);
     if (group_->peers.empty()) {
       ISOBIT_RETURN_IF_ERROR(
-          group_->nccl[rank()]->AllGather(draws_, all_draws_.get(), bytes, ops_->stream().handle));
+          group_->nccl[rank()]->AllGather(draws_, all_draws_.get(), bytes, stream().handle));
     } else {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(ops_->stream()));
+      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
     }
     for (size_t r = 0; r < num_ranks(); ++r) {
       const std::byte* const of_rank = group_->peers.empty()
@@ -363,12 +365,6 @@ class CudaExecutor final : public RankExecutor {
       draws.of_rank[r] = reinterpret_cast<const int32_t*>(of_rank);
     }
     return draws;
-  }
-
-  static void PointRows(Slot& slot, const float* logits, int64_t columns) {
-    for (size_t i = 0; i < slot.rows.size(); ++i) {
-      slot.rows[i].logits = logits + i * static_cast<size_t>(columns);
-    }
   }
 
   // All ranks capture at the same time, each size after a run of it in which CUDA and the ops take
@@ -382,13 +378,13 @@ class CudaExecutor final : public RankExecutor {
     for (auto size = ladder.rbegin(); size != ladder.rend(); ++size) {
       ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, StageDecode({}, *size));
       ISOBIT_RETURN_IF_ERROR(Decode(step, *size));
-      ISOBIT_RETURN_IF_ERROR(ops_->Synchronize());
+      ISOBIT_RETURN_IF_ERROR(ops_->device().Synchronize());
       ISOBIT_ASSIGN_OR_RETURN(
           cuda::CapturedGraph graph,
-          cuda::CapturedGraph::Capture(ops_->stream().handle, [&] { return Decode(step, *size); }));
+          cuda::CapturedGraph::Capture(stream().handle, [&] { return Decode(step, *size); }));
       graphs_.emplace(*size, std::move(graph));
     }
-    ISOBIT_RETURN_IF_ERROR(ops_->Synchronize());
+    ISOBIT_RETURN_IF_ERROR(ops_->device().Synchronize());
     return CheckPeers();
   }
 

@@ -2,15 +2,15 @@
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 
-#include <cstddef>
-#include <memory>
+#include <cuda_runtime_api.h>
 
-#include "absl/status/status.h"
+#include <memory>
+#include <optional>
+
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/config/numerics_mode.h"
-#include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_step_tables.h"
 #include "kernels/ops.h"
 
 namespace isobit {
@@ -20,31 +20,22 @@ struct CudaOptions {
   // kVanilla packs weights for cuBLAS and multiplies with it; the other ops are the same in all
   // modes.
   NumericsMode mode = NumericsMode::kTree;
+  std::optional<cudaStream_t> stream = {};  // where the ops run, as CudaDevice::Create has it
 };
 
-// Ops run in order on a stream of their own. Use the object from one thread at a time. Scratch that
-// an op has used stays allocated, since a captured graph may still use it.
+// Use the object from one thread at a time. Scratch that an op has used stays allocated, since a
+// captured graph may still use it.
 class CudaOps : public Ops {
  public:
-  virtual const cuda::Stream& stream() const = 0;
-
-  // Bytes that Allocate has given out, and that the ops hold as scratch. Any thread.
-  virtual size_t allocated_bytes() const = 0;
-
-  // Ops::Stage, padded to `bounds`, for a graph that was captured after such a call with the same
-  // bounds. Rows of padding have id 0.
-  virtual absl::StatusOr<StagedStep> StageWithin(absl::Span<const int32_t> ids,
-                                                 absl::Span<const SequenceRows> sequences,
-                                                 int32_t page_size,
-                                                 const cuda::StepBounds& bounds) = 0;
-
-  // Makes room for steps of so many rows, sequences and pages, so that what Stage and StageHalf
-  // return stays where it is. RESOURCE_EXHAUSTED: no memory.
-  virtual absl::Status ReserveStage(int64_t rows, int64_t sequences, int64_t pages) = 0;
+  CudaDevice& device() override = 0;
+  CudaStepTables& tables() override = 0;
 };
 
 // FAILED_PRECONDITION: no such device, or it is not Hopper. RESOURCE_EXHAUSTED: no memory.
 absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options);
+
+// Of the CUDA backend in that mode; needs no GPU.
+const WeightPacker& CudaWeightPacker(NumericsMode mode);
 
 }  // namespace isobit
 

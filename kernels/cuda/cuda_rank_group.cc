@@ -144,16 +144,17 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
   std::unique_ptr<AllReduce> sum;
   if (!nccl.empty()) {
     ISOBIT_ASSIGN_OR_RETURN(
-        sum, cuda::NcclAllReduce::Create(rank.mode, rank.config.hidden_size, rank.max_rows, ops,
-                                         *nccl[r], ops.stream()));
+        sum, cuda::NcclAllReduce::Create(rank.mode, rank.config.hidden_size, rank.max_rows,
+                                         ops.device(), *nccl[r], ops.device().stream()));
   } else if (!peers.empty()) {
     std::unique_ptr<OverlappedSum> overlapped;
     if (meeting != nullptr) {
-      ISOBIT_ASSIGN_OR_RETURN(
-          overlapped, cuda::CopyEngineSum::Create(HalvesOf(rank), rank.shape.rank, rank.shape.size,
-                                                  halves, *meeting, *peers[r], ops.stream()));
+      ISOBIT_ASSIGN_OR_RETURN(overlapped, cuda::CopyEngineSum::Create(
+                                              HalvesOf(rank), rank.shape.rank, rank.shape.size,
+                                              halves, *meeting, *peers[r], ops.device().stream()));
     }
-    sum = std::make_unique<PeerSum>(*peers[r], ops.stream(), std::move(overlapped), overlap_rows);
+    sum = std::make_unique<PeerSum>(*peers[r], ops.device().stream(), std::move(overlapped),
+                                    overlap_rows);
   }
   return sum;
 }

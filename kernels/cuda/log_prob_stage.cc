@@ -14,9 +14,9 @@
 
 namespace isobit::cuda {
 
-bool IsRanked(const LogProbRow& row) {
-  const RowSampling& s = row.sampling;
-  return row.top_logprobs > 0 || s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f;
+bool IsRanked(const LogProbRequest& request) {
+  const RowSampling& s = request.sampling;
+  return request.top_logprobs > 0 || s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f;
 }
 
 namespace {
@@ -37,13 +37,13 @@ struct Layout {
     size_t num_biases = 0;
     size_t num_banned = 0;
     for (int64_t i = 0; i < args.num_rows; ++i) {
-      const LogProbRow& row = args.rows[i];
-      const RowSampling& s = row.sampling;
+      const LogProbRequest& request = args.requests[i];
+      const RowSampling& s = request.sampling;
       num_counts += s.counts.size();
       num_biases += s.biases.size();
       num_banned += s.banned.size();
-      top_stride = std::max(top_stride, row.top_logprobs);
-      ranked_rows |= IsRanked(row);
+      top_stride = std::max(top_stride, request.top_logprobs);
+      ranked_rows |= IsRanked(request);
     }
     const auto rows = static_cast<size_t>(args.num_rows);
     counts = Align(rows * sizeof(DeviceLogProbRow));
@@ -73,10 +73,10 @@ void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
   int32_t num_biases = 0;
   int32_t num_banned = 0;
   for (int64_t i = 0; i < args.num_rows; ++i) {
-    const LogProbRow& row = args.rows[i];
-    const RowSampling& s = row.sampling;
+    const LogProbRequest& request = args.requests[i];
+    const RowSampling& s = request.sampling;
     rows[i] = {
-        .logits = row.logits,
+        .logits = args.logits + i * args.ld,
         .seed = s.seed,
         .sample = s.sample,
         .position = s.position,
@@ -90,10 +90,10 @@ void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
         .counts = Append(s.counts, reinterpret_cast<TokenCount*>(to + layout.counts), &num_counts),
         .biases = Append(s.biases, reinterpret_cast<TokenBias*>(to + layout.biases), &num_biases),
         .banned = Append(s.banned, reinterpret_cast<int32_t*>(to + layout.banned), &num_banned),
-        .target = row.target,
-        .top_logprobs = row.top_logprobs,
-        .raw = row.raw,
-        .want_entropy = row.want_entropy,
+        .target = request.target,
+        .top_logprobs = request.top_logprobs,
+        .raw = request.raw,
+        .want_entropy = request.want_entropy,
     };
   }
 }
@@ -103,13 +103,15 @@ void ReadRows(const LogProbArgs& args, const Layout& layout, int64_t begin, int6
   const auto* results = reinterpret_cast<const DeviceLogProbResult*>(from + layout.results);
   const auto* top = reinterpret_cast<const TokenLogProb*>(from + layout.top);
   for (int64_t i = begin; i < end; ++i) {
-    LogProbRow& row = args.rows[i];
+    const LogProbRequest& request = args.requests[i];
+    LogProbResult& to = args.results[i];
     const DeviceLogProbResult& result = results[i];
-    row.finite = result.finite != 0;
-    if (!row.finite) continue;
-    row.token = {result.id, result.logprob};
-    if (row.want_entropy) row.entropy = result.entropy;
-    std::copy_n(top + i * layout.top_stride, row.top_logprobs, row.top);
+    to.finite = result.finite != 0;
+    if (!to.finite) continue;
+    to.token = {result.id, result.logprob};
+    if (request.want_entropy) to.entropy = result.entropy;
+    const TokenLogProb* const list = top + i * layout.top_stride;
+    to.top.assign(list, list + request.top_logprobs);
   }
 }
 
@@ -123,8 +125,8 @@ LogProbStage::~LogProbStage() {
 }
 
 absl::Status LogProbStage::Reserve(int64_t num_rows, const Stream& stream) {
-  std::vector<LogProbRow> rows(static_cast<size_t>(num_rows));
-  const Layout layout({.rows = rows.data(), .num_rows = num_rows});
+  const std::vector<LogProbRequest> plain(static_cast<size_t>(num_rows));
+  const Layout layout({.requests = plain.data(), .num_rows = num_rows});
   return Grow(layout.bytes, LogProbWorkspaceBytes(num_rows), stream);
 }
 

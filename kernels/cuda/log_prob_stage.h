@@ -1,4 +1,4 @@
-// LogProbArgs, whose rows lie in host memory, brought to the GPU kernels and back.
+// LogProbArgs, whose requests and results lie in host memory, brought to the GPU kernels and back.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
 
@@ -14,7 +14,7 @@
 namespace isobit::cuda {
 
 // Whether a row has filters or a top list.
-bool IsRanked(const LogProbRow& row);
+bool IsRanked(const LogProbRequest& request);
 
 // The memory between host rows and device rows, kept from call to call. One caller at a time.
 class LogProbStage {
@@ -28,14 +28,14 @@ class LogProbStage {
   // for the device. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t num_rows, const Stream& stream);
 
-  // Ops::LogProbs on the current device: args.rows, their lists and their outputs are host memory,
-  // logits GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab
+  // Ops::LogProbs on the current device: requests, their lists and results are host memory, logits
+  // GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab
   // or a list beyond kMaxTopLogProbs; RESOURCE_EXHAUSTED: no memory.
   absl::Status Run(const LogProbArgs& args, const Stream& stream);
 
-  // Run without the wait: once the stream has got here, Read sets the outputs. Errors as Run's.
-  // args.rows and all they point to stay until then. ids: the drawn ids go there too, in GPU memory
-  // [num_rows]; may be null.
+  // Run without the wait: once the stream has got here, Read sets the results. Errors as Run's.
+  // The requests and all they point to stay until then. ids: the drawn ids go there too, in GPU
+  // memory [num_rows]; may be null.
   absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
   void Read(const LogProbArgs& args) const { Read(args, 0, args.num_rows); }
 

@@ -33,7 +33,7 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
     const int device = options.devices[static_cast<size_t>(r)];
     ISOBIT_ASSIGN_OR_RETURN(const auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
     ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, r, size));
-    const WeightLayout layout(config, shape, *ops);
+    const WeightLayout layout(config, shape, ops->packer());
     double needed = kOtherBytes;
     for (int block = 0; block < layout.num_blocks(); ++block) {
       needed += static_cast<double>(layout.BlockBytes(block));

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/cuda/device/device_sequences.h"
-#include "kernels/ops.h"
+#include "kernels/step_tables.h"
 
 namespace isobit::cuda {
 

@@ -20,13 +20,14 @@ class HostExecutor final : public RankExecutor {
       const RankOptions& options, std::unique_ptr<Ops> ops, std::weak_ptr<std::byte[]>& embedding) {
     std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops)));
     const bool first = options.shape.rank == 0;
-    ISOBIT_ASSIGN_OR_RETURN(
-        rank->weights_,
-        ResidentWeights::Create(rank->layout_, *rank->ops_, first ? nullptr : embedding.lock()));
+    ISOBIT_ASSIGN_OR_RETURN(rank->weights_,
+                            ResidentWeights::Create(rank->layout_, rank->ops_->device(),
+                                                    first ? nullptr : embedding.lock()));
     if (first) embedding = rank->weights_->embedding();
     ISOBIT_ASSIGN_OR_RETURN(
-        rank->cache_, KvCache::Create(options.config, options.shape, options.num_pages,
-                                      options.page_size, /*shared_layers=*/false, *rank->ops_));
+        rank->cache_,
+        KvCache::Create(options.config, options.shape, options.num_pages, options.page_size,
+                        /*shared_layers=*/false, rank->ops_->device()));
     return rank;
   }
 
@@ -52,11 +53,12 @@ class HostExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data(), static_cast<int64_t>(num_sequences),
                                                *weights_, logits_.data(),
                                                static_cast<int64_t>(columns)));
-    return Draw(step.rows);
+    return Draw(step.requests);
   }
 
   absl::Status Collect(ModelStep& step) override {
-    for (size_t i = 0; i < drawn_.size(); ++i) step.rows[first_drawn_ + i] = drawn_[i];
+    std::move(drawn_.begin(), drawn_.end(),
+              step.results.begin() + static_cast<std::ptrdiff_t>(first_drawn_));
     return absl::OkStatus();
   }
 
@@ -68,7 +70,7 @@ class HostExecutor final : public RankExecutor {
   HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops)
       : ops_(std::move(ops)),
         comm_(options.comm),
-        layout_(options.config, options.shape, *ops_),
+        layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(options.mode, *ops_, comm_),
         transformer_(layout_, options.rope, options.mode, *ops_,
                      comm_.size() > 1 ? &all_reduce_ : nullptr) {}
@@ -78,23 +80,22 @@ class HostExecutor final : public RankExecutor {
     if (buffer.size() < size) buffer.resize(size);
   }
 
-  // Rows are dealt out to the ranks in runs; each brings its rows' logits together from all ranks.
-  absl::Status Draw(const std::vector<LogProbRow>& rows) {
+  // Each rank draws for a run of the rows, whose logits it brings together from all ranks.
+  absl::Status Draw(const std::vector<LogProbRequest>& requests) {
     const auto rank = static_cast<size_t>(comm_.rank());
     const auto size = static_cast<size_t>(comm_.size());
-    first_drawn_ = rows.size() * rank / size;
-    const size_t end = rows.size() * (rank + 1) / size;
-    drawn_.assign(rows.begin() + static_cast<std::ptrdiff_t>(first_drawn_),
-                  rows.begin() + static_cast<std::ptrdiff_t>(end));
-    const size_t vocab = static_cast<size_t>(layout_.config().vocab_size);
+    first_drawn_ = requests.size() * rank / size;
+    drawn_.resize(requests.size() * (rank + 1) / size - first_drawn_);
     const float* logits = logits_.data();
     if (size > 1) {
-      Grow(whole_rows_, drawn_.size() * vocab);
-      ISOBIT_RETURN_IF_ERROR(Assemble(rows.size()));
+      Grow(whole_rows_, drawn_.size() * static_cast<size_t>(layout_.config().vocab_size));
+      ISOBIT_RETURN_IF_ERROR(Assemble(requests.size()));
       logits = whole_rows_.data();
     }
-    for (size_t i = 0; i < drawn_.size(); ++i) drawn_[i].logits = logits + i * vocab;
-    return ops_->LogProbs({.rows = drawn_.data(),
+    return ops_->LogProbs({.logits = logits,
+                           .ld = layout_.config().vocab_size,
+                           .requests = requests.data() + first_drawn_,
+                           .results = drawn_.data(),
                            .num_rows = static_cast<int64_t>(drawn_.size()),
                            .vocab = layout_.config().vocab_size});
   }
@@ -128,10 +129,10 @@ class HostExecutor final : public RankExecutor {
   std::unique_ptr<ResidentWeights> weights_;
 
   // They grow and never shrink.
-  std::vector<Bf16> hidden_;       // [rows of the step, hidden_size]
-  std::vector<float> logits_;      // [sequences, this rank's columns]
-  std::vector<float> whole_rows_;  // [drawn_, vocab]
-  std::vector<LogProbRow> drawn_;  // this rank's rows of the step, from first_drawn_ on
+  std::vector<Bf16> hidden_;          // [rows of the step, hidden_size]
+  std::vector<float> logits_;         // [sequences, this rank's columns]
+  std::vector<float> whole_rows_;     // [drawn_, vocab]
+  std::vector<LogProbResult> drawn_;  // of this rank's rows of the step, from first_drawn_ on
   size_t first_drawn_ = 0;
 };
 

@@ -92,9 +92,10 @@ void WriteFp32(const std::vector<TensorSlice>& slices, float* out) {
 
 }  // namespace
 
-size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const Ops& ops) {
+size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank,
+                     const WeightPacker& packer) {
   ISOBIT_CHECK(parameter.scales.empty()) << "no packed form has scales";
-  if (parameter.op == ParameterOp::kLinear) return ops.PackedBytes(LinearOf(parameter, rank));
+  if (parameter.op == ParameterOp::kLinear) return packer.PackedBytes(LinearOf(parameter, rank));
   int64_t count = 0;
   for (const TensorSpec& tensor : parameter.tensors) {
     const Slice slice = SliceOf(parameter, tensor, rank);
@@ -104,11 +105,11 @@ size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const Op
 }
 
 void PackParameter(const Parameter& parameter, const RankShape& rank, const TensorSet& tensors,
-                   const Ops& ops, std::byte* out) {
+                   const WeightPacker& packer, std::byte* out) {
   const std::vector<TensorSlice> slices = SlicesOf(parameter, rank, tensors);
   if (parameter.op == ParameterOp::kLinear) {
     const Stacked matrix(slices);
-    ops.Pack(LinearOf(parameter, rank), matrix.data(), matrix.ld(), out);
+    packer.Pack(LinearOf(parameter, rank), matrix.data(), matrix.ld(), out);
   } else if (parameter.packed == DType::kF32) {
     WriteFp32(slices, reinterpret_cast<float*>(out));
   } else {

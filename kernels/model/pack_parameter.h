@@ -8,16 +8,16 @@
 #include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "kernels/model/rank_shape.h"
-#include "kernels/ops.h"
+#include "kernels/weight_packer.h"
 
 namespace isobit {
 
 // Bytes of the rank's part of a parameter in a block.
-size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const Ops& ops);
+size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const WeightPacker& packer);
 
 // Writes those bytes to `out`. `tensors` holds the parameter's.
 void PackParameter(const Parameter& parameter, const RankShape& rank, const TensorSet& tensors,
-                   const Ops& ops, std::byte* out);
+                   const WeightPacker& packer, std::byte* out);
 
 }  // namespace isobit
 

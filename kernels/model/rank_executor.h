@@ -23,15 +23,15 @@
 namespace isobit {
 
 // One step: the rows of some sequences, and one token drawn after each. In host memory, and left
-// as it is from Launch to Collect, with all that it points to.
+// as it is, but for the results, from Launch to Collect, with all that it points to.
 struct ModelStep {
   Batch batch;
   // [sequences], or empty: none. i >= 0: the sequence has one row, whose id is the token that the
   // step launched before this one draws for its sequence i; batch.ids has any id there. -1:
   // batch.ids.
   std::vector<int32_t> feeds;
-  std::vector<LogProbRow>
-      rows;  // [sequences]; `logits` is not read, the outputs are set by Collect
+  std::vector<LogProbRequest> requests;  // [sequences]
+  std::vector<LogProbResult> results;    // [sequences], set by Collect
 };
 
 // What a rank has allocated of its backend's memory, in bytes.
@@ -59,7 +59,7 @@ class RankExecutor {
   // Begins to compute the step. Steps are collected in the order of their launch.
   virtual absl::Status Launch(const ModelStep& step) = 0;
 
-  // Waits for the oldest launched step, which is `step`, and sets the outputs of the rows that this
+  // Waits for the oldest launched step, which is `step`, and sets the results of the rows that this
   // rank has drawn; each row belongs to one rank.
   virtual absl::Status Collect(ModelStep& step) = 0;
 

@@ -14,7 +14,6 @@
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/opened_model.h"
-#include "kernels/host_ops.h"
 #include "kernels/model/pack_model.h"
 
 namespace isobit {
@@ -58,15 +57,15 @@ class Progress {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
-    const WeightLayout& layout, Ops& ops, std::shared_ptr<std::byte[]> embedding) {
-  std::unique_ptr<ResidentWeights> weights(new ResidentWeights(layout, ops));
+    const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding) {
+  std::unique_ptr<ResidentWeights> weights(new ResidentWeights(layout, device));
   weights->owns_embedding_ = embedding == nullptr;
   weights->blocks_.push_back(std::move(embedding));
   weights->blocks_.resize(static_cast<size_t>(layout.num_blocks()));
   for (int block = 0; block < layout.num_blocks(); ++block) {
     if (!weights->owns(block)) continue;
     ISOBIT_ASSIGN_OR_RETURN(weights->blocks_[static_cast<size_t>(block)],
-                            ops.Allocate(layout.BlockBytes(block)));
+                            device.Allocate(layout.BlockBytes(block)));
   }
   return weights;
 }
@@ -83,11 +82,11 @@ absl::Status ResidentWeights::Commit(const StagedBlocks& staged) {
   loaded_ = true;
   for (size_t block = 0; block < staged.size(); ++block) {
     if (staged[block] == nullptr) continue;
-    ISOBIT_RETURN_IF_ERROR(ops_.Copy(blocks_[block].get(), staged[block].get(),
-                                     layout_.BlockBytes(static_cast<int>(block))));
+    ISOBIT_RETURN_IF_ERROR(device_.Copy(blocks_[block].get(), staged[block].get(),
+                                        layout_.BlockBytes(static_cast<int>(block))));
     ISOBIT_RETURN_IF_ERROR(Failpoint("weights.commit"));
   }
-  return ops_.Synchronize();
+  return device_.Synchronize();
 }
 
 // One call of StageBlocks.
@@ -154,13 +153,12 @@ class WeightStager {
     staged_[r].resize(rank.blocks_.size());
     for (int block = 0; block < rank.layout_.num_blocks(); ++block) {
       if (!rank.owns(block)) continue;
-      const bool computes_on_host = dynamic_cast<const HostOps*>(&rank.ops_) != nullptr;
-      Task task = {&rank, block, rank.layout_.BlockBytes(block), nullptr, computes_on_host};
+      Task task = {&rank, block, rank.layout_.BlockBytes(block), nullptr, rank.device_.is_host()};
       Memory& staged = staged_[r][static_cast<size_t>(block)];
       if (!rank.loaded_) {
         task.place = rank.blocks_[static_cast<size_t>(block)].get();
       } else {
-        absl::StatusOr<Memory> beside = rank.ops_.AllocateBeside(task.bytes);
+        absl::StatusOr<Memory> beside = rank.device_.AllocateBeside(task.bytes);
         if (absl::IsResourceExhausted(beside.status())) {
           task.on_host = true;
           beside = HostMemory(task.bytes);
@@ -202,17 +200,17 @@ class WeightStager {
 
   static absl::Status Pack(const Task& task, const TensorSet& tensors, Scratch& scratch) {
     const WeightLayout& layout = task.rank->layout_;
-    Ops& ops = task.rank->ops_;
+    Device& device = task.rank->device_;
     if (task.on_host) {
-      layout.PackBlock(tensors, ops, task.block, task.place);
+      layout.PackBlock(tensors, task.block, task.place);
       return absl::OkStatus();
     }
     if (scratch.bytes < task.bytes) {
       scratch = {};
       scratch = {AllocateAligned(task.bytes), task.bytes};
     }
-    layout.PackBlock(tensors, ops, task.block, scratch.memory.get());
-    return ops.Upload(task.place, scratch.memory.get(), task.bytes);
+    layout.PackBlock(tensors, task.block, scratch.memory.get());
+    return device.Upload(task.place, scratch.memory.get(), task.bytes);
   }
 
   const absl::Span<ResidentWeights* const> ranks_;

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/tensor_source.h"
+#include "kernels/device.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops.h"
 
 namespace isobit {
 
@@ -30,19 +30,19 @@ struct StagedWeights {
 // (ResidentWeightsTest.UpdatesInPlace).
 class ResidentWeights final : public WeightSource {
  public:
-  // Allocates all blocks, with nothing in them yet. `layout` and `ops` outlive the object.
+  // Allocates all blocks, with nothing in them yet. `layout` and `device` outlive the object.
   // embedding: that of another rank in the same memory, which it shares; or null.
   // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
-      const WeightLayout& layout, Ops& ops, std::shared_ptr<std::byte[]> embedding = nullptr);
+      const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding = nullptr);
 
   absl::StatusOr<const std::byte*> Acquire(int block) override {
     return blocks_[static_cast<size_t>(block)].get();
   }
   void Release(int /*block*/) override {}
 
-  // Puts staged blocks into the place of those that serve. On the thread of `ops`, after every op
-  // that reads the old ones; waits. An error is final: some blocks are new.
+  // Puts staged blocks into the place of those that serve. On the thread of the device's ops, after
+  // every op that reads the old ones; waits. An error is final: some blocks are new.
   absl::Status Commit(const StagedBlocks& staged);
 
   std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
@@ -51,11 +51,11 @@ class ResidentWeights final : public WeightSource {
 
  private:
   friend class WeightStager;
-  ResidentWeights(const WeightLayout& layout, Ops& ops) : layout_(layout), ops_(ops) {}
+  ResidentWeights(const WeightLayout& layout, Device& device) : layout_(layout), device_(device) {}
   bool owns(int block) const { return block > 0 || owns_embedding_; }
 
   const WeightLayout& layout_;
-  Ops& ops_;
+  Device& device_;
   std::vector<std::shared_ptr<std::byte[]>> blocks_;
   bool owns_embedding_ = true;
   bool loaded_ = false;  // Commit has been called

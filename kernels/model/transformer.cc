@@ -11,19 +11,6 @@
 namespace isobit {
 namespace {
 
-// Releases a weight block when it goes out of scope.
-class HeldBlock {
- public:
-  HeldBlock(WeightSource& weights, int block) : weights_(weights), block_(block) {}
-  ~HeldBlock() { weights_.Release(block_); }
-  HeldBlock(const HeldBlock&) = delete;
-  HeldBlock& operator=(const HeldBlock&) = delete;
-
- private:
-  WeightSource& weights_;
-  const int block_;
-};
-
 // Columns of a layer's activations on this rank; all layers are alike.
 struct LayerWidths {
   int64_t qkv;
@@ -41,7 +28,7 @@ LayerWidths WidthsOf(const WeightLayout& layout) {
 
 absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankShape& shape,
                                         int32_t num_pages, int32_t page_size, bool shared_layers,
-                                        Ops& ops) {
+                                        Device& device) {
   KvCache cache;
   cache.num_pages_ = num_pages;
   cache.shared_layers_ = shared_layers;
@@ -53,7 +40,7 @@ absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankSha
       PageBytes(config, shape, page_size) / layers * static_cast<size_t>(num_pages);
   cache.layer_elements_ = layer_bytes / (2 * sizeof(Bf16));
   cache.bytes_ = shared_layers ? layer_bytes : layers * layer_bytes;
-  ISOBIT_ASSIGN_OR_RETURN(cache.memory_, ops.Allocate(cache.bytes_));
+  ISOBIT_ASSIGN_OR_RETURN(cache.memory_, device.Allocate(cache.bytes_));
   return cache;
 }
 
@@ -72,11 +59,11 @@ PagedKv KvCache::layer(int layer) const {
 }
 
 template <typename T>
-absl::StatusOr<T*> Transformer::Buffer<T>::Reserve(Ops& ops, int64_t elements) {
+absl::StatusOr<T*> Transformer::Buffer<T>::Reserve(Device& device, int64_t elements) {
   const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
   if (memory_ == nullptr || bytes_ < bytes) {
     memory_ = nullptr;  // before its successor is allocated
-    ISOBIT_ASSIGN_OR_RETURN(memory_, ops.Allocate(bytes));
+    ISOBIT_ASSIGN_OR_RETURN(memory_, device.Allocate(bytes));
     bytes_ = bytes;
   }
   return data();
@@ -91,14 +78,14 @@ absl::Status Transformer::Reserve(int64_t rows) {
   const int64_t width = layout_.config().hidden_size;
   const int64_t partial_bytes =
       rows * width * static_cast<int64_t>(has_bf16_partials() ? sizeof(Bf16) : sizeof(float));
-  ISOBIT_RETURN_IF_ERROR(residual_.Reserve(ops_, rows * width).status());
-  ISOBIT_RETURN_IF_ERROR(normed_.Reserve(ops_, rows * width).status());
-  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(ops_, rows * widths.qkv).status());
-  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(ops_, rows * widths.attended).status());
-  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_, rows * widths.activated).status());
-  ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(ops_, partial_bytes).status());
-  ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(ops_, partial_bytes).status());
-  ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_, 2 * width).status());
+  ISOBIT_RETURN_IF_ERROR(residual_.Reserve(ops_.device(), rows * width).status());
+  ISOBIT_RETURN_IF_ERROR(normed_.Reserve(ops_.device(), rows * width).status());
+  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(ops_.device(), rows * widths.qkv).status());
+  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(ops_.device(), rows * widths.attended).status());
+  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(ops_.device(), rows * widths.activated).status());
+  ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(ops_.device(), partial_bytes).status());
+  ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(ops_.device(), partial_bytes).status());
+  ISOBIT_RETURN_IF_ERROR(bias_.Reserve(ops_.device(), 2 * width).status());
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
@@ -113,7 +100,8 @@ size_t Transformer::ReservedBytes(const WeightLayout& layout, int64_t rows) {
 absl::Status Transformer::ShareRope() {
   const auto share = [this](const std::vector<float>& table) {
     const auto* bytes = reinterpret_cast<const std::byte*>(table.data());
-    return ops_.Share({std::shared_ptr<const void>(), bytes}, table.size() * sizeof(float));
+    return ops_.device().Share({std::shared_ptr<const void>(), bytes},
+                               table.size() * sizeof(float));
   };
   ISOBIT_ASSIGN_OR_RETURN(cosine_, share(rope_.cosine));
   ISOBIT_ASSIGN_OR_RETURN(sine_, share(rope_.sine));
@@ -123,7 +111,7 @@ absl::Status Transformer::ShareRope() {
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
   ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
-                          ops_.Stage(batch.ids, batch.sequences, cache.page_size()));
+                          ops_.tables().Stage(batch.ids, batch.sequences, cache.page_size()));
   return Forward(step, static_cast<int64_t>(batch.ids.size()), weights, cache, hidden);
 }
 
@@ -131,39 +119,44 @@ absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSo
                                   const KvCache& cache, Bf16* hidden) {
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
   ISOBIT_RETURN_IF_ERROR(CutIntoParts(step, rows, cache.page_size()));
-  {
-    ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(0));
-    const HeldBlock held(weights, 0);
-    ISOBIT_RETURN_IF_ERROR(ops_.Embedding({.ids = step.ids,
-                                           .rows = rows,
-                                           .table = layout_.Bind(0, block).bf16(Role::kEmbedding),
-                                           .hidden = layout_.config().hidden_size,
-                                           .out = residual_.data()}));
-  }
+  ISOBIT_ASSIGN_OR_RETURN(HeldBlock block, HeldBlock::Acquire(weights, 0));
+  ISOBIT_RETURN_IF_ERROR(
+      ops_.Embedding({.ids = step.ids,
+                      .rows = rows,
+                      .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
+                      .hidden = layout_.config().hidden_size,
+                      .out = residual_.data()}));
+  // In halves a layer ends with the norm of the block after it.
+  std::optional<HeldBlock> next;
+  const auto advance = [&](int to) -> absl::Status {
+    block.Release();
+    if (!next) {
+      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, to));
+    }
+    block = *std::exchange(next, std::nullopt);
+    return absl::OkStatus();
+  };
   for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
-    ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layer + 1));
-    const HeldBlock held(weights, layer + 1);
-    std::optional<HeldBlock> next_held;
+    ISOBIT_RETURN_IF_ERROR(advance(layer + 1));
     const Bf16* next_norm = nullptr;
     if (overlapped_ != nullptr) {
-      const int next = layer + 2;
-      ISOBIT_ASSIGN_OR_RETURN(const std::byte* next_block, weights.Acquire(next));
-      next_held.emplace(weights, next);
-      next_norm = layout_.Bind(next, next_block)
-                      .bf16(next == layout_.head_block() ? Role::kFinalNorm : Role::kInputNorm);
+      const int next_block = layer + 2;
+      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, next_block));
+      next_norm =
+          layout_.Bind(next_block, next->bytes())
+              .bf16(next_block == layout_.head_block() ? Role::kFinalNorm : Role::kInputNorm);
     }
-    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.Bind(layer + 1, block), next_norm, cache));
+    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.Bind(layer + 1, block.bytes()), next_norm, cache));
   }
-  ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(layout_.head_block()));
-  const HeldBlock held(weights, layout_.head_block());
-  const Bf16* const norm = layout_.Bind(layout_.head_block(), block).bf16(Role::kFinalNorm);
+  ISOBIT_RETURN_IF_ERROR(advance(layout_.head_block()));
+  const Bf16* const norm = layout_.Bind(layout_.head_block(), block.bytes()).bf16(Role::kFinalNorm);
   const int64_t width = layout_.config().hidden_size;
   for (size_t p = 0; p < parts_.size(); ++p) {
     Bf16* const out = hidden + parts_[p].first_row * width;
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, Normalise(p, norm, out));
     if (x == out) continue;
     const auto bytes = static_cast<size_t>(parts_[p].rows * width) * sizeof(Bf16);
-    ISOBIT_RETURN_IF_ERROR(ops_.Copy(out, x, bytes));
+    ISOBIT_RETURN_IF_ERROR(ops_.device().Copy(out, x, bytes));
   }
   return absl::OkStatus();
 }
@@ -183,7 +176,7 @@ absl::Status Transformer::CutIntoParts(const StagedStep& step, int64_t rows, int
   for (int h = 0; h < 2; ++h) {
     const StepHalf& half = halves_.half[h];
     ISOBIT_ASSIGN_OR_RETURN(const SequenceTable table,
-                            ops_.StageHalf(h, half.sequences, page_size));
+                            ops_.tables().StageHalf(h, half.sequences, page_size));
     parts_.push_back({.first_row = half.first_row, .rows = half.num_rows, .sequences = table});
   }
   return absl::OkStatus();
@@ -279,7 +272,8 @@ absl::Status Transformer::RowParallel(size_t p, const Bf16* x, const LinearWeigh
   part.bias = nullptr;
   if (bias != nullptr) {
     float* const copy = bias_.data() + static_cast<int64_t>(p) * width;
-    ISOBIT_RETURN_IF_ERROR(ops_.Copy(copy, bias, static_cast<size_t>(width) * sizeof(float)));
+    ISOBIT_RETURN_IF_ERROR(
+        ops_.device().Copy(copy, bias, static_cast<size_t>(width) * sizeof(float)));
     part.bias = copy;
   }
   if (overlapped_ == nullptr) return absl::OkStatus();
@@ -330,16 +324,15 @@ RmsNormArgs Transformer::NormArgs(const Part& part, const Bf16* weight, Bf16* ou
 
 absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,
                                  float* logits, int64_t ld) {
-  const int block_number = layout_.head_block();
-  ISOBIT_ASSIGN_OR_RETURN(const std::byte* block, weights.Acquire(block_number));
-  const HeldBlock held(weights, block_number);
-  return ops_.Linear({.x = hidden,
-                      .ldx = layout_.config().hidden_size,
-                      .m = rows,
-                      .weight = layout_.Bind(block_number, block).linear(Role::kHead),
-                      .fp32_out = logits,
-                      .ldy = ld,
-                      .mode = mode_});
+  ISOBIT_ASSIGN_OR_RETURN(const HeldBlock block, HeldBlock::Acquire(weights, layout_.head_block()));
+  return ops_.Linear(
+      {.x = hidden,
+       .ldx = layout_.config().hidden_size,
+       .m = rows,
+       .weight = layout_.Bind(layout_.head_block(), block.bytes()).linear(Role::kHead),
+       .fp32_out = logits,
+       .ldy = ld,
+       .mode = mode_});
 }
 
 }  // namespace isobit

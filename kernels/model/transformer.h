@@ -33,7 +33,7 @@ class KvCache {
   // keeps nothing. RESOURCE_EXHAUSTED: it does not fit into the backend's memory.
   static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
                                         int32_t num_pages, int32_t page_size, bool shared_layers,
-                                        Ops& ops);
+                                        Device& device);
   // Bytes of one page over all layers, each with memory of its own.
   static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
 
@@ -87,7 +87,7 @@ class Transformer {
   template <typename T>
   class Buffer {
    public:
-    absl::StatusOr<T*> Reserve(Ops& ops, int64_t elements);
+    absl::StatusOr<T*> Reserve(Device& device, int64_t elements);
     T* data() const { return reinterpret_cast<T*>(memory_.get()); }
 
    private:

@@ -18,7 +18,7 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 // One place after the other, in the order of the operations (ParameterOp), each aligned.
 BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& rank,
-                   const Ops& ops) {
+                   const WeightPacker& packer) {
   BlockLayout layout;
   std::vector<size_t> order;
   for (const Parameter& parameter : parameters) {
@@ -32,7 +32,7 @@ BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& ra
                    [&](size_t a, size_t b) { return parameters[a].op < parameters[b].op; });
   for (const size_t i : order) {
     layout.places[i].offset = layout.bytes;
-    layout.bytes += RoundUp(PackedBytesOf(parameters[i], rank, ops));
+    layout.bytes += RoundUp(PackedBytesOf(parameters[i], rank, packer));
   }
   return layout;
 }
@@ -75,10 +75,10 @@ const float* BlockWeights::fp32(Role role) const {
   return reinterpret_cast<const float*>(block_ + place->offset);
 }
 
-WeightLayout::WeightLayout(ModelPlan plan, const RankShape& shape, const Ops& ops)
-    : plan_(std::move(plan)), shape_(shape) {
+WeightLayout::WeightLayout(ModelPlan plan, const RankShape& shape, const WeightPacker& packer)
+    : plan_(std::move(plan)), shape_(shape), packer_(packer) {
   for (const std::vector<Parameter>& parameters : plan_.blocks) {
-    blocks_.push_back(LayOut(parameters, shape_, ops));
+    blocks_.push_back(LayOut(parameters, shape_, packer));
   }
 }
 
@@ -90,16 +90,15 @@ std::vector<std::string> WeightLayout::TensorsOf(int block) const {
   return names;
 }
 
-void WeightLayout::PackBlock(const TensorSet& tensors, const Ops& ops, int block,
-                             std::byte* out) const {
+void WeightLayout::PackBlock(const TensorSet& tensors, int block, std::byte* out) const {
   const std::vector<Parameter>& parameters = ParametersOf(block);
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::byte* const at = out + LayoutOf(block).places[i].offset;
-    const size_t bytes = PackedBytesOf(parameters[i], shape_, ops);
+    const size_t bytes = PackedBytesOf(parameters[i], shape_, packer_);
     // Only the packing of a linear layer may leave bytes out.
     const size_t written = parameters[i].op == ParameterOp::kLinear ? 0 : bytes;
     std::memset(at + written, 0, RoundUp(bytes) - written);
-    PackParameter(parameters[i], shape_, tensors, ops, at);
+    PackParameter(parameters[i], shape_, tensors, packer_, at);
   }
 }
 

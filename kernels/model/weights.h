@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,8 +15,9 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/weight_reader.h"
+#include "kernels/linear_shape.h"
 #include "kernels/model/rank_shape.h"
-#include "kernels/ops.h"
+#include "kernels/weight_packer.h"
 
 namespace isobit {
 
@@ -54,9 +56,10 @@ class BlockWeights {
 // 1 (head).
 class WeightLayout {
  public:
-  WeightLayout(ModelPlan plan, const RankShape& shape, const Ops& ops);
-  WeightLayout(const ModelConfig& config, const RankShape& shape, const Ops& ops)
-      : WeightLayout(Describe(config), shape, ops) {}
+  // packer: of the backend that will read the blocks; outlives the object.
+  WeightLayout(ModelPlan plan, const RankShape& shape, const WeightPacker& packer);
+  WeightLayout(const ModelConfig& config, const RankShape& shape, const WeightPacker& packer)
+      : WeightLayout(Describe(config), shape, packer) {}
 
   const ModelPlan& plan() const { return plan_; }
   const ModelConfig& config() const { return plan_.config; }
@@ -74,7 +77,7 @@ class WeightLayout {
   // Converts, cuts and packs a block out of those tensors, which a source had that ValidateTensors
   // accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned; padding is zeroed, so equal
   // weights give equal bytes.
-  void PackBlock(const TensorSet& tensors, const Ops& ops, int block, std::byte* out) const;
+  void PackBlock(const TensorSet& tensors, int block, std::byte* out) const;
 
  private:
   const BlockLayout& LayoutOf(int block) const { return blocks_[static_cast<size_t>(block)]; }
@@ -84,16 +87,55 @@ class WeightLayout {
 
   ModelPlan plan_;
   RankShape shape_;
+  const WeightPacker& packer_;
   std::vector<BlockLayout> blocks_;
 };
 
-// Hands a forward pass its blocks.
+// Hands a forward pass its blocks: in order, each once, of which two may be held at one time. The
+// last one, the head, may be acquired again.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // The block's bytes, readable until Release(block). May wait for a gather.
+  // The block's bytes, readable by ops that are launched before Release(block). May wait for a
+  // gather.
   virtual absl::StatusOr<const std::byte*> Acquire(int block) = 0;
+  // In the order of the blocks.
   virtual void Release(int block) = 0;
+};
+
+// A block that is held until the object goes.
+class HeldBlock {
+ public:
+  static absl::StatusOr<HeldBlock> Acquire(WeightSource& weights, int block) {
+    absl::StatusOr<const std::byte*> bytes = weights.Acquire(block);
+    if (!bytes.ok()) return bytes.status();
+    return HeldBlock(weights, block, *bytes);
+  }
+  HeldBlock(HeldBlock&& other) noexcept
+      : weights_(std::exchange(other.weights_, nullptr)),
+        block_(other.block_),
+        bytes_(other.bytes_) {}
+  HeldBlock& operator=(HeldBlock&& other) noexcept {
+    Release();
+    weights_ = std::exchange(other.weights_, nullptr);
+    block_ = other.block_;
+    bytes_ = other.bytes_;
+    return *this;
+  }
+  ~HeldBlock() { Release(); }
+
+  const std::byte* bytes() const { return bytes_; }
+  void Release() {
+    if (weights_ != nullptr) std::exchange(weights_, nullptr)->Release(block_);
+  }
+
+ private:
+  HeldBlock(WeightSource& weights, int block, const std::byte* bytes)
+      : weights_(&weights), block_(block), bytes_(bytes) {}
+
+  WeightSource* weights_;  // null: released
+  int block_;
+  const std::byte* bytes_;
 };
 
 // 128-byte aligned bytes.

@@ -107,33 +107,29 @@ int32_t Draw(const std::vector<float>& z, const RowSampling& s) {
 
 }  // namespace
 
-void ComputeLogProbs(LogProbRow& row, int64_t vocab) {
-  row.finite =
-      std::all_of(row.logits, row.logits + vocab, [](float x) { return std::isfinite(x); });
-  if (!row.finite) return;
-  const RowSampling& s = row.sampling;
-  std::vector<float> z = Process(row.logits, vocab, s);
-  row.finite = std::all_of(z.begin(), z.end(), [](float x) { return x < -kMinusInfinity; });
-  row.finite =
-      row.finite && std::any_of(z.begin(), z.end(), [](float x) { return x > kMinusInfinity; });
-  if (!row.finite) return;
+void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
+                     LogProbResult& result) {
+  result.finite = std::all_of(logits, logits + vocab, [](float x) { return std::isfinite(x); });
+  if (!result.finite) return;
+  const RowSampling& s = request.sampling;
+  std::vector<float> z = Process(logits, vocab, s);
+  result.finite = std::all_of(z.begin(), z.end(), [](float x) { return x < -kMinusInfinity; }) &&
+                  std::any_of(z.begin(), z.end(), [](float x) { return x > kMinusInfinity; });
+  if (!result.finite) return;
   const bool filters = s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f);
   if (filters) Filter(z, s);
-  row.token.id = row.target >= 0 ? row.target : Draw(z, s);
+  result.token.id = request.target >= 0 ? request.target : Draw(z, s);
 
-  if (row.raw) z.assign(row.logits, row.logits + vocab);
+  if (request.raw) z.assign(logits, logits + vocab);
   const contract::VocabSum sum = SumVocab(z);
-  row.token.logprob = contract::LogProb(z[static_cast<size_t>(row.token.id)], sum);
-  if (row.want_entropy) row.entropy = contract::Entropy(sum);
-  if (row.top_logprobs > 0) {
-    const std::vector<int32_t> order = Ranking(z);
-    for (int32_t i = 0; i < row.top_logprobs; ++i) {
-      row.top[i] = {-1, kMinusInfinity};
-      if (i < vocab && z[static_cast<size_t>(order[static_cast<size_t>(i)])] > kMinusInfinity) {
-        const int32_t id = order[static_cast<size_t>(i)];
-        row.top[i] = {id, contract::LogProb(z[static_cast<size_t>(id)], sum)};
-      }
-    }
+  result.token.logprob = contract::LogProb(z[static_cast<size_t>(result.token.id)], sum);
+  if (request.want_entropy) result.entropy = contract::Entropy(sum);
+  result.top.assign(static_cast<size_t>(request.top_logprobs), {-1, kMinusInfinity});
+  if (result.top.empty()) return;
+  const std::vector<int32_t> order = Ranking(z);
+  for (size_t i = 0; i < std::min(result.top.size(), order.size()); ++i) {
+    const float logit = z[static_cast<size_t>(order[i])];
+    if (logit > kMinusInfinity) result.top[i] = {order[i], contract::LogProb(logit, sum)};
   }
 }
 

@@ -7,7 +7,9 @@
 
 namespace isobit::oracle {
 
-void ComputeLogProbs(LogProbRow& row, int64_t vocab);
+// logits: [vocab].
+void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
+                     LogProbResult& result);
 
 }  // namespace isobit::oracle
 

@@ -11,6 +11,7 @@
 #include "kernels/host_ops.h"
 #include "kernels/oracle/attention.h"
 #include "kernels/oracle/log_probs.h"
+#include "kernels/plain_weight_packer.h"
 
 namespace isobit {
 namespace {
@@ -54,15 +55,9 @@ class OracleOps final : public HostOps {
  public:
   const char* name() const override { return "oracle"; }
 
-  size_t PackedBytes(const LinearShape& shape) const override {
-    return static_cast<size_t>(shape.n * shape.k) * sizeof(Bf16);
-  }
-
-  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
-            std::byte* packed) const override {
-    for (int64_t n = 0; n < shape.n; ++n) {
-      std::copy_n(w + n * ldw, shape.k, reinterpret_cast<Bf16*>(packed) + n * shape.k);
-    }
+  const WeightPacker& packer() const override {
+    static const PlainWeightPacker packer;
+    return packer;
   }
 
   absl::Status Embedding(const EmbeddingArgs& a) override {
@@ -131,7 +126,9 @@ class OracleOps final : public HostOps {
   }
 
   absl::Status LogProbs(const LogProbArgs& a) override {
-    for (int64_t r = 0; r < a.num_rows; ++r) oracle::ComputeLogProbs(a.rows[r], a.vocab);
+    for (int64_t r = 0; r < a.num_rows; ++r) {
+      oracle::ComputeLogProbs(a.logits + r * a.ld, a.vocab, a.requests[r], a.results[r]);
+    }
     return absl::OkStatus();
   }
 

@@ -50,14 +50,17 @@ Tokens Join(const nlohmann::json& first, const nlohmann::json& second) {
 
 // The raw logprob of `token` under one row of logits.
 double LogProbOf(const float* logits, int64_t vocab, int32_t token) {
-  LogProbRow row;
-  row.logits = logits;
-  row.target = token;
-  row.raw = true;
-  const auto ops = MakeCpuOps({});
-  EXPECT_TRUE(ops->LogProbs({.rows = &row, .num_rows = 1, .vocab = vocab}).ok());
-  EXPECT_TRUE(row.finite);
-  return row.token.logprob;
+  const LogProbRequest request = {.sampling = {}, .target = token, .raw = true};
+  LogProbResult result;
+  EXPECT_TRUE(MakeCpuOps({})
+                  ->LogProbs({.logits = logits,
+                              .requests = &request,
+                              .results = &result,
+                              .num_rows = 1,
+                              .vocab = vocab})
+                  .ok());
+  EXPECT_TRUE(result.finite);
+  return result.token.logprob;
 }
 
 class AccuracyTest : public testing::TestWithParam<std::string> {};

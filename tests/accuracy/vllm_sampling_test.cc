@@ -55,13 +55,16 @@ class Row {
   size_t vocab() const { return logits_.size(); }
   // Scores `target`; -1: draws.
   TokenLogProb Run(Ops& ops, int32_t target) const {
-    LogProbRow row;
-    row.logits = logits_.data();
-    row.sampling = sampling_.NextRow();
-    row.target = target;
-    EXPECT_TRUE(ops.LogProbs({&row, 1, static_cast<int64_t>(vocab())}).ok());
-    EXPECT_TRUE(row.finite);
-    return row.token;
+    const LogProbRequest request = {.sampling = sampling_.NextRow(), .target = target};
+    LogProbResult result;
+    EXPECT_TRUE(ops.LogProbs({.logits = logits_.data(),
+                              .requests = &request,
+                              .results = &result,
+                              .num_rows = 1,
+                              .vocab = static_cast<int64_t>(vocab())})
+                    .ok());
+    EXPECT_TRUE(result.finite);
+    return result.token;
   }
 
  private:

@@ -33,17 +33,17 @@ T Must(absl::StatusOr<T> value) {
 }
 
 // What no position has been written to must not reach a bit.
-void Poison(const KvCache& cache, int num_layers, Ops& ops) {
+void Poison(const KvCache& cache, int num_layers, Device& device) {
   const PagedKv kv = cache.layer(0);
   const std::vector<Bf16> poison(
       static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
           static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim),
       0xffff);
   for (int layer = 0; layer < num_layers; ++layer) {
-    Must(ops.Copy(cache.layer(layer).k, poison.data(), poison.size() * sizeof(Bf16)));
-    Must(ops.Copy(cache.layer(layer).v, poison.data(), poison.size() * sizeof(Bf16)));
+    Must(device.Copy(cache.layer(layer).k, poison.data(), poison.size() * sizeof(Bf16)));
+    Must(device.Copy(cache.layer(layer).v, poison.data(), poison.size() * sizeof(Bf16)));
   }
-  Must(ops.Synchronize());
+  Must(device.Synchronize());
 }
 
 // Pages of every sequence; a page belongs to one sequence.
@@ -136,19 +136,21 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
   for (int rank = 0; rank < schedule.tp_size; ++rank) {
     ranks.emplace_back([&, rank] {
       const std::unique_ptr<Ops> ops = schedule.make_ops();
-      const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size), *ops);
-      const auto weights = Must(ResidentWeights::Create(layout, *ops));
+      const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size),
+                                ops->packer());
+      const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
       Must(weights->Commit(Must(StageBlocks(*checkpoint_, "", {weights.get()})).ranks.front()));
-      const KvCache cache = Must(KvCache::Create(
-          config_, layout.shape(), num_pages, schedule.page_size, /*shared_layers=*/false, *ops));
-      Poison(cache, config_.num_layers, *ops);
+      const KvCache cache =
+          Must(KvCache::Create(config_, layout.shape(), num_pages, schedule.page_size,
+                               /*shared_layers=*/false, ops->device()));
+      Poison(cache, config_.num_layers, ops->device());
       Communicator& comm = group.rank(rank);
       GatherAllReduce all_reduce(schedule.mode, *ops, comm, schedule.overlap_rows);
       Transformer transformer(layout, rope, schedule.mode, *ops,
                               schedule.tp_size > 1 ? &all_reduce : nullptr);
-      const Memory hidden =
-          Must(ops->Allocate(most_rows * static_cast<size_t>(config_.hidden_size) * sizeof(Bf16)));
-      const Memory logits_memory = Must(ops->Allocate(most_rows * vocab * sizeof(float)));
+      const Memory hidden = Must(ops->device().Allocate(
+          most_rows * static_cast<size_t>(config_.hidden_size) * sizeof(Bf16)));
+      const Memory logits_memory = Must(ops->device().Allocate(most_rows * vocab * sizeof(float)));
       auto* const hidden_rows = reinterpret_cast<Bf16*>(hidden.get());
       auto* const logit_rows = reinterpret_cast<float*>(logits_memory.get());
       std::vector<float> step_logits(most_rows * vocab);
@@ -159,8 +161,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
         Must(transformer.Forward(step.batch, *weights, cache, hidden_rows));
         Must(transformer.Logits(hidden_rows, static_cast<int64_t>(rows), *weights,
                                 logit_rows + columns.begin, config_.vocab_size));
-        Must(ops->Copy(step_logits.data(), logit_rows, rows * vocab * sizeof(float)));
-        Must(ops->Synchronize());
+        Must(ops->device().Copy(step_logits.data(), logit_rows, rows * vocab * sizeof(float)));
+        Must(ops->device().Synchronize());
         // Each rank has the columns of its part of the vocabulary.
         for (size_t row = 0; row < step.targets.size(); ++row) {
           const auto [sequence, position] = step.targets[row];

@@ -31,6 +31,20 @@ SamplingParams AllParameters() {
   return params;
 }
 
+// logits: [vocab], in the backend's memory.
+LogProbResult LogProbsOf(Ops& ops, const float* logits, int64_t vocab,
+                         const LogProbRequest& request) {
+  LogProbResult result;
+  EXPECT_TRUE(ops.LogProbs({.logits = logits,
+                            .requests = &request,
+                            .results = &result,
+                            .num_rows = 1,
+                            .vocab = vocab})
+                  .ok());
+  EXPECT_TRUE(result.finite);
+  return result;
+}
+
 }  // namespace
 
 std::vector<std::string> GoldenNames() {
@@ -62,26 +76,20 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
   const absl::Span<const int32_t> prompt = absl::MakeConstSpan(tokens).first(kPromptTokens);
   SequenceSampling sampling(AllParameters(), model.config().eos_token_ids, 42, 1, prompt);
   const size_t bytes = logits.size() * sizeof(float);
-  const Memory memory = ops.Allocate(bytes).value();
-  EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), bytes).ok());
+  const Memory memory = ops.device().Allocate(bytes).value();
+  EXPECT_TRUE(ops.device().Copy(memory.get(), logits.data(), bytes).ok());
   std::vector<float> raw;
   std::vector<float> entropies;
   std::vector<float> processed;
   std::vector<int32_t> drawn;
   for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
-    LogProbRow row;
-    row.logits = reinterpret_cast<const float*>(memory.get()) + static_cast<int64_t>(i - 1) * vocab;
-    row.target = tokens[i];
-    row.raw = true;
-    row.want_entropy = true;
-    LogProbRow draw;
-    draw.logits = row.logits;
-    draw.sampling = sampling.NextRow();
-    EXPECT_TRUE(ops.LogProbs({.rows = &row, .num_rows = 1, .vocab = vocab}).ok());
-    EXPECT_TRUE(ops.LogProbs({.rows = &draw, .num_rows = 1, .vocab = vocab}).ok());
-    EXPECT_TRUE(row.finite && draw.finite);
-    raw.push_back(row.token.logprob);
-    entropies.push_back(row.entropy);
+    const float* const row =
+        reinterpret_cast<const float*>(memory.get()) + static_cast<int64_t>(i - 1) * vocab;
+    const LogProbResult scored = LogProbsOf(
+        ops, row, vocab, {.sampling = {}, .target = tokens[i], .raw = true, .want_entropy = true});
+    const LogProbResult draw = LogProbsOf(ops, row, vocab, {.sampling = sampling.NextRow()});
+    raw.push_back(scored.token.logprob);
+    entropies.push_back(scored.entropy);
     processed.push_back(draw.token.logprob);
     drawn.push_back(draw.token.id);
     sampling.Append(tokens[i]);
@@ -104,15 +112,16 @@ nlohmann::json ManyWeightsDigest(Ops& ops) {
       logits[i] = -12.0f - static_cast<float>((i + 37 * variant) % 1021) * 0x1p-9f;
     }
     logits[first + 77] = 0.0f;
-    const Memory memory = ops.Allocate(kVocab * sizeof(float)).value();
-    EXPECT_TRUE(ops.Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
-    LogProbRow row;
-    row.logits = reinterpret_cast<const float*>(memory.get());
-    row.target = static_cast<int32_t>(first) + 77;  // -log(sum) alone: it shows the sum's last bit
-    row.raw = true;
-    row.want_entropy = true;
-    EXPECT_TRUE(ops.LogProbs({.rows = &row, .num_rows = 1, .vocab = kVocab}).ok());
-    values.insert(values.end(), {row.token.logprob, row.entropy});
+    const Memory memory = ops.device().Allocate(kVocab * sizeof(float)).value();
+    EXPECT_TRUE(ops.device().Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
+    // -log(sum) alone: it shows the sum's last bit.
+    const LogProbResult result =
+        LogProbsOf(ops, reinterpret_cast<const float*>(memory.get()), kVocab,
+                   {.sampling = {},
+                    .target = static_cast<int32_t>(first) + 77,
+                    .raw = true,
+                    .want_entropy = true});
+    values.insert(values.end(), {result.token.logprob, result.entropy});
   }
   return {{"logprobs_and_entropies", Sha256Hex(values.data(), values.size() * sizeof(float))}};
 }

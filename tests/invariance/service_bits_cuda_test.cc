@@ -53,8 +53,7 @@ class ServiceBitsCudaTest : public ServiceBitsFixture {
               const auto backend = scorer::MakeCudaBackend(
                   {.numerics = options.numerics, .devices = Devices(shards), .num_shards = shards});
               ASSERT_TRUE(backend.ok()) << backend.status();
-              options.make_ops = backend->make_ops;
-              options.make_gather = backend->make_gather;
+              options.backend = *backend;
             }};
   }
 

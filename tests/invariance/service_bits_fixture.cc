@@ -150,7 +150,7 @@ std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>&
   options.num_shards = setup.shards;
   options.numerics = setup.mode;
   options.max_batch_tokens = setup.max_batch_tokens;
-  options.make_ops = [spoiled = setup.spoiled](int) { return Backend({}, spoiled); };
+  options.backend.make_ops = [spoiled = setup.spoiled](int) { return Backend({}, spoiled); };
   if (setup.choose_backend != nullptr) setup.choose_backend(options);
   auto scorer = scorer::Scorer::Load(options, GetParam());
   ISOBIT_EXPECT_OK(scorer.status());

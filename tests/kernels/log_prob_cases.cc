@@ -60,7 +60,7 @@ std::vector<float> MakeLogits(Logits kind, int64_t vocab, Random& random) {
   return logits;
 }
 
-std::string Describe(const LogProbRequest& request) {
+std::string Describe(const LogProbCase& request) {
   const RowSampling& s = request.sampling;
   return absl::StrCat("vocab ", request.logits.size(), ", temperature ", s.temperature, ", top_k ",
                       s.top_k, ", top_p ", s.top_p, ", min_p ", s.min_p, ", target ",
@@ -69,8 +69,8 @@ std::string Describe(const LogProbRequest& request) {
                       request.banned.size());
 }
 
-LogProbRequest RandomLogProbRequest(int64_t vocab, Random& random) {
-  LogProbRequest r;
+LogProbCase RandomLogProbCase(int64_t vocab, Random& random) {
+  LogProbCase r;
   r.logits = MakeLogits(Pick(kLogitKinds, random), vocab, random);
   RowSampling& s = r.sampling;
   const auto size = static_cast<int32_t>(vocab);
@@ -111,12 +111,12 @@ LogProbRequest RandomLogProbRequest(int64_t vocab, Random& random) {
   return r;
 }
 
-std::vector<LogProbRequest> EveryFilter(Logits kind, int64_t vocab, Random& random) {
-  std::vector<LogProbRequest> requests;
+std::vector<LogProbCase> EveryFilter(Logits kind, int64_t vocab, Random& random) {
+  std::vector<LogProbCase> requests;
   for (const int32_t top_k : {0, 1, 5, 300, 1500, 4000}) {
     for (const float top_p : {1.0f, 0.999f, 0.8f, 0.1f}) {
       for (const float min_p : {0.0f, 0.02f}) {
-        LogProbRequest r;
+        LogProbCase r;
         r.logits = MakeLogits(kind, vocab, random);
         r.sampling.top_k = top_k;
         r.sampling.top_p = top_p;
@@ -130,12 +130,12 @@ std::vector<LogProbRequest> EveryFilter(Logits kind, int64_t vocab, Random& rand
   return requests;
 }
 
-std::vector<LogProbRequest> NonFiniteRequests(Random& random, size_t* num_sound) {
-  std::vector<LogProbRequest> requests;
+std::vector<LogProbCase> NonFiniteCases(Random& random, size_t* num_sound) {
+  std::vector<LogProbCase> requests;
   for (const float bad : kNotFinite) {
     for (const size_t at : {size_t{0}, size_t{99}, size_t{700}, size_t{999}}) {
       for (const bool raw : {false, true}) {
-        LogProbRequest r;
+        LogProbCase r;
         r.logits = MakeLogits(Logits::kPeaked, 1000, random);
         r.logits[at] = bad;
         r.raw = raw;
@@ -146,23 +146,23 @@ std::vector<LogProbRequest> NonFiniteRequests(Random& random, size_t* num_sound)
     }
   }
   const auto add = [&](float value, auto change) {
-    LogProbRequest r;
+    LogProbCase r;
     r.logits.assign(1000, value);
     change(r);
     requests.push_back(std::move(r));
   };
-  add(1e30f, [](LogProbRequest& r) { r.sampling.temperature = 1e-10f; });
-  add(1e30f, [](LogProbRequest& r) { r.sampling.temperature = 1e-10f, r.sampling.top_k = 3; });
-  add(0.0f, [](LogProbRequest& r) { r.sampling.temperature = 1e-40f; });
-  add(-1.0f, [](LogProbRequest& r) { r.sampling.temperature = 1e-40f; });
-  add(1.0f, [](LogProbRequest& r) {
+  add(1e30f, [](LogProbCase& r) { r.sampling.temperature = 1e-10f; });
+  add(1e30f, [](LogProbCase& r) { r.sampling.temperature = 1e-10f, r.sampling.top_k = 3; });
+  add(0.0f, [](LogProbCase& r) { r.sampling.temperature = 1e-40f; });
+  add(-1.0f, [](LogProbCase& r) { r.sampling.temperature = 1e-40f; });
+  add(1.0f, [](LogProbCase& r) {
     for (int32_t id = 0; id < 1000; ++id) r.banned.push_back(id);
   });
-  add(1.0f, [](LogProbRequest& r) { r.biases = {{5, kNotFinite[0]}}; });
-  add(1.0f, [](LogProbRequest& r) { r.biases = {{5, kNotFinite[1]}}; });
+  add(1.0f, [](LogProbCase& r) { r.biases = {{5, kNotFinite[0]}}; });
+  add(1.0f, [](LogProbCase& r) { r.biases = {{5, kNotFinite[1]}}; });
   const size_t num_bad = requests.size();
-  add(1.0f, [](LogProbRequest& r) { r.biases = {{5, kNotFinite[2]}}; });
-  add(-1e30f, [](LogProbRequest& r) {  // most overflow to -inf: filtered out
+  add(1.0f, [](LogProbCase& r) { r.biases = {{5, kNotFinite[2]}}; });
+  add(-1e30f, [](LogProbCase& r) {  // most overflow to -inf: filtered out
     r.sampling.temperature = 1e-10f;
     r.logits[3] = 1.0f;
   });
@@ -175,47 +175,43 @@ void AppendBits(const TokenLogProb& token, RowBits* bits) {
   bits->push_back(std::bit_cast<uint32_t>(token.logprob));
 }
 
-std::vector<RowBits> RunLogProbs(const std::vector<LogProbRequest>& requests,
-                                 const std::vector<const float*>& logits,
+std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const float* logits,
+                                 int64_t ld,
                                  absl::FunctionRef<absl::Status(const LogProbArgs& args)> run) {
-  std::vector<std::vector<TokenLogProb>> tops;
-  std::vector<LogProbRow> rows;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const LogProbRequest& r = requests[i];
-    tops.emplace_back(static_cast<size_t>(r.top_logprobs) + 1, kUnset);
-    rows.push_back({.logits = logits[i],
-                    .sampling = r.sampling,
-                    .target = r.target,
-                    .raw = r.raw,
-                    .top_logprobs = r.top_logprobs,
-                    .want_entropy = r.want_entropy,
-                    .token = kUnset,
-                    .top = tops.back().data(),
-                    .entropy = kUnset.logprob,
-                    .finite = true});
-    rows.back().sampling.counts = r.counts;
-    rows.back().sampling.biases = r.biases;
-    rows.back().sampling.banned = r.banned;
+  std::vector<LogProbRequest> requests;
+  std::vector<LogProbResult> results;
+  for (const LogProbCase& c : cases) {
+    requests.push_back({.sampling = c.sampling,
+                        .target = c.target,
+                        .raw = c.raw,
+                        .top_logprobs = c.top_logprobs,
+                        .want_entropy = c.want_entropy});
+    requests.back().sampling.counts = c.counts;
+    requests.back().sampling.biases = c.biases;
+    requests.back().sampling.banned = c.banned;
+    results.push_back({.token = kUnset, .top = {}, .entropy = kUnset.logprob});
   }
-  const absl::Status status = run({.rows = rows.data(),
-                                   .num_rows = static_cast<int64_t>(rows.size()),
-                                   .vocab = static_cast<int64_t>(requests.front().logits.size())});
+  const absl::Status status = run({.logits = logits,
+                                   .ld = ld,
+                                   .requests = requests.data(),
+                                   .results = results.data(),
+                                   .num_rows = static_cast<int64_t>(cases.size()),
+                                   .vocab = static_cast<int64_t>(cases.front().logits.size())});
   EXPECT_TRUE(status.ok()) << status;
   std::vector<RowBits> all;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    RowBits bits = {static_cast<uint32_t>(rows[i].finite),
-                    std::bit_cast<uint32_t>(rows[i].entropy)};
-    AppendBits(rows[i].token, &bits);
-    for (const TokenLogProb& token : tops[i]) AppendBits(token, &bits);
+  for (const LogProbResult& result : results) {
+    RowBits bits = {static_cast<uint32_t>(result.finite), std::bit_cast<uint32_t>(result.entropy)};
+    AppendBits(result.token, &bits);
+    for (const TokenLogProb& token : result.top) AppendBits(token, &bits);
     all.push_back(std::move(bits));
   }
   return all;
 }
 
-std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbRequest>& requests) {
-  std::vector<const float*> logits;
-  for (const LogProbRequest& r : requests) logits.push_back(r.logits.data());
-  return RunLogProbs(requests, logits,
+std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbCase>& cases) {
+  std::vector<float> logits;
+  for (const LogProbCase& c : cases) logits.insert(logits.end(), c.logits.begin(), c.logits.end());
+  return RunLogProbs(cases, logits.data(), static_cast<int64_t>(cases.front().logits.size()),
                      [&ops](const LogProbArgs& args) { return ops.LogProbs(args); });
 }
 

@@ -39,8 +39,8 @@ inline constexpr Logits kLogitKinds[] = {Logits::kModel,       Logits::kPeaked, 
                                          Logits::kAscending,   Logits::kTwoLevels};
 std::vector<float> MakeLogits(Logits kind, int64_t vocab, Random& random);
 
-// One row's request, owning what RowSampling points to.
-struct LogProbRequest {
+// One row: its logits, and what is to be done with them, owning what RowSampling points to.
+struct LogProbCase {
   RowSampling sampling;
   std::vector<TokenCount> counts;
   std::vector<TokenBias> biases;
@@ -51,29 +51,29 @@ struct LogProbRequest {
   bool want_entropy = true;
   int32_t top_logprobs = 0;
 };
-std::string Describe(const LogProbRequest& request);
+std::string Describe(const LogProbCase& row);
 
 // Any parameters; one in forty has a logit that is not finite.
-LogProbRequest RandomLogProbRequest(int64_t vocab, Random& random);
+LogProbCase RandomLogProbCase(int64_t vocab, Random& random);
 // Every combination of some values of the three filters.
-std::vector<LogProbRequest> EveryFilter(Logits kind, int64_t vocab, Random& random);
+std::vector<LogProbCase> EveryFilter(Logits kind, int64_t vocab, Random& random);
 // Rows that are no distribution, then *num_sound that look as if they were none.
-std::vector<LogProbRequest> NonFiniteRequests(Random& random, size_t* num_sound);
+std::vector<LogProbCase> NonFiniteCases(Random& random, size_t* num_sound);
 
 // What a row holds where nothing was written.
 inline constexpr TokenLogProb kUnset = {-7, -7.0f};
 
-// All outputs of a row: finite, entropy, then ids and logprobs of the token, of the top list and of
-// the place after it, which stays unset.
+// All outputs of a row: finite, entropy, then ids and logprobs of the token and of the top list.
 using RowBits = std::vector<uint32_t>;
 void AppendBits(const TokenLogProb& token, RowBits* bits);
 
-// The outputs of `run` on the requests. logits[i]: row i's, in the backend's memory.
-std::vector<RowBits> RunLogProbs(const std::vector<LogProbRequest>& requests,
-                                 const std::vector<const float*>& logits,
+// The outputs of `run` on the cases. logits: [cases, columns], leading dimension ld, in the
+// backend's memory.
+std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const float* logits,
+                                 int64_t ld,
                                  absl::FunctionRef<absl::Status(const LogProbArgs& args)> run);
 // Of a backend in host memory.
-std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbRequest>& requests);
+std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbCase>& cases);
 
 }  // namespace isobit::testing_support
 

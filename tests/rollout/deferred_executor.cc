@@ -25,11 +25,11 @@ struct Snapshot {
           rows.first_row, rows.num_rows, rows.first_position,
           std::vector<int32_t>(rows.pages, rows.pages + (tokens + page_size - 1) / page_size));
     }
-    for (const LogProbRow& row : step.rows) {
-      const RowSampling& s = row.sampling;
+    for (const LogProbRequest& request : step.requests) {
+      const RowSampling& s = request.sampling;
       parameters.emplace_back(s.temperature, s.top_p, s.min_p, s.repetition_penalty,
                               s.presence_penalty, s.frequency_penalty);
-      places.emplace_back(s.top_k, s.seed, s.sample, s.position, row.top_logprobs, row.top);
+      places.emplace_back(s.top_k, s.seed, s.sample, s.position, request.top_logprobs);
       banned.emplace_back(s.banned.begin(), s.banned.end());
       for (const TokenCount& c : s.counts) counts.emplace_back(c.id, c.in_output, c.in_prompt);
       for (const TokenBias& b : s.biases) biases.emplace_back(b.id, b.bias);
@@ -40,7 +40,7 @@ struct Snapshot {
   std::vector<int32_t> ids, feeds;
   std::vector<std::tuple<int64_t, int64_t, int64_t, std::vector<int32_t>>> sequences;
   std::vector<std::tuple<float, float, float, float, float, float>> parameters;
-  std::vector<std::tuple<int32_t, uint64_t, uint32_t, uint32_t, int32_t, TokenLogProb*>> places;
+  std::vector<std::tuple<int32_t, uint64_t, uint32_t, uint32_t, int32_t>> places;
   std::vector<std::vector<int32_t>> banned;
   std::vector<std::tuple<int32_t, uint32_t, bool>> counts;
   std::vector<std::pair<int32_t, float>> biases;
@@ -75,11 +75,12 @@ class DeferredExecutor final : public RankExecutor {
       own.batch.ids[static_cast<size_t>(rows.first_row)] =
           last_tokens_.at(static_cast<size_t>(step.feeds[i]));
     }
-    for (LogProbRow& row : own.rows) row.token.id = kNoToken;
+    for (LogProbResult& result : own.results) result.token.id = kNoToken;
     ISOBIT_RETURN_IF_ERROR(rank_->Launch(own));
     ISOBIT_RETURN_IF_ERROR(rank_->Collect(own));
-    for (size_t i = 0; i < own.rows.size(); ++i) {
-      if (own.rows[i].token.id != kNoToken || !own.rows[i].finite) step.rows[i] = own.rows[i];
+    for (size_t i = 0; i < own.results.size(); ++i) {
+      const LogProbResult& result = own.results[i];
+      if (result.token.id != kNoToken || !result.finite) step.results[i] = result;
     }
     return ShareTokens(own);
   }
@@ -95,8 +96,8 @@ class DeferredExecutor final : public RankExecutor {
   // last_tokens_ = the tokens that all ranks have drawn; 0 where the logits were not finite.
   absl::Status ShareTokens(const ModelStep& own) {
     own_tokens_.clear();
-    for (const LogProbRow& row : own.rows) {
-      own_tokens_.push_back(row.finite ? row.token.id : kNoToken);
+    for (const LogProbResult& result : own.results) {
+      own_tokens_.push_back(result.finite ? result.token.id : kNoToken);
     }
     ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
                             comm_.Gather(own_tokens_.data(), own_tokens_.size() * sizeof(int32_t)));

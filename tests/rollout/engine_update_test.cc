@@ -13,10 +13,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/host_device.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/forwarding_ops.h"
+#include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -191,16 +193,24 @@ TEST_P(EngineUpdateTest, DummyWeightsAreUpdatedFromSeedToSeed) {
   ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
 }
 
-// A backend without room for a second version.
-class FullOps final : public testing_support::ForwardingOps {
+// A device without room for a second version.
+class FullDevice final : public HostDevice {
  public:
-  FullOps() : ForwardingOps(MakeCpuOps({})) {}
   absl::StatusOr<Memory> AllocateBeside(size_t /*bytes*/) override {
     return absl::ResourceExhaustedError("full");
   }
 };
 
-TEST_P(EngineUpdateTest, UpdatesThatTheBackendHasNoRoomForComeFromHostMemory) {
+class FullOps final : public testing_support::ForwardingOps {
+ public:
+  FullOps() : ForwardingOps(MakeCpuOps({})) {}
+  Device& device() override { return device_; }
+
+ private:
+  FullDevice device_;
+};
+
+TEST_P(EngineUpdateTest, UpdatesThatTheDeviceHasNoRoomForComeFromHostMemory) {
   const SampleResult expected = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));
   EngineOptions options = DefaultOptions();
   options.runner.make_rank = RankOf([] { return std::make_unique<FullOps>(); });
@@ -247,17 +257,15 @@ TEST_P(EngineUpdateTest, AnAbandonedUpdateIsDroppedBeforeItsSwitch) {
   }
 }
 
-// A backend that counts the matrices that were packed for it.
+// Counts the matrices that are packed.
 class CountingOps final : public testing_support::ForwardingOps {
  public:
-  explicit CountingOps(std::atomic<int>& packed) : ForwardingOps(MakeCpuOps({})), packed_(packed) {}
-  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* out) const override {
-    ++packed_;
-    ForwardingOps::Pack(shape, w, ldw, out);
-  }
+  explicit CountingOps(std::atomic<int>& packed)
+      : ForwardingOps(MakeCpuOps({})), packer_(CpuWeightPacker(), [&packed] { ++packed; }) {}
+  const WeightPacker& packer() const override { return packer_; }
 
  private:
-  std::atomic<int>& packed_;
+  const testing_support::ObservedPacker packer_;
 };
 
 TEST_P(EngineUpdateTest, AnAbandonedUpdateStopsWhileItIsStaged) {

@@ -1,5 +1,7 @@
 // Ranks on GPUs. See rank_backend.h.
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "common/base/status_macros.h"
 #include "common/parallel/nccl_block_gather.h"
@@ -20,24 +22,36 @@ absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   if (id.empty() && options.num_shards > 1) {
     ISOBIT_ASSIGN_OR_RETURN(id, NewNcclId());
   }
-  RankBackend backend;
-  backend.make_ops = [options](int local_rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
-    return MakeCudaOps(
-        {.device = options.devices[static_cast<size_t>(local_rank)], .mode = options.numerics});
+  // A rank's ops and gathers follow each other on one stream.
+  auto streams = std::make_shared<std::vector<CudaStream>>();
+  for (const int device : options.devices) {
+    ISOBIT_ASSIGN_OR_RETURN(CudaStream stream, CudaStream::Create(device));
+    streams->push_back(std::move(stream));
+  }
+  const auto device_of = [options](int local_rank) {
+    return options.devices[static_cast<size_t>(local_rank)];
   };
-  backend.make_gather = [options, id](
-                            int local_rank, Ops& ops,
+  const auto stream_of = [streams](int local_rank) {
+    return (*streams)[static_cast<size_t>(local_rank)].handle();
+  };
+  RankBackend backend;
+  backend.make_ops = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
+    return MakeCudaOps({.device = device_of(local_rank),
+                        .mode = options.numerics,
+                        .stream = stream_of(local_rank)});
+  };
+  backend.make_device = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
+    return CudaDevice::Create(device_of(local_rank));
+  };
+  backend.make_gather = [=](int local_rank,
                             size_t block_bytes) -> absl::StatusOr<std::unique_ptr<BlockGather>> {
-    ISOBIT_ASSIGN_OR_RETURN(
-        std::unique_ptr<NcclGroup> group,
-        NcclGroup::Create({.id = id,
-                           .rank = options.first_rank + local_rank,
-                           .size = options.num_shards,
-                           .device = options.devices[static_cast<size_t>(local_rank)],
-                           .timeout = options.timeout}));
-    // make_ops made them.
-    const auto& cuda_ops = static_cast<const CudaOps&>(ops);
-    return MakeNcclBlockGather(std::move(group), block_bytes, cuda_ops.stream().handle,
+    ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,
+                            NcclGroup::Create({.id = id,
+                                               .rank = options.first_rank + local_rank,
+                                               .size = options.num_shards,
+                                               .device = device_of(local_rank),
+                                               .timeout = options.timeout}));
+    return MakeNcclBlockGather(std::move(group), block_bytes, stream_of(local_rank),
                                options.timeout);
   };
   return backend;

@@ -113,8 +113,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .max_context = max_context,
                                         .max_batch_tokens = scorer.max_batch_tokens,
                                         .chunk_rows = scorer.chunk_rows,
-                                        .make_ops = std::move(backend.make_ops),
-                                        .make_gather = std::move(backend.make_gather)}));
+                                        .backend = std::move(backend)}));
   ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(*model.weights, "", 1));
   return absl::OkStatus();
 }

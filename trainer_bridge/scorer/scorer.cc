@@ -76,8 +76,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                         .max_context = options.max_context,
                                         .max_batch_tokens = options.max_batch_tokens,
                                         .chunk_rows = options.chunk_rows,
-                                        .make_ops = options.make_ops,
-                                        .make_gather = options.make_gather}));
+                                        .backend = options.backend}));
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(*model.weights, "", 1));
   if (peers != nullptr) {
     ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());

@@ -39,10 +39,8 @@ struct ScorerOptions {
   int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
   int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
   size_t max_queued_sequences = 16384;  // of all jobs
-  // Of the ranks, as ShardRanksOptions says.
-  size_t chunk_rows = 64;
-  decltype(ShardRanksOptions::make_ops) make_ops;
-  decltype(ShardRanksOptions::make_gather) make_gather = nullptr;
+  size_t chunk_rows = 64;               // of the ranks, as ShardRanksOptions says
+  RankBackend backend;
   // With fewer local shards than all: waits for the processes of the others, before the backend is
   // made.
   std::function<absl::StatusOr<std::shared_ptr<PeerRanks>>(const GroupIdentity& identity)>

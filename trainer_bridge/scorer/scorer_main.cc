@@ -57,9 +57,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
       return GroupLeader::Assemble(group, identity);
     };
   }
-  ISOBIT_ASSIGN_OR_RETURN(RankBackend backend, MakeBackend(settings, nccl_id));
-  options.make_ops = std::move(backend.make_ops);
-  options.make_gather = std::move(backend.make_gather);
+  ISOBIT_ASSIGN_OR_RETURN(options.backend, MakeBackend(settings, nccl_id));
   return Scorer::Load(std::move(options), settings.model);
 }
 

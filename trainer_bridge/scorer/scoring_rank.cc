@@ -80,11 +80,11 @@ struct ScoringRank::Row {
   }
 };
 
-// What LogProbs says of the rows of a chunk, and the lists that it points to.
+// What LogProbs is asked of the rows of a chunk, what the requests point to, and what it says.
 struct ScoringRank::Scored {
-  std::vector<LogProbRow> rows;
+  std::vector<LogProbRequest> requests;
   std::vector<std::vector<TokenCount>> counts;
-  std::vector<std::vector<TokenLogProb>> top;
+  std::vector<LogProbResult> results;
 };
 
 ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
@@ -99,7 +99,7 @@ ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& 
 absl::Status ScoringRank::Grow(Buffer& buffer, size_t bytes) {
   if (bytes <= buffer.bytes) return absl::OkStatus();
   buffer = Buffer();  // before its successor is allocated
-  ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->Allocate(bytes));
+  ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->device().Allocate(bytes));
   buffer.bytes = bytes;
   return absl::OkStatus();
 }
@@ -129,7 +129,7 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
     if (!scored.ok() && !absl::IsCancelled(scored)) return scored;
   }
   ISOBIT_RETURN_IF_ERROR(pass.Finish());
-  return ops_->Synchronize();  // a pass that was given up may still read `packed`
+  return ops_->device().Synchronize();  // a pass that was given up may still read `packed`
 }
 
 absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
@@ -139,8 +139,9 @@ absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   if (!cache_ || cache_->num_pages() < num_pages) {
     cache_.reset();
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
-                                static_cast<int32_t>(kPageSize), /*shared_layers=*/true, *ops_));
+        cache_,
+        KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
+                        static_cast<int32_t>(kPageSize), /*shared_layers=*/true, ops_->device()));
   }
   ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
   ISOBIT_RETURN_IF_ERROR(Grow(hidden_, static_cast<size_t>(rows) * width * sizeof(Bf16)));
@@ -191,7 +192,9 @@ absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& 
     const std::vector<Row> done = std::exchange(chunk, next_chunk());
     // The next logits are computed while the present results are handed out.
     if (!chunk.empty()) ISOBIT_RETURN_IF_ERROR(LaunchLogits(chunk, pass));
-    for (size_t r = 0; r < done.size(); ++r) Take(done[r], scored.rows[r]);
+    for (size_t r = 0; r < done.size(); ++r) {
+      Take(done[r], scored.requests[r], scored.results[r]);
+    };
   }
   return absl::OkStatus();
 }
@@ -211,7 +214,7 @@ absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource&
     auto* const gathered = reinterpret_cast<Bf16*>(chunk_hidden_.memory.get());
     for (size_t begin = 0; begin < rows.size();) {
       const size_t end = run_end(begin);
-      ISOBIT_RETURN_IF_ERROR(ops_->Copy(
+      ISOBIT_RETURN_IF_ERROR(ops_->device().Copy(
           gathered + begin * width, hidden + static_cast<size_t>(rows[begin].hidden_row) * width,
           (end - begin) * width * sizeof(Bf16)));
       begin = end;
@@ -224,61 +227,59 @@ absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource&
 }
 
 absl::Status ScoringRank::ScoreRows(absl::Span<const Row> rows, Scored& scored) {
-  const auto vocab = static_cast<size_t>(layout_.config().vocab_size);
+  const int64_t vocab = layout_.config().vocab_size;
   const auto* const logits = reinterpret_cast<const float*>(logits_.memory.get());
-  scored.rows.resize(rows.size());
   scored.counts.resize(rows.size());
-  scored.top.resize(rows.size());
+  scored.results.resize(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
-    LogProbRow& row = scored.rows[r];
-    row = LogProbsOf(rows[r], scored.counts[r]);
-    scored.top[r].resize(static_cast<size_t>(row.top_logprobs));
-    row.top = scored.top[r].data();
-    row.logits = logits + r * vocab;
+    scored.requests.push_back(RequestOf(rows[r], scored.counts[r]));
   }
-  return ops_->LogProbs({.rows = scored.rows.data(),
+  return ops_->LogProbs({.logits = logits,
+                         .ld = vocab,
+                         .requests = scored.requests.data(),
+                         .results = scored.results.data(),
                          .num_rows = static_cast<int64_t>(rows.size()),
-                         .vocab = static_cast<int64_t>(vocab)});
+                         .vocab = vocab});
 }
 
-LogProbRow ScoringRank::LogProbsOf(const Row& row, std::vector<TokenCount>& counts) {
+LogProbRequest ScoringRank::RequestOf(const Row& row, std::vector<TokenCount>& counts) {
   Sequence& sequence = *row.sequence;
   const ScoreInput& input = sequence.item->input();
   const ScoreOptions& options = sequence.item->job->options();
   const auto position = static_cast<size_t>(row.position);
-  LogProbRow work;
-  work.top_logprobs = static_cast<int32_t>(options.sampling.logprobs);
+  LogProbRequest request;
+  request.top_logprobs = static_cast<int32_t>(options.sampling.logprobs);
   if (row.in_prompt()) {
-    work.target = input.prompt[position];
-    work.raw = true;
-    return work;
+    request.target = input.prompt[position];
+    request.raw = true;
+    return request;
   }
-  work.target = input.completion[position - input.prompt.size()];
-  work.raw = options.raw;
-  work.want_entropy = options.entropy;
+  request.target = input.completion[position - input.prompt.size()];
+  request.raw = options.raw;
+  request.want_entropy = options.entropy;
   if (!options.raw) {
-    work.sampling = sequence.sampling.NextRow();
+    request.sampling = sequence.sampling.NextRow();
     // The counts change with the sequence's next row; the other spans do not.
-    counts.assign(work.sampling.counts.begin(), work.sampling.counts.end());
-    work.sampling.counts = counts;
-    sequence.sampling.Append(work.target);
+    counts.assign(request.sampling.counts.begin(), request.sampling.counts.end());
+    request.sampling.counts = counts;
+    sequence.sampling.Append(request.target);
   }
-  return work;
+  return request;
 }
 
-void ScoringRank::Take(const Row& row, const LogProbRow& work) {
+void ScoringRank::Take(const Row& row, const LogProbRequest& request, const LogProbResult& result) {
   Sequence& sequence = *row.sequence;
   ScoreJob& job = *sequence.item->job;
-  if (!work.finite) {
+  if (!result.finite) {
     job.End(absl::InternalError(absl::StrCat(job.NameOf(sequence.item->index),
                                              ": the logits that score position ", row.position,
                                              " are not finite")));
     return;
   }
   TokenScores& scores = row.in_prompt() ? sequence.score.prompt : sequence.score.completion;
-  scores.logprobs.push_back(work.token.logprob);
-  if (work.want_entropy) scores.entropies.push_back(work.entropy);
-  scores.top.insert(scores.top.end(), work.top, work.top + work.top_logprobs);
+  scores.logprobs.push_back(result.token.logprob);
+  if (request.want_entropy) scores.entropies.push_back(result.entropy);
+  scores.top.insert(scores.top.end(), result.top.begin(), result.top.end());
   if (--sequence.rows_left == 0) job.Deliver(std::move(sequence.score));
 }
 

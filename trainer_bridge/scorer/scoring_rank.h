@@ -78,9 +78,9 @@ class ScoringRank {
   absl::Status LaunchLogits(absl::Span<const Row> rows, WeightSource& weights);
   // Scores the rows of the last LaunchLogits, and waits for that.
   absl::Status ScoreRows(absl::Span<const Row> rows, Scored& scored);
-  // What LogProbs is to do with a row, but for its pointers; `counts` keeps what the row points to.
-  static LogProbRow LogProbsOf(const Row& row, std::vector<TokenCount>& counts);
-  static void Take(const Row& row, const LogProbRow& work);
+  // What LogProbs is to do with a row; `counts` keeps what the request points to.
+  static LogProbRequest RequestOf(const Row& row, std::vector<TokenCount>& counts);
+  static void Take(const Row& row, const LogProbRequest& request, const LogProbResult& result);
 
   const WeightLayout& layout_;
   const std::unique_ptr<Ops> ops_;

@@ -41,28 +41,22 @@ ShardRanks::ShardRanks(const ModelConfig& config, ShardRanksOptions options)
       rope_(RopeTableOf(config, options_.max_context)),
       host_group_(options_.num_ranks) {}
 
-absl::StatusOr<std::vector<std::unique_ptr<Ops>>> ShardRanks::MakeOps() const {
-  std::vector<std::unique_ptr<Ops>> all;
-  for (int rank = 0; rank < options_.num_ranks; ++rank) {
-    ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, options_.make_ops(rank));
-    all.push_back(std::move(ops));
-  }
-  return all;
-}
-
 absl::Status ShardRanks::Init(const ModelConfig& config) {
-  ISOBIT_CHECK(options_.make_gather || options_.num_ranks == options_.num_shards)
+  ISOBIT_CHECK(options_.backend.make_gather || options_.num_ranks == options_.num_shards)
       << "ranks of several processes without something that gathers between them";
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
-  ISOBIT_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Ops>> ops, MakeOps());
-  layout_ = std::make_unique<const WeightLayout>(config, shape, *ops.front());
+  std::vector<std::unique_ptr<Ops>> ops;
+  for (int rank = 0; rank < options_.num_ranks; ++rank) {
+    ISOBIT_ASSIGN_OR_RETURN(ops.emplace_back(), options_.backend.make_ops(rank));
+  }
+  layout_ = std::make_unique<const WeightLayout>(config, shape, ops.front()->packer());
   const size_t block_bytes = GatheredBytes(*layout_, options_.num_shards);
   std::vector<std::unique_ptr<BlockGather>> gathers(ops.size());
   if (options_.num_shards > 1) {
     ISOBIT_RETURN_IF_ERROR(OnThreads(ops.size(), [&](size_t i) -> absl::Status {
       const int rank = static_cast<int>(i);
-      if (options_.make_gather) {
-        ISOBIT_ASSIGN_OR_RETURN(gathers[i], options_.make_gather(rank, *ops[i], block_bytes));
+      if (options_.backend.make_gather) {
+        ISOBIT_ASSIGN_OR_RETURN(gathers[i], options_.backend.make_gather(rank, block_bytes));
       } else {
         gathers[i] = std::make_unique<HostBlockGather>(host_group_.rank(rank), block_bytes);
       }
@@ -85,10 +79,13 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
 
 absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(
     const TensorSource& source, const std::string& expected_digest, uint64_t version) const {
-  ISOBIT_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Ops>> ops, MakeOps());
+  std::vector<std::unique_ptr<Device>> devices;
+  for (int rank = 0; rank < options_.num_ranks; ++rank) {
+    ISOBIT_ASSIGN_OR_RETURN(devices.emplace_back(), options_.backend.make_device(rank));
+  }
   ISOBIT_ASSIGN_OR_RETURN(CutWeights cut,
                           CutIntoShards(*layout_, source, expected_digest, options_.num_shards,
-                                        options_.first_rank, ops));
+                                        options_.first_rank, devices));
   auto weights = std::make_shared<ShardedVersion>();
   weights->version = {.id = version, .digest = std::move(cut.digest)};
   weights->ranks = std::move(cut.ranks);

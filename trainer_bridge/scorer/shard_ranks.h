@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,11 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/opened_model.h"
-#include "common/parallel/block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops.h"
+#include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scoring_rank.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
@@ -33,16 +31,7 @@ struct ShardRanksOptions {
   int64_t max_batch_tokens = 2048;  // of one rank's pass: memory for them is taken at the start
   size_t chunk_rows = 64;           // rows of logits that exist at one time on one rank
 
-  // Makes the backend of one rank of this process; `local_rank` counts from 0. Called again for
-  // each version of the weights, so that packing does not disturb passes. All backends give equal
-  // layouts of packed weights.
-  std::function<absl::StatusOr<std::unique_ptr<Ops>>(int local_rank)> make_ops;
-  // Makes what gathers blocks of at most `block_bytes` for such a backend; called for all ranks
-  // concurrently, if there is more than one. Null: all ranks are threads of this process and
-  // compute in host memory.
-  std::function<absl::StatusOr<std::unique_ptr<BlockGather>>(int local_rank, Ops& ops,
-                                                             size_t block_bytes)>
-      make_gather = nullptr;
+  RankBackend backend;
 };
 
 // A version of the weights, cut for this process's ranks.
@@ -53,7 +42,7 @@ struct ShardedVersion {
 
 class ShardRanks {
  public:
-  // Errors: as the makers'. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
+  // Errors: as the backend's. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
   static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelConfig& config,
                                                             ShardRanksOptions options);
   ShardRanks(const ShardRanks&) = delete;
@@ -85,12 +74,11 @@ class ShardRanks {
 
  private:
   ShardRanks(const ModelConfig& config, ShardRanksOptions options);
-  absl::StatusOr<std::vector<std::unique_ptr<Ops>>> MakeOps() const;
   absl::Status Init(const ModelConfig& config);
 
   const ShardRanksOptions options_;
   const contract::RopeTable rope_;
-  ThreadGroup host_group_;  // without make_gather
+  ThreadGroup host_group_;  // without RankBackend::make_gather
   std::unique_ptr<const WeightLayout> layout_;
   std::vector<std::unique_ptr<ScoringRank>> ranks_;
 };

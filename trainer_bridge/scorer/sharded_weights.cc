@@ -35,40 +35,40 @@ size_t GatheredBytes(const WeightLayout& layout, int num_ranks) {
 }
 
 absl::StatusOr<RankShards> RankShards::Allocate(const WeightLayout& layout, int num_ranks,
-                                                Ops& ops) {
+                                                Device& device) {
   RankShards shards;
   shards.offsets_.push_back(0);
   for (int block = 0; block < layout.num_blocks(); ++block) {
     shards.offsets_.push_back(shards.offsets_.back() +
                               ShardBytes(layout.BlockBytes(block), num_ranks));
   }
-  ISOBIT_ASSIGN_OR_RETURN(shards.memory_, ops.Allocate(shards.total_bytes()));
+  ISOBIT_ASSIGN_OR_RETURN(shards.memory_, device.Allocate(shards.total_bytes()));
   return shards;
 }
 
 absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
                                          const std::string& expected_digest, int num_ranks,
                                          int first_rank,
-                                         absl::Span<const std::unique_ptr<Ops>> ops) {
+                                         absl::Span<const std::unique_ptr<Device>> devices) {
   CutWeights cut;
-  for (const std::unique_ptr<Ops>& rank_ops : ops) {
-    ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *rank_ops));
+  for (const std::unique_ptr<Device>& device : devices) {
+    ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *device));
     cut.ranks.push_back(std::move(shards));
   }
   const size_t full_bytes = GatheredBytes(layout, num_ranks);
   AlignedBytes full_blocks[kMaxPackers];
-  std::mutex copying;  // backends serve one thread at a time
+  std::mutex copying;  // devices serve one thread at a time
   const auto cut_block = [&](int block, const TensorSet& tensors, std::byte* full) -> absl::Status {
     const size_t bytes = layout.BlockBytes(block);
     const size_t shard_bytes = ShardBytes(bytes, num_ranks);
     std::memset(full + bytes, 0, shard_bytes * static_cast<size_t>(num_ranks) - bytes);
-    layout.PackBlock(tensors, *ops.front(), block, full);
+    layout.PackBlock(tensors, block, full);
     const std::byte* shard = full + static_cast<size_t>(first_rank) * shard_bytes;
     const std::lock_guard lock(copying);
     for (size_t r = 0; r < cut.ranks.size(); ++r, shard += shard_bytes) {
-      ISOBIT_RETURN_IF_ERROR(ops[r]->Copy(cut.ranks[r].shard(block), shard, shard_bytes));
+      ISOBIT_RETURN_IF_ERROR(devices[r]->Copy(cut.ranks[r].shard(block), shard, shard_bytes));
     }
-    for (const auto& rank_ops : ops) ISOBIT_RETURN_IF_ERROR(rank_ops->Synchronize());
+    for (const auto& device : devices) ISOBIT_RETURN_IF_ERROR(device->Synchronize());
     return absl::OkStatus();
   };
   ISOBIT_ASSIGN_OR_RETURN(
@@ -88,59 +88,59 @@ absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const Tenso
 }
 
 absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {
-  ISOBIT_CHECK(block == acquired_ || block == acquired_ + 1)
+  ISOBIT_CHECK(block == acquired_ + 1 || (block == acquired_ && block == last_block()))
       << "block " << block << " after block " << acquired_;
-  if (full_.gather_ == nullptr) {
-    acquired_ = block;
-    return shards_.shard(block);
-  }
-  if (block == acquired_) return present_;
-  const absl::Status moved = MoveTo(block);
-  if (moved.ok()) {
-    present_ = full_.gather_->Use(block % BlockGather::kPlaces);
-  } else {
-    present_ = moved;
-  }
-  return present_;
+  acquired_ = block;
+  if (full_.gather_ == nullptr) return shards_.shard(block);
+  if (status_.ok()) status_ = StartNext();
+  ISOBIT_RETURN_IF_ERROR(status_);
+  ISOBIT_CHECK(block < num_started_)
+      << "block " << block << " acquired with " << BlockGather::kPlaces << " others held";
+  absl::StatusOr<const std::byte*> bytes = full_.gather_->Use(block % BlockGather::kPlaces);
+  status_ = bytes.status();
+  return bytes;
+}
+
+void GatheredPass::Release(int block) {
+  if (full_.gather_ == nullptr || !status_.ok()) return;
+  if (block == last_block()) return;  // no block waits for its place, and it may be acquired again
+  ISOBIT_CHECK(block == num_released_)
+      << "block " << block << " released before block " << num_released_;
+  status_ = ReleaseOldest();
+  if (status_.ok()) status_ = StartNext();
 }
 
 absl::Status GatheredPass::WaitForArrival() {
-  ISOBIT_CHECK(acquired_ == shards_.num_blocks() - 1) << "acquired block " << acquired_;
+  ISOBIT_CHECK(acquired_ == last_block()) << "acquired block " << acquired_;
   return full_.gather_ == nullptr ? absl::OkStatus() : full_.gather_->WaitForArrival();
 }
 
 absl::Status GatheredPass::Finish() {
   if (finished_ || full_.gather_ == nullptr) return absl::OkStatus();
   finished_ = true;
-  absl::Status status;
-  for (int block = acquired_ + 1; block < shards_.num_blocks() && status.ok(); ++block) {
-    status = MoveTo(block);
+  while (status_.ok() && num_released_ < shards_.num_blocks()) {
+    status_ = StartNext();
+    if (status_.ok()) status_ = ReleaseOldest();
   }
-  if (status.ok()) status = full_.gather_->Release(acquired_ % BlockGather::kPlaces);
-  if (status.ok()) status = full_.gather_->Finish();
-  while (full_.resident() > 0) Drop();
-  return status;
+  if (status_.ok()) status_ = full_.gather_->Finish();
+  full_.resident_.store(0);
+  return status_;
 }
 
-absl::Status GatheredPass::MoveTo(int block) {
-  if (block == 0) {
-    ISOBIT_RETURN_IF_ERROR(Start(0));
-  } else {
-    ISOBIT_RETURN_IF_ERROR(full_.gather_->Release(acquired_ % BlockGather::kPlaces));
-    Drop();
+absl::Status GatheredPass::StartNext() {
+  const int end = std::min(shards_.num_blocks(), num_released_ + BlockGather::kPlaces);
+  for (; num_started_ < end; ++num_started_) {
+    full_.peak_.store(std::max(full_.peak_.load(), full_.resident_.fetch_add(1) + 1));
+    ISOBIT_RETURN_IF_ERROR(full_.gather_->Start(num_started_ % BlockGather::kPlaces,
+                                                shards_.shard(num_started_),
+                                                shards_.shard_bytes(num_started_)));
   }
-  acquired_ = block;
-  return block + 1 < shards_.num_blocks() ? Start(block + 1) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
-absl::Status GatheredPass::Start(int block) {
-  const int now = full_.resident_.fetch_add(1) + 1;
-  ISOBIT_CHECK(now <= BlockGather::kPlaces) << now << " full blocks";
-  full_.peak_.store(std::max(full_.peak_.load(), now));
-  return full_.gather_->Start(block % BlockGather::kPlaces, shards_.shard(block),
-                              shards_.shard_bytes(block));
+absl::Status GatheredPass::ReleaseOldest() {
+  full_.resident_.fetch_sub(1);
+  return full_.gather_->Release(num_released_++ % BlockGather::kPlaces);
 }
-
-void GatheredPass::Drop() { full_.resident_.fetch_sub(1); }
 
 }  // namespace isobit::scorer

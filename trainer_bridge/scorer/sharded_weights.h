@@ -15,20 +15,21 @@
 #include "absl/types/span.h"
 #include "common/checkpoint/tensor_source.h"
 #include "common/parallel/block_gather.h"
+#include "kernels/device.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops.h"
 
 namespace isobit::scorer {
 
 // Bytes of the largest block put together from `num_ranks` equal shards.
 size_t GatheredBytes(const WeightLayout& layout, int num_ranks);
 
-// What one rank keeps of every block, in its backend's memory: the bytes [rank, rank + 1) *
+// What one rank keeps of every block, in its device's memory: the bytes [rank, rank + 1) *
 // shard_bytes(block), the last ones padded with zeros. Immutable once filled.
 class RankShards {
  public:
-  // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
-  static absl::StatusOr<RankShards> Allocate(const WeightLayout& layout, int num_ranks, Ops& ops);
+  // RESOURCE_EXHAUSTED: they do not fit into the device's memory.
+  static absl::StatusOr<RankShards> Allocate(const WeightLayout& layout, int num_ranks,
+                                             Device& device);
 
   int num_blocks() const { return static_cast<int>(offsets_.size()) - 1; }
   // Equal on all ranks; a multiple of 256.
@@ -56,13 +57,13 @@ struct CutWeights {
 
 // Reads, hashes and packs each block of weights that ValidateTensors has accepted, cuts it into the
 // shards of `num_ranks` ranks, and gives those of the ranks first_rank, first_rank + 1, ... to
-// `ops`, one backend a rank, which nothing else uses meanwhile. `expected_digest`: empty, or what
+// `devices`, one a rank, which nothing else uses meanwhile. `expected_digest`: empty, or what
 // the weights must have. Needs a few full blocks of host memory beside the result, read and packed.
-// Errors: PackModel's, RESOURCE_EXHAUSTED, or the backend's.
+// Errors: PackModel's, RESOURCE_EXHAUSTED, or the device's.
 absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
                                          const std::string& expected_digest, int num_ranks,
                                          int first_rank,
-                                         absl::Span<const std::unique_ptr<Ops>> ops);
+                                         absl::Span<const std::unique_ptr<Device>> devices);
 
 // One rank's full blocks: how they are gathered, and how many there are. Outlives the passes that
 // use it, which follow each other.
@@ -96,8 +97,8 @@ class FullBlocks {
   std::atomic<int> peak_{0};
 };
 
-// One rank's weights during one forward pass: the next block is gathered while the present one is
-// used; a block's room is free again once the block after it is acquired. All ranks make their
+// One rank's weights during one forward pass. Blocks are gathered in order, into the places that
+// released ones have left: while one block is held, the next one arrives. All ranks make their
 // passes in the same order and each takes part in every gather, also a rank with nothing to
 // compute: it just finishes its pass. Used from one thread.
 class GatheredPass final : public WeightSource {
@@ -108,10 +109,11 @@ class GatheredPass final : public WeightSource {
   GatheredPass& operator=(const GatheredPass&) = delete;
   ~GatheredPass() override { static_cast<void>(Finish()); }
 
-  // `block` is the last acquired one or the one after it. The bytes are there for ops launched from
-  // now on. Errors: as BlockGather's.
+  // As WeightSource says, with at most BlockGather::kPlaces blocks held at one time. The bytes are
+  // there for ops launched from now on, until the release. Errors: as BlockGather's.
+  // INVARIANT: a held block keeps its bytes (ShardedForwardTest.AHeldBlockKeepsItsBytes).
   absl::StatusOr<const std::byte*> Acquire(int block) override;
-  void Release(int /*block*/) override {}
+  void Release(int block) override;
 
   // Waits until no op that has been launched depends on another rank any more. All blocks are
   // acquired.
@@ -122,16 +124,19 @@ class GatheredPass final : public WeightSource {
   absl::Status Finish();
 
  private:
-  // Frees the present block's room and starts the gather of the block after `block`.
-  absl::Status MoveTo(int block);
-  absl::Status Start(int block);
-  void Drop();
+  int last_block() const { return shards_.num_blocks() - 1; }
+  // Gathers as many blocks as there are places for.
+  absl::Status StartNext();
+  // Frees the place of the oldest block that has not been released.
+  absl::Status ReleaseOldest();
 
   const RankShards& shards_;
   FullBlocks& full_;
-  int acquired_ = -1;  // the last block moved to
+  int num_started_ = 0;   // blocks whose gather has begun
+  int num_released_ = 0;  // of them, those whose place is free
+  int acquired_ = -1;     // the last one
   bool finished_ = false;
-  absl::StatusOr<const std::byte*> present_ = nullptr;  // the acquired block
+  absl::Status status_;  // the first error
 };
 
 }  // namespace isobit::scorer

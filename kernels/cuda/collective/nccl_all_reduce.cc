@@ -8,20 +8,18 @@
 
 namespace isobit::cuda {
 
-absl::StatusOr<std::unique_ptr<NcclAllReduce>> NcclAllReduce::Create(NumericsMode mode,
-                                                                     int64_t hidden,
-                                                                     int64_t max_rows, Ops& ops,
-                                                                     NcclGroup& nccl,
-                                                                     const Stream& stream) {
+absl::StatusOr<std::unique_ptr<NcclAllReduce>> NcclAllReduce::Create(
+    NumericsMode mode, int64_t hidden, int64_t max_rows, Device& device, NcclGroup& nccl,
+    const Stream& stream) {
   std::unique_ptr<NcclAllReduce> sum(new NcclAllReduce(mode, nccl, stream));
   const auto elements = static_cast<size_t>(hidden * max_rows);
   if (mode == NumericsMode::kVanilla) {
-    ISOBIT_ASSIGN_OR_RETURN(sum->gathered_, ops.Allocate(elements * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(sum->gathered_, device.Allocate(elements * sizeof(Bf16)));
     return sum;
   }
   ISOBIT_ASSIGN_OR_RETURN(
-      sum->gathered_, ops.Allocate(elements * sizeof(float) * static_cast<size_t>(nccl.size())));
-  ISOBIT_ASSIGN_OR_RETURN(sum->sum_, ops.Allocate(elements * sizeof(float)));
+      sum->gathered_, device.Allocate(elements * sizeof(float) * static_cast<size_t>(nccl.size())));
+  ISOBIT_ASSIGN_OR_RETURN(sum->sum_, device.Allocate(elements * sizeof(float)));
   return sum;
 }
 

@@ -20,7 +20,7 @@ class NcclAllReduce final : public AllReduce {
   // For up to max_rows rows of `hidden` columns. Allocates on the calling thread's device. `nccl`
   // and `stream` outlive the object. RESOURCE_EXHAUSTED: no memory.
   static absl::StatusOr<std::unique_ptr<NcclAllReduce>> Create(NumericsMode mode, int64_t hidden,
-                                                               int64_t max_rows, Ops& ops,
+                                                               int64_t max_rows, Device& device,
                                                                NcclGroup& nccl,
                                                                const Stream& stream);
 

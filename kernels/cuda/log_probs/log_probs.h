@@ -29,7 +29,8 @@ struct ListPart {
   int32_t size = 0;
 };
 
-// The input of one row: RowSampling and LogProbRow of kernels/ops.h, with lists in place of spans.
+// The input of one row: RowSampling and LogProbRequest of kernels/ops.h, with lists in place of
+// spans.
 struct DeviceLogProbRow {
   const float* logits = nullptr;  // [vocab]; null: padding, whose outputs stay as they are
   uint64_t seed = 0;

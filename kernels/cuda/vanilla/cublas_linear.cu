@@ -54,17 +54,6 @@ absl::Status LaunchAddBias(const LinearArgs& args, T* y, int64_t ldy, const Stre
 
 }  // namespace
 
-size_t PlainLinearBytes(const LinearShape& shape) {
-  return static_cast<size_t>(shape.n * shape.k) * sizeof(Bf16);
-}
-
-void PackPlainLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed) {
-  Bf16* to = reinterpret_cast<Bf16*>(packed);
-  for (int64_t row = 0; row < shape.n; ++row) {
-    std::copy_n(w + row * ldw, shape.k, to + row * shape.k);
-  }
-}
-
 absl::StatusOr<std::unique_ptr<CublasLinear>> CublasLinear::Create(int device) {
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
   std::unique_ptr<CublasLinear> linear(new CublasLinear);

@@ -17,11 +17,6 @@
 
 namespace isobit::cuda {
 
-// A vanilla weight: W [n, k] row-major without gaps, a gated one its gates and then its ups.
-size_t PlainLinearBytes(const LinearShape& shape);
-// w: [n, k], leading dimension ldw, in host memory; packed: PlainLinearBytes(shape) bytes there.
-void PackPlainLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
-
 // cuBLAS on one device and one thread: default heuristics, fp32 accumulation, a workspace of 64 MB
 // of its own. Its bits may change with the shape, the library's version and the device.
 class CublasLinear {
@@ -32,10 +27,10 @@ class CublasLinear {
   CublasLinear& operator=(const CublasLinear&) = delete;
   ~CublasLinear();
 
-  // args.weight.packed is a vanilla weight; the leaves are not looked at. gate_up: scratch of [m,
-  // n] for a call with swiglu_out, whose ldy must be n / 2. May be captured into a graph.
-  // INVALID_ARGUMENT: swiglu_out without scratch or with another ldy. INTERNAL: cuBLAS or CUDA
-  // refused.
+  // args.weight.packed is row-major without gaps (PlainWeightPacker), a gated one its gates and
+  // then its ups; the leaves are not looked at. gate_up: scratch of [m, n] for a call with
+  // swiglu_out, whose ldy must be n / 2. May be captured into a graph. INVALID_ARGUMENT: swiglu_out
+  // without scratch or with another ldy. INTERNAL: cuBLAS or CUDA refused.
   absl::Status Run(const LinearArgs& args, Bf16* gate_up, const Stream& stream);
 
   // cuBLAS's, such as "13.1.0".

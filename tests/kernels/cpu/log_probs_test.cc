@@ -14,13 +14,13 @@ namespace {
 using testing_support::AllCpuOptions;
 using testing_support::Describe;
 using testing_support::Logits;
-using testing_support::LogProbRequest;
+using testing_support::LogProbCase;
 using testing_support::MakeLogits;
 using testing_support::Random;
 using testing_support::RowBits;
 using testing_support::RunLogProbs;
 
-void ExpectOracleBits(const std::vector<LogProbRequest>& requests) {
+void ExpectOracleBits(const std::vector<LogProbCase>& requests) {
   const std::vector<RowBits> expected = RunLogProbs(*MakeOracleOps(), requests);
   for (const CpuOptions& options : AllCpuOptions()) {
     const std::vector<RowBits> actual = RunLogProbs(*MakeCpuOps(options), requests);
@@ -34,9 +34,9 @@ void ExpectOracleBits(const std::vector<LogProbRequest>& requests) {
 TEST(LogProbsTest, RandomRequests) {
   Random random(1);
   for (const int64_t vocab : {1, 2, 15, 63, 64, 65, 257, 1000, 5003}) {
-    std::vector<LogProbRequest> requests;
+    std::vector<LogProbCase> requests;
     for (int i = 0; i < 60; ++i) {
-      requests.push_back(testing_support::RandomLogProbRequest(vocab, random));
+      requests.push_back(testing_support::RandomLogProbCase(vocab, random));
     }
     ExpectOracleBits(requests);
   }
@@ -52,8 +52,7 @@ TEST(LogProbsTest, EveryKindUnderEveryFilter) {
 TEST(LogProbsTest, NonFiniteRows) {
   Random random(3);
   size_t num_sound = 0;
-  const std::vector<LogProbRequest> requests =
-      testing_support::NonFiniteRequests(random, &num_sound);
+  const std::vector<LogProbCase> requests = testing_support::NonFiniteCases(random, &num_sound);
   ExpectOracleBits(requests);
   const std::vector<RowBits> bits = RunLogProbs(*MakeCpuOps({}), requests);
   for (size_t i = 0; i < bits.size(); ++i) EXPECT_EQ(bits[i][0], i + num_sound >= bits.size()) << i;
@@ -61,10 +60,10 @@ TEST(LogProbsTest, NonFiniteRows) {
 
 TEST(LogProbsTest, DrawDependsOnSeedSampleAndPositionAlone) {
   Random random(4);
-  LogProbRequest base;
+  LogProbCase base;
   base.logits = MakeLogits(Logits::kFlat, 4000, random);
   base.sampling.seed = 1;
-  std::vector<LogProbRequest> requests(4, base);
+  std::vector<LogProbCase> requests(4, base);
   requests[1].sampling.seed = 2;
   requests[2].sampling.sample = 1;
   requests[3].sampling.position = 1;

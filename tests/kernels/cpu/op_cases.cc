@@ -70,10 +70,10 @@ void CancelLeaves(const LinearShape& shape, int64_t rows, std::vector<Bf16>* x,
 }
 
 PackedWeight::PackedWeight(const Ops& ops, const LinearShape& shape, const Bf16* w, int64_t ldw)
-    : lines_(ops.PackedBytes(shape) / sizeof(Line) + 1) {
+    : lines_(ops.packer().PackedBytes(shape) / sizeof(Line) + 1) {
   weight_.shape = shape;
   weight_.packed = lines_.front().bytes;
-  ops.Pack(shape, w, ldw, lines_.front().bytes);
+  ops.packer().Pack(shape, w, ldw, lines_.front().bytes);
 }
 
 }  // namespace isobit::testing_support

@@ -15,8 +15,8 @@
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/host_device.h"
 #include "tests/support/all_tensors.h"
-#include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tools/model_shapes.h"
@@ -27,7 +27,7 @@ namespace {
 
 using testing_support::StatusIs;
 
-// What the memory of all ranks' backends does.
+// What the memory of all ranks' devices does.
 struct MemoryRules {
   size_t largest = SIZE_MAX;         // Allocate refuses more bytes
   size_t largest_beside = SIZE_MAX;  // AllocateBeside likewise
@@ -36,22 +36,24 @@ struct MemoryRules {
   std::atomic<int> num_refused = 0;
 };
 
-class RuledOps final : public testing_support::ForwardingOps {
+class RuledDevice final : public HostDevice {
  public:
-  explicit RuledOps(MemoryRules& rules) : ForwardingOps(MakeCpuOps({})), rules_(rules) {}
+  explicit RuledDevice(MemoryRules& rules) : rules_(rules) {}
+
+  bool is_host() const override { return false; }  // blocks come by Upload
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override {
-    if (bytes <= rules_.largest) return ForwardingOps::Allocate(bytes);
+    if (bytes <= rules_.largest) return HostDevice::Allocate(bytes);
     return absl::ResourceExhaustedError("full");
   }
   absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
     if (!rules_.beside.ok()) return rules_.beside;
-    if (bytes <= rules_.largest_beside) return ForwardingOps::AllocateBeside(bytes);
+    if (bytes <= rules_.largest_beside) return HostDevice::AllocateBeside(bytes);
     ++rules_.num_refused;
     return absl::ResourceExhaustedError("full");
   }
   absl::Status Upload(void* to, const void* from, size_t bytes) override {
-    return rules_.upload.ok() ? ForwardingOps::Upload(to, from, bytes) : rules_.upload;
+    return rules_.upload.ok() ? HostDevice::Upload(to, from, bytes) : rules_.upload;
   }
 
  private:
@@ -90,10 +92,10 @@ class ResidentWeightsTest : public testing::Test {
       checkpoints_.push_back(*Checkpoint::Open(path));
     }
     for (int r = 0; r < kRanks; ++r) {
-      ops_.push_back(std::make_unique<RuledOps>(rules_));
-      layouts_.push_back(
-          std::make_unique<WeightLayout>(config_, *ShapeOfRank(config_, r, kRanks), *ops_.back()));
-      ranks_.push_back(*ResidentWeights::Create(*layouts_.back(), *ops_.back(),
+      devices_.push_back(std::make_unique<RuledDevice>(rules_));
+      layouts_.push_back(std::make_unique<WeightLayout>(config_, *ShapeOfRank(config_, r, kRanks),
+                                                        CpuWeightPacker()));
+      ranks_.push_back(*ResidentWeights::Create(*layouts_.back(), *devices_.back(),
                                                 r == 0 ? nullptr : ranks_.front()->embedding()));
       pointers_.push_back(ranks_.back().get());
     }
@@ -126,7 +128,7 @@ class ResidentWeightsTest : public testing::Test {
     const TensorSet tensors = testing_support::AllTensors(checkpoints_[static_cast<size_t>(model)]);
     for (int block = 0; block < layouts_[r]->num_blocks(); ++block) {
       const AlignedBytes packed = AllocateAligned(layouts_[r]->BlockBytes(block));
-      layouts_[r]->PackBlock(tensors, *ops_[r], block, packed.get());
+      layouts_[r]->PackBlock(tensors, block, packed.get());
       blocks.emplace_back(packed.get(), packed.get() + layouts_[r]->BlockBytes(block));
     }
     return blocks;
@@ -139,7 +141,7 @@ class ResidentWeightsTest : public testing::Test {
   const ModelConfig config_;
   std::vector<Checkpoint> checkpoints_;
   MemoryRules rules_;
-  std::vector<std::unique_ptr<RuledOps>> ops_;
+  std::vector<std::unique_ptr<RuledDevice>> devices_;
   std::vector<std::unique_ptr<WeightLayout>> layouts_;
   std::vector<std::unique_ptr<ResidentWeights>> ranks_;
   std::vector<ResidentWeights*> pointers_;
@@ -246,7 +248,7 @@ TEST_F(ResidentWeightsTest, RanksInOneMemoryShareTheEmbedding) {
 
 TEST_F(ResidentWeightsTest, SaysThatTheyDoNotFit) {
   rules_.largest = layouts_[0]->BlockBytes(1) - 1;
-  EXPECT_THAT(ResidentWeights::Create(*layouts_[0], *ops_[0]),
+  EXPECT_THAT(ResidentWeights::Create(*layouts_[0], *devices_[0]),
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 

@@ -19,7 +19,7 @@
 #include "kernels/model/pack_parameter.h"
 #include "kernels/model/random_weights.h"
 #include "kernels/model/weights.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/plain_weight_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tools/model_shapes.h"
 
@@ -115,7 +115,7 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
     AlignedBytes bytes = AllocateAligned(layout.BlockBytes(kBlock));
     const auto pack = [&](const BlockGroup& group, const TensorSet& tensors, size_t) {
       if (group.blocks.front() == kBlock) {
-        layout.PackBlock(tensors, *ops_, kBlock, bytes.get());
+        layout.PackBlock(tensors, kBlock, bytes.get());
       }
       return absl::OkStatus();
     };
@@ -163,7 +163,7 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
   const ModelPlan plan_;
   const Parameter toy_;  // of kBlock
   const PlanSource source_;
-  const std::unique_ptr<Ops> ops_ = MakeOracleOps();  // its packed layout is the plain matrix
+  const PlainWeightPacker packer_;
 };
 
 TEST_P(ToyArchitectureTest, NamesChecksAndCountsFollow) {
@@ -204,7 +204,7 @@ TEST_P(ToyArchitectureTest, PackedAndBoundOnEveryRank) {
   for (const int size : {1, 4}) {
     size_t packed = 0;
     for (int rank = 0; rank < size; ++rank) {
-      const WeightLayout layout(plan_, *ShapeOfRank(plan_.config, rank, size), *ops_);
+      const WeightLayout layout(plan_, *ShapeOfRank(plan_.config, rank, size), packer_);
       const AlignedBytes block = PackedBlock(layout);
       const std::vector<float> expected = SlicesOf(layout.shape());
       const std::vector<float> bound = Bound(layout.Bind(kBlock, block.get()), expected.size());
@@ -220,14 +220,14 @@ TEST_P(ToyArchitectureTest, PackedAndBoundOnEveryRank) {
 
 TEST_P(ToyArchitectureTest, OtherParametersKeepTheirBytesAndShareNone) {
   const RankShape shape = *ShapeOfRank(plan_.config, 1, 4);
-  const WeightLayout layout(plan_, shape, *ops_);
-  const WeightLayout plain(Describe(Config()), shape, *ops_);
+  const WeightLayout layout(plan_, shape, packer_);
+  const WeightLayout plain(Describe(Config()), shape, packer_);
   const AlignedBytes block = PackedBlock(layout);
   const AlignedBytes plain_block = PackedBlock(plain);
   std::map<const std::byte*, size_t> places;
   for (const Parameter& parameter : plan_.blocks[kBlock]) {
     const std::byte* const at = AddressOf(layout.Bind(kBlock, block.get()), parameter);
-    const size_t bytes = PackedBytesOf(parameter, shape, *ops_);
+    const size_t bytes = PackedBytesOf(parameter, shape, packer_);
     EXPECT_EQ((at - block.get()) % 128, 0);
     places[at] = bytes;
     if (parameter.role == kToyRole) continue;

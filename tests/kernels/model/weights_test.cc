@@ -9,7 +9,7 @@
 
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -21,7 +21,7 @@ namespace {
 
 class WeightsTest : public testing::TestWithParam<std::string> {
  protected:
-  WeightsTest() : config_(*NamedModelShape(GetParam())), ops_(MakeOracleOps()) {
+  WeightsTest() : config_(*NamedModelShape(GetParam())) {
     ISOBIT_EXPECT_OK(MakeRandomModel(config_, 1, root_.File("model")));
     tensors_ = testing_support::AllTensors(*Checkpoint::Open(root_.File("model")));
   }
@@ -41,7 +41,7 @@ class WeightsTest : public testing::TestWithParam<std::string> {
 
   const testing_support::TempDir root_;
   const ModelConfig config_;
-  const std::unique_ptr<Ops> ops_;  // its packed layout is the plain matrix
+  const PlainWeightPacker packer_;
   TensorSet tensors_;
 };
 
@@ -56,9 +56,9 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
   for (const int size : {1, 4}) {
     for (int rank = 0; rank < size; ++rank) {
       const RankShape shape = *ShapeOfRank(config_, rank, size);
-      const WeightLayout layout(config_, shape, *ops_);
+      const WeightLayout layout(config_, shape, packer_);
       const AlignedBytes block = AllocateAligned(layout.BlockBytes(2));
-      layout.PackBlock(tensors_, *ops_, 2, block.get());
+      layout.PackBlock(tensors_, 2, block.get());
       const BlockWeights w = layout.Bind(2, block.get());
       const auto matrix = [&](Role role) {
         return reinterpret_cast<const Bf16*>(w.linear(role).packed);
@@ -97,15 +97,15 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
 }
 
 TEST_P(WeightsTest, EqualWeightsGiveEqualBytes) {
-  const WeightLayout layout(config_, *ShapeOfRank(config_, 1, 4), *ops_);
+  const WeightLayout layout(config_, *ShapeOfRank(config_, 1, 4), packer_);
   for (int block = 0; block < layout.num_blocks(); ++block) {
     const size_t bytes = layout.BlockBytes(block);
     const AlignedBytes a = AllocateAligned(bytes);
     const AlignedBytes b = AllocateAligned(bytes);
     std::memset(a.get(), 0xff, bytes);
     std::memset(b.get(), 0x00, bytes);
-    layout.PackBlock(tensors_, *ops_, block, a.get());
-    layout.PackBlock(tensors_, *ops_, block, b.get());
+    layout.PackBlock(tensors_, block, a.get());
+    layout.PackBlock(tensors_, block, b.get());
     EXPECT_EQ(std::memcmp(a.get(), b.get(), bytes), 0) << "block " << block;
   }
 }

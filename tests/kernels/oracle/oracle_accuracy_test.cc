@@ -40,8 +40,8 @@ TEST(OracleAccuracyTest, Linear) {
     LinearWeight weight;
     weight.shape = {.n = kN, .k = kK, .num_leaves = contract::kLeaves, .sum = sum};
     std::ranges::copy(contract::PlanColumns(kK).bounds, weight.shape.bounds);
-    std::vector<std::byte> packed(ops->PackedBytes(weight.shape));
-    ops->Pack(weight.shape, w.data(), kK, packed.data());
+    std::vector<std::byte> packed(ops->packer().PackedBytes(weight.shape));
+    ops->packer().Pack(weight.shape, w.data(), kK, packed.data());
     weight.packed = packed.data();
     std::vector<float> y(kM * kN);
     ASSERT_TRUE(ops->Linear({.x = x.data(),

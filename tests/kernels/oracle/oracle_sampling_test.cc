@@ -22,11 +22,9 @@ class OracleSamplingTest : public testing::Test {
   std::vector<float> LogProbs(const RowSampling& sampling, bool raw = false) {
     std::vector<float> logprobs;
     for (size_t id = 0; id < logits_.size(); ++id) {
-      LogProbRow row = Row(sampling);
-      row.target = static_cast<int32_t>(id);
-      row.raw = raw;
-      Compute(row);
-      logprobs.push_back(row.token.logprob);
+      logprobs.push_back(
+          Compute({.sampling = sampling, .target = static_cast<int32_t>(id), .raw = raw})
+              .token.logprob);
     }
     return logprobs;
   }
@@ -40,22 +38,18 @@ class OracleSamplingTest : public testing::Test {
     return kept;
   }
 
-  int32_t Draw(const RowSampling& sampling) {
-    LogProbRow row = Row(sampling);
-    Compute(row);
-    return row.token.id;
-  }
+  int32_t Draw(const RowSampling& sampling) { return Compute({.sampling = sampling}).token.id; }
 
-  LogProbRow Row(const RowSampling& sampling) {
-    LogProbRow row;
-    row.logits = logits_.data();
-    row.sampling = sampling;
-    return row;
-  }
-
-  void Compute(LogProbRow& row) {
-    ASSERT_TRUE(ops_->LogProbs({&row, 1, static_cast<int64_t>(logits_.size())}).ok());
-    ASSERT_TRUE(row.finite);
+  LogProbResult Compute(const LogProbRequest& request) {
+    LogProbResult result;
+    EXPECT_TRUE(ops_->LogProbs({.logits = logits_.data(),
+                                .requests = &request,
+                                .results = &result,
+                                .num_rows = 1,
+                                .vocab = static_cast<int64_t>(logits_.size())})
+                    .ok());
+    EXPECT_TRUE(result.finite);
+    return result;
   }
 
   // Probabilities 0.4, 0.2, 0.2, 0.1, 0.1: ids 1 and 2 tie, and so do 3 and 4.
@@ -178,11 +172,8 @@ TEST_F(OracleSamplingTest, RawIsOfTheLogitsAlone) {
 
 TEST_F(OracleSamplingTest, TopLogprobsListIsSortedAndPadded) {
   sampling_.top_k = 3;
-  LogProbRow row = Row(sampling_);
-  std::vector<TokenLogProb> top(6);
-  row.top = top.data();
-  row.top_logprobs = 6;
-  Compute(row);
+  const std::vector<TokenLogProb> top = Compute({.sampling = sampling_, .top_logprobs = 6}).top;
+  ASSERT_EQ(top.size(), 6u);
   EXPECT_EQ(top[0].id, 0);
   EXPECT_EQ(top[1].id, 1);
   EXPECT_EQ(top[2].id, 2);

@@ -34,7 +34,7 @@ class ScorerBitsTest : public testing::TestWithParam<Architecture> {
     options.num_shards = shards;
     options.max_batch_tokens = max_batch_tokens;
     options.numerics = mode;
-    options.make_ops = [make_ops = std::move(make_ops)](int) { return make_ops(); };
+    options.backend.make_ops = [make_ops = std::move(make_ops)](int) { return make_ops(); };
     absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options, "model");
     EXPECT_THAT(scorer, testing_support::IsOk());
     return std::move(*scorer);

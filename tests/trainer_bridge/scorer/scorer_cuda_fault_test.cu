@@ -55,23 +55,17 @@ TEST(ScorerCudaFaultTest, ADeadGpuEndsTheEngineWithinSeconds) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const RankBackend plain,
                               MakeCudaBackend({.devices = devices, .num_shards = shards}));
   static std::atomic<bool> die = false;  // like what follows, it outlives a scorer that is left
-  static Ops* inner = nullptr;
   static std::promise<absl::Status> fault;
   ScorerOptions options;
   options.model_root = dir.path();
   options.num_shards = shards;
   options.on_fault = [](const absl::Status& status) { fault.set_value(status); };
-  options.make_ops = [plain, last](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
+  options.backend = plain;
+  options.backend.make_ops = [plain, last](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
     auto ops = plain.make_ops(rank);
     if (!ops.ok() || rank != last) return ops;
-    if (inner == nullptr) inner = ops->get();  // the first one is the rank's
     return std::make_unique<DyingOps>(*std::move(ops), rank, die);
   };
-  if (shards > 1) {
-    options.make_gather = [plain, last](int rank, Ops& ops, size_t bytes) {
-      return plain.make_gather(rank, rank == last ? *inner : ops, bytes);
-    };
-  }
   ISOBIT_ASSERT_OK_AND_ASSIGN(std::unique_ptr<Scorer> scorer, Scorer::Load(options, "model"));
   const std::vector<ScoreInput> inputs = RandomInputs(config, 1, 16, 80);
   const Submitted before = MakeJob(inputs);

@@ -79,8 +79,7 @@ class ScorerCudaTest : public testing::TestWithParam<Architecture> {
 
   std::unique_ptr<Scorer> Load(int shards, RankBackend backend) {
     options_.num_shards = shards;
-    options_.make_ops = std::move(backend.make_ops);
-    options_.make_gather = std::move(backend.make_gather);
+    options_.backend = std::move(backend);
     absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options_, "model");
     EXPECT_THAT(scorer, testing_support::IsOk());
     return std::move(*scorer);
@@ -144,19 +143,12 @@ TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
     std::promise<absl::Status> fault;
     options_.on_fault = [&](const absl::Status& status) { fault.set_value(status); };
     RankBackend backend = CudaBackend(shards);
-    std::vector<Ops*> inner(static_cast<size_t>(shards));
     const RankBackend plain = backend;
     backend.make_ops = [&](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
       auto ops = plain.make_ops(rank);
       if (!ops.ok() || rank != shards - 1) return ops;
-      if (inner.back() == nullptr) inner.back() = ops->get();  // the first one is the rank's
       return std::make_unique<FailingOps>(*std::move(ops), fail);
     };
-    if (shards > 1) {
-      backend.make_gather = [&](int rank, Ops& ops, size_t bytes) {
-        return plain.make_gather(rank, rank == shards - 1 ? *inner.back() : ops, bytes);
-      };
-    }
     const auto gpu = Load(shards, backend);
     EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()).size(), inputs.size());
     fail = true;

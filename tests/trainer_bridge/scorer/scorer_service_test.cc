@@ -48,7 +48,7 @@ class ScorerServiceTest : public testing::Test {
     testing_support::WriteTinyModel(config_, 2, dir_.File("second"));
     options_.model_root = dir_.path();
     options_.max_batch_tokens = 64;
-    options_.make_ops = [this](int) {
+    options_.backend.make_ops = [this](int) {
       return std::make_unique<HookedOps>([this] { return gate_.Pass(); });
     };
   }

@@ -18,6 +18,7 @@
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/forwarding_ops.h"
+#include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -35,35 +36,50 @@ using testing_support::RandomWeights;
 using testing_support::StatusIs;
 using testing_support::TinyWeights;
 
-// The memory of all backends together.
+// The memory of all devices together.
 struct Meter {
   std::atomic<size_t> limit = std::numeric_limits<size_t>::max();
   std::atomic<size_t> bytes = 0;
   std::atomic<int> packed = 0;  // matrices
 };
 
-class MeteredOps final : public testing_support::ForwardingOps {
+class MeteredDevice final : public HostDevice {
  public:
-  explicit MeteredOps(Meter& meter) : ForwardingOps(MakeOracleOps()), meter_(meter) {}
+  explicit MeteredDevice(Meter& meter) : meter_(meter) {}
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override {
     if (meter_.bytes.fetch_add(bytes) + bytes > meter_.limit) {
       meter_.bytes -= bytes;
       return absl::ResourceExhaustedError("no memory");
     }
-    ISOBIT_ASSIGN_OR_RETURN(Memory memory, ForwardingOps::Allocate(bytes));
+    ISOBIT_ASSIGN_OR_RETURN(Memory memory, HostDevice::Allocate(bytes));
     std::byte* const data = memory.get();
     return Memory(data, [kept = std::make_shared<Memory>(std::move(memory)), bytes,
                          &meter = meter_](std::byte*) { meter.bytes -= bytes; });
-  }
-  void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* out) const override {
-    ++meter_.packed;
-    ForwardingOps::Pack(shape, w, ldw, out);
   }
 
  private:
   Meter& meter_;
 };
+
+class MeteredOps final : public testing_support::ForwardingOps {
+ public:
+  explicit MeteredOps(Meter& meter)
+      : ForwardingOps(MakeOracleOps()),
+        device_(meter),
+        packer_(ForwardingOps::packer(), [&meter] { ++meter.packed; }) {}
+  Device& device() override { return device_; }
+  const WeightPacker& packer() const override { return packer_; }
+
+ private:
+  MeteredDevice device_;
+  const testing_support::ObservedPacker packer_;
+};
+
+RankBackend Metered(Meter& meter) {
+  return {.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); },
+          .make_device = [&](int) { return std::make_unique<MeteredDevice>(meter); }};
+}
 
 class ScorerTest : public testing::Test {
  protected:
@@ -73,7 +89,7 @@ class ScorerTest : public testing::Test {
     testing_support::WriteTinyModel(config_, 2, dir_.File("second"));
     options_.model_root = dir_.path();
     options_.max_batch_tokens = 64;
-    options_.make_ops = [this](int) {
+    options_.backend.make_ops = [this](int) {
       return std::make_unique<HookedOps>([this] { return gate_.Pass(); });
     };
     options_.on_fault = [this](const absl::Status& status) { fault_.set_value(status); };
@@ -145,7 +161,7 @@ TEST_F(ScorerTest, LoadRefusesOptionsOutOfRange) {
 
 TEST_F(ScorerTest, APassNeedsNoMemoryThatWasNotTakenAtTheStart) {
   Meter meter;
-  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  options_.backend = Metered(meter);
   const auto scorer = Load();
   meter.limit = meter.bytes.load();
   for (int seed = 1; seed <= 5; ++seed) {
@@ -159,7 +175,7 @@ TEST_F(ScorerTest, APassNeedsNoMemoryThatWasNotTakenAtTheStart) {
 
 TEST_F(ScorerTest, ASequenceThatMemoryLacksForEndsItsJobAlone) {
   Meter meter;
-  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  options_.backend = Metered(meter);
   const auto scorer = Load();
   meter.limit = meter.bytes.load();
   const ScoreInput longer = {.prompt = std::vector<int32_t>(64, 4), .completion = {5}};
@@ -176,7 +192,7 @@ TEST_F(ScorerTest, ASequenceThatMemoryLacksForEndsItsJobAlone) {
 
 TEST_F(ScorerTest, LoadRefusesPassesThatDoNotFit) {
   Meter meter;
-  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  options_.backend = Metered(meter);
   meter.limit = 100'000;
   EXPECT_THAT(Scorer::Load(options_, "first"),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("max_batch_tokens, 64")));
@@ -452,7 +468,7 @@ TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
 
 TEST_F(ScorerTest, AnAbandonedUpdateStopsWhileItIsStaged) {
   Meter meter;
-  options_.make_ops = [&](int) { return std::make_unique<MeteredOps>(meter); };
+  options_.backend = Metered(meter);
   const auto scorer = Load();
   EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
   const size_t bytes = meter.bytes;

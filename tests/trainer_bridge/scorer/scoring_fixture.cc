@@ -155,8 +155,8 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const std::unique_ptr<Ops> ops = MakeOracleOps();
   const ModelConfig config = Must(LoadModelConfig(model_directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
-  const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), *ops);
-  const auto weights = Must(ResidentWeights::Create(layout, *ops));
+  const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), ops->packer());
+  const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
   Must(weights->Commit(Must(StageBlocks(checkpoint, "", {weights.get()})).ranks.front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   Transformer transformer(layout, rope, mode, *ops, /*all_reduce=*/nullptr);
@@ -168,8 +168,8 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   std::vector<int32_t> pages(static_cast<size_t>(rows));
   std::iota(pages.begin(), pages.end(), 0);
   batch.sequences = {{.first_row = 0, .num_rows = rows, .pages = pages.data()}};
-  const KvCache cache =
-      Must(KvCache::Create(config, layout.shape(), static_cast<int32_t>(rows), 1, false, *ops));
+  const KvCache cache = Must(
+      KvCache::Create(config, layout.shape(), static_cast<int32_t>(rows), 1, false, ops->device()));
   std::vector<Bf16> hidden(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden_size));
   Must(transformer.Forward(batch, *weights, cache, hidden.data()));
 
@@ -183,22 +183,24 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
     Must(
         transformer.Logits(hidden.data() + (position - 1) * static_cast<size_t>(config.hidden_size),
                            1, *weights, logits.data(), config.vocab_size));
-    std::vector<TokenLogProb> top(options.sampling.logprobs);
-    LogProbRow row;
-    row.logits = logits.data();
-    row.target = batch.ids[position];
-    row.raw = in_prompt || options.raw;
-    row.top_logprobs = static_cast<int32_t>(top.size());
-    row.top = top.data();
-    row.want_entropy = options.entropy && !in_prompt;
-    if (!in_prompt) row.sampling = sampling.NextRow();
-    Must(ops->LogProbs({.rows = &row, .num_rows = 1, .vocab = config.vocab_size}));
-    ISOBIT_CHECK(row.finite);
-    if (!in_prompt) sampling.Append(row.target);
+    LogProbRequest request;
+    request.target = batch.ids[position];
+    request.raw = in_prompt || options.raw;
+    request.top_logprobs = static_cast<int32_t>(options.sampling.logprobs);
+    request.want_entropy = options.entropy && !in_prompt;
+    if (!in_prompt) request.sampling = sampling.NextRow();
+    LogProbResult result;
+    Must(ops->LogProbs({.logits = logits.data(),
+                        .requests = &request,
+                        .results = &result,
+                        .num_rows = 1,
+                        .vocab = config.vocab_size}));
+    ISOBIT_CHECK(result.finite);
+    if (!in_prompt) sampling.Append(request.target);
     TokenScores& scores = in_prompt ? score.prompt : score.completion;
-    scores.logprobs.push_back(row.token.logprob);
-    if (row.want_entropy) scores.entropies.push_back(row.entropy);
-    scores.top.insert(scores.top.end(), top.begin(), top.end());
+    scores.logprobs.push_back(result.token.logprob);
+    if (request.want_entropy) scores.entropies.push_back(result.entropy);
+    scores.top.insert(scores.top.end(), result.top.begin(), result.top.end());
   }
   return score;
 }

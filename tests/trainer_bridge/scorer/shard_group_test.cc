@@ -18,6 +18,7 @@
 #include "kernels/model/numerics.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/forwarding_ops.h"
+#include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -49,7 +50,7 @@ class ShardGroupTest : public testing::Test {
     options.model_root = dir_.path();
     options.num_shards = 1;
     options.max_batch_tokens = 64;
-    options.make_ops = [](int) { return MakeOracleOps(); };
+    options.backend.make_ops = [](int) { return MakeOracleOps(); };
     return options;
   }
 
@@ -57,7 +58,7 @@ class ShardGroupTest : public testing::Test {
   static RankBackend Backend(ThreadGroup& group, int first_rank) {
     return {.make_ops = [](int) { return MakeOracleOps(); },
             .make_gather =
-                [&group, first_rank](int rank, Ops&, size_t bytes) {
+                [&group, first_rank](int rank, size_t bytes) {
                   return std::make_unique<HostBlockGather>(group.rank(first_rank + rank), bytes);
                 }};
   }
@@ -77,7 +78,7 @@ class ShardGroupTest : public testing::Test {
     ScorerOptions options = Options();
     options.num_shards = world_size * local_ranks;
     options.local_shards = local_ranks;
-    options.make_gather = Backend(group, 0).make_gather;
+    options.backend.make_gather = Backend(group, 0).make_gather;
     GroupLeaderOptions leader = LeaderOptions(world_size);
     leader.local_ranks = local_ranks;
     options.assemble = [leader](const GroupIdentity& identity) {
@@ -253,7 +254,7 @@ std::unique_ptr<Ops> MakeBadTokenOps() {
     absl::Status LogProbs(const LogProbArgs& args) override {
       ISOBIT_RETURN_IF_ERROR(ForwardingOps::LogProbs(args));
       for (int64_t r = 0; r < args.num_rows; ++r) {
-        if (args.rows[r].target == kBadToken) args.rows[r].finite = false;
+        if (args.requests[r].target == kBadToken) args.results[r].finite = false;
       }
       return absl::OkStatus();
     }
@@ -264,7 +265,7 @@ std::unique_ptr<Ops> MakeBadTokenOps() {
 TEST_F(ShardGroupTest, AnErrorNamesTheSequenceWhateverProcessScoredIt) {
   RunningGroup group(2, 1);
   ScorerOptions leading = LeadingOptions(group.threads(), 2, 1);
-  leading.make_ops = [](int) { return MakeBadTokenOps(); };
+  leading.backend.make_ops = [](int) { return MakeBadTokenOps(); };
   auto loading = Load(std::move(leading));
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [&group](const std::string&) {
@@ -309,7 +310,7 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
 TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
   RunningGroup group(2, 1);
   ScorerOptions options = LeadingOptions(group.threads(), 2, 1);
-  options.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Ops>> {
+  options.backend.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Ops>> {
     return absl::ResourceExhaustedError("no memory");
   };
   auto loading = Load(std::move(options));
@@ -365,15 +366,13 @@ TEST_F(ShardGroupTest, AllHearWhyAMembersPassFailed) {
 TEST_F(ShardGroupTest, AMemberDoesNotStayForWeightsThatItLoads) {
   class GatedOps final : public testing_support::ForwardingOps {
    public:
-    explicit GatedOps(PassGate& gate) : ForwardingOps(MakeOracleOps()), gate_(gate) {}
-    void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
-              std::byte* packed) const override {
-      EXPECT_EQ(gate_.Pass(), absl::OkStatus());
-      ForwardingOps::Pack(shape, w, ldw, packed);
-    }
+    explicit GatedOps(PassGate& gate)
+        : ForwardingOps(MakeOracleOps()),
+          packer_(ForwardingOps::packer(), [&gate] { EXPECT_EQ(gate.Pass(), absl::OkStatus()); }) {}
+    const WeightPacker& packer() const override { return packer_; }
 
    private:
-    PassGate& gate_;
+    const testing_support::ObservedPacker packer_;
   };
   PassGate gate;
   std::promise<std::shared_ptr<GroupLeader>> assembled;

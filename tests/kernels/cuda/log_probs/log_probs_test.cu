@@ -25,18 +25,17 @@ namespace {
 using testing_support::AppendBits;
 using testing_support::DeviceBuffer;
 using testing_support::kLogitKinds;
-using testing_support::kUnset;
 using testing_support::Logits;
-using testing_support::LogProbRequest;
+using testing_support::LogProbCase;
 using testing_support::MakeLogits;
 using testing_support::Pick;
 using testing_support::Random;
-using testing_support::RandomLogProbRequest;
+using testing_support::RandomLogProbCase;
 using testing_support::RowBits;
 using testing_support::RunLogProbs;
 using testing_support::Scaled;
 
-std::vector<RowBits> RunCpu(const std::vector<LogProbRequest>& requests) {
+std::vector<RowBits> RunCpu(const std::vector<LogProbCase>& requests) {
   static const std::unique_ptr<Ops> ops =
       MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
   return RunLogProbs(*ops, requests);
@@ -46,36 +45,35 @@ std::vector<RowBits> RunCpu(const std::vector<LogProbRequest>& requests) {
 // decide their alignment.
 class DeviceLogits {
  public:
-  DeviceLogits(const std::vector<LogProbRequest>& requests, int64_t gap) {
-    const auto vocab = static_cast<int64_t>(requests.front().logits.size());
-    std::vector<float> all(requests.size() * static_cast<size_t>(vocab + gap),
+  DeviceLogits(const std::vector<LogProbCase>& requests, int64_t gap)
+      : ld_(static_cast<int64_t>(requests.front().logits.size()) + gap) {
+    std::vector<float> all(requests.size() * static_cast<size_t>(ld_),
                            std::numeric_limits<float>::quiet_NaN());
-    std::vector<int64_t> begins;
     for (size_t i = 0; i < requests.size(); ++i) {
-      begins.push_back(static_cast<int64_t>(i) * (vocab + gap));
-      std::copy(requests[i].logits.begin(), requests[i].logits.end(), all.begin() + begins.back());
+      std::copy(requests[i].logits.begin(), requests[i].logits.end(),
+                all.begin() + static_cast<int64_t>(i) * ld_);
     }
     buffer_ = std::make_unique<DeviceBuffer<float>>(all);
-    for (const int64_t begin : begins) pointers_.push_back(buffer_->data() + begin);
   }
-  const std::vector<const float*>& pointers() const { return pointers_; }
+  const float* data() const { return buffer_->data(); }
+  int64_t ld() const { return ld_; }
 
  private:
+  const int64_t ld_;
   std::unique_ptr<DeviceBuffer<float>> buffer_;
-  std::vector<const float*> pointers_;
 };
 
 class LogProbsTest : public testing::Test {
  protected:
   void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
 
-  std::vector<RowBits> RunGpu(const std::vector<LogProbRequest>& requests, int64_t gap = 0) {
+  std::vector<RowBits> RunGpu(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
     const DeviceLogits logits(requests, gap);
-    return RunLogProbs(requests, logits.pointers(),
+    return RunLogProbs(requests, logits.data(), logits.ld(),
                        [this](const LogProbArgs& args) { return stage_.Run(args, Stream{}); });
   }
 
-  void ExpectCpuBits(const std::vector<LogProbRequest>& requests, int64_t gap = 0) {
+  void ExpectCpuBits(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
     const std::vector<RowBits> expected = RunCpu(requests);
     const std::vector<RowBits> actual = RunGpu(requests, gap);
     int failures = 0;
@@ -94,8 +92,7 @@ class LogProbsTest : public testing::Test {
 
   // The same of requests without filters and top lists, whose logits lie in parts as those of
   // `num_ranks` ranks do.
-  void ExpectCpuBitsInParts(const std::vector<LogProbRequest>& requests, int num_ranks,
-                            int64_t gap) {
+  void ExpectCpuBitsInParts(const std::vector<LogProbCase>& requests, int num_ranks, int64_t gap) {
     const auto num_rows = static_cast<int64_t>(requests.size());
     const auto vocab = static_cast<int64_t>(requests.front().logits.size());
     const contract::LeafPlan plan = contract::PlanColumns(vocab);
@@ -106,8 +103,8 @@ class LogProbsTest : public testing::Test {
     std::vector<LogProbStage> stages(ranks);
     LogProbParts parts{.num_ranks = num_ranks};
     for (size_t r = 0; r < ranks; ++r) {
-      std::vector<LogProbRequest> mine = requests;
-      for (LogProbRequest& request : mine) {
+      std::vector<LogProbCase> mine = requests;
+      for (LogProbCase& request : mine) {
         const auto begin = request.logits.begin();
         request.logits = {begin + plan.bounds[r * each], begin + plan.bounds[(r + 1) * each]};
       }
@@ -119,10 +116,10 @@ class LogProbsTest : public testing::Test {
     const auto run = [&](const LogProbArgs& args) -> absl::Status {
       DeviceLogProbs sent;
       for (size_t r = 0; r < ranks; ++r) {
-        for (int64_t i = 0; i < num_rows; ++i) {
-          args.rows[i].logits = logits[r]->pointers()[static_cast<size_t>(i)];
-        }
-        ISOBIT_ASSIGN_OR_RETURN(sent, stages[r].Send(args, nullptr, Stream{}));
+        LogProbArgs mine = args;
+        mine.logits = logits[r]->data();
+        mine.ld = logits[r]->ld();
+        ISOBIT_ASSIGN_OR_RETURN(sent, stages[r].Send(mine, nullptr, Stream{}));
         ISOBIT_RETURN_IF_ERROR(LaunchLogProbParts(
             sent, {.first = static_cast<int>(r * each), .count = static_cast<int>(each)},
             reinterpret_cast<std::byte*>(buffers[r]->data()), Stream{}));
@@ -133,7 +130,7 @@ class LogProbsTest : public testing::Test {
       stages.back().Read(args);
       return absl::OkStatus();
     };
-    EXPECT_EQ(RunLogProbs(requests, logits.front()->pointers(), run), RunCpu(requests))
+    EXPECT_EQ(RunLogProbs(requests, nullptr, 0, run), RunCpu(requests))
         << "vocabulary of " << vocab << ", " << num_ranks << " ranks";
     for (const auto& buffer : buffers) EXPECT_TRUE(buffer->GuardsIntact());
     rows_ += requests.size();
@@ -148,7 +145,7 @@ class LogProbsTest : public testing::Test {
 };
 
 // The share of the requests that Scaled leaves.
-std::vector<LogProbRequest> Share(std::vector<LogProbRequest> requests, Random& random) {
+std::vector<LogProbCase> Share(std::vector<LogProbCase> requests, Random& random) {
   std::shuffle(requests.begin(), requests.end(), random);
   requests.resize(static_cast<size_t>(Scaled(static_cast<int>(requests.size()))));
   return requests;
@@ -157,8 +154,8 @@ std::vector<LogProbRequest> Share(std::vector<LogProbRequest> requests, Random& 
 TEST_F(LogProbsTest, RandomRequestsSmallVocab) {
   Random random(1);
   for (const int64_t vocab : {1, 2, 3, 15, 16, 17, 63, 64, 100, 127, 128, 129, 130, 257, 1000}) {
-    std::vector<LogProbRequest> requests;
-    for (int i = 0; i < Scaled(200); ++i) requests.push_back(RandomLogProbRequest(vocab, random));
+    std::vector<LogProbCase> requests;
+    for (int i = 0; i < Scaled(200); ++i) requests.push_back(RandomLogProbCase(vocab, random));
     ExpectCpuBits(requests, static_cast<int64_t>(random() % 5));
   }
 }
@@ -166,8 +163,8 @@ TEST_F(LogProbsTest, RandomRequestsSmallVocab) {
 TEST_F(LogProbsTest, RandomRequestsMiddleVocab) {
   Random random(2);
   for (const int64_t vocab : {4096, 5003, 16383, 16400, 32000, 50257}) {
-    std::vector<LogProbRequest> requests;
-    for (int i = 0; i < Scaled(60); ++i) requests.push_back(RandomLogProbRequest(vocab, random));
+    std::vector<LogProbCase> requests;
+    for (int i = 0; i < Scaled(60); ++i) requests.push_back(RandomLogProbCase(vocab, random));
     ExpectCpuBits(requests, vocab % 4 == 0 ? 0 : 3);
   }
 }
@@ -175,8 +172,8 @@ TEST_F(LogProbsTest, RandomRequestsMiddleVocab) {
 TEST_F(LogProbsTest, RandomRequestsLargeVocab) {
   Random random(3);
   for (const int64_t vocab : {128256, 151936, 151936, 200001, 262144}) {
-    std::vector<LogProbRequest> requests;
-    for (int i = 0; i < Scaled(40); ++i) requests.push_back(RandomLogProbRequest(vocab, random));
+    std::vector<LogProbCase> requests;
+    for (int i = 0; i < Scaled(40); ++i) requests.push_back(RandomLogProbCase(vocab, random));
     ExpectCpuBits(requests);
   }
 }
@@ -190,10 +187,10 @@ TEST_F(LogProbsTest, EveryKindUnderEveryFilter) {
 
 TEST_F(LogProbsTest, LongTopLists) {
   Random random(5);
-  std::vector<LogProbRequest> requests;
+  std::vector<LogProbCase> requests;
   for (const Logits kind : kLogitKinds) {
     for (const int32_t top : {512, 513, 1000, kMaxTopLogProbs}) {
-      LogProbRequest r;
+      LogProbCase r;
       r.logits = MakeLogits(kind, 9000, random);
       r.top_logprobs = top;
       r.sampling.top_k = random() % 2 == 0 ? 700 : 0;
@@ -211,10 +208,10 @@ TEST_F(LogProbsTest, LongTopLists) {
 TEST_F(LogProbsTest, ManyDrawsOfFlatAndPeakedRows) {
   Random random(6);
   for (const Logits kind : {Logits::kFlat, Logits::kPeaked, Logits::kModel, Logits::kEqual}) {
-    std::vector<LogProbRequest> requests;
+    std::vector<LogProbCase> requests;
     const std::vector<float> logits = MakeLogits(kind, 3000, random);
     for (uint32_t i = 0; i < static_cast<uint32_t>(Scaled(700)); ++i) {
-      LogProbRequest r;
+      LogProbCase r;
       r.logits = logits;
       r.sampling.seed = 11;
       r.sampling.position = i;
@@ -227,8 +224,7 @@ TEST_F(LogProbsTest, ManyDrawsOfFlatAndPeakedRows) {
 TEST_F(LogProbsTest, NonFiniteRows) {
   Random random(7);
   size_t num_sound = 0;
-  const std::vector<LogProbRequest> requests =
-      testing_support::NonFiniteRequests(random, &num_sound);
+  const std::vector<LogProbCase> requests = testing_support::NonFiniteCases(random, &num_sound);
   ExpectCpuBits(requests);
   const std::vector<RowBits> bits = RunGpu(requests);
   for (size_t i = 0; i < bits.size(); ++i) EXPECT_EQ(bits[i][0], i + num_sound >= bits.size()) << i;
@@ -236,11 +232,11 @@ TEST_F(LogProbsTest, NonFiniteRows) {
 
 TEST_F(LogProbsTest, EveryTargetOfASmallRow) {
   Random random(8);
-  std::vector<LogProbRequest> requests;
+  std::vector<LogProbCase> requests;
   const std::vector<float> logits = MakeLogits(Logits::kTied, 300, random);
   for (int32_t target = 0; target < 300; ++target) {
     for (const int32_t top_k : {0, 40}) {
-      LogProbRequest r;
+      LogProbCase r;
       r.logits = logits;
       r.target = target;
       r.sampling.top_k = top_k;
@@ -253,9 +249,9 @@ TEST_F(LogProbsTest, EveryTargetOfASmallRow) {
 TEST_F(LogProbsTest, RowsInParts) {
   Random random(9);
   for (const int64_t vocab : {1, 2, 17, 100, 130, 1000, 5003, 32000, 50257, 151936}) {
-    std::vector<LogProbRequest> requests;
+    std::vector<LogProbCase> requests;
     for (int i = 0; i < Scaled(vocab < 10000 ? 100 : 30); ++i) {
-      LogProbRequest r = RandomLogProbRequest(vocab, random);
+      LogProbCase r = RandomLogProbCase(vocab, random);
       r.sampling.top_k = 0;
       r.sampling.top_p = 1.0f;
       r.sampling.min_p = 0.0f;
@@ -269,13 +265,15 @@ TEST_F(LogProbsTest, RowsInParts) {
 }
 
 TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
-  LogProbRow row;
-  row.top_logprobs = kMaxTopLogProbs + 1;
-  EXPECT_EQ(stage_.Run({&row, 1, 5000}, Stream{}).code(), absl::StatusCode::kInvalidArgument);
-  row.top_logprobs = 0;
-  EXPECT_EQ(stage_.Run({&row, 1, kMaxDeviceVocab + 1}, Stream{}).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(stage_.Run({nullptr, 0, 5000}, Stream{}).ok());
+  LogProbRequest request;
+  LogProbResult result;
+  LogProbArgs args = {.requests = &request, .results = &result, .num_rows = 1, .vocab = 5000};
+  request.top_logprobs = kMaxTopLogProbs + 1;
+  EXPECT_EQ(stage_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
+  request.top_logprobs = 0;
+  args.vocab = kMaxDeviceVocab + 1;
+  EXPECT_EQ(stage_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(stage_.Run({.vocab = 5000}, Stream{}).ok());
 }
 
 // ---- The device interface
@@ -305,7 +303,7 @@ class Batch {
     std::vector<float> logits;
     std::vector<DeviceLogProbRow> rows;
     for (int64_t i = 0; i < rows_; ++i) {
-      LogProbRequest r;
+      LogProbCase r;
       r.logits = MakeLogits(Pick(kLogitKinds, random), kVocab, random);
       r.sampling.seed = random();
       r.sampling.temperature = Pick({0.0f, 1.0f, 0.8f}, random);
@@ -367,7 +365,6 @@ class Batch {
           EXPECT_EQ(std::bit_cast<uint32_t>(token.logprob), ~0u) << i;
         }
       }
-      AppendBits(kUnset, &bits);
       EXPECT_EQ(bits, expected[at]) << i;
     }
     EXPECT_TRUE(logits_.GuardsIntact() && device_rows_.GuardsIntact() && results_.GuardsIntact() &&
@@ -376,7 +373,7 @@ class Batch {
 
  private:
   int64_t rows_;
-  std::vector<LogProbRequest> requests_;
+  std::vector<LogProbCase> requests_;
   DeviceBuffer<float> logits_;
   DeviceBuffer<DeviceLogProbRow> device_rows_;
   DeviceBuffer<DeviceLogProbResult> results_;

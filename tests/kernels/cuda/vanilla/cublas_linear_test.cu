@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/plain_weight_packer.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/cuda/linear/float64_linear.cuh"
@@ -32,8 +33,9 @@ class Problem {
       : m_(m), n_(n), k_(k), x_(RandomBf16(Family::kNormal, m * (k + 8), random)) {
     const std::vector<Bf16> w = RandomBf16(Family::kNormal, n * k, random);
     std::vector<Bf16> packed(w.size());
-    PackPlainLinear({.n = n, .k = k}, w.data(), k, reinterpret_cast<std::byte*>(packed.data()));
-    EXPECT_EQ(PlainLinearBytes({.n = n, .k = k}), packed.size() * sizeof(Bf16));
+    const PlainWeightPacker packer;
+    packer.Pack({.n = n, .k = k}, w.data(), k, reinterpret_cast<std::byte*>(packed.data()));
+    EXPECT_EQ(packer.PackedBytes({.n = n, .k = k}), packed.size() * sizeof(Bf16));
     w_ = std::make_unique<DeviceBuffer<Bf16>>(packed);
     exact_ = Float64Linear(x_.data(), k + 8, m, w_->data(), n, k);
     if (!bias) return;

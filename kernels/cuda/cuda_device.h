@@ -1,0 +1,81 @@
+// One GPU as a rank sees it: its memory, and the stream on which copies and ops run, its own or the
+// caller's.
+#ifndef ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
+#define ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/device.h"
+
+namespace isobit {
+
+// A stream that lasts as long as the object; moved, not copied.
+class CudaStream {
+ public:
+  // Of a GPU that is there. The stream and the legacy default stream do not wait for each other.
+  static absl::StatusOr<CudaStream> Create(int ordinal);
+  CudaStream(CudaStream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  CudaStream& operator=(CudaStream&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~CudaStream();
+
+  cudaStream_t handle() const { return handle_; }
+
+ private:
+  explicit CudaStream(cudaStream_t handle) : handle_(handle) {}
+  cudaStream_t handle_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  // stream: of that GPU, where the ops are to run in the caller's order, which may be the default
+  // stream, nullptr; it outlives the object. Without one: a stream of its own. FAILED_PRECONDITION:
+  // no such GPU, or it is not Hopper.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
+      int ordinal, std::optional<cudaStream_t> stream = std::nullopt);
+
+  const std::string& name() const { return name_; }  // the GPU's
+  const cuda::Stream& stream() const { return stream_; }
+  // Makes this GPU the calling thread's.
+  absl::Status Enter() const;
+
+  bool is_host() const override { return false; }
+  absl::StatusOr<Memory> Allocate(size_t bytes) override;
+  absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
+                                                         size_t bytes) override;
+  absl::StatusOr<Memory> AllocateBeside(size_t bytes) override;
+  absl::Status Upload(void* to, const void* from, size_t bytes) override;
+  absl::Status Copy(void* to, const void* from, size_t bytes) override;
+  absl::Status Synchronize() override;
+
+  // Bytes that Allocate has given out and that are not freed. Any thread.
+  size_t allocated_bytes() const { return *allocated_; }
+
+ private:
+  CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+
+  const int ordinal_;
+  const std::string name_;
+  std::unique_ptr<CudaStream> own_stream_;  // null: the caller's is used
+  cuda::Stream stream_;
+  std::shared_ptr<const CudaStream>
+      side_;  // of AllocateBeside and Upload; the memory keeps it alive
+  const std::shared_ptr<std::atomic<size_t>> allocated_ =
+      std::make_shared<std::atomic<size_t>>(0);  // memory may outlive the device
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_

@@ -1,0 +1,35 @@
+// See cuda_step_tables.h.
+#include "kernels/cuda/cuda_step_tables.h"
+
+#include "common/base/status_macros.h"
+
+namespace isobit {
+
+absl::StatusOr<StagedStep> CudaStepTables::StageWithin(absl::Span<const int32_t> ids,
+                                                       absl::Span<const SequenceRows> sequences,
+                                                       int32_t page_size,
+                                                       const cuda::StepBounds& bounds) {
+  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(step_.Stage(ids, sequences, page_size, bounds, device_.stream().handle));
+  return StagedStep{step_.ids(), {sequences, &step_.device()}};
+}
+
+absl::StatusOr<SequenceTable> CudaStepTables::StageHalf(int half,
+                                                        absl::Span<const SequenceRows> sequences,
+                                                        int32_t page_size) {
+  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  cuda::SequenceStage& stage = halves_[half];
+  ISOBIT_RETURN_IF_ERROR(
+      stage.Stage({}, sequences, page_size, {.part_of_step = true}, device_.stream().handle));
+  return SequenceTable{sequences, &stage.device()};
+}
+
+absl::Status CudaStepTables::Reserve(int64_t rows, int64_t sequences, int64_t pages) {
+  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  for (cuda::SequenceStage& stage : halves_) {
+    ISOBIT_RETURN_IF_ERROR(stage.Reserve(rows, sequences, pages));
+  }
+  return step_.Reserve(rows, sequences, pages);
+}
+
+}  // namespace isobit

@@ -1,0 +1,47 @@
+// The tables of a step on one GPU: of the whole step, and of its halves.
+#ifndef ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
+#define ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/sequences.h"
+#include "kernels/step_tables.h"
+
+namespace isobit {
+
+class CudaStepTables final : public StepTables {
+ public:
+  // `device` outlives the object.
+  explicit CudaStepTables(const CudaDevice& device) : device_(device) {}
+
+  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                   absl::Span<const SequenceRows> sequences,
+                                   int32_t page_size) override {
+    return StageWithin(ids, sequences, page_size, {});
+  }
+  absl::StatusOr<SequenceTable> StageHalf(int half, absl::Span<const SequenceRows> sequences,
+                                          int32_t page_size) override;
+
+  // Stage, padded to `bounds`, for a graph that was captured after such a call with the same
+  // bounds. Rows of padding have id 0.
+  absl::StatusOr<StagedStep> StageWithin(absl::Span<const int32_t> ids,
+                                         absl::Span<const SequenceRows> sequences,
+                                         int32_t page_size, const cuda::StepBounds& bounds);
+
+  // Makes room for steps of so many rows, sequences and pages, so that what Stage and StageHalf
+  // return stays where it is. RESOURCE_EXHAUSTED: no memory.
+  absl::Status Reserve(int64_t rows, int64_t sequences, int64_t pages);
+
+ private:
+  const CudaDevice& device_;
+  cuda::SequenceStage step_;
+  cuda::SequenceStage halves_[2];
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_

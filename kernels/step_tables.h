@@ -1,0 +1,69 @@
+// What the ops of a step follow: its ids and, for each sequence, its rows and pages, where the
+// backend reads them.
+#ifndef ISOBIT_KERNELS_STEP_TABLES_H_
+#define ISOBIT_KERNELS_STEP_TABLES_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace isobit {
+
+// Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
+// one decode token.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t first_position = 0;
+  const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
+};
+
+// The sequences of a step, made ready by StepTables. They cover the step's rows in order.
+struct DeviceSequences;  // kernels/cuda/sequences.h
+struct SequenceTable {
+  absl::Span<const SequenceRows> host;
+  const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
+};
+
+// A step that has been made ready.
+struct StagedStep {
+  const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
+  SequenceTable sequences;
+};
+
+// One rank's.
+class StepTables {
+ public:
+  virtual ~StepTables() = default;
+
+  // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
+  // the step has ended, readable by its ops, until the next Stage. page_size: of the KV cache that
+  // the step uses.
+  virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                           absl::Span<const SequenceRows> sequences,
+                                           int32_t page_size) = 0;
+  // The same for the sequences of half 0 or 1 of the staged step, whose rows count from the half's
+  // first.
+  virtual absl::StatusOr<SequenceTable> StageHalf(int half,
+                                                  absl::Span<const SequenceRows> sequences,
+                                                  int32_t page_size) = 0;
+};
+
+// Of backends that read host memory: nothing is to be made ready.
+class HostStepTables final : public StepTables {
+ public:
+  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
+                                   absl::Span<const SequenceRows> sequences,
+                                   int32_t /*page_size*/) override {
+    return StagedStep{ids.data(), {sequences}};
+  }
+  absl::StatusOr<SequenceTable> StageHalf(int /*half*/, absl::Span<const SequenceRows> sequences,
+                                          int32_t /*page_size*/) override {
+    return SequenceTable{sequences};
+  }
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_STEP_TABLES_H_
