@@ -1,7 +1,8 @@
 """Holds the walls between the folders: who may include and link whom, and which compiler flags never appear.
 
-The walls are the table "Folders and who may include whom" in docs/ARCHITECTURE.md. Includes and the build's
-link lists are held to it, and the table itself to what no edit of it may allow: a circle, or an arrow up.
+The walls are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
+build's link lists are held to it, and the table itself to what no edit of it may allow: a circle, or an arrow
+up.
 """
 
 import re
@@ -11,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
 SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
@@ -168,7 +170,7 @@ def flag_breaches(root: Path) -> list[str]:
 
 class RepositoryTest(unittest.TestCase):
     def setUp(self):
-        self.table = read_table((ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"))
+        self.table = read_table(PAGE.read_text("utf-8"))
 
     def test_the_table_allows_no_circle_and_no_arrow_up(self):
         self.assertEqual(table_breaches(self.table), [])
@@ -192,7 +194,7 @@ class ControlTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.root = Path(scratch.name)
-        self.table = read_table((ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"))
+        self.table = read_table(PAGE.read_text("utf-8"))
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
