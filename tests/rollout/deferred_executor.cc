@@ -75,7 +75,10 @@ class DeferredExecutor final : public RankExecutor {
       own.batch.ids[static_cast<size_t>(rows.first_row)] =
           last_tokens_.at(static_cast<size_t>(step.feeds[i]));
     }
-    for (LogProbResult& result : own.results) result.token.id = kNoToken;
+    // Not what an earlier step left, either: rows that another rank draws must look untouched.
+    LogProbResult untouched;
+    untouched.token.id = kNoToken;
+    own.results.assign(step.results.size(), untouched);
     ISOBIT_RETURN_IF_ERROR(rank_->Launch(own));
     ISOBIT_RETURN_IF_ERROR(rank_->Collect(own));
     for (size_t i = 0; i < own.results.size(); ++i) {
