@@ -96,14 +96,6 @@ ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& 
       transformer_(layout, rope, mode, *ops_, nullptr),
       full_(std::move(gather)) {}
 
-absl::Status ScoringRank::Grow(Buffer& buffer, size_t bytes) {
-  if (bytes <= buffer.bytes) return absl::OkStatus();
-  buffer = Buffer();  // before its successor is allocated
-  ISOBIT_ASSIGN_OR_RETURN(buffer.memory, ops_->device().Allocate(bytes));
-  buffer.bytes = bytes;
-  return absl::OkStatus();
-}
-
 absl::Status ScoringRank::Reserve(int64_t tokens) {
   constexpr int64_t kShort = 16;
   return Prepare(tokens, tokens / kPageSize + tokens / kShort + 1);
@@ -134,8 +126,6 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
 
 absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   const ModelConfig& config = layout_.config();
-  const auto width = static_cast<size_t>(config.hidden_size);
-  const auto vocab = static_cast<size_t>(config.vocab_size);
   if (!cache_ || cache_->num_pages() < num_pages) {
     cache_.reset();
     ISOBIT_ASSIGN_OR_RETURN(
@@ -144,17 +134,17 @@ absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
                         static_cast<int32_t>(kPageSize), /*shared_layers=*/true, ops_->device()));
   }
   ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
-  ISOBIT_RETURN_IF_ERROR(Grow(hidden_, static_cast<size_t>(rows) * width * sizeof(Bf16)));
-  ISOBIT_RETURN_IF_ERROR(Grow(chunk_hidden_, chunk_rows_ * width * sizeof(Bf16)));
-  return Grow(logits_, chunk_rows_ * vocab * sizeof(float));
+  const auto chunk_rows = static_cast<int64_t>(chunk_rows_);
+  ISOBIT_RETURN_IF_ERROR(hidden_.Reserve(ops_->device(), rows * config.hidden_size));
+  ISOBIT_RETURN_IF_ERROR(chunk_hidden_.Reserve(ops_->device(), chunk_rows * config.hidden_size));
+  return logits_.Reserve(ops_->device(), chunk_rows * config.vocab_size);
 }
 
 absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& version,
                                      absl::Span<const ScoreItem> items, GatheredPass& pass) {
   const ModelConfig& config = layout_.config();
   AbandonableWeights weights(pass, items);
-  ISOBIT_RETURN_IF_ERROR(transformer_.Forward(packed.batch, weights, *cache_,
-                                              reinterpret_cast<Bf16*>(hidden_.memory.get())));
+  ISOBIT_RETURN_IF_ERROR(transformer_.Forward(packed.batch, weights, *cache_, hidden_.data()));
 
   std::vector<Sequence> sequences;
   std::vector<Row> rows;
@@ -201,7 +191,7 @@ absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& 
 
 absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource& weights) {
   const auto width = static_cast<size_t>(layout_.config().hidden_size);
-  const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.memory.get());
+  const auto* const hidden = hidden_.data();
   const auto first = static_cast<size_t>(rows.front().hidden_row);
   const Bf16* x = hidden + first * width;
   // Rows between two prompts follow each other: usually a few runs make a chunk.
@@ -211,7 +201,7 @@ absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource&
     return end;
   };
   if (run_end(0) < rows.size()) {
-    auto* const gathered = reinterpret_cast<Bf16*>(chunk_hidden_.memory.get());
+    auto* const gathered = chunk_hidden_.data();
     for (size_t begin = 0; begin < rows.size();) {
       const size_t end = run_end(begin);
       ISOBIT_RETURN_IF_ERROR(ops_->device().Copy(
@@ -221,14 +211,13 @@ absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource&
     }
     x = gathered;
   }
-  return transformer_.Logits(x, static_cast<int64_t>(rows.size()), weights,
-                             reinterpret_cast<float*>(logits_.memory.get()),
+  return transformer_.Logits(x, static_cast<int64_t>(rows.size()), weights, logits_.data(),
                              layout_.config().vocab_size);
 }
 
 absl::Status ScoringRank::ScoreRows(absl::Span<const Row> rows, Scored& scored) {
   const int64_t vocab = layout_.config().vocab_size;
-  const auto* const logits = reinterpret_cast<const float*>(logits_.memory.get());
+  const auto* const logits = logits_.data();
   scored.counts.resize(rows.size());
   scored.results.resize(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "common/parallel/block_gather.h"
 #include "kernels/contract/rope.h"
+#include "kernels/growing_buffer.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
@@ -62,13 +63,6 @@ class ScoringRank {
   struct Row;
   struct Scored;
 
-  // Memory of the backend that grows and never shrinks.
-  struct Buffer {
-    Memory memory;
-    size_t bytes = 0;
-  };
-  absl::Status Grow(Buffer& buffer, size_t bytes);
-
   // Allocates all that a pass needs before it starts: freeing and allocating memory may wait for
   // the device, which in a pass may wait for another rank.
   absl::Status Prepare(int64_t rows, int64_t num_pages);
@@ -89,9 +83,9 @@ class ScoringRank {
   FullBlocks full_;
 
   std::optional<KvCache> cache_;
-  Buffer hidden_;        // [rows of the pass, hidden_size] bf16
-  Buffer chunk_hidden_;  // [chunk_rows, hidden_size]
-  Buffer logits_;        // [chunk_rows, vocab_size] fp32
+  GrowingBuffer<Bf16> hidden_;        // [rows of the pass, hidden_size]
+  GrowingBuffer<Bf16> chunk_hidden_;  // [chunk_rows, hidden_size]
+  GrowingBuffer<float> logits_;       // [chunk_rows, vocab_size]
 };
 
 }  // namespace isobit::scorer

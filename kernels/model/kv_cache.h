@@ -1,0 +1,45 @@
+// The memory of one rank's KV cache. Not here: which sequence has which page.
+#ifndef ISOBIT_KERNELS_MODEL_KV_CACHE_H_
+#define ISOBIT_KERNELS_MODEL_KV_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/model_config.h"
+#include "kernels/device.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// One rank's KV cache: a page number means the same page in every layer.
+class KvCache {
+ public:
+  // shared_layers: all layers use one layer's memory, for a pass that computes whole sequences and
+  // keeps nothing. RESOURCE_EXHAUSTED: it does not fit into the backend's memory.
+  static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
+                                        int32_t num_pages, int32_t page_size, bool shared_layers,
+                                        Device& device);
+  // Bytes of one page over all layers, each with memory of its own.
+  static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
+
+  PagedKv layer(int layer) const;
+  int32_t num_pages() const { return num_pages_; }
+  int32_t page_size() const { return geometry_.page_size; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  KvCache() = default;
+
+  PagedKv geometry_;  // pointers null
+  int32_t num_pages_ = 0;
+  size_t bytes_ = 0;
+  size_t layer_elements_ = 0;  // of k, and of v
+  bool shared_layers_ = false;
+  Memory memory_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_KV_CACHE_H_
