@@ -11,7 +11,7 @@
 namespace isobit {
 
 // Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
-// one decode token.
+// one or more tokens after those whose keys and values the pages have.
 struct SequenceRows {
   int64_t first_row = 0;
   int64_t num_rows = 0;

@@ -129,6 +129,7 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
   model.batch.ids.clear();
   model.batch.sequences.clear();
   model.feeds.clear();
+  model.logit_rows.clear();
   model.requests.clear();
   for (Sequence* sequence : batch) {
     if (sequence->sampling == nullptr) {
@@ -148,6 +149,7 @@ void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
                  sequence->tokens.end());
     }
     if (depth_ > 1) model.feeds.push_back(fed ? sequence->row : -1);
+    model.logit_rows.push_back(static_cast<int64_t>(ids.size()) - 1);
     LogProbRequest& request = model.requests.emplace_back();
     request.sampling = sequence->sampling->NextRow(sequence->num_pending);
     request.raw = sequence->request->raw_logprobs;

@@ -123,6 +123,7 @@ class Load {
                                     .num_rows = rows,
                                     .first_position = position,
                                     .pages = pages_[static_cast<size_t>(s)].data()});
+    step.logit_rows.push_back(first + rows - 1);
     LogProbRequest& request = step.requests.emplace_back();
     request.sampling.seed = static_cast<uint64_t>(s);
     request.sampling.position = static_cast<uint32_t>(position + rows);

@@ -102,12 +102,17 @@ class CudaExecutor final : public RankExecutor {
       if (step.feeds[s] < 0) continue;
       ids_[static_cast<size_t>(step.batch.sequences[s].first_row)] = -1 - step.feeds[s];
     }
-    const auto graph = GraphOf(step.batch);
+    if (static_cast<int64_t>(step.requests.size()) > options_.max_sequences) {
+      return absl::InvalidArgumentError(absl::StrCat("a step with ", step.requests.size(),
+                                                     " rows that need logits: there is memory for ",
+                                                     options_.max_sequences));
+    }
+    const auto graph = GraphOf(step);
     if (graph != graphs_.end()) {
       ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
       ISOBIT_RETURN_IF_ERROR(graph->second.Replay(stream().handle));
     } else {
-      ISOBIT_RETURN_IF_ERROR(Forward(step.batch));
+      ISOBIT_RETURN_IF_ERROR(Forward(step));
     }
     ISOBIT_RETURN_IF_ERROR(Draw(step.requests, slot));
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, stream().handle));
@@ -159,7 +164,7 @@ class CudaExecutor final : public RankExecutor {
     ISOBIT_ASSIGN_OR_RETURN(
         hidden_,
         ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
-    ISOBIT_ASSIGN_OR_RETURN(last_, ops_->device().Allocate(sequences * width * sizeof(Bf16)));
+    ISOBIT_ASSIGN_OR_RETURN(picked_, ops_->device().Allocate(sequences * width * sizeof(Bf16)));
     ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->device().Allocate(sequences * sizeof(int32_t)));
     const auto columns = static_cast<size_t>(group_->widest);
     if (group_->peers.empty() && num_ranks() > 1) {
@@ -203,10 +208,11 @@ class CudaExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  // The smallest graph that the batch fits in, if it is one new token a sequence.
-  Graphs::iterator GraphOf(const Batch& batch) {
-    if (batch.ids.size() != batch.sequences.size()) return graphs_.end();
-    return graphs_.lower_bound(static_cast<int64_t>(batch.ids.size()));
+  // The smallest graph that the step fits in, if it is one new token and one request a sequence.
+  Graphs::iterator GraphOf(const ModelStep& step) {
+    const size_t rows = step.batch.ids.size();
+    if (rows != step.batch.sequences.size() || rows != step.requests.size()) return graphs_.end();
+    return graphs_.lower_bound(static_cast<int64_t>(rows));
   }
 
   absl::StatusOr<StagedStep> StageDecode(absl::Span<const SequenceRows> sequences, int64_t size) {
@@ -232,18 +238,46 @@ class CudaExecutor final : public RankExecutor {
   }
 
   // Any step, likewise.
-  absl::Status Forward(const Batch& batch) {
-    const auto rows = static_cast<int64_t>(batch.ids.size());
-    const auto sequences = static_cast<int64_t>(batch.sequences.size());
+  absl::Status Forward(const ModelStep& step) {
+    const auto rows = static_cast<int64_t>(step.batch.ids.size());
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
-    auto* const last = reinterpret_cast<Bf16*>(last_.get());
-    ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
-                            ops_->tables().Stage(ids_, batch.sequences, options_.page_size));
-    ISOBIT_RETURN_IF_ERROR(FeedIds(step, rows));
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
-    ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, step.sequences.device->first_row, sequences,
-                                                options_.config.hidden_size, last, stream()));
-    return transformer_.Logits(last, sequences, *weights_, logits_, layout_.shape().vocab.size());
+    ISOBIT_ASSIGN_OR_RETURN(const StagedStep staged,
+                            ops_->tables().Stage(ids_, step.batch.sequences, options_.page_size));
+    ISOBIT_RETURN_IF_ERROR(FeedIds(staged, rows));
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(staged, rows, *weights_, *cache_, hidden));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, staged));
+    return transformer_.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
+                               logits_, layout_.shape().vocab.size());
+  }
+
+  // The hidden rows of the step's requests, one after the other.
+  absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step, const StagedStep& staged) {
+    const auto width = options_.config.hidden_size;
+    const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.get());
+    auto* const rows = reinterpret_cast<Bf16*>(picked_.get());
+    if (step.requests.size() == step.batch.ids.size()) return hidden;
+    if (HasLastRows(step)) {
+      const auto sequences = static_cast<int64_t>(step.batch.sequences.size());
+      ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, staged.sequences.device->first_row,
+                                                  sequences, width, rows, stream()));
+      return rows;
+    }
+    const std::vector<int64_t>& wanted = step.logit_rows;
+    for (size_t begin = 0, end = 1; begin < wanted.size(); begin = end++) {
+      while (end < wanted.size() && wanted[end] == wanted[end - 1] + 1) ++end;
+      ISOBIT_RETURN_IF_ERROR(ops_->device().Copy(
+          rows + static_cast<int64_t>(begin) * width, hidden + wanted[begin] * width,
+          (end - begin) * static_cast<size_t>(width) * sizeof(Bf16)));
+    }
+    return rows;
+  }
+
+  // Whether the step's requests are about each sequence's last row.
+  static bool HasLastRows(const ModelStep& step) {
+    return std::equal(step.logit_rows.begin(), step.logit_rows.end(), step.batch.sequences.begin(),
+                      step.batch.sequences.end(), [](int64_t row, const SequenceRows& rows) {
+                        return row == rows.first_row + rows.num_rows - 1;
+                      });
   }
 
   // Rows [begin, end) of a step, whose logits, of `columns` columns each, begin at `logits`.
@@ -424,7 +458,7 @@ class CudaExecutor final : public RankExecutor {
   Graphs graphs_;
 
   Memory hidden_;  // [max_rows, hidden_size] bf16
-  Memory last_;    // [max_sequences, hidden_size] bf16: last rows
+  Memory picked_;  // [max_sequences, hidden_size] bf16: rows of requests
   // With NCCL alone: what this rank sends, and what it has from all, [ranks, ...].
   Memory own_logits_, all_logits_, own_draws_, all_draws_, own_parts_, all_parts_;
   float* logits_ = nullptr;     // [max_sequences, this rank's columns]
@@ -435,8 +469,7 @@ class CudaExecutor final : public RankExecutor {
   Slot slots_[kDepth];
   int64_t num_launched_ = 0;
   int64_t num_collected_ = 0;
-  std::vector<int32_t>
-      ids_;  // of the present step; -1 - i: what sequence i of the step before drew
+  std::vector<int32_t> ids_;  // of the present step; -1 - i: what request i of the step before drew
 };
 
 }  // namespace

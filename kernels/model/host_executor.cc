@@ -1,4 +1,5 @@
-// Forward, logits of last rows, and this rank's share of the draws. See host_executor.h.
+// Forward, logits of the rows that need them, and this rank's share of the draws. See
+// host_executor.h.
 #include "kernels/model/host_executor.h"
 
 #include <algorithm>
@@ -40,17 +41,16 @@ class HostExecutor final : public RankExecutor {
   absl::Status Launch(const ModelStep& step) override {
     const auto width = static_cast<size_t>(layout_.config().hidden_size);
     const auto columns = static_cast<size_t>(layout_.shape().vocab.size());
-    const size_t num_sequences = step.batch.sequences.size();
+    const size_t num_requests = step.requests.size();
     Grow(hidden_, step.batch.ids.size() * width);
-    Grow(logits_, num_sequences * columns);
+    Grow(logits_, num_requests * columns);
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step.batch, *weights_, *cache_, hidden_.data()));
-    // Only last rows become logits: they move together, each to its place or further up.
-    for (size_t i = 0; i < num_sequences; ++i) {
-      const SequenceRows& rows = step.batch.sequences[i];
-      const auto last = static_cast<size_t>(rows.first_row + rows.num_rows - 1);
-      std::memmove(hidden_.data() + i * width, hidden_.data() + last * width, width * sizeof(Bf16));
+    // Only some rows become logits: they move together, each to its place or further up.
+    for (size_t i = 0; i < num_requests; ++i) {
+      const auto row = static_cast<size_t>(step.logit_rows[i]);
+      std::memmove(hidden_.data() + i * width, hidden_.data() + row * width, width * sizeof(Bf16));
     }
-    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data(), static_cast<int64_t>(num_sequences),
+    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data(), static_cast<int64_t>(num_requests),
                                                *weights_, logits_.data(),
                                                static_cast<int64_t>(columns)));
     return Draw(step.requests);
@@ -80,7 +80,7 @@ class HostExecutor final : public RankExecutor {
     if (buffer.size() < size) buffer.resize(size);
   }
 
-  // Each rank draws for a run of the rows, whose logits it brings together from all ranks.
+  // Each rank takes a run of the requests, whose logits it brings together from all ranks.
   absl::Status Draw(const std::vector<LogProbRequest>& requests) {
     const auto rank = static_cast<size_t>(comm_.rank());
     const auto size = static_cast<size_t>(comm_.size());
@@ -130,7 +130,7 @@ class HostExecutor final : public RankExecutor {
 
   // They grow and never shrink.
   std::vector<Bf16> hidden_;          // [rows of the step, hidden_size]
-  std::vector<float> logits_;         // [sequences, this rank's columns]
+  std::vector<float> logits_;         // [requests, this rank's columns]
   std::vector<float> whole_rows_;     // [drawn_, vocab]
   std::vector<LogProbResult> drawn_;  // of this rank's rows of the step, from first_drawn_ on
   size_t first_drawn_ = 0;

@@ -22,16 +22,17 @@
 
 namespace isobit {
 
-// One step: the rows of some sequences, and one token drawn after each. In host memory, and left
-// as it is, but for the results, from Launch to Collect, with all that it points to.
+// One step: the rows of some sequences, and what is done with the logits of some of these rows. A
+// sequence may have one request or several, such as a draw after each of k tokens. In host memory,
+// and left as it is, but for the results, from Launch to Collect, with all that it points to.
 struct ModelStep {
   Batch batch;
-  // [sequences], or empty: none. i >= 0: the sequence has one row, whose id is the token that the
-  // step launched before this one draws for its sequence i; batch.ids has any id there. -1:
-  // batch.ids.
+  // [sequences], or empty: none. i >= 0: the id of the sequence's first row is the token that the
+  // step launched before this one has for its request i; batch.ids has any id there. -1: batch.ids.
   std::vector<int32_t> feeds;
-  std::vector<LogProbRequest> requests;  // [sequences]
-  std::vector<LogProbResult> results;    // [sequences], set by Collect
+  std::vector<int64_t> logit_rows;       // [requests], ascending: the batch's row of each
+  std::vector<LogProbRequest> requests;  // at most RankOptions::max_sequences
+  std::vector<LogProbResult> results;    // [requests], set by Collect
 };
 
 // What a rank has allocated of its backend's memory, in bytes.
@@ -79,7 +80,7 @@ struct RankOptions {
   NumericsMode mode = NumericsMode::kTree;
   int32_t page_size = 16;
   int32_t num_pages = 0;
-  int64_t max_sequences = 0;  // of a step
+  int64_t max_sequences = 0;  // of a step, and requests
   int64_t max_rows = 0;       // of a step
   Communicator& comm;         // of the ranks' threads
 };

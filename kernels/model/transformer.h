@@ -20,8 +20,7 @@
 
 namespace isobit {
 
-// Token rows of one step. Sequences cover the rows in order; each is a whole prompt or one new
-// token.
+// Token rows of one step. Sequences cover the rows in order.
 struct Batch {
   std::vector<int32_t> ids;  // [rows], each in [0, vocab_size)
   std::vector<SequenceRows> sequences;

@@ -32,18 +32,35 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+// Of a layer's keys, or values.
+size_t ElementsOf(const KvCache& cache) {
+  const PagedKv kv = cache.layer(0);
+  return static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
+         static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim);
+}
+
 // What no position has been written to must not reach a bit.
 void Poison(const KvCache& cache, int num_layers, Device& device) {
-  const PagedKv kv = cache.layer(0);
-  const std::vector<Bf16> poison(
-      static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
-          static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim),
-      0xffff);
+  const std::vector<Bf16> poison(ElementsOf(cache), 0xffff);
   for (int layer = 0; layer < num_layers; ++layer) {
     Must(device.Copy(cache.layer(layer).k, poison.data(), poison.size() * sizeof(Bf16)));
     Must(device.Copy(cache.layer(layer).v, poison.data(), poison.size() * sizeof(Bf16)));
   }
   Must(device.Synchronize());
+}
+
+std::vector<Bf16> ReadCache(const KvCache& cache, int num_layers, Device& device) {
+  const size_t size = ElementsOf(cache);
+  std::vector<Bf16> read(2 * size * static_cast<size_t>(num_layers));
+  Bf16* to = read.data();
+  for (int layer = 0; layer < num_layers; ++layer) {
+    for (const Bf16* from : {cache.layer(layer).k, cache.layer(layer).v}) {
+      Must(device.Copy(to, from, size * sizeof(Bf16)));
+      to += size;
+    }
+  }
+  Must(device.Synchronize());
+  return read;
 }
 
 // Pages of every sequence; a page belongs to one sequence.
@@ -79,7 +96,8 @@ std::vector<Step> PlanSteps(const std::vector<Tokens>& sequences, const Schedule
       const auto length = static_cast<int64_t>(sequences[s].size());
       if (done[s] == length) continue;
       const int64_t prefill = schedule.prefill > 0 ? std::min(schedule.prefill, length) : length;
-      const int64_t count = done[s] == 0 ? prefill : 1;
+      const int64_t count =
+          done[s] == 0 ? prefill : std::min(schedule.decode_rows, length - done[s]);
       step.batch.sequences.push_back({.first_row = static_cast<int64_t>(step.batch.ids.size()),
                                       .num_rows = count,
                                       .first_position = done[s],
@@ -131,6 +149,9 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
   const contract::RopeTable rope = RopeTableOf(config_, static_cast<int64_t>(longest));
   size_t most_rows = 0;
   for (const Step& step : steps) most_rows = std::max(most_rows, step.batch.ids.size());
+  if (schedule.caches != nullptr) {
+    schedule.caches->assign(static_cast<size_t>(schedule.tp_size), {});
+  }
   ThreadGroup group(schedule.tp_size);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < schedule.tp_size; ++rank) {
@@ -173,6 +194,10 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
         Must(comm.Barrier());
         if (rank == 0 && schedule.swap_first_pages && i == 0) std::swap(pages[0][0], pages[1][0]);
         Must(comm.Barrier());
+      }
+      if (schedule.caches != nullptr) {
+        (*schedule.caches)[static_cast<size_t>(rank)] =
+            ReadCache(cache, config_.num_layers, ops->device());
       }
     });
   }

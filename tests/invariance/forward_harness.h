@@ -25,15 +25,18 @@ struct Schedule {
   int tp_size = 1;
   NumericsMode mode = NumericsMode::kTree;
   std::function<std::unique_ptr<Ops>()> make_ops;  // one for each rank
-  // The first tokens of a sequence are prefilled in one step, the rest decoded one by one; 0: all
-  // in one step.
+  // The first tokens of a sequence are prefilled in one step, the rest decoded `decode_rows` at a
+  // time; 0: all in one step.
   int64_t prefill = 0;
+  int64_t decode_rows = 1;
   // Least rows of a step that is computed in two halves, where there are several ranks.
   int64_t overlap_rows = std::numeric_limits<int64_t>::max();
   int32_t page_size = 16;
   bool scatter_pages = false;  // hand out pages in a scrambled order
   bool swap_first_pages =
       false;  // a control: after prefill, two sequences exchange their first pages
+  // If set, [ranks]: every layer's keys, then values, as they are at the end.
+  std::vector<std::vector<Bf16>>* caches = nullptr;
 };
 
 class ForwardHarness {

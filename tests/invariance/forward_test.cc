@@ -115,6 +115,50 @@ TEST_P(ForwardInvarianceTest, Phase) {
   EXPECT_FALSE(AllEqual(model_.Run({sequences_[0]}, vanilla), one_pass)) << "control";
 }
 
+// INVARIANT: rows of a sequence in a step, after what is cached: logits, and the keys and values
+// that they leave.
+TEST_P(ForwardInvarianceTest, RowsAtATime) {
+  const auto expected = Expected();
+  const auto run = [&](Schedule schedule, int64_t decode_rows,
+                       std::vector<std::vector<Bf16>>& caches) {
+    schedule.prefill = kPrefill;
+    schedule.decode_rows = decode_rows;
+    schedule.page_size = 5;
+    schedule.caches = &caches;
+    return model_.Run(sequences_, schedule);
+  };
+  for (const int tp_size : {1, 4}) {
+    Schedule schedule = OnCpu();
+    schedule.tp_size = tp_size;
+    std::vector<std::vector<Bf16>> one_by_one, caches;
+    EXPECT_TRUE(AllEqual(run(schedule, 1, one_by_one), expected));
+    for (const int64_t rows : {2, 3, 8}) {
+      EXPECT_TRUE(AllEqual(run(schedule, rows, caches), expected)) << rows << ", TP " << tp_size;
+      EXPECT_EQ(caches, one_by_one) << rows << " rows, TP " << tp_size;
+    }
+    Schedule spoiled = schedule;
+    spoiled.swap_first_pages = true;
+    EXPECT_FALSE(AllEqual(run(spoiled, 8, caches), expected)) << "control";
+    EXPECT_NE(caches, one_by_one) << "control";
+    spoiled = schedule;
+    spoiled.mode = NumericsMode::kVanilla;
+    EXPECT_FALSE(AllEqual(run(spoiled, 8, caches), run(spoiled, 1, one_by_one))) << "control";
+  }
+}
+
+// The same of the scalar definition.
+TEST_P(ForwardInvarianceTest, RowsAtATimeOfTheDefinition) {
+  Schedule oracle;
+  oracle.make_ops = MakeOracleOps;
+  oracle.prefill = 5;
+  const std::vector<Tokens> one = {Tokens(sequences_[2].begin(), sequences_[2].begin() + 13)};
+  const auto expected = model_.Run(one, OnCpu());
+  for (const int64_t rows : {2, 3, 8}) {
+    oracle.decode_rows = rows;
+    EXPECT_TRUE(AllEqual(model_.Run(one, oracle), expected)) << rows << " rows";
+  }
+}
+
 // INVARIANT: steps computed in two halves, which cut sequences anywhere; prefill and decode.
 TEST_P(ForwardInvarianceTest, Halves) {
   const auto expected = Expected();

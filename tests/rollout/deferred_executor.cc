@@ -18,7 +18,8 @@ constexpr int32_t kNoToken = -1;
 
 // A copy of all that a launched step says.
 struct Snapshot {
-  Snapshot(const ModelStep& step, int32_t page_size) : ids(step.batch.ids), feeds(step.feeds) {
+  Snapshot(const ModelStep& step, int32_t page_size)
+      : ids(step.batch.ids), feeds(step.feeds), logit_rows(step.logit_rows) {
     for (const SequenceRows& rows : step.batch.sequences) {
       const int64_t tokens = rows.first_position + rows.num_rows;
       sequences.emplace_back(
@@ -29,7 +30,8 @@ struct Snapshot {
       const RowSampling& s = request.sampling;
       parameters.emplace_back(s.temperature, s.top_p, s.min_p, s.repetition_penalty,
                               s.presence_penalty, s.frequency_penalty);
-      places.emplace_back(s.top_k, s.seed, s.sample, s.position, request.top_logprobs);
+      places.emplace_back(s.top_k, s.seed, s.sample, s.position, request.top_logprobs,
+                          request.target);
       banned.emplace_back(s.banned.begin(), s.banned.end());
       for (const TokenCount& c : s.counts) counts.emplace_back(c.id, c.in_output, c.in_prompt);
       for (const TokenBias& b : s.biases) biases.emplace_back(b.id, b.bias);
@@ -38,9 +40,10 @@ struct Snapshot {
   bool operator==(const Snapshot&) const = default;
 
   std::vector<int32_t> ids, feeds;
+  std::vector<int64_t> logit_rows;
   std::vector<std::tuple<int64_t, int64_t, int64_t, std::vector<int32_t>>> sequences;
   std::vector<std::tuple<float, float, float, float, float, float>> parameters;
-  std::vector<std::tuple<int32_t, uint64_t, uint32_t, uint32_t, int32_t>> places;
+  std::vector<std::tuple<int32_t, uint64_t, uint32_t, uint32_t, int32_t, int32_t>> places;
   std::vector<std::vector<int32_t>> banned;
   std::vector<std::tuple<int32_t, uint32_t, bool>> counts;
   std::vector<std::pair<int32_t, float>> biases;
@@ -71,7 +74,6 @@ class DeferredExecutor final : public RankExecutor {
     for (size_t i = 0; i < step.feeds.size(); ++i) {
       if (step.feeds[i] < 0) continue;
       const SequenceRows& rows = step.batch.sequences[i];
-      EXPECT_EQ(rows.num_rows, 1);
       own.batch.ids[static_cast<size_t>(rows.first_row)] =
           last_tokens_.at(static_cast<size_t>(step.feeds[i]));
     }
