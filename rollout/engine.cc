@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "rollout/step_planner.h"
 
 namespace isobit {
 namespace {
@@ -126,37 +127,23 @@ std::vector<Sequence*> Engine::Schedule() {
 
 void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
   ModelStep& model = step.model;
-  model.batch.ids.clear();
-  model.batch.sequences.clear();
-  model.feeds.clear();
-  model.logit_rows.clear();
-  model.requests.clear();
+  ClearStep(model);
   for (Sequence* sequence : batch) {
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, config_.eos_token_ids);
     }
-    std::vector<int32_t>& ids = model.batch.ids;
     const bool fed = sequence->num_pending > 0;
-    const auto num_tokens = static_cast<int64_t>(sequence->tokens.size()) + sequence->num_pending;
-    model.batch.sequences.push_back({.first_row = static_cast<int64_t>(ids.size()),
-                                     .num_rows = num_tokens - sequence->num_cached,
-                                     .first_position = sequence->num_cached,
-                                     .pages = sequence->pages.data()});
-    if (fed) {
-      ids.push_back(0);
-    } else {
-      ids.insert(ids.end(), sequence->tokens.begin() + sequence->num_cached,
-                 sequence->tokens.end());
-    }
-    if (depth_ > 1) model.feeds.push_back(fed ? sequence->row : -1);
-    model.logit_rows.push_back(static_cast<int64_t>(ids.size()) - 1);
-    LogProbRequest& request = model.requests.emplace_back();
+    const PlannedRequests planned = PlanSequence({.tokens = sequence->tokens,
+                                                  .num_cached = sequence->num_cached,
+                                                  .fed_by = fed ? sequence->row : -1},
+                                                 sequence->pages.data(), model);
+    LogProbRequest& request = model.requests[planned.first_draw];
     request.sampling = sequence->sampling->NextRow(sequence->num_pending);
     request.raw = sequence->request->raw_logprobs;
     request.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
 
-    sequence->row = static_cast<int32_t>(model.requests.size()) - 1;
-    sequence->num_cached = num_tokens;
+    sequence->row = static_cast<int32_t>(planned.first_draw);
+    sequence->num_cached += model.batch.sequences.back().num_rows;
     ++sequence->num_pending;
   }
   model.results.resize(model.requests.size());

@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/device/device_info.h"
 #include "tests/rollout/engine_fixture.h"
+#include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
 
@@ -223,6 +224,26 @@ TEST_F(CudaEngineTest, StepsBeyondTheGraphsGiveTheSameBits) {
     options.runner.tensor_parallel_size = size;
     options.runner.make_rank = MakeCudaRank(Ranks(size));
     ExpectSame(run(*MakeEngine(options)), expected);
+  }
+}
+
+// INVARIANT: rows of a sequence in a step; with wrong guesses some rows' logits are not asked for.
+TEST_F(CudaEngineTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
+  const auto run = [&](const EngineOptions& options, const RowsRun& rows) {
+    return RunRows(config_, root_.path(), "v1", options.runner, rows);
+  };
+  const ResultsOfRows expected = run(DefaultOptions(), {.rows_of_step = 1});
+  for (const int size : {1, 2}) {
+    if (!HaveGpus(size)) break;
+    for (const int64_t rows : {1, 2, 3, 8}) {
+      for (const int32_t wrong : {0, 3}) {
+        EXPECT_TRUE(SameResults(
+            run(OnGpus(Ranks(size)), {.rows_of_step = rows, .wrong_guesses = wrong}), expected))
+            << rows << " rows, " << wrong << " wrong guesses, TP " << size;
+      }
+    }
+    EXPECT_FALSE(SameResults(run(OnGpus(Ranks(size)), {.rows_of_step = 2, .late = 1}), expected))
+        << "control";
   }
 }
 

@@ -1,0 +1,60 @@
+// See step_planner.h.
+#include "rollout/step_planner.h"
+
+#include "common/base/check.h"
+
+namespace isobit {
+namespace {
+
+constexpr int32_t kAnyId = 0;  // what stands for a token that is fed
+constexpr int32_t kDraw = -1;  // LogProbRequest::target
+
+void AddRequest(int64_t row, int32_t target, ModelStep& step) {
+  step.logit_rows.push_back(row);
+  step.requests.emplace_back().target = target;
+}
+
+}  // namespace
+
+void ClearStep(ModelStep& step) {
+  step.batch.ids.clear();
+  step.batch.sequences.clear();
+  step.feeds.clear();
+  step.logit_rows.clear();
+  step.requests.clear();
+}
+
+PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, ModelStep& step) {
+  std::vector<int32_t>& ids = step.batch.ids;
+  const bool fed = work.fed_by >= 0;
+  const auto num_known = static_cast<int64_t>(work.tokens.size());
+  const int64_t num_certain = num_known + (fed ? 1 : 0);
+  ISOBIT_CHECK(work.num_cached < num_certain && (!fed || work.num_cached == num_known))
+      << work.num_cached << " of " << num_certain << " tokens cached";
+  ISOBIT_CHECK(work.num_scored == 0 || work.num_cached < num_known - work.num_scored)
+      << "the row before a scored token is cached";
+  ISOBIT_CHECK(!fed || work.guesses.empty()) << "guesses after a token that is not known";
+
+  const auto first_row = static_cast<int64_t>(ids.size());
+  ids.insert(ids.end(), work.tokens.begin() + work.num_cached, work.tokens.end());
+  if (fed) ids.push_back(kAnyId);
+  ids.insert(ids.end(), work.guesses.begin(), work.guesses.end());
+  const auto end_row = static_cast<int64_t>(ids.size());
+  step.batch.sequences.push_back({.first_row = first_row,
+                                  .num_rows = end_row - first_row,
+                                  .first_position = work.num_cached,
+                                  .pages = pages});
+  step.feeds.push_back(work.fed_by);
+
+  PlannedRequests planned = {.first = step.requests.size()};
+  const int64_t last_certain = first_row + num_certain - work.num_cached - 1;
+  for (int64_t i = work.num_scored; i > 0; --i) {
+    AddRequest(last_certain - i, work.tokens[static_cast<size_t>(num_known - i)], step);
+  }
+  planned.first_draw = step.requests.size();
+  for (int64_t row = last_certain; row < end_row; ++row) AddRequest(row, kDraw, step);
+  planned.end = step.requests.size();
+  return planned;
+}
+
+}  // namespace isobit

@@ -1,0 +1,70 @@
+// Several rows of a sequence in one step give what single rows give, bit for bit, on the ranks of
+// the CPU backend and of its scalar definition.
+#include "tests/rollout/step_rows.h"
+
+#include <functional>
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/oracle/oracle_ops.h"
+#include "tests/rollout/engine_fixture.h"
+
+namespace isobit {
+namespace {
+
+class StepRowsTest : public EngineDepthFixture {
+ protected:
+  ResultsOfRows Run(int tp_size, const RowsRun& run,
+                    NumericsMode mode = NumericsMode::kTree) const {
+    return Run([] { return MakeCpuOps({}); }, tp_size, run, mode);
+  }
+  ResultsOfRows Run(std::function<std::unique_ptr<Ops>()> make_ops, int tp_size, const RowsRun& run,
+                    NumericsMode mode = NumericsMode::kTree) const {
+    ModelRunnerOptions options = DefaultOptions().runner;
+    options.tensor_parallel_size = tp_size;
+    options.mode = mode;
+    options.make_rank = RankOf(std::move(make_ops));
+    return RunRows(config_, root_.path(), "v1", options, run);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Depth, StepRowsTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
+
+// INVARIANT: rows of a sequence in a step.
+TEST_P(StepRowsTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
+  const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
+  ASSERT_EQ(expected.size(), 3u);
+  EXPECT_EQ(expected[0].size(), 23u);
+  for (const int tp_size : {1, 4}) {
+    for (const int64_t rows : {1, 2, 3, 8}) {
+      EXPECT_TRUE(SameResults(Run(tp_size, {.rows_of_step = rows}), expected))
+          << rows << " rows, TP " << tp_size;
+    }
+  }
+  // Controls: another context; a mode in which a row depends on those beside it.
+  EXPECT_FALSE(SameResults(Run(1, {.rows_of_step = 2, .late = 1}), expected));
+  EXPECT_FALSE(SameResults(Run(1, {.rows_of_step = 8}, NumericsMode::kVanilla),
+                           Run(1, {.rows_of_step = 1}, NumericsMode::kVanilla)));
+}
+
+TEST_P(StepRowsTest, OfTheScalarDefinitionToo) {
+  const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
+  for (const int64_t rows : {1, 3, 8}) {
+    EXPECT_TRUE(SameResults(Run(MakeOracleOps, 2, {.rows_of_step = rows}), expected)) << rows;
+  }
+}
+
+// INVARIANT: a guess that is not taken leaves nothing behind: the next step writes its keys anew.
+TEST_P(StepRowsTest, WrongGuessesChangeNoBit) {
+  const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
+  for (const int tp_size : {1, 4}) {
+    for (const int64_t rows : {1, 2, 8}) {
+      EXPECT_TRUE(SameResults(Run(tp_size, {.rows_of_step = rows, .wrong_guesses = 3}), expected))
+          << rows << " rows, TP " << tp_size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace isobit
