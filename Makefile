@@ -29,7 +29,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers lint format \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers lint lint-changed format \
   check-format clean
 
 help:  ## This list
@@ -78,9 +78,11 @@ test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels;
 test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under compute-sanitizer (a GPU)
 	tests/run_sanitizers.sh build/cuda
 
-lint: build  ## Runs clang-tidy, if installed, over every source file
-	command -v run-clang-tidy >/dev/null || { echo 'lint: clang-tidy is not installed' >&2; exit 1; }
+lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
+
+lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits changed
+	python3 tests/lint_changed.py build/release
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
@@ -98,6 +100,10 @@ clean:  ## Removes what was built, but neither environment nor models
 
 build/.deps: deploy/install_deps.sh
 	deploy/install_deps.sh
+	mkdir -p $(@D) && touch $@
+
+build/.lint: deploy/install_deps.sh
+	deploy/install_deps.sh lint
 	mkdir -p $(@D) && touch $@
 
 $(VENV)/.installed: python/pyproject.toml python/setup.py python/tools/pyproject.toml $(wildcard proto/isobit/v1/*.proto) \

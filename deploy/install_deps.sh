@@ -2,7 +2,7 @@
 # Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
 # sudo. When all are there already it changes nothing and returns at once.
 #
-#   deploy/install_deps.sh [fuzz]      fuzz: those of the preset fuzz, too
+#   deploy/install_deps.sh [fuzz|lint]      fuzz: those of the preset fuzz, too; lint: clang-tidy
 set -euo pipefail
 
 packages=(
@@ -16,6 +16,7 @@ packages=(
 )
 # libFuzzer comes with clang.
 [[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)
+[[ ${1:-} != lint ]] || packages+=(clang-tidy)
 
 fail() {
   echo "install_deps: $*" >&2
