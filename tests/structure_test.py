@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
-SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
+SOURCE_FOLDERS = ("proto", "common", "kernels", "service", "rollout", "trainer_bridge", "tools")
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
 # What the table calls libraries: how their headers begin, and their targets.
@@ -38,12 +38,12 @@ LIBRARIES = {
 # names, directly or through others.
 NEVER_REACH = {
     "kernels know no RPC and no framework": (r"kernels\b", r"gRPC|protobuf|Torch|proto$|common/rpc"),
-    "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools"),
-    "common knows nothing above it": (r"common/", r"kernels|rollout|trainer_bridge|tools"),
+    "kernels know no caller": (r"kernels\b", r"service|rollout|trainer_bridge|tools"),
+    "common knows nothing above it": (r"common/", r"kernels|service|rollout|trainer_bridge|tools"),
     "in common, only rpc speaks gRPC": (r"common/(?!rpc$)", r"gRPC|protobuf|proto$"),
     "rollout knows no trainer": (r"rollout", r"trainer_bridge"),
     "the trainer knows no rollout": (r"trainer_bridge", r"rollout"),
-    "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|trainer_bridge/scorer"),
+    "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|service|trainer_bridge/scorer"),
     "a family of kernels knows no model": (r"kernels/cuda/", r"kernels/model|common/checkpoint"),
 }
 # The only folders that name CUDA's libraries themselves.
@@ -57,6 +57,7 @@ BIT_CHANGING_FLAGS = re.compile(
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TABLE = "## Folders and who may include whom"
+FLAG = re.compile(r"\bABSL_FLAG\((?:[^,<]|<[^>]*(?:<[^>]*>)?>)+,\s*(\w+)")
 LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")
 
 Table = dict[str, set[str]]
@@ -154,6 +155,18 @@ def link_breaches(root: Path, table: Table) -> list[str]:
     ]
 
 
+def twice_declared(root: Path) -> list[str]:
+    """One line for each flag that two files declare. Those of tools count apart: their programs are others."""
+    declared: dict[str, str] = {}
+    breaches = []
+    for path in sources(root):
+        name = path.relative_to(root).as_posix()
+        for flag in FLAG.findall(path.read_text("utf-8")) if not name.startswith("tools/") else ():
+            if (other := declared.setdefault(flag, name)) != name:
+                breaches.append(f"--{flag}: {other} and {name}")
+    return breaches
+
+
 def flag_breaches(root: Path) -> list[str]:
     """One line for each flag, in a build file or a source, that lets results change."""
     folders = (*SOURCE_FOLDERS, "cmake", "tests")
@@ -185,6 +198,9 @@ class RepositoryTest(unittest.TestCase):
 
     def test_no_flag_lets_results_change(self):
         self.assertEqual(flag_breaches(ROOT), [])
+
+    def test_no_flag_is_declared_twice(self):
+        self.assertEqual(twice_declared(ROOT), [])
 
 
 class ControlTest(unittest.TestCase):
@@ -285,6 +301,20 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(read_table(page.format(rows)), {"a": set(), "a/b": {"a", "CUDA"}, "c": {"a/b"}})
         with self.assertRaisesRegex(ValueError, "neither a row nor a library"):
             read_table(page.format("| `a` | one | `d` |"))
+
+    def test_flags_that_are_declared_twice_are_found(self):
+        self.write("rollout/a.cc", 'ABSL_FLAG(int, port, 0, "A port.");\nABSL_FLAG(bool, own, true, "Own.");\n')
+        self.write("tools/a.cc", 'ABSL_FLAG(int, port, 0, "A tool\'s.");\n')
+        self.assertEqual(twice_declared(self.root), [])
+        self.write(
+            "service/a.cc",
+            'ABSL_FLAG(\n    std::optional<std::vector<int>>, own, {},\n    "Own.");\n'
+            'ABSL_FLAG(std::optional<int64_t>, port,\n          1, "A port, 0 to 65535.");\n',
+        )
+        self.assertEqual(
+            twice_declared(self.root),
+            ["--own: rollout/a.cc and service/a.cc", "--port: rollout/a.cc and service/a.cc"],
+        )
 
     def test_flags_are_found(self):
         cases = {

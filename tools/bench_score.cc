@@ -20,10 +20,10 @@
 #include "common/config/flags.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/model/rank_shape.h"
+#include "service/cuda_backend.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_model.h"
 #include "tools/bench_report.h"
-#include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 
 ABSL_FLAG(std::string, score_model, "qwen3-8b", "score: a model shape, by isobit-model's name");
@@ -190,8 +190,8 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
                            int64_t tokens, int64_t chunk_rows) {
   std::vector<int> devices;
   for (int device = 0; device < shards; ++device) devices.push_back(device);
-  ISOBIT_ASSIGN_OR_RETURN(const scorer::RankBackend backend,
-                          scorer::MakeCudaBackend({.devices = devices, .num_shards = shards}));
+  ISOBIT_ASSIGN_OR_RETURN(const RankBackend backend,
+                          MakeCudaBackend({.devices = devices, .num_shards = shards}));
   scorer::ScorerOptions options;
   options.model_root = root;
   options.load_format = LoadFormat::kDummy;

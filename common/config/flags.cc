@@ -10,9 +10,8 @@
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/base/exit_code.h"
 #include "common/base/status_macros.h"
 
 namespace isobit {
@@ -75,30 +74,19 @@ std::string FlagsHelp() {
   return help;
 }
 
-absl::StatusOr<std::vector<int>> ParseDevices(const std::vector<std::string>& names) {
-  std::vector<int> devices;
-  for (const std::string& name : names) {
-    int device = 0;
-    if (!absl::SimpleAtoi(name, &device) || device < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--devices names \"", name, "\", expected numbers such as 0,1,2,3"));
-    }
-    devices.push_back(device);
-  }
-  return devices;
+void ExitForBadUsage(const char* program, absl::string_view message) {
+  std::fputs(absl::StrCat(program, ": ", message, "\nTry --help.\n").c_str(), stderr);
+  std::exit(kExitBadUsage);
 }
 
 void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage) {
   const absl::StatusOr<bool> help = ParseFlags(argc, argv);
   if (!help.ok()) {
-    const std::string message = absl::StrCat(argc > 0 ? argv[0] : "isobit", ": ",
-                                             help.status().message(), "\nTry --help.\n");
-    std::fputs(message.c_str(), stderr);
-    std::exit(2);
+    ExitForBadUsage(argc > 0 ? argv[0] : "isobit", help.status().message());
   }
   if (*help) {
     std::printf("%s\n\nFlags:\n%s", usage.c_str(), FlagsHelp().c_str());
-    std::exit(0);
+    std::exit(kExitStopped);
   }
 }
 

@@ -6,11 +6,11 @@
 
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace isobit {
 
@@ -22,8 +22,11 @@ absl::StatusOr<bool> ParseFlags(int argc, const char* const* argv);
 // One paragraph for each flag: its name, default and help, sorted by name.
 std::string FlagsHelp();
 
-// ParseFlags for main: on --help prints `usage` and the flags to stdout and exits 0; on an error
-// says it on stderr and exits 2.
+// Says on stderr what is wrong with the command line, and exits with kExitBadUsage.
+[[noreturn]] void ExitForBadUsage(const char* program, absl::string_view message);
+
+// ParseFlags for main: on --help prints `usage` and the flags to stdout and exits 0; on an error,
+// ExitForBadUsage.
 void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage);
 
 // INVALID_ARGUMENT, naming the flag and its bounds, unless low <= value <= high. A NaN fails.
@@ -34,9 +37,6 @@ absl::Status RequireInRange(const char* name, T value, std::type_identity_t<T> l
   return absl::InvalidArgumentError(
       absl::StrCat("--", name, " is ", value, ", expected ", low, " to ", high));
 }
-
-// What a flag --devices names: CUDA ordinals. INVALID_ARGUMENT, naming what is not one.
-absl::StatusOr<std::vector<int>> ParseDevices(const std::vector<std::string>& names);
 
 }  // namespace isobit
 

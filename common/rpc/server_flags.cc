@@ -43,6 +43,9 @@ ABSL_FLAG(
     "system choose.");
 ABSL_FLAG(std::string, audit_log, "",
           "File that gets a line for each admin call; empty: the log gets them.");
+ABSL_FLAG(double, max_client_share, 0.5,
+          "Part that one client may take of each bound on memory: --max_calls_mb, or "
+          "--max_requests_mb and --max_unread_mb.");
 ABSL_FLAG(int64_t, max_client_requests, 4096,
           "Calls in flight of one client: one of --access_file, else of one certificate or "
           "address.");
@@ -85,7 +88,20 @@ absl::StatusOr<ServerSecurityOptions> SecurityFromFlags() {
   return options;
 }
 
+// What could otherwise be noticed only once the model is loaded.
+absl::Status CheckListening(const ServerOptions& options) {
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("port", options.port, 0, 65535));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("admin_port", options.admin_port.value_or(0), 0, 65535));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("drain_timeout_ms", options.drain_timeout.count(), 0, int64_t{1} << 31));
+  return CheckPortFiles(options);
+}
+
 }  // namespace
+
+absl::StatusOr<ByteLimits> ByteLimitsFromFlags(const char* flag, int64_t mib) {
+  return ByteLimitsOf(flag, mib, absl::GetFlag(FLAGS_max_client_share));
+}
 
 absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
   ServerOptions options;
@@ -99,6 +115,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
   options.max_connections_per_address = absl::GetFlag(FLAGS_max_connections_per_address);
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = std::chrono::milliseconds(absl::GetFlag(FLAGS_drain_timeout_ms));
+  ISOBIT_RETURN_IF_ERROR(CheckListening(options));
   return options;
 }
 

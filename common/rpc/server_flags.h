@@ -3,7 +3,10 @@
 #ifndef ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 #define ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 
+#include <cstdint>
+
 #include "absl/status/statusor.h"
+#include "common/rpc/held_bytes.h"
 #include "common/rpc/server_runner.h"
 
 namespace isobit {
@@ -11,6 +14,9 @@ namespace isobit {
 // The options that the parsed flags ask for. INVALID_ARGUMENT, naming the flag; else as
 // MakeServerSecurity.
 absl::StatusOr<ServerOptions> ServerOptionsFromFlags();
+
+// ByteLimitsOf `mib`, the value of a service's own `flag`, and --max_client_share.
+absl::StatusOr<ByteLimits> ByteLimitsFromFlags(const char* flag, int64_t mib);
 
 }  // namespace isobit
 

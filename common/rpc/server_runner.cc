@@ -23,6 +23,7 @@
 #include "common/base/check.h"
 #include "common/base/descriptor.h"
 #include "common/base/exhaustion.h"
+#include "common/base/exit_code.h"
 #include "common/base/file_error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -55,7 +56,7 @@ constexpr int kGrpcThreads = 32;
 constexpr int kReturnIntervalMs = 2000;
 constexpr size_t kReturnBytes = 16 << 20;
 
-// INVALID_ARGUMENT if `path` is there and no regular file: rename would replace a device.
+// INVALID_ARGUMENT: `path` is there and no regular file. Rename would replace a device.
 absl::Status CheckPortFile(const std::string& path) {
   struct stat info;
   if (path.empty() || lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) {
@@ -79,6 +80,12 @@ absl::Status WritePortFile(const std::string& path, int port) {
 }
 
 }  // namespace
+
+absl::Status CheckPortFiles(const ServerOptions& options) {
+  ISOBIT_RETURN_IF_ERROR(CheckPortFile(options.port_file));
+  if (!options.admin_port || options.port_file.empty()) return absl::OkStatus();
+  return CheckPortFile(absl::StrCat(options.port_file, ".admin"));
+}
 
 void ServerRunner::BlockStopSignals() {
   const sigset_t signals = StopSignals();
@@ -125,10 +132,7 @@ absl::Status ServerRunner::Start() {
     return absl::InvalidArgumentError(absl::StrCat(
         "drain timeout: ", options_.drain_timeout.count(), " ms, expected at least 0"));
   }
-  ISOBIT_RETURN_IF_ERROR(CheckPortFile(options_.port_file));
-  if (options_.admin_port && !options_.port_file.empty()) {
-    ISOBIT_RETURN_IF_ERROR(CheckPortFile(absl::StrCat(options_.port_file, ".admin")));
-  }
+  ISOBIT_RETURN_IF_ERROR(CheckPortFiles(options_));
   ISOBIT_RETURN_IF_ERROR(CheckThreadsCanStart(kGrpcThreads));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -267,7 +271,7 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
 
   std::lock_guard<std::mutex> lock(mutex_);
   ISOBIT_LOG(Info) << "stopped";
-  return fault_.ok() ? 0 : 1;
+  return fault_.ok() ? kExitStopped : kExitFailed;
 }
 
 }  // namespace isobit

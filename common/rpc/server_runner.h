@@ -1,16 +1,12 @@
 // The life of a gRPC server process: listen, serve, drain on SIGINT or SIGTERM, exit. Every service
 // binary runs through it, so that limits, keepalive, health and shutdown are alike.
 //
-//   int main(int argc, char** argv) {
-//     isobit::ServerRunner::BlockStopSignals();           // before any thread exists
-//     ...
-//     isobit::ServerRunner runner(options);               // of ServerOptionsFromFlags
-//     runner.Register(&service, v1::RolloutService::service_full_name());
-//     if (absl::Status started = runner.Start(); !started.ok()) ...;
-//     ... load weights ...
-//     runner.SetServing(true);
-//     return runner.Wait([&] { service.BeginDrain(); });  // then stop the engine
-//   }
+//   ServerRunner runner(options);  // of ServerOptionsFromFlags
+//   runner.Register(&service, v1::RolloutService::service_full_name());
+//   ISOBIT_RETURN_IF_ERROR(runner.Start());
+//   ... load weights ...
+//   runner.SetServing(true);
+//   return runner.Wait([&] { service.BeginDrain(); });  // then stop the engine
 #ifndef ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 #define ISOBIT_COMMON_RPC_SERVER_RUNNER_H_
 
@@ -55,6 +51,9 @@ struct ServerOptions {
   std::chrono::milliseconds drain_timeout{30000};
 };
 
+// INVALID_ARGUMENT: a port file is there and no regular file.
+absl::Status CheckPortFiles(const ServerOptions& options);
+
 // The house's limits and keepalive, as MakeChannel has them. For a server that is not a service's.
 // Bytes of a message; -1: any.
 void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
@@ -94,15 +93,16 @@ class ServerRunner {
   // Ends Wait as a stop signal would. Thread-safe.
   void Stop();
 
-  // Ends Wait as a stop signal would, but with exit code 1; for faults after which the process must
+  // Ends Wait as a stop signal would, but with kExitFailed; for faults after which the process must
   // not serve, such as a device error. Thread-safe; the first fault counts.
   void Fail(const absl::Status& fault);
 
   // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls of
   // the registered services in flight up to drain_timeout, ends what is left, such as health
-  // watches, and returns the exit code: 0, or 1 after Fail. `drain` must make open-ended streams
-  // finish and new calls be refused with UNAVAILABLE, and must not block. Only once, after Start.
-  // Until it drains, it also gives memory that calls have left free to the system.
+  // watches, and returns the exit code: kExitStopped, or kExitFailed after Fail. `drain` must make
+  // open-ended streams finish and new calls be refused with UNAVAILABLE, and must not block. Only
+  // once, after Start. Until it drains, it also gives memory that calls have left free to the
+  // system.
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:

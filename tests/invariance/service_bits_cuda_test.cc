@@ -11,8 +11,8 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/device/device_info.h"
+#include "service/cuda_backend.h"
 #include "tests/invariance/service_bits_fixture.h"
-#include "trainer_bridge/scorer/rank_backend.h"
 
 namespace isobit::invariance {
 namespace {
@@ -50,7 +50,7 @@ class ServiceBitsCudaTest : public ServiceBitsFixture {
 
   static ScorerSetup ScoredOnGpus(int shards) {
     return {.shards = shards, .choose_backend = [shards](scorer::ScorerOptions& options) {
-              const auto backend = scorer::MakeCudaBackend(
+              const auto backend = MakeCudaBackend(
                   {.numerics = options.numerics, .devices = Devices(shards), .num_shards = shards});
               ASSERT_TRUE(backend.ok()) << backend.status();
               options.backend = *backend;

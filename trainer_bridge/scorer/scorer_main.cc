@@ -7,14 +7,12 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_format.h"
-#include "common/base/allocator.h"
-#include "common/base/exhaustion.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/config/flags.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
+#include "common/rpc/service_main.h"
+#include "service/cuda_backend.h"
 #include "trainer_bridge/scorer/group_leader.h"
 #include "trainer_bridge/scorer/group_member.h"
 #include "trainer_bridge/scorer/scorer.h"
@@ -61,21 +59,18 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
   return Scorer::Load(std::move(options), settings.model);
 }
 
-int Serve(const Settings& settings) {
+absl::StatusOr<int> ServeCalls(const Settings& settings) {
   ScorerService service(settings.service, settings.server.security.gate);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
-  if (const absl::Status started = runner.Start(); !started.ok()) {
-    ISOBIT_LOG(Error) << started.ToString();
-    return 1;
-  }
+  ISOBIT_RETURN_IF_ERROR(runner.Start());
   ISOBIT_LOG(Info) << "loading " << settings.model;
   std::atomic<bool> loaded = false;
   std::thread loading([&] {
     absl::StatusOr<std::unique_ptr<Scorer>> scorer = Load(settings, runner);
     if (!scorer.ok()) {
       ISOBIT_LOG(Error) << "cannot load " << settings.model << ": " << scorer.status().ToString();
-      ExitAtOnce(1);
+      ExitAtOnce(kExitFailed);
     }
     ISOBIT_LOG(Info) << "serving version 1, digest " << (*scorer)->version().digest << ", on "
                      << (*scorer)->options().num_shards << " shards of " << (*scorer)->shard_bytes()
@@ -85,19 +80,16 @@ int Serve(const Settings& settings) {
     loaded = true;
   });
   const int exit_code = runner.Wait([&service] { service.BeginDrain(); });
-  if (exit_code != 0 || !loaded) ExitAtOnce(exit_code);
+  if (exit_code != kExitStopped || !loaded) ExitAtOnce(exit_code);
   loading.join();
   service.Stop();  // while there is still a runner to report a fault to
   return exit_code;
 }
 
 // Serves nothing but its health, which is the group's.
-[[noreturn]] void ServeLeader(const Settings& settings) {
+absl::StatusOr<int> ServeLeader(const Settings& settings) {
   ServerRunner runner(settings.server);
-  if (const absl::Status started = runner.Start(); !started.ok()) {
-    ISOBIT_LOG(Error) << started.ToString();
-    ExitAtOnce(1);
-  }
+  ISOBIT_RETURN_IF_ERROR(runner.Start());
   GroupMember member(
       {.leader = HostAndPort(settings.place.master_addr, settings.place.master_port),
        .rank = settings.place.rank,
@@ -122,19 +114,14 @@ int Serve(const Settings& settings) {
   ExitAtOnce(runner.Wait());
 }
 
+absl::StatusOr<int> Serve(const Settings& settings) {
+  return settings.place.rank > 0 ? ServeLeader(settings) : ServeCalls(settings);
+}
+
 }  // namespace
 }  // namespace isobit::scorer
 
 int main(int argc, char** argv) {
-  isobit::ExitWhenExhausted();
-  isobit::ReturnLargeBlocksWhenFreed();
-  isobit::ServerRunner::BlockStopSignals();  // before gRPC starts threads
-  isobit::ParseFlagsOrExit(argc, argv, isobit::scorer::kUsage);
-  const absl::StatusOr<isobit::scorer::Settings> settings = isobit::scorer::SettingsFromFlags();
-  if (!settings.ok()) {
-    absl::FPrintF(stderr, "%s: %s\nTry --help.\n", argv[0], settings.status().message());
-    return 2;
-  }
-  if (settings->place.rank > 0) isobit::scorer::ServeLeader(*settings);
-  return isobit::scorer::Serve(*settings);
+  return isobit::ServiceMain(argc, argv, isobit::scorer::kUsage, &isobit::scorer::SettingsFromFlags,
+                             &isobit::scorer::Serve);
 }

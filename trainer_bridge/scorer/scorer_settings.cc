@@ -2,31 +2,19 @@
 #include "trainer_bridge/scorer/scorer_settings.h"
 
 #include <cstdlib>
-#include <numeric>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/rpc/calls_memory_flag.h"
 #include "common/rpc/channel_flags.h"
 #include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "service/cuda_backend.h"
 
-ABSL_FLAG(std::string, model_root, "",
-          "Directory below which all models lie; no path leaves it. Required.");
-ABSL_FLAG(std::string, model, "",
-          "Model directory to load first, relative to --model_root. Required.");
-ABSL_FLAG(std::string, load_format, "auto",
-          "auto: weights from safetensors; dummy: random ones for config.json, from a seed.");
-ABSL_FLAG(std::vector<std::string>, ignore_config_fields, {},
-          "Fields of config.json, such as auto_map,rope_scaling.beta, that may be there although "
-          "isobit does not honour them. Those that are found are logged.");
-ABSL_FLAG(
-    bool, round_fp16_weights, false,
-    "Take fp16 weights and round them to bf16, which costs precision that an fp16 engine has.");
 ABSL_FLAG(int, shards, 2,
           "Ranks of this process, each of which holds an equal part of every layer; 1 to 64 in all "
           "processes.");
@@ -44,64 +32,18 @@ ABSL_FLAG(std::optional<int>, master_port, std::nullopt,
 ABSL_FLAG(std::string, group_token_file, "",
           "File with a secret that all processes of a group have: rank 0 refuses a process that "
           "does not show it.");
-ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each shard.");
-ABSL_FLAG(
-    std::vector<std::string>, devices, {},
-    "CUDA devices of the shards, such as 0,1,2,3; empty: 0, 1, ..., for a process that torchrun "
-    "calls LOCAL_RANK 1 the ones after these, and so on (--backend=cuda).");
 ABSL_FLAG(int, gather_timeout_seconds, 120,
           "How long a rank or process waits for another one until the service fails "
           "(--backend=cuda).");
-ABSL_FLAG(int, threads_per_shard, 1,
-          "Threads that compute for one rank, 1 to 256 (--backend=cpu).");
-ABSL_FLAG(std::string, numerics, "tree", "tree, batch_invariant or vanilla.");
-ABSL_FLAG(std::string, isa, "auto",
-          "auto, avx512, avx2 or portable: it changes speed, never a bit (--backend=cpu).");
-ABSL_FLAG(
-    int64_t, max_context, 0,
-    "Tokens of one sequence, prompt and completion together; 0: as many positions as the model "
-    "has.");
-ABSL_FLAG(std::optional<int64_t>, max_batch_tokens, std::nullopt,
-          "Tokens that one rank takes into one pass, and has memory for from the start; a longer "
-          "sequence runs alone. If not given, 2048 on a CPU and 16384 on a GPU.");
 ABSL_FLAG(int64_t, max_sequences, 1024, "Sequences in one Score request.");
 ABSL_FLAG(int64_t, max_queued_sequences, 16384,
           "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");
-ABSL_FLAG(
-    int64_t, max_calls_mb, 1024,
-    "Memory of Score calls, in MiB: of sequences that wait or run, and of results that clients "
-    "have not read; more are refused with RESOURCE_EXHAUSTED.");
-ABSL_FLAG(double, max_client_share, 0.5, "Part of --max_calls_mb that one client may take.");
 ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 0 to 1024.");
 
 namespace isobit::scorer {
 namespace {
 
 constexpr int64_t kMany = int64_t{1} << 24;
-
-absl::StatusOr<CpuOptions> CpuOptionsFromFlags() {
-  CpuOptions options;
-  options.num_threads = absl::GetFlag(FLAGS_threads_per_shard);
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("threads_per_shard", options.num_threads, 1, 256));
-  ISOBIT_ASSIGN_OR_RETURN(options.isa, cpu::ChooseIsa(absl::GetFlag(FLAGS_isa)));
-  return options;
-}
-
-// Of the flag --devices: one for each shard, none twice.
-absl::StatusOr<std::vector<int>> DevicesFromFlags(int num_shards, int local_rank) {
-  ISOBIT_ASSIGN_OR_RETURN(std::vector<int> devices, ParseDevices(absl::GetFlag(FLAGS_devices)));
-  if (devices.empty()) {
-    devices.resize(static_cast<size_t>(num_shards));
-    std::iota(devices.begin(), devices.end(), local_rank * num_shards);
-  }
-  const std::set<int> different(devices.begin(), devices.end());
-  if (different.size() != devices.size() || devices.size() != static_cast<size_t>(num_shards)) {
-    return absl::InvalidArgumentError(absl::StrCat("--devices names ", different.size(),
-                                                   " different ones in ", devices.size(),
-                                                   ", expected ", num_shards, ", one a shard"));
-  }
-  return devices;
-}
 
 // torchrun starts all processes of a host by one command line: those after the first take a port of
 // the system's choice, and a file of their own for it.
@@ -135,31 +77,24 @@ absl::Status ReadGroupSecurity(Settings& settings) {
 }
 
 // Where the ranks compute, and what depends on it.
-absl::Status ReadBackend(Settings& settings) {
+absl::Status ReadBackend(Settings& settings, std::optional<int64_t> max_batch_tokens) {
   ScorerOptions& scorer = settings.scorer;
-  const std::string backend = absl::GetFlag(FLAGS_backend);
-  ISOBIT_RETURN_IF_ERROR(CpuOptionsFromFlags().status());
-  ISOBIT_ASSIGN_OR_RETURN(std::vector<int> devices,
-                          DevicesFromFlags(scorer.local_shards, settings.place.local_rank));
+  const ProcessPlace& place = settings.place;
+  ISOBIT_ASSIGN_OR_RETURN(
+      settings.backend,
+      BackendSettingsFromFlags(scorer.local_shards, place.local_rank * scorer.local_shards));
   const int seconds = absl::GetFlag(FLAGS_gather_timeout_seconds);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gather_timeout_seconds", seconds, 1, 86400));
   settings.timeout = std::chrono::seconds(seconds);
-  if (backend == "cpu") {
-    if (settings.place.world_size > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--backend=cpu serves from one process, not from ",
-                       settings.place.world_size, ": ranks of several need GPUs and NCCL"));
-    }
-  } else if (backend == "cuda") {
-    settings.devices = std::move(devices);
-    scorer.max_batch_tokens = 16384;
-    scorer.chunk_rows = 1024;
-  } else {
+  const bool is_cpu = settings.backend.backend == Backend::kCpu;
+  if (is_cpu && place.world_size > 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--backend is \"", backend, "\", expected cpu or cuda"));
+        absl::StrCat("--backend=cpu serves from one process, not from ", place.world_size,
+                     ": ranks of several need GPUs and NCCL"));
   }
-  scorer.max_batch_tokens = absl::GetFlag(FLAGS_max_batch_tokens).value_or(scorer.max_batch_tokens);
-  return RequireInRange("max_batch_tokens", scorer.max_batch_tokens, int64_t{1}, kMany);
+  scorer.max_batch_tokens = max_batch_tokens.value_or(is_cpu ? 2048 : 16384);
+  scorer.chunk_rows = is_cpu ? 64 : 1024;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -167,13 +102,13 @@ absl::Status ReadBackend(Settings& settings) {
 absl::StatusOr<Settings> SettingsFromFlags() {
   Settings settings;
   ScorerOptions& scorer = settings.scorer;
-  scorer.model_root = absl::GetFlag(FLAGS_model_root);
-  settings.model = absl::GetFlag(FLAGS_model);
-  if (scorer.model_root.empty()) return absl::InvalidArgumentError("--model_root is required");
-  if (settings.model.empty()) return absl::InvalidArgumentError("--model is required");
-  ISOBIT_ASSIGN_OR_RETURN(scorer.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
-  scorer.load_policy = {.ignored_fields = absl::GetFlag(FLAGS_ignore_config_fields),
-                        .round_fp16 = absl::GetFlag(FLAGS_round_fp16_weights)};
+  ISOBIT_ASSIGN_OR_RETURN(ModelSettings model, ModelSettingsFromFlags());
+  settings.model = std::move(model.name);
+  scorer.model_root = std::move(model.root);
+  scorer.load_format = model.load_format;
+  scorer.load_policy = std::move(model.load_policy);
+  scorer.numerics = model.numerics;
+  scorer.max_context = model.max_context;
   ISOBIT_ASSIGN_OR_RETURN(settings.place,
                           PlaceOfProcess({.rank = absl::GetFlag(FLAGS_rank),
                                           .world_size = absl::GetFlag(FLAGS_world_size),
@@ -185,9 +120,6 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("shards", scorer.local_shards, 1, kMaxShards / settings.place.world_size));
   scorer.num_shards = scorer.local_shards * settings.place.world_size;
-  ISOBIT_ASSIGN_OR_RETURN(scorer.numerics, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
-  scorer.max_context = absl::GetFlag(FLAGS_max_context);
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_context", scorer.max_context, int64_t{0}, kMany));
   const int64_t max_sequences = absl::GetFlag(FLAGS_max_sequences);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_sequences", max_sequences, int64_t{1}, kMany));
   const int64_t max_queued = absl::GetFlag(FLAGS_max_queued_sequences);
@@ -196,27 +128,24 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_logprobs", max_logprobs, 0, 1024));
   scorer.max_queued_sequences = static_cast<size_t>(max_queued);
   settings.service.max_sequences = static_cast<size_t>(max_sequences);
-  ISOBIT_ASSIGN_OR_RETURN(settings.service.memory,
-                          ByteLimitsOf("max_calls_mb", absl::GetFlag(FLAGS_max_calls_mb),
-                                       absl::GetFlag(FLAGS_max_client_share)));
+  ISOBIT_ASSIGN_OR_RETURN(settings.service.memory, CallsMemoryFromFlags());
   settings.service.max_logprobs = static_cast<uint32_t>(max_logprobs);
   ISOBIT_RETURN_IF_ERROR(ReadGroupSecurity(settings));
-  ISOBIT_RETURN_IF_ERROR(ReadBackend(settings));
+  ISOBIT_RETURN_IF_ERROR(ReadBackend(settings, model.max_batch_tokens));
   return settings;
 }
 
 absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::string& nccl_id) {
-  if (!settings.devices.empty()) {
+  if (settings.backend.backend == Backend::kCuda) {
     return MakeCudaBackend({.numerics = settings.scorer.numerics,
-                            .devices = settings.devices,
+                            .devices = settings.backend.devices,
                             .num_shards = settings.scorer.num_shards,
                             .first_rank = settings.place.rank * settings.scorer.local_shards,
                             .nccl_id = nccl_id,
                             .timeout = settings.timeout});
   }
-  ISOBIT_ASSIGN_OR_RETURN(const CpuOptions cpu, CpuOptionsFromFlags());
   RankBackend backend;
-  backend.make_ops = [cpu](int) { return MakeCpuOps(cpu); };
+  backend.make_ops = [cpu = settings.backend.cpu](int) { return MakeCpuOps(cpu); };
   return backend;
 }
 

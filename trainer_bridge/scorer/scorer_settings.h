@@ -4,13 +4,13 @@
 
 #include <chrono>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/rpc/channel_security.h"
 #include "common/rpc/server_runner.h"
+#include "service/model_flags.h"
+#include "service/rank_backend.h"
 #include "trainer_bridge/scorer/process_place.h"
-#include "trainer_bridge/scorer/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 #include "trainer_bridge/scorer/scorer_service.h"
 
@@ -21,7 +21,7 @@ struct Settings {
   ScorerOptions scorer;  // without a backend
   ScorerService::Options service;
   ProcessPlace place;
-  std::vector<int> devices;           // CUDA ordinals; empty: the CPU
+  BackendSettings backend;
   std::chrono::milliseconds timeout;  // of what waits for another rank or process
   ServerOptions server;
   ChannelSecurity upstream;  // of the channel to the group's leader

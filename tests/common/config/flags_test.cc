@@ -88,15 +88,5 @@ TEST(RequireInRangeTest, NamesFlagValueAndBounds) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-TEST(ParseDevicesTest, NumbersFromZero) {
-  EXPECT_EQ(ParseDevices({})->size(), 0u);
-  EXPECT_EQ(*ParseDevices({"3", "0"}), std::vector<int>({3, 0}));
-  for (const char* bad : {"", "-1", "gpu0", "1.5", "99999999999"}) {
-    EXPECT_THAT(ParseDevices({"0", bad}),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr(absl::StrCat("--devices names \"", bad, "\""))));
-  }
-}
-
 }  // namespace
 }  // namespace isobit

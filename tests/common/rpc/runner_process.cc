@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "absl/flags/flag.h"
-#include "common/base/log.h"
-#include "common/config/flags.h"
+#include "common/base/status_macros.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
+#include "common/rpc/service_main.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 
@@ -34,19 +34,11 @@ class SlowService final : public v1::RolloutService::CallbackService {
   }
 };
 
-int Run() {
+absl::StatusOr<int> Serve(const ServerOptions& options) {
   SlowService service;
-  const absl::StatusOr<ServerOptions> options = ServerOptionsFromFlags();
-  if (!options.ok()) {
-    ISOBIT_LOG(Error) << options.status().message();
-    return 2;
-  }
-  ServerRunner runner(*options);
+  ServerRunner runner(options);
   runner.Register(&service, v1::RolloutService::service_full_name());
-  if (const absl::Status started = runner.Start(); !started.ok()) {
-    ISOBIT_LOG(Error) << started.ToString();
-    return 2;
-  }
+  ISOBIT_RETURN_IF_ERROR(runner.Start());
   runner.SetServing(true);
   std::thread fault;
   if (const int delay = absl::GetFlag(FLAGS_fail_after_ms); delay > 0) {
@@ -64,7 +56,6 @@ int Run() {
 }  // namespace isobit
 
 int main(int argc, char** argv) {
-  isobit::ServerRunner::BlockStopSignals();
-  isobit::ParseFlagsOrExit(argc, argv, "runner_process: a server for tests");
-  return isobit::Run();
+  return isobit::ServiceMain(argc, argv, "runner_process: a server for tests",
+                             &isobit::ServerOptionsFromFlags, &isobit::Serve);
 }

@@ -10,12 +10,12 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
+#include "service/cuda_backend.h"
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
-#include "trainer_bridge/scorer/rank_backend.h"
 
 namespace isobit::scorer {
 namespace {

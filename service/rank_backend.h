@@ -1,20 +1,16 @@
 // Where the scorer's ranks compute: which backend a rank gets, and what gathers its blocks.
-#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_RANK_BACKEND_H_
-#define ISOBIT_TRAINER_BRIDGE_SCORER_RANK_BACKEND_H_
+#ifndef ISOBIT_SERVICE_RANK_BACKEND_H_
+#define ISOBIT_SERVICE_RANK_BACKEND_H_
 
-#include <chrono>
 #include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/config/numerics_mode.h"
 #include "common/parallel/block_gather.h"
 #include "kernels/host_device.h"
 #include "kernels/ops.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Makes what the ranks of this process compute with; `local_rank` counts from 0. All backends of
 // one scorer give equal layouts of packed weights.
@@ -32,23 +28,6 @@ struct RankBackend {
       make_gather = nullptr;
 };
 
-struct CudaBackendOptions {
-  NumericsMode numerics = NumericsMode::kTree;
-  std::vector<int> devices;                    // CUDA ordinals of this process's ranks, each once
-  int num_shards = 1;                          // ranks of all processes
-  int first_rank = 0;                          // of this process
-  std::string nccl_id{};                       // the group's; empty: it lies in this process alone
-  std::chrono::milliseconds timeout{120'000};  // of what waits for another rank
-};
+}  // namespace isobit
 
-// Names a group of ranks of several processes, for CudaBackendOptions::nccl_id. UNIMPLEMENTED: the
-// binary was built without CUDA.
-absl::StatusOr<std::string> NewGroupId();
-
-// One GPU a rank, blocks gathered by NCCL. UNIMPLEMENTED: the binary was built without CUDA.
-// FAILED_PRECONDITION: a device that is not there or not Hopper.
-absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options);
-
-}  // namespace isobit::scorer
-
-#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_RANK_BACKEND_H_
+#endif  // ISOBIT_SERVICE_RANK_BACKEND_H_

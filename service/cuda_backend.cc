@@ -1,4 +1,6 @@
-// Ranks on GPUs. See rank_backend.h.
+// Of a build with CUDA. See cuda_backend.h.
+#include "service/cuda_backend.h"
+
 #include <memory>
 #include <utility>
 #include <vector>
@@ -6,11 +8,20 @@
 #include "common/base/status_macros.h"
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
+#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device/device_info.h"
-#include "trainer_bridge/scorer/rank_backend.h"
 
-namespace isobit::scorer {
+namespace isobit {
+
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options) {
+  return MakeCudaRank(options);
+}
+
+absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,
+                                            const MemoryPlanOptions& options) {
+  return AffordablePages(config, options);
+}
 
 absl::StatusOr<std::string> NewGroupId() { return NewNcclId(); }
 
@@ -57,4 +68,4 @@ absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   return backend;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -1,0 +1,16 @@
+// The flag --max_calls_mb, of services that bound one kind of memory: that of their calls.
+#ifndef ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_
+#define ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_
+
+#include "absl/status/statusor.h"
+#include "common/rpc/held_bytes.h"
+
+namespace isobit {
+
+// What the parsed flags --max_calls_mb and --max_client_share allow. INVALID_ARGUMENT, naming the
+// flag.
+absl::StatusOr<ByteLimits> CallsMemoryFromFlags();
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_

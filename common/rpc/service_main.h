@@ -1,0 +1,44 @@
+// What the main functions of all services do alike: prepare the process, read the command line,
+// serve, and end with an exit code that means the same everywhere.
+//
+//   int main(int argc, char** argv) {
+//     return isobit::ServiceMain(argc, argv, kUsage, &isobit::SettingsFromFlags, &isobit::Serve);
+//   }
+#ifndef ISOBIT_COMMON_RPC_SERVICE_MAIN_H_
+#define ISOBIT_COMMON_RPC_SERVICE_MAIN_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/exit_code.h"
+#include "common/config/flags.h"
+
+namespace isobit {
+
+// Sets the process's signals and allocator, before any thread exists, and parses its flags.
+// `usage`: for --help.
+void PrepareProcess(int argc, const char* const* argv, const std::string& usage);
+
+// Logs why the service could not start.
+void LogCannotStart(const absl::Status& error);
+
+// read_settings: checks the flags, without a look at the model; after an error the process ends
+// with kExitBadUsage. serve: returns ServerRunner::Wait's exit code, or why it could not start,
+// which ends the process with kExitFailed.
+template <typename Settings>
+int ServiceMain(int argc, const char* const* argv, const std::string& usage,
+                absl::StatusOr<Settings> (*read_settings)(),
+                absl::StatusOr<int> (*serve)(const Settings&)) {
+  PrepareProcess(argc, argv, usage);
+  const absl::StatusOr<Settings> settings = read_settings();
+  if (!settings.ok()) ExitForBadUsage(argv[0], settings.status().message());
+  const absl::StatusOr<int> exit_code = serve(*settings);
+  if (exit_code.ok()) return *exit_code;
+  LogCannotStart(exit_code.status());
+  return kExitFailed;
+}
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_SERVICE_MAIN_H_

@@ -1,0 +1,196 @@
+// The flags of isobit-rollout. See rollout_settings.h.
+#include "rollout/rollout_settings.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/rank_count.h"
+#include "common/base/status_macros.h"
+#include "common/config/flags.h"
+#include "common/rpc/server_flags.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/host_executor.h"
+#include "kernels/model/rank_shape.h"
+#include "service/cuda_backend.h"
+
+ABSL_FLAG(int, tp_size, 4,
+          absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
+ABSL_FLAG(double, gpu_memory_fraction, 0.9,
+          "Part of each GPU's free memory that the engine may take (--backend=cuda).");
+ABSL_FLAG(bool, cuda_graphs, true,
+          "Replay CUDA graphs for decode steps of up to 512 sequences, larger ones run without; it "
+          "changes speed, never a bit (--backend=cuda).");
+ABSL_FLAG(bool, peer_memory, true,
+          "Exchange through the GPUs' mapped memory, else by NCCL; it changes speed, never a bit "
+          "(--backend=cuda).");
+ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
+          "How long a rank's GPU waits for another one until the service fails (--backend=cuda).");
+ABSL_FLAG(std::string, inject_gpu_fault, "",
+          "RANK:STEP fails that rank on its GPU in that step, to see what then happens.");
+ABSL_FLAG(int, page_size, 16, "Tokens in a KV page.");
+ABSL_FLAG(int, num_pages, 0,
+          "KV pages; 0 takes as many as --kv_cache_mb or --gpu_memory_fraction allows.");
+ABSL_FLAG(int64_t, kv_cache_mb, 1024,
+          "Memory for keys and values of all ranks, in MiB (--backend=cpu).");
+ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
+ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
+ABSL_FLAG(int64_t, max_waiting_tokens, 4 << 20, "Prompt tokens that may queue.");
+ABSL_FLAG(int64_t, max_requests_mb, 256,
+          "Memory of requests that wait or run, in MiB; more are refused with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(int64_t, max_unread_mb, 1024,
+          "Memory of results that clients have not read, and of their calls, in MiB; a stream that "
+          "would need more ends with RESOURCE_EXHAUSTED.");
+
+namespace isobit {
+namespace {
+
+constexpr int64_t kDefaultBatchTokens = 8192;
+
+absl::Status ReadMemory(RolloutSettings& settings) {
+  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+  ModelRunnerOptions& runner = settings.engine.runner;
+  runner.page_size = absl::GetFlag(FLAGS_page_size);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("page_size", runner.page_size, 1, 1 << 20));
+  runner.num_pages = absl::GetFlag(FLAGS_num_pages);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("num_pages", runner.num_pages, 0, kMaxInt));
+  const int64_t mib = absl::GetFlag(FLAGS_kv_cache_mb);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("kv_cache_mb", mib, 1, 1 << 30));
+  settings.kv_cache_bytes = mib << 20;
+  settings.gpu_memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
+  return RequireInRange("gpu_memory_fraction", settings.gpu_memory_fraction, 0.01, 1.0);
+}
+
+// How many requests may run and wait. `batch_tokens`: if the flag gives it.
+absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engine) {
+  // As many as a CUDA grid has along y (step_kernels.h).
+  const int max_running = absl::GetFlag(FLAGS_max_running);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", max_running, 1, 65535));
+  const int64_t max_batch_tokens = batch_tokens.value_or(kDefaultBatchTokens);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_batch_tokens", max_batch_tokens, max_running, 1 << 24));
+  const int max_waiting = absl::GetFlag(FLAGS_max_waiting);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_waiting", max_waiting, 1, 1 << 24));
+  engine.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_waiting_tokens", engine.max_waiting_tokens, 1, int64_t{1} << 40));
+  engine.scheduler.max_running = static_cast<size_t>(max_running);
+  engine.scheduler.max_batch_tokens = max_batch_tokens;
+  engine.max_waiting_requests = static_cast<size_t>(max_waiting);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StreamLimits> StreamLimitsFromFlags() {
+  StreamLimits limits;
+  ISOBIT_ASSIGN_OR_RETURN(
+      limits.requests,
+      ByteLimitsFromFlags("max_requests_mb", absl::GetFlag(FLAGS_max_requests_mb)));
+  ISOBIT_ASSIGN_OR_RETURN(limits.results,
+                          ByteLimitsFromFlags("max_unread_mb", absl::GetFlag(FLAGS_max_unread_mb)));
+  return limits;
+}
+
+absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
+  CudaRankOptions options;
+  options.peer_memory = absl::GetFlag(FLAGS_peer_memory);
+  options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
+  const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("peer_timeout_ms", timeout, 1, 60'000));
+  options.peer_timeout = absl::Milliseconds(timeout);
+  if (const std::string fault = absl::GetFlag(FLAGS_inject_gpu_fault); !fault.empty()) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(fault, absl::MaxSplits(':', 1));
+    if (!absl::SimpleAtoi(parts.first, &options.fault_rank) ||
+        !absl::SimpleAtoi(parts.second, &options.fault_step)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--inject_gpu_fault is \"", fault, "\", expected RANK:STEP"));
+    }
+  }
+  return options;
+}
+
+// How many KV pages the memory has room for.
+absl::StatusOr<int32_t> PagesThatFit(const RolloutSettings& settings, const ModelConfig& config) {
+  const ModelRunnerOptions& runner = settings.engine.runner;
+  const SchedulerLimits& scheduler = settings.engine.scheduler;
+  if (settings.backend.backend == Backend::kCuda) {
+    return AffordableCudaPages(config,
+                               {.devices = settings.backend.devices,
+                                .mode = runner.mode,
+                                .page_size = runner.page_size,
+                                .max_sequences = static_cast<int64_t>(scheduler.max_running),
+                                .max_rows = scheduler.max_batch_tokens,
+                                .peer_memory = settings.cuda.peer_memory,
+                                .fraction = settings.gpu_memory_fraction});
+  }
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(config, 0, 1));  // all ranks together
+  const auto page_bytes = static_cast<int64_t>(KvCache::PageBytes(config, whole, runner.page_size));
+  const int64_t pages = settings.kv_cache_bytes / page_bytes;
+  if (pages < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv_cache_mb holds no page: one takes ", page_bytes, " bytes"));
+  }
+  return static_cast<int32_t>(std::min<int64_t>(pages, std::numeric_limits<int32_t>::max()));
+}
+
+absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
+  if (settings.backend.backend == Backend::kCpu) {
+    return MakeHostRank([cpu = settings.backend.cpu] { return MakeCpuOps(cpu); });
+  }
+  CudaRankOptions cuda = settings.cuda;
+  cuda.devices = settings.backend.devices;
+  return MakeCudaRanks(cuda);
+}
+
+}  // namespace
+
+absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
+  RolloutSettings settings;
+  EngineOptions& engine = settings.engine;
+  ISOBIT_ASSIGN_OR_RETURN(ModelSettings model, ModelSettingsFromFlags());
+  settings.model = std::move(model.name);
+  engine.model_root = std::move(model.root);
+  engine.load_format = model.load_format;
+  engine.load_policy = std::move(model.load_policy);
+  engine.runner.mode = model.numerics;
+  engine.runner.max_positions = model.max_context;
+  engine.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
+  ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
+  ISOBIT_RETURN_IF_ERROR(ReadMemory(settings));
+  ISOBIT_RETURN_IF_ERROR(ReadQueue(model.max_batch_tokens, engine));
+  ISOBIT_ASSIGN_OR_RETURN(settings.backend,
+                          BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
+  ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
+  ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
+  ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
+  return settings;
+}
+
+absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
+                                         const ModelConfig& config) {
+  EngineOptions options = settings.engine;
+  ModelRunnerOptions& runner = options.runner;
+  const int64_t context = config.max_position_embeddings;
+  if (runner.max_positions > context) {
+    return absl::InvalidArgumentError(absl::StrCat("--max_context is ", runner.max_positions,
+                                                   ", the model allows at most ", context));
+  }
+  if (runner.max_positions == 0) runner.max_positions = context;
+  runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
+  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
+  ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
+  if (runner.num_pages > 0) return options;
+  ISOBIT_ASSIGN_OR_RETURN(const int32_t affordable, PagesThatFit(settings, config));
+  // More than this many can never be in use.
+  const int64_t useful = (runner.max_positions / runner.page_size + 1) *
+                         static_cast<int64_t>(options.scheduler.max_running);
+  runner.num_pages = static_cast<int32_t>(std::min<int64_t>(affordable, useful));
+  return options;
+}
+
+}  // namespace isobit

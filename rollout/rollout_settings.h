@@ -1,0 +1,41 @@
+// What isobit-rollout's command line says, checked.
+#ifndef ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_
+#define ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/model_config.h"
+#include "common/rpc/server_runner.h"
+#include "kernels/cuda/cuda_rank_options.h"
+#include "rollout/engine.h"
+#include "rollout/generate_stream.h"
+#include "service/model_flags.h"
+
+namespace isobit {
+
+struct RolloutSettings {
+  std::string model;
+  EngineOptions engine;  // without what depends on the model: FitToModel
+  BackendSettings backend;
+  CudaRankOptions cuda;            // without devices
+  double gpu_memory_fraction = 0;  // of each GPU's free memory that the engine may take
+  int64_t kv_cache_bytes = 0;      // of all ranks together, on CPUs
+  StreamLimits limits;
+  ServerOptions server;
+};
+
+// INVALID_ARGUMENT, naming the flag; else as ServerOptionsFromFlags.
+absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags();
+
+// The engine's options for a model: its context, where the ranks compute, and how many KV pages fit
+// there. INVALID_ARGUMENT: the model's context is shorter, its heads cannot be cut for the ranks,
+// or --kv_cache_mb holds no page. On GPUs also errors of AffordableCudaPages.
+absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
+                                         const ModelConfig& config);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_

@@ -1,0 +1,45 @@
+// The flags that rollout and scorer share: of their model, and of the backend that computes it.
+#ifndef ISOBIT_SERVICE_MODEL_FLAGS_H_
+#define ISOBIT_SERVICE_MODEL_FLAGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/load_policy.h"
+#include "common/config/numerics_mode.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/load_format.h"
+
+namespace isobit {
+
+struct ModelSettings {
+  std::string root;  // directory below which all models lie
+  std::string name;  // of the model to load first: a path from `root`
+  LoadFormat load_format = LoadFormat::kAuto;
+  LoadPolicy load_policy;
+  NumericsMode numerics = NumericsMode::kTree;
+  int64_t max_context = 0;                    // tokens of a sequence; 0: what the model allows
+  std::optional<int64_t> max_batch_tokens{};  // unset: the service's own
+};
+
+// INVALID_ARGUMENT, naming the flag.
+absl::StatusOr<ModelSettings> ModelSettingsFromFlags();
+
+enum class Backend { kCpu, kCuda };
+
+struct BackendSettings {
+  Backend backend = Backend::kCpu;
+  CpuOptions cpu;            // of each rank
+  std::vector<int> devices;  // CUDA ordinals, one for each rank
+};
+
+// num_ranks: of this process. first_device: of the devices where --devices names none.
+// INVALID_ARGUMENT, naming the flag: also those of the backend that was not chosen.
+absl::StatusOr<BackendSettings> BackendSettingsFromFlags(int num_ranks, int first_device = 0);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_SERVICE_MODEL_FLAGS_H_
