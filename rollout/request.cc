@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 
 namespace isobit {
 namespace {
@@ -36,13 +37,8 @@ absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimi
   ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.context_length, "the context length"));
   ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.max_batch_tokens, "--max_batch_tokens of the server"));
   ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.kv_tokens, "all KV pages of the server"));
-  const auto vocab_size = static_cast<uint32_t>(limits.sampling.vocab_size);
-  for (size_t i = 0; i < request.prompt.size(); ++i) {
-    if (request.prompt[i] < vocab_size) continue;
-    return absl::InvalidArgumentError(absl::StrCat("prompt_token_ids[", i,
-                                                   "]: expected a token id in [0, ", vocab_size,
-                                                   "), got ", request.prompt[i]));
-  }
+  ISOBIT_RETURN_IF_ERROR(
+      CheckTokenIds("prompt_token_ids", request.prompt, limits.sampling.vocab_size));
   if (request.timeout &&
       (*request.timeout < std::chrono::milliseconds(1) || *request.timeout > kMaxTimeout)) {
     return absl::InvalidArgumentError(absl::StrCat("timeout_ms: expected a number in [1, ",
@@ -73,11 +69,10 @@ Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<Reque
                              : std::chrono::steady_clock::time_point::max()),
       sink(std::move(sink)),
       num_unfinished(sampling.n) {
-  const std::vector<int32_t> prompt(request.prompt.begin(), request.prompt.end());
   samples.reserve(sampling.n);
   for (uint32_t sample = 0; sample < sampling.n; ++sample) {
     samples.push_back(std::unique_ptr<Sequence>(
-        new Sequence{.request = this, .sample = sample, .tokens = prompt}));
+        new Sequence{.request = this, .sample = sample, .tokens = request.prompt}));
   }
 }
 

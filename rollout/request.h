@@ -21,8 +21,8 @@
 namespace isobit {
 
 struct GenerationRequest {
-  std::string id;                // unique among those in flight
-  std::vector<uint32_t> prompt;  // token ids
+  std::string id;               // unique among those in flight
+  std::vector<int32_t> prompt;  // token ids
   SamplingParams sampling;
   bool raw_logprobs = false;  // of the model's own distribution, before any sampling parameter
   std::optional<std::chrono::milliseconds> timeout;  // then it ends with what it has

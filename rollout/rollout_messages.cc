@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "common/rpc/sampling_params_proto.h"
 
 namespace isobit {
@@ -62,7 +63,7 @@ absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode) {
 
 absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request) {
   ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
-  request.prompt.assign(proto.prompt_token_ids().begin(), proto.prompt_token_ids().end());
+  request.prompt = TokenIdsFromWire(proto.prompt_token_ids());
   request.sampling = SamplingParamsFromProto(proto.sampling());
   if (proto.has_timeout_ms()) {
     constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();

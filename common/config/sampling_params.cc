@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 
 namespace isobit {
 namespace {
@@ -21,11 +22,6 @@ absl::Status Within(absl::string_view field, float value, float low, float high)
 
 absl::Status AtMost(absl::string_view field, uint64_t value, uint64_t bound) {
   return value <= bound ? absl::OkStatus() : Bad(field, value, absl::StrCat("at most ", bound));
-}
-
-absl::Status InVocabulary(absl::string_view field, int32_t id, int32_t vocab_size) {
-  if (id >= 0 && id < vocab_size) return absl::OkStatus();
-  return Bad(field, id, absl::StrCat("a token id in [0, ", vocab_size, ")"));
 }
 
 }  // namespace
@@ -52,11 +48,10 @@ absl::Status ValidateSamplingParams(const SamplingParams& p, const SamplingLimit
                                 limits.max_stop_token_ids));
   ISOBIT_RETURN_IF_ERROR(AtMost("number of sampling.logit_bias entries", p.logit_bias.size(),
                                 limits.max_logit_biases));
-  for (const int32_t id : p.stop_token_ids) {
-    ISOBIT_RETURN_IF_ERROR(InVocabulary("sampling.stop_token_ids", id, limits.vocab_size));
-  }
+  ISOBIT_RETURN_IF_ERROR(
+      CheckTokenIds("sampling.stop_token_ids", p.stop_token_ids, limits.vocab_size));
   for (const auto& [id, bias] : p.logit_bias) {
-    ISOBIT_RETURN_IF_ERROR(InVocabulary("sampling.logit_bias key", id, limits.vocab_size));
+    ISOBIT_RETURN_IF_ERROR(CheckTokenId("sampling.logit_bias key", id, limits.vocab_size));
     ISOBIT_RETURN_IF_ERROR(Within("sampling.logit_bias value", bias, -1000.0f, 1000.0f));
   }
   return absl::OkStatus();

@@ -2,13 +2,10 @@
 #include "common/rpc/sampling_params_proto.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "common/config/token_ids.h"
 
 namespace isobit {
-
-int32_t TokenIdFromProto(uint32_t id) {
-  return static_cast<int32_t>(std::min<uint32_t>(id, std::numeric_limits<int32_t>::max()));
-}
 
 SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto) {
   SamplingParams p;
@@ -20,15 +17,15 @@ SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto) {
   if (proto.has_n()) p.n = proto.n();
   if (proto.has_max_tokens()) p.max_tokens = proto.max_tokens();
   if (proto.has_min_tokens()) p.min_tokens = proto.min_tokens();
-  p.stop_token_ids.reserve(static_cast<size_t>(proto.stop_token_ids_size()));
-  for (const uint32_t id : proto.stop_token_ids()) p.stop_token_ids.push_back(TokenIdFromProto(id));
+  p.stop_token_ids = TokenIdsFromWire(proto.stop_token_ids());
   if (proto.has_ignore_eos()) p.ignore_eos = proto.ignore_eos();
   if (proto.has_repetition_penalty()) p.repetition_penalty = proto.repetition_penalty();
   if (proto.has_presence_penalty()) p.presence_penalty = proto.presence_penalty();
   if (proto.has_frequency_penalty()) p.frequency_penalty = proto.frequency_penalty();
   p.logit_bias.reserve(proto.logit_bias().size());
-  for (const auto& [id, bias] : proto.logit_bias())
-    p.logit_bias.emplace_back(TokenIdFromProto(id), bias);
+  for (const auto& [id, bias] : proto.logit_bias()) {
+    p.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
+  }
   std::sort(p.logit_bias.begin(), p.logit_bias.end());
   if (proto.has_logprobs()) p.logprobs = proto.logprobs();
   return p;

@@ -13,10 +13,6 @@ SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto);
 // Its inverse: every field set.
 v1::SamplingParams SamplingParamsToProto(const SamplingParams& params);
 
-// A token id on the wire is unsigned; what does not fit becomes the largest id, which no vocabulary
-// has.
-int32_t TokenIdFromProto(uint32_t id);
-
 }  // namespace isobit
 
 #endif  // ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_

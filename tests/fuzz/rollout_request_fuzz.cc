@@ -22,7 +22,7 @@ void Generate(const isobit::v1::GenerateRequest& message) {
   if (valid.ok()) valid = isobit::ValidateRequest(request, kLimits);
   if (!valid.ok()) return isobit::fuzz::CheckRefusal(valid);
   ISOBIT_CHECK(request.prompt.size() + request.sampling.max_tokens <= 256);
-  for (const uint32_t id : request.prompt) ISOBIT_CHECK(id < 1000);
+  for (const int32_t id : request.prompt) ISOBIT_CHECK(id >= 0 && id < 1000);
   for (const int32_t id : request.sampling.stop_token_ids) ISOBIT_CHECK(id >= 0 && id < 1000);
   ISOBIT_CHECK(isobit::BytesOf(request) < 64 << 10);
 }

@@ -87,8 +87,8 @@ ServiceBitsFixture::ServiceBitsFixture() {
     GenerationRequest request;
     request.id = std::to_string(i);
     for (uint32_t j = 0; j < 1 + (i * 11) % 47; ++j) {
-      request.prompt.push_back((i * 131 + j * 71 + j * j) %
-                               static_cast<uint32_t>(config_.vocab_size));
+      request.prompt.push_back(static_cast<int32_t>((i * 131 + j * 71 + j * j) %
+                                                    static_cast<uint32_t>(config_.vocab_size)));
     }
     request.sampling.seed = 1000 + i;
     request.sampling.max_tokens = 24;
@@ -159,7 +159,7 @@ std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>&
   std::map<size_t, std::shared_ptr<ScoreCollector>> receivers;
   for (const size_t i : order) {
     scorer::ScoreInput input;
-    input.prompt.assign(requests_[i].prompt.begin(), requests_[i].prompt.end());
+    input.prompt = requests_[i].prompt;
     input.completion = completions[i].tokens;
     receivers[i] = std::make_shared<ScoreCollector>(1);
     scorer::ScoreOptions score_options;

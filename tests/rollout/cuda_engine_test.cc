@@ -55,7 +55,7 @@ class CudaEngineTest : public EngineFixture {
     for (uint64_t i = 0; i < 9; ++i) {
       GenerationRequest request = MakeRequest(std::string(1, static_cast<char>('a' + i)), 100 + i);
       for (uint64_t t = 0; t < 7 * i; ++t) {
-        request.prompt.push_back(static_cast<uint32_t>((t * 13 + i) % 50));
+        request.prompt.push_back((t * 13 + i) % 50);
       }
       request.sampling.max_tokens = static_cast<uint32_t>(5 + 3 * i);
       if (i % 3 == 1) request.sampling.top_k = 5;

@@ -510,7 +510,7 @@ TEST_P(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
   const SampleResult expected = Generate(*MakeEngine(), sound);
   const auto before = Submit(*engine, sound);
   engine->Step();
-  for (const uint32_t bad_token : {50u, 51u}) {
+  for (const int32_t bad_token : {50, 51}) {
     GenerationRequest bad = MakeRequest("bad");
     bad.prompt[2] = bad_token;
     const auto sink = Submit(*engine, bad);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "common/rpc/sampling_params_proto.h"
 
 namespace isobit::scorer {
@@ -89,8 +90,8 @@ v1::WorkItem MakeWorkItem(const ScoreItem& item) {
 }
 
 ScoreInput InputOf(const v1::WorkItem& item) {
-  return {.prompt = {item.prompt().begin(), item.prompt().end()},
-          .completion = {item.completion().begin(), item.completion().end()}};
+  return {.prompt = TokenIdsFromWire(item.prompt()),
+          .completion = TokenIdsFromWire(item.completion())};
 }
 
 ScoreOptions OptionsOf(const v1::WorkItem& item) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/sampling_params_proto.h"
 #include "common/rpc/server_info.h"
@@ -22,18 +23,11 @@ absl::Status Bad(absl::string_view field, absl::string_view expected, const T& g
   return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
 
-absl::StatusOr<std::vector<int32_t>> ParseIds(const google::protobuf::RepeatedField<uint32_t>& ids,
+absl::StatusOr<std::vector<int32_t>> ParseIds(const google::protobuf::RepeatedField<uint32_t>& wire,
                                               absl::string_view field, int32_t vocab_size) {
-  std::vector<int32_t> parsed;
-  parsed.reserve(static_cast<size_t>(ids.size()));
-  for (const uint32_t id : ids) {
-    if (id >= static_cast<uint32_t>(vocab_size)) {
-      return Bad(absl::StrCat(field, "[", parsed.size(), "]"),
-                 absl::StrCat("a token id in [0, ", vocab_size, ")"), id);
-    }
-    parsed.push_back(static_cast<int32_t>(id));
-  }
-  return parsed;
+  std::vector<int32_t> ids = TokenIdsFromWire(wire);
+  ISOBIT_RETURN_IF_ERROR(CheckTokenIds(field, ids, vocab_size));
+  return ids;
 }
 
 absl::StatusOr<ScoreInput> ParseSequence(const v1::ScoreSequence& sequence,
