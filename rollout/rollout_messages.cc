@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/token_ids.h"
 #include "common/rpc/sampling_params_proto.h"
+#include "common/rpc/server_info.h"
 
 namespace isobit {
 namespace {
@@ -31,6 +32,20 @@ absl::StatusOr<bool> IsRaw(v1::LogprobMode mode) {
   }
 }
 
+absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode) {
+  switch (mode) {
+    case v1::IN_FLIGHT_MODE_UNSPECIFIED:
+    case v1::IN_FLIGHT_MODE_ABORT:
+      return InFlightMode::kAbort;
+    case v1::IN_FLIGHT_MODE_WAIT:
+      return InFlightMode::kWait;
+    case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
+      return InFlightMode::kRecomputeKv;
+    default:
+      return UnknownEnum("in_flight_mode", mode);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode) {
@@ -47,18 +62,29 @@ absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode) {
   }
 }
 
-absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode) {
-  switch (mode) {
-    case v1::IN_FLIGHT_MODE_UNSPECIFIED:
-    case v1::IN_FLIGHT_MODE_ABORT:
-      return InFlightMode::kAbort;
-    case v1::IN_FLIGHT_MODE_WAIT:
-      return InFlightMode::kWait;
-    case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
-      return InFlightMode::kRecomputeKv;
-    default:
-      return UnknownEnum("in_flight_mode", mode);
-  }
+v1::PauseGenerationResponse PauseResponse(const PauseResult& result) {
+  v1::PauseGenerationResponse response;
+  response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));
+  response.set_num_kept(static_cast<uint32_t>(result.num_kept));
+  return response;
+}
+
+absl::StatusOr<WeightUpdate> ReadUpdateWeightsRequest(const v1::UpdateWeightsRequest& proto) {
+  WeightUpdate update{.model_path = proto.model_path(), .expected_digest = proto.expected_digest()};
+  ISOBIT_ASSIGN_OR_RETURN(update.mode, InFlightModeFromProto(proto.in_flight_mode()));
+  if (proto.has_weight_version()) update.weight_version = proto.weight_version();
+  return update;
+}
+
+v1::UpdateWeightsResponse UpdateWeightsResponse(const WeightUpdateResult& result) {
+  v1::UpdateWeightsResponse response;
+  *response.mutable_previous() = WeightVersionToProto(result.previous);
+  *response.mutable_current() = WeightVersionToProto(result.current);
+  response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));
+  response.set_num_recomputed(static_cast<uint32_t>(result.num_recomputed));
+  response.set_stage_micros(static_cast<uint64_t>(result.stage_time.count()));
+  response.set_switch_micros(static_cast<uint64_t>(result.switch_time.count()));
+  return response;
 }
 
 absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request) {

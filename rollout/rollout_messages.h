@@ -1,4 +1,4 @@
-// From the rollout's wire messages to what its engine works with. Checks no value against the
+// Between the rollout's wire messages and what its engine works with. Checks no value against the
 // model: ValidateRequest does.
 #ifndef ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
 #define ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
@@ -16,7 +16,10 @@ absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationReq
 
 // INVALID_ARGUMENT: an unknown mode.
 absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode);
-absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode);
+absl::StatusOr<WeightUpdate> ReadUpdateWeightsRequest(const v1::UpdateWeightsRequest& proto);
+
+v1::PauseGenerationResponse PauseResponse(const PauseResult& result);
+v1::UpdateWeightsResponse UpdateWeightsResponse(const WeightUpdateResult& result);
 
 }  // namespace isobit
 

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/rpc/cancellable_call.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/server_info.h"
-#include "common/rpc/status_convert.h"
+#include "common/rpc/unary_call.h"
 #include "kernels/contract/constants.h"
 #include "kernels/model/numerics.h"
 #include "rollout/generate_stream.h"
@@ -40,12 +39,6 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
   return info;
-}
-
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status, *context));
-  return reactor;
 }
 
 }  // namespace
@@ -105,22 +98,17 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerContext* context,
                                                           const v1::PauseGenerationRequest* request,
                                                           v1::PauseGenerationResponse* response) {
-  const absl::StatusOr<PauseMode> mode = PauseModeFromProto(request->mode());
-  if (!mode.ok()) return Answer(context, mode.status());
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
-  if (!admitted.ok()) return Answer(context, admitted);
-  const auto call = CancellableCall::Start([this] { engine_.Wake(); });
-  engine_.Pause(
-      *mode,
-      [context, call, response](const absl::StatusOr<PauseResult>& result) {
-        if (result.ok()) {
-          response->set_num_aborted(static_cast<uint32_t>(result->num_aborted));
-          response->set_num_kept(static_cast<uint32_t>(result->num_kept));
-        }
-        call->Finish(ToGrpcStatus(result.status(), *context));
-      },
-      [call] { return call->is_abandoned(); });
-  return call.get();
+  return AnswerLater(
+      context, *gate_, PauseModeFromProto(request->mode()), [this] { engine_.Wake(); },
+      [&](PauseMode mode, const std::shared_ptr<UnaryCall>& call) {
+        engine_.Pause(
+            mode,
+            [call, response](const absl::StatusOr<PauseResult>& result) {
+              if (result.ok()) *response = PauseResponse(*result);
+              call->Answer(result.status());
+            },
+            [call] { return call->is_abandoned(); });
+      });
 }
 
 grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
@@ -133,29 +121,16 @@ grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
 grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerContext* context,
                                                         const v1::UpdateWeightsRequest* request,
                                                         v1::UpdateWeightsResponse* response) {
-  const absl::StatusOr<InFlightMode> mode = InFlightModeFromProto(request->in_flight_mode());
-  if (!mode.ok()) return Answer(context, mode.status());
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
-  if (!admitted.ok()) return Answer(context, admitted);
-  const auto call = CancellableCall::Start([this] { engine_.Wake(); });
-  WeightUpdate update{.model_path = request->model_path(),
-                      .expected_digest = request->expected_digest(),
-                      .mode = *mode,
-                      .is_abandoned = [call] { return call->is_abandoned(); }};
-  if (request->has_weight_version()) update.weight_version = request->weight_version();
-  engine_.UpdateWeights(
-      std::move(update), [context, call, response](const absl::StatusOr<WeightUpdateResult>& r) {
-        if (r.ok()) {
-          *response->mutable_previous() = WeightVersionToProto(r->previous);
-          *response->mutable_current() = WeightVersionToProto(r->current);
-          response->set_num_aborted(static_cast<uint32_t>(r->num_aborted));
-          response->set_num_recomputed(static_cast<uint32_t>(r->num_recomputed));
-          response->set_stage_micros(static_cast<uint64_t>(r->stage_time.count()));
-          response->set_switch_micros(static_cast<uint64_t>(r->switch_time.count()));
-        }
-        call->Finish(ToGrpcStatus(r.status(), *context));
+  return AnswerLater(
+      context, *gate_, ReadUpdateWeightsRequest(*request), [this] { engine_.Wake(); },
+      [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
+        update.is_abandoned = [call] { return call->is_abandoned(); };
+        engine_.UpdateWeights(std::move(update),
+                              [call, response](const absl::StatusOr<WeightUpdateResult>& result) {
+                                if (result.ok()) *response = UpdateWeightsResponse(*result);
+                                call->Answer(result.status());
+                              });
       });
-  return call.get();
 }
 
 grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerContext* context,

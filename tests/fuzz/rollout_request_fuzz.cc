@@ -51,8 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     default:
       if (const auto message = ReadRequest<isobit::v1::UpdateWeightsRequest>(data, size)) {
-        const auto mode = isobit::InFlightModeFromProto(message->in_flight_mode());
-        if (!mode.ok()) isobit::fuzz::CheckRefusal(mode.status());
+        const auto update = isobit::ReadUpdateWeightsRequest(*message);
+        if (!update.ok()) isobit::fuzz::CheckRefusal(update.status());
       }
   }
   return 0;

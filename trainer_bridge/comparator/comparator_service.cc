@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/rpc/status_convert.h"
+#include "common/rpc/unary_call.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
@@ -91,23 +92,21 @@ grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(
 grpc::ServerUnaryReactor* ComparatorService::GetServerInfo(grpc::CallbackServerContext* context,
                                                            const v1::GetServerInfoRequest*,
                                                            v1::ComparatorServerInfo* info) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (const absl::Status admitted = gate_->Admit(*context, {.requests = 1}); !admitted.ok()) {
-    reactor->Finish(ToGrpcStatus(admitted, *context));
-    return reactor;
-  }
   info->set_version(ISOBIT_VERSION);
   info->set_uptime_seconds(history_->UptimeSeconds());
   *info->mutable_total() = history_->Total();
-  const auto deadline =
-      std::min(context->deadline(), std::chrono::system_clock::now() + kInfoTimeout);
-  FetchInfos(*upstreams_, deadline, [info, reactor](const UpstreamInfos& infos) {
-    if (infos.rollout.ok()) *info->mutable_rollout() = *infos.rollout;
-    if (infos.scorer.ok()) *info->mutable_scorer() = *infos.scorer;
-    info->set_obstacle(Obstacle(infos));
-    reactor->Finish(grpc::Status::OK);
-  });
-  return reactor;
+  using Deadline = std::chrono::system_clock::time_point;
+  const Deadline deadline =
+      std::min<Deadline>(context->deadline(), std::chrono::system_clock::now() + kInfoTimeout);
+  return AnswerLater(context, *gate_, absl::StatusOr<Deadline>(deadline), nullptr,
+                     [&](Deadline until, const std::shared_ptr<UnaryCall>& call) {
+                       FetchInfos(*upstreams_, until, [info, call](const UpstreamInfos& infos) {
+                         if (infos.rollout.ok()) *info->mutable_rollout() = *infos.rollout;
+                         if (infos.scorer.ok()) *info->mutable_scorer() = *infos.scorer;
+                         info->set_obstacle(Obstacle(infos));
+                         call->Answer(absl::OkStatus());
+                       });
+                     });
 }
 
 void ComparatorService::BeginDrain() {

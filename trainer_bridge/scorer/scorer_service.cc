@@ -1,27 +1,15 @@
 // Handlers of the scorer's RPCs. See scorer_service.h.
 #include "trainer_bridge/scorer/scorer_service.h"
 
-#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/cancellable_call.h"
-#include "common/rpc/status_convert.h"
+#include "common/rpc/unary_call.h"
 #include "trainer_bridge/scorer/score_call.h"
 
 namespace isobit::scorer {
-namespace {
-
-grpc::ServerUnaryReactor* FinishAtOnce(grpc::CallbackServerContext* context,
-                                       const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status, *context));
-  return reactor;
-}
-
-}  // namespace
-
 ScorerService::ScorerService(const Options& options, std::shared_ptr<CallGate> gate)
     : options_(options),
       memory_(std::make_shared<ByteBudget>("Score calls", options.memory)),
@@ -93,29 +81,27 @@ absl::Status ScorerService::Submit(const v1::ScoreRequest& request,
 grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerContext* context,
                                                        const v1::UpdateWeightsRequest* request,
                                                        v1::UpdateWeightsResponse* response) {
-  const absl::StatusOr<Scorer*> scorer = Available();
-  if (!scorer.ok()) return FinishAtOnce(context, scorer.status());
-  absl::StatusOr<WeightUpdate> update = ParseUpdateWeightsRequest(*request);
-  if (!update.ok()) return FinishAtOnce(context, update.status());
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
-  if (!admitted.ok()) return FinishAtOnce(context, admitted);
+  const absl::StatusOr<Scorer*> available = Available();
+  if (!available.ok()) return Answer(context, available.status());
+  Scorer* const scorer = *available;
+  return AnswerLater(
+      context, *gate_, ParseUpdateWeightsRequest(*request), [scorer] { scorer->Wake(); },
+      [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
+        update.is_abandoned = [call] { return call->is_abandoned(); };
+        RunUpdate([scorer, update = std::move(update), call, response] {
+          const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
+          if (result.ok()) *response = MakeUpdateWeightsResponse(*result);
+          call->Answer(result.status());
+        });
+      });
+}
 
-  const auto call = CancellableCall::Start([scorer = *scorer] { scorer->Wake(); });
-  update->is_abandoned = [call] { return call->is_abandoned(); };
-  const auto run = [context, response, call, scorer = *scorer, update = *std::move(update)] {
-    const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
-    if (result.ok()) *response = MakeUpdateWeightsResponse(*result);
-    call->Finish(ToGrpcStatus(result.status(), *context));
-  };
+void ScorerService::RunUpdate(std::function<void()> update) {
   const std::lock_guard lock(mutex_);
-  updates_.erase(std::remove_if(updates_.begin(), updates_.end(),
-                                [](const std::future<void>& done) {
-                                  return done.wait_for(std::chrono::seconds(0)) ==
-                                         std::future_status::ready;
-                                }),
-                 updates_.end());
-  updates_.push_back(std::async(std::launch::async, run));
-  return call.get();
+  std::erase_if(updates_, [](const std::future<void>& done) {
+    return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  updates_.push_back(std::async(std::launch::async, std::move(update)));
 }
 
 grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerContext* context,
@@ -123,12 +109,12 @@ grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerConte
                                                        v1::ScorerServerInfo* info) {
   const std::lock_guard lock(mutex_);
   if (scorer_ == nullptr) {
-    return FinishAtOnce(context, absl::UnavailableError("the weights are not loaded yet"));
+    return Answer(context, absl::UnavailableError("the weights are not loaded yet"));
   }
   *info = DescribeScorer(*scorer_, limits_);
   info->mutable_server()->set_uptime_seconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count());
-  return FinishAtOnce(context, absl::OkStatus());
+  return Answer(context, absl::OkStatus());
 }
 
 }  // namespace isobit::scorer

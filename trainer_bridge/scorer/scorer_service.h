@@ -4,6 +4,7 @@
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,8 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   // Parses and queues a request whose stream stands.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
+  // Runs `update` on a thread of its own.
+  void RunUpdate(std::function<void()> update);
 
   const Options options_;
   const std::shared_ptr<ByteBudget> memory_;

@@ -1,0 +1,65 @@
+// How handlers answer unary calls: at once, or later, while they can see whether the caller waits.
+#ifndef ISOBIT_COMMON_RPC_UNARY_CALL_H_
+#define ISOBIT_COMMON_RPC_UNARY_CALL_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/rpc/call_gate.h"
+
+namespace isobit {
+
+// Ends the call with `status`, and with the response as it is if that is OK.
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status);
+
+// A call that another thread answers. Lives until both gRPC and whoever answers are done with it.
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  // Call in the handler, and return get() from there. on_abandoned: as AnswerLater has it.
+  static std::shared_ptr<UnaryCall> Start(grpc::CallbackServerContext* context,
+                                          std::function<void()> on_abandoned);
+
+  // Ends the call as isobit::Answer does; exactly once, on any thread.
+  void Answer(const absl::Status& status);
+
+  // Whether nobody waits for the answer any more. Once true, it stays true. Thread-safe.
+  bool is_abandoned() const { return is_abandoned_; }
+
+ private:
+  UnaryCall(grpc::CallbackServerContext* context, std::function<void()> on_abandoned)
+      : context_(*context), on_abandoned_(std::move(on_abandoned)) {}
+
+  void OnCancel() override;
+  void OnDone() override { const std::shared_ptr<UnaryCall> self = std::move(self_); }
+
+  grpc::CallbackServerContext& context_;
+  const std::function<void()> on_abandoned_;
+  std::shared_ptr<UnaryCall> self_;
+  std::atomic<bool> is_abandoned_{false};
+};
+
+// The handler of a call that may take long: refuses an `input` that is an error, takes a request of
+// the client's quota, and lets start(input, call) begin what answers the call. on_abandoned: called
+// at most once, when the client has gone or the deadline has passed; it must not block, and may be
+// null.
+template <typename Input, typename Start>
+grpc::ServerUnaryReactor* AnswerLater(grpc::CallbackServerContext* context, CallGate& gate,
+                                      absl::StatusOr<Input> input,
+                                      std::function<void()> on_abandoned, const Start& start) {
+  if (!input.ok()) return Answer(context, input.status());
+  const absl::Status admitted = gate.Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return Answer(context, admitted);
+  const std::shared_ptr<UnaryCall> call = UnaryCall::Start(context, std::move(on_abandoned));
+  start(*std::move(input), call);
+  return call.get();
+}
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_UNARY_CALL_H_
