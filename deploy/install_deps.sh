@@ -10,7 +10,7 @@ packages=(
   build-essential ccache cmake ninja-build pkgconf python3 python3-venv
   # Libraries of the services.
   libabsl-dev libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev
-  protobuf-compiler protobuf-compiler-grpc
+  prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc
   # Tests.
   libgmock-dev libgtest-dev openssl
 )

@@ -23,6 +23,7 @@ LIBRARIES = {
     "gRPC": (r"grpc", r"gRPC::"),
     "protobuf": (r"google/protobuf/", r"protobuf::"),
     "OpenSSL": (r"openssl/", r"OpenSSL::"),
+    "Prometheus": (r"prometheus/", r"PkgConfig::PROMETHEUS"),
     "JSON": (r"nlohmann/", r"nlohmann_json::"),
     "Torch": (r"torch/|ATen/|c10/|caffe2/", r"torch|Torch::"),
     "cuBLAS": (r"cublas", r"CUDA::cublas"),
@@ -233,6 +234,7 @@ class ControlTest(unittest.TestCase):
             ("common/base/a.h", '"kernels/ops.h"'),
             ("rollout/a.cc", '"trainer_bridge/scorer/scorer.h"'),
             ("rollout/a.cc", "<cuda_runtime.h>"),
+            ("common/config/a.cc", "<prometheus/counter.h>"),
             ("trainer_bridge/comparator/a.cc", '"kernels/ops.h"'),
         ]
         for name, included in cases:

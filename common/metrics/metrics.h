@@ -1,0 +1,95 @@
+// What a service counts and measures of itself, as Prometheus knows it. An update is one atomic
+// operation; nothing here serves the figures to anybody.
+//
+//   prometheus::Counter& tokens = metrics.AddCounter("isobit_tokens_generated_total", "...");
+//   tokens.Increment();
+//
+// Names begin with isobit_ and have only lower-case letters, digits and underscores. Units are base
+// units, at the end of the name: seconds, bytes. A counter's name, and no other, ends with _total.
+#ifndef ISOBIT_COMMON_METRICS_METRICS_H_
+#define ISOBIT_COMMON_METRICS_METRICS_H_
+
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+#include <prometheus/labels.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/metric_type.h>
+#include <prometheus/registry.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace isobit {
+
+// All of one process. Thread-safe. A name stands for one type and one help; labels tell its series
+// apart, and their values are few and known beforehand, never what a client sends.
+class Metrics final : public prometheus::Collectable {
+ public:
+  // Keeps a figure in Collect's answer until it is destroyed. Metrics outlives it.
+  class Observation {
+   public:
+    ~Observation() { metrics_.Forget(id_); }
+    Observation(const Observation&) = delete;
+    Observation& operator=(const Observation&) = delete;
+
+   private:
+    friend class Metrics;
+    Observation(Metrics& metrics, uint64_t id) : metrics_(metrics), id_(id) {}
+
+    Metrics& metrics_;
+    const uint64_t id_;
+  };
+
+  // Figures that whoever adds them updates, as long as this object lives. A counter or histogram
+  // of the same name and labels is added once only.
+  prometheus::Counter& AddCounter(const std::string& name, const std::string& help,
+                                  const prometheus::Labels& labels = {});
+  // bounds: ascending upper bounds of the buckets; one without a bound follows.
+  prometheus::Histogram& AddHistogram(const std::string& name, const std::string& help,
+                                      const std::vector<double>& bounds,
+                                      const prometheus::Labels& labels = {});
+
+  // A figure that something else holds: `read` is called by Collect, on any thread, and not after
+  // the observation is destroyed. It may not use these metrics. type: Counter or Gauge.
+  [[nodiscard]] std::unique_ptr<Observation> Observe(prometheus::MetricType type,
+                                                     const std::string& name,
+                                                     const std::string& help,
+                                                     std::function<double()> read,
+                                                     prometheus::Labels labels = {});
+
+  // All figures, each as it is at some moment of the call.
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  struct Observed {
+    prometheus::MetricType type;
+    std::string name;
+    std::string help;
+    prometheus::Labels labels;
+    std::function<double()> read;
+  };
+
+  void Forget(uint64_t id);
+
+  prometheus::Registry registry_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Observed> observed_;  // by id, guarded by mutex_
+  uint64_t next_id_ = 0;                   // guarded by mutex_
+};
+
+// Of what one service observes.
+using Observations = std::vector<std::unique_ptr<Metrics::Observation>>;
+
+// Bounds of durations in seconds, from a millisecond to ten minutes.
+std::vector<double> SecondsBounds();
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_METRICS_METRICS_H_
