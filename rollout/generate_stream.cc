@@ -55,10 +55,11 @@ StreamMemory::StreamMemory(const StreamLimits& limits)
 
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
                                const StreamMemory& memory, const std::string& client,
-                               bool final_only)
+                               prometheus::Counter& tokens, bool final_only)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
       memory_(memory),
+      tokens_(tokens),
       final_only_(final_only),
       request_(memory.requests->Open(client)),
       results_(memory.results->Open(client)) {}
@@ -107,6 +108,7 @@ void GenerateStream::CancelRequest() {
 }
 
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
+  tokens_.Increment();
   const std::lock_guard lock(mutex_);
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];

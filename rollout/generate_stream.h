@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "common/metrics/metrics.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
@@ -45,10 +46,10 @@ struct StreamMemory {
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
-  // `engine` and `memory` outlive the call. `fingerprint` goes into each sample's end; what the
-  // call holds counts for `client`.
+  // `engine`, `memory` and `tokens`, which counts the call's, outlive the call. `fingerprint` goes
+  // into each sample's end; what the call holds counts for `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
-                 const std::string& client, bool final_only);
+                 const std::string& client, prometheus::Counter& tokens, bool final_only);
 
   // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
   // ends the call with `error` if that is one, or RESOURCE_EXHAUSTED: memory.
@@ -82,6 +83,7 @@ class GenerateStream final : public RequestSink,
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
   const StreamMemory& memory_;
+  prometheus::Counter& tokens_;
   const bool final_only_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;

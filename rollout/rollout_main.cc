@@ -45,7 +45,8 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
       MakeEngine(settings, [&](const absl::Status& failure) { fails->Fail(failure); }));
-  RolloutService service(*engine, settings.limits, settings.server.security.gate);
+  RolloutService service(*engine, settings.limits, settings.server.security.gate,
+                         settings.server.metrics);
   ServerRunner runner(settings.server);
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());

@@ -44,8 +44,13 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
 }  // namespace
 
 RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
-                               std::shared_ptr<CallGate> gate)
-    : engine_(engine), memory_(limits), gate_(std::move(gate)), info_(DescribeRollout(engine)) {}
+                               std::shared_ptr<CallGate> gate, std::shared_ptr<Metrics> metrics)
+    : engine_(engine),
+      memory_(limits),
+      gate_(std::move(gate)),
+      registry_(std::move(metrics)),
+      metrics_(*registry_, engine, memory_),
+      info_(DescribeRollout(engine)) {}
 
 std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
 
@@ -72,7 +77,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   const bool final_only = request->final_only();
   DropContent(request);
   return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                          generation.client, final_only)
+                                          generation.client, metrics_.tokens, final_only)
       ->Start(context, std::move(generation), status);
 }
 
@@ -125,11 +130,16 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
       context, *gate_, ReadUpdateWeightsRequest(*request), [this] { engine_.Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        engine_.UpdateWeights(std::move(update),
-                              [call, response](const absl::StatusOr<WeightUpdateResult>& result) {
-                                if (result.ok()) *response = UpdateWeightsResponse(*result);
-                                call->Answer(result.status());
-                              });
+        engine_.UpdateWeights(std::move(update), [call, response, &metrics = metrics_](
+                                                     const absl::StatusOr<WeightUpdateResult>&
+                                                         result) {
+          if (result.ok()) {
+            *response = UpdateWeightsResponse(*result);
+            metrics.update_seconds.Observe(
+                std::chrono::duration<double>(result->stage_time + result->switch_time).count());
+          }
+          call->Answer(result.status());
+        });
       });
 }
 

@@ -13,6 +13,7 @@
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"
+#include "rollout/rollout_metrics.h"
 
 namespace isobit {
 
@@ -20,7 +21,8 @@ class RolloutService final : public v1::RolloutService::CallbackService {
  public:
   // `engine` outlives every call.
   explicit RolloutService(Engine& engine, const StreamLimits& limits = {},
-                          std::shared_ptr<CallGate> gate = CallGate::Create());
+                          std::shared_ptr<CallGate> gate = CallGate::Create(),
+                          std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -52,6 +54,8 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   Engine& engine_;
   const StreamMemory memory_;
   const std::shared_ptr<CallGate> gate_;
+  const std::shared_ptr<Metrics> registry_;
+  const RolloutMetrics metrics_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   v1::RolloutServerInfo info_;  // all but what changes: weights and uptime
   std::atomic<uint64_t> num_ids_{0};

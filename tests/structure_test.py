@@ -157,7 +157,7 @@ def link_breaches(root: Path, table: Table) -> list[str]:
 
 
 def twice_declared(root: Path) -> list[str]:
-    """One line for each flag that two files declare. Those of tools count apart: their programs are others."""
+    """One line for each flag that two files declare. Those of tools count apart: other programs have them."""
     declared: dict[str, str] = {}
     breaches = []
     for path in sources(root):
@@ -305,7 +305,9 @@ class ControlTest(unittest.TestCase):
             read_table(page.format("| `a` | one | `d` |"))
 
     def test_flags_that_are_declared_twice_are_found(self):
-        self.write("rollout/a.cc", 'ABSL_FLAG(int, port, 0, "A port.");\nABSL_FLAG(bool, own, true, "Own.");\n')
+        self.write(
+            "rollout/a.cc", 'ABSL_FLAG(int, port, 0, "A port.");\nABSL_FLAG(bool, own, true, "Own.");\n'
+        )
         self.write("tools/a.cc", 'ABSL_FLAG(int, port, 0, "A tool\'s.");\n')
         self.assertEqual(twice_declared(self.root), [])
         self.write(

@@ -55,6 +55,11 @@ void CallCount::WaitForNone(std::chrono::system_clock::time_point deadline) {
   none_.wait_until(lock, deadline, [this] { return calls_ == 0; });
 }
 
+int64_t CallCount::calls() {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCallsOf(
     std::vector<std::string> services, std::shared_ptr<CallCount> count) {
   return std::make_unique<Factory>(std::move(services), std::move(count));

@@ -20,6 +20,8 @@ class CallCount {
   // Returns when no call is in flight, or at the deadline.
   void WaitForNone(std::chrono::system_clock::time_point deadline);
 
+  int64_t calls();
+
  private:
   friend class CountedCall;
 

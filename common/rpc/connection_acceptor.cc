@@ -62,19 +62,27 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
                      ", expected at least 0"));
   }
   ISOBIT_ASSIGN_OR_RETURN(ListeningSockets listening, ListenOn(options.host, options.port));
-  std::unique_ptr<ConnectionAcceptor> acceptor(
-      new ConnectionAcceptor(max_connections, options.max_connections_per_address));
+  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options, max_connections));
   acceptor->port_ = listening.port;
   acceptor->listeners_ = std::move(listening.sockets);
   return acceptor;
 }
 
-ConnectionAcceptor::ConnectionAcceptor(int64_t max_connections, int64_t max_of_address)
+ConnectionAcceptor::ConnectionAcceptor(const Options& options, int64_t max_connections)
     : max_connections_(max_connections),
+      metrics_(options.metrics),
+      num_accepted_(metrics_->AddCounter("isobit_connections_accepted_total",
+                                         "Connections that were accepted and kept.",
+                                         {{"listener", options.listener}})),
+      num_refused_(metrics_->AddCounter("isobit_connections_refused_total",
+                                        "Connections that were closed at once.",
+                                        {{"listener", options.listener}})),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spare_(OpenSpare()),
-      connections_(max_connections, max_of_address > 0 ? max_of_address : (max_connections + 3) / 4,
-                   /*exempts_loopback=*/max_of_address == 0) {
+      connections_(max_connections,
+                   options.max_connections_per_address > 0 ? options.max_connections_per_address
+                                                           : (max_connections + 3) / 4,
+                   /*exempts_loopback=*/options.max_connections_per_address == 0) {
   ISOBIT_CHECK(wake_.is_open()) << "eventfd: errno " << errno;
 }
 
@@ -142,6 +150,7 @@ void ConnectionAcceptor::Adopt(Descriptor connection, const sockaddr_storage& pe
     LogRefused(added.message());
     return;
   }
+  num_accepted_.Increment();
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
   parameters.fd = connection.Release();
   server_->HandleNewConnection(&parameters);
@@ -156,12 +165,13 @@ void ConnectionAcceptor::RefuseOne(int error, int listener) {
 }
 
 void ConnectionAcceptor::LogRefused(absl::string_view reason) {
-  ++num_refused_;
+  num_refused_.Increment();
   const auto now = std::chrono::steady_clock::now();
   if (now < next_log_) return;
-  ISOBIT_LOG(Warning) << "connections refused since the last such line: " << num_refused_ << ", as "
+  ISOBIT_LOG(Warning) << "connections refused since the last such line: "
+                      << static_cast<int64_t>(num_refused_.Value() - num_logged_) << ", as "
                       << reason;
-  num_refused_ = 0;
+  num_logged_ = num_refused_.Value();
   next_log_ = now + kLogInterval;
 }
 

@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/base/descriptor.h"
+#include "common/metrics/metrics.h"
 #include "common/rpc/open_connections.h"
 
 namespace isobit {
@@ -46,6 +47,9 @@ class ConnectionAcceptor {
     // not take all places. 0: a quarter, and any number from loopback, where all callers of a
     // service that listens there, or has its proxy there, have one address.
     int64_t max_connections_per_address = 0;
+    // Counts the connections, as those of `listener`.
+    std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
+    std::string listener = "main";
   };
   static constexpr int64_t kDefaultMaxConnections = 4096;
   // Left for all that are no connections: files, event queues, connections to other services.
@@ -75,7 +79,7 @@ class ConnectionAcceptor {
   int64_t max_connections() const { return max_connections_; }
 
  private:
-  ConnectionAcceptor(int64_t max_connections, int64_t max_of_address);
+  ConnectionAcceptor(const Options& options, int64_t max_connections);
 
   void AcceptUntilStopped();
   // Takes what waits at `listener`. False: the system has no descriptor or memory for more now.
@@ -87,6 +91,9 @@ class ConnectionAcceptor {
   void LogRefused(absl::string_view reason);
 
   const int64_t max_connections_;
+  const std::shared_ptr<Metrics> metrics_;  // has the two below
+  prometheus::Counter& num_accepted_;
+  prometheus::Counter& num_refused_;
   int port_ = 0;
   std::vector<Descriptor> listeners_;
   Descriptor wake_;   // an eventfd: ends the thread
@@ -95,8 +102,8 @@ class ConnectionAcceptor {
 
   OpenConnections connections_;
   std::chrono::steady_clock::time_point next_log_;
-  int64_t num_refused_ = 0;  // since the last line of the log
-  std::thread thread_;       // alone uses the three above
+  double num_logged_ = 0;  // of num_refused_
+  std::thread thread_;     // alone uses the three above
 };
 
 }  // namespace isobit

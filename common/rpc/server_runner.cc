@@ -110,7 +110,11 @@ void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
 }
 
 ServerRunner::ServerRunner(ServerOptions options)
-    : options_(std::move(options)), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
+    : options_(std::move(options)),
+      calls_in_flight_(options_.metrics->Observe(
+          prometheus::MetricType::Gauge, "isobit_calls_in_flight", "Calls in flight, but health.",
+          [calls = calls_] { return static_cast<double>(calls->calls()); })),
+      wake_fd_(eventfd(0, EFD_CLOEXEC)) {
   ISOBIT_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
 }
 
@@ -156,12 +160,13 @@ absl::Status ServerRunner::Start() {
 }
 
 absl::Status ServerRunner::Listen(grpc::ServerBuilder& builder) {
-  ISOBIT_ASSIGN_OR_RETURN(
-      acceptor_, ConnectionAcceptor::Listen(
-                     {.host = options_.host,
-                      .port = options_.port,
-                      .max_connections = options_.max_connections,
-                      .max_connections_per_address = options_.max_connections_per_address}));
+  ISOBIT_ASSIGN_OR_RETURN(acceptor_,
+                          ConnectionAcceptor::Listen(
+                              {.host = options_.host,
+                               .port = options_.port,
+                               .max_connections = options_.max_connections,
+                               .max_connections_per_address = options_.max_connections_per_address,
+                               .metrics = options_.metrics}));
   const ServerSecurity& security = options_.security;
   acceptor_->AttachTo(builder, security.credentials != nullptr ? security.credentials
                                                                : grpc::InsecureServerCredentials());
@@ -169,7 +174,9 @@ absl::Status ServerRunner::Listen(grpc::ServerBuilder& builder) {
   ISOBIT_ASSIGN_OR_RETURN(admin_acceptor_,
                           ConnectionAcceptor::Listen({.host = options_.host,
                                                       .port = *options_.admin_port,
-                                                      .max_connections = kMaxAdminConnections}));
+                                                      .max_connections = kMaxAdminConnections,
+                                                      .metrics = options_.metrics,
+                                                      .listener = "admin"}));
   admin_acceptor_->AttachTo(builder, security.admin_credentials);
   return absl::OkStatus();
 }

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/metrics/metrics.h"
 #include "common/rpc/call_count.h"
 #include "common/rpc/connection_acceptor.h"
 #include "common/rpc/server_security.h"
@@ -47,6 +48,8 @@ struct ServerOptions {
   // If not empty, the regular file that gets the bound port in decimal and a newline, atomically,
   // once the server listens; with ".admin" after its name likewise for the admin port.
   std::string port_file{};
+  // Gets the server's own figures.
+  std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
   // How long calls in flight may take to finish after a stop signal; then they are cancelled.
   std::chrono::milliseconds drain_timeout{30000};
 };
@@ -117,6 +120,7 @@ class ServerRunner {
   std::vector<grpc::Service*> services_;
   std::vector<std::string> service_names_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
+  const std::unique_ptr<Metrics::Observation> calls_in_flight_;
   const std::shared_ptr<std::atomic<size_t>> freed_bytes_ =
       std::make_shared<std::atomic<size_t>>(0);
   std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/rollout/service_fixture.h"
 #include "tests/support/bitwise.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
 
@@ -31,6 +33,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing_support::BitwiseEqual;
+using testing_support::MetricValue;
 using testing_support::StatusIs;
 using Stub = v1::RolloutService::Stub;
 
@@ -70,6 +73,30 @@ TEST_P(RolloutServiceTest, StreamsTokensThenTheEndOfTheSample) {
 
   EXPECT_NE(Generate(MakeProto()).request_id, Generate(MakeProto()).request_id)
       << "the server names requests that bring no name";
+}
+
+TEST_P(RolloutServiceTest, MetricsAgreeWithWhatCallsAnswer) {
+  StartServer();
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_generated_total"), 0);
+  v1::GenerateRequest request = MakeProto();
+  request.mutable_sampling()->set_n(3);
+  ISOBIT_ASSERT_OK(Generate(request).status);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_generated_total"), 3 * 8);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_requests_running"), 0);
+  const v1::GetLoadResponse load = GetLoad();
+  EXPECT_GT(load.num_free_pages(), 0u);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_kv_pages", {{"state", "free"}}), load.num_free_pages());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_kv_pages", {{"state", "used"}}), load.num_used_pages());
+  v1::RolloutServerInfo info;
+  ISOBIT_ASSERT_OK(Call(&Stub::GetServerInfo, *stub_, v1::GetServerInfoRequest(), info));
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_rank_memory_bytes", {{"of", "weights"}}),
+            static_cast<double>(info.weight_bytes()));
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_version"), 1);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_update_seconds"), 0);
+  runner_.reset();
+  service_.reset();
+  EXPECT_TRUE(std::isnan(MetricValue(*metrics_, "isobit_weight_version"))) << "nothing to read";
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_generated_total"), 3 * 8);
 }
 
 TEST_P(RolloutServiceTest, SendsTheEnginesBits) {
@@ -322,6 +349,8 @@ TEST_P(RolloutServiceTest, UpdatesWeightsAndStampsEveryToken) {
   const auto reader = stub_->Generate(&context, MakeLongProto("r"));
   ReadFirstToken(*reader);
   ISOBIT_ASSERT_OK(Call(&Stub::UpdateWeights, *stub_, update, updated));
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_update_seconds"), 1);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_version"), updated.current().id());
   EXPECT_EQ(updated.previous().id(), 1u);
   EXPECT_EQ(updated.current().id(), 2u);
   EXPECT_NE(updated.previous().digest(), updated.current().digest());

@@ -20,7 +20,7 @@ void ServiceFixture::StartServer(const EngineOptions& options, bool load,
     ISOBIT_ASSERT_OK(engine);
     engine_ = *std::move(engine);
   }
-  service_ = std::make_unique<RolloutService>(*engine_, limits);
+  service_ = std::make_unique<RolloutService>(*engine_, limits, CallGate::Create(), metrics_);
   runner_ = std::make_unique<ServerRunner>(ServerOptions{});
   runner_->Register(service_.get(), v1::RolloutService::service_full_name());
   ISOBIT_ASSERT_OK(runner_->Start());

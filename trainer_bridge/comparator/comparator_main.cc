@@ -39,7 +39,7 @@ absl::StatusOr<int> Serve(const Settings& settings) {
   ComparatorService service(
       std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer),
                                   settings.upstream),
-      settings.memory, settings.server.security.gate);
+      settings.memory, settings.server.security.gate, settings.server.metrics);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
   ISOBIT_RETURN_IF_ERROR(runner.Start());

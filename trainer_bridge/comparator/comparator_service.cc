@@ -6,6 +6,7 @@
 
 #include "common/rpc/status_convert.h"
 #include "common/rpc/unary_call.h"
+#include "trainer_bridge/comparator/comparator_metrics.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
@@ -46,11 +47,14 @@ class RefusedRecord final : public grpc::ServerReadReactor<v1::RecordRequest> {
 }  // namespace
 
 ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const ByteLimits& memory,
-                                     std::shared_ptr<CallGate> gate)
+                                     std::shared_ptr<CallGate> gate,
+                                     std::shared_ptr<Metrics> metrics)
     : upstreams_(std::move(upstreams)),
       history_(std::make_shared<History>()),
       memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)),
-      gate_(std::move(gate)) {}
+      gate_(std::move(gate)),
+      metrics_(std::move(metrics)),
+      observations_(ObserveHistory(*metrics_, history_)) {}
 
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/metrics/metrics.h"
 #include "common/rpc/call_gate.h"
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
@@ -21,7 +22,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   // memory: that Compare and Record calls may hold.
   explicit ComparatorService(std::shared_ptr<Upstreams> upstreams,
                              const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5},
-                             std::shared_ptr<CallGate> gate = CallGate::Create());
+                             std::shared_ptr<CallGate> gate = CallGate::Create(),
+                             std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
 
   grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
                                                       const v1::CompareRequest* request) override;
@@ -42,6 +44,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   const std::shared_ptr<History> history_;
   const std::shared_ptr<ByteBudget> memory_;
   const std::shared_ptr<CallGate> gate_;
+  const std::shared_ptr<Metrics> metrics_;
+  const Observations observations_;
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_

@@ -16,8 +16,10 @@ constexpr std::chrono::milliseconds kRetryAfter(1000);
 }  // namespace
 
 std::shared_ptr<ScoreCall> ScoreCall::Open(grpc::CallbackServerContext* context, Scorer* scorer,
-                                           size_t max_queued_bytes, HeldBytes memory) {
-  const std::shared_ptr<ScoreCall> call(new ScoreCall(scorer, max_queued_bytes, std::move(memory)));
+                                           size_t max_queued_bytes, HeldBytes memory,
+                                           prometheus::Counter& tokens) {
+  const std::shared_ptr<ScoreCall> call(
+      new ScoreCall(scorer, max_queued_bytes, std::move(memory), tokens));
   StreamWriterOptions<v1::ScoreResponse> options;
   options.max_queued_bytes = max_queued_bytes;
   options.on_cancel = [call] { call->OnCancel(); };
@@ -50,6 +52,8 @@ int64_t ScoreCall::MaxUnreadTokens(uint32_t alternatives) const {
 }
 
 void ScoreCall::OnScore(SequenceScore score) {
+  tokens_.Increment(
+      static_cast<double>(score.completion.logprobs.size() + score.prompt.logprobs.size()));
   const std::shared_ptr<ScoreJob> job = job_.lock();  // it is what calls
   v1::ScoreResponse response =
       MakeScoreResponse(job->inputs()[score.index], job->options(), score, fingerprint_);

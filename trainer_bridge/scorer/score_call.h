@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/metrics/metrics.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/scorer.pb.h"
@@ -25,9 +26,11 @@ namespace isobit::scorer {
 class ScoreCall final : public ScoreReceiver {
  public:
   // Opens the stream of `context`. When its client goes, the job ends; `scorer` may be null as long
-  // as no job is started. It outlives the gRPC server. memory: what the call may hold.
+  // as no job is started. It outlives the gRPC server. memory: what the call may hold. `tokens`
+  // counts those that were scored.
   static std::shared_ptr<ScoreCall> Open(grpc::CallbackServerContext* context, Scorer* scorer,
-                                         size_t max_queued_bytes, HeldBytes memory);
+                                         size_t max_queued_bytes, HeldBytes memory,
+                                         prometheus::Counter& tokens);
 
   grpc::ServerWriteReactor<v1::ScoreResponse>* reactor() { return writer_.get(); }
 
@@ -43,8 +46,11 @@ class ScoreCall final : public ScoreReceiver {
   bool CanTakeMore() const override;
 
  private:
-  ScoreCall(Scorer* scorer, size_t max_queued_bytes, HeldBytes memory)
-      : scorer_(scorer), max_queued_bytes_(max_queued_bytes), memory_(std::move(memory)) {}
+  ScoreCall(Scorer* scorer, size_t max_queued_bytes, HeldBytes memory, prometheus::Counter& tokens)
+      : scorer_(scorer),
+        max_queued_bytes_(max_queued_bytes),
+        memory_(std::move(memory)),
+        tokens_(tokens) {}
 
   // The most tokens whose results may wait for the reader: those of the stream's queue, and of the
   // batch that fills it.
@@ -58,6 +64,7 @@ class ScoreCall final : public ScoreReceiver {
   Scorer* const scorer_;
   const size_t max_queued_bytes_;
   HeldBytes memory_;
+  prometheus::Counter& tokens_;
   std::shared_ptr<StreamWriter<v1::ScoreResponse>> writer_;
   std::weak_ptr<ScoreJob> job_;
   std::vector<std::string> sequence_ids_;

@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
 }
 
 absl::StatusOr<int> ServeCalls(const Settings& settings) {
-  ScorerService service(settings.service, settings.server.security.gate);
+  ScorerService service(settings.service, settings.server.security.gate, settings.server.metrics);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
   ISOBIT_RETURN_IF_ERROR(runner.Start());

@@ -10,16 +10,20 @@
 #include "trainer_bridge/scorer/score_call.h"
 
 namespace isobit::scorer {
-ScorerService::ScorerService(const Options& options, std::shared_ptr<CallGate> gate)
+ScorerService::ScorerService(const Options& options, std::shared_ptr<CallGate> gate,
+                             std::shared_ptr<Metrics> metrics)
     : options_(options),
       memory_(std::make_shared<ByteBudget>("Score calls", options.memory)),
-      gate_(std::move(gate)) {}
+      gate_(std::move(gate)),
+      registry_(std::move(metrics)),
+      metrics_(*registry_, memory_) {}
 
 ScorerService::~ScorerService() { Stop(); }
 
 void ScorerService::Stop() {
   if (scorer_ != nullptr) scorer_->Stop();
   updates_.clear();  // waits for them
+  observations_.clear();
   scorer_ = nullptr;
 }
 
@@ -32,6 +36,7 @@ void ScorerService::SetScorer(std::unique_ptr<Scorer> scorer) {
   limits_.max_sequences = options_.max_sequences;
   limits_.max_logprobs = options_.max_logprobs;
   fingerprint_ = FingerprintOf(*scorer_);
+  observations_ = ScorerMetrics::Observe(*registry_, *scorer_);
 }
 
 void ScorerService::BeginDrain() {
@@ -51,7 +56,7 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* ScorerService::Score(
   const absl::StatusOr<Scorer*> scorer = Available();
   const std::shared_ptr<ScoreCall> call =
       ScoreCall::Open(context, scorer.ok() ? *scorer : nullptr, options_.max_queued_bytes,
-                      memory_->Open(gate_->ClientOf(*context)));
+                      memory_->Open(gate_->ClientOf(*context)), metrics_.tokens);
   absl::Status status = scorer.ok() ? Admit(*context, *request) : scorer.status();
   if (status.ok()) status = Submit(*request, call);
   if (!status.ok()) call->OnDone(status);
@@ -88,9 +93,13 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
       context, *gate_, ParseUpdateWeightsRequest(*request), [scorer] { scorer->Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        RunUpdate([scorer, update = std::move(update), call, response] {
+        RunUpdate([this, scorer, update = std::move(update), call, response] {
           const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
-          if (result.ok()) *response = MakeUpdateWeightsResponse(*result);
+          if (result.ok()) {
+            *response = MakeUpdateWeightsResponse(*result);
+            metrics_.update_seconds.Observe(
+                std::chrono::duration<double>(result->stage + result->halted).count());
+          }
           call->Answer(result.status());
         });
       });

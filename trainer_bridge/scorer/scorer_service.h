@@ -16,6 +16,7 @@
 #include "isobit/v1/scorer.grpc.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"
 #include "trainer_bridge/scorer/scorer.h"
+#include "trainer_bridge/scorer/scorer_metrics.h"
 
 namespace isobit::scorer {
 
@@ -30,7 +31,8 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   };
 
   explicit ScorerService(const Options& options,
-                         std::shared_ptr<CallGate> gate = CallGate::Create());
+                         std::shared_ptr<CallGate> gate = CallGate::Create(),
+                         std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
   ~ScorerService() override;
 
   // Starts to serve; before, every call fails with UNAVAILABLE. Only once.
@@ -65,10 +67,13 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   const Options options_;
   const std::shared_ptr<ByteBudget> memory_;
   const std::shared_ptr<CallGate> gate_;
+  const std::shared_ptr<Metrics> registry_;
+  const ScorerMetrics metrics_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 
   std::mutex mutex_;  // guards what follows
   std::unique_ptr<Scorer> scorer_;
+  Observations observations_;  // of scorer_
   ScoreLimits limits_;
   v1::Fingerprint fingerprint_;
   bool draining_ = false;

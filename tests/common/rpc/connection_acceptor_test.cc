@@ -18,6 +18,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "gtest/gtest.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/server_process.h"
 #include "tests/support/status_matchers.h"
 
@@ -26,6 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing_support::Health;
+using testing_support::MetricValue;
 using testing_support::StatusIs;
 
 Descriptor NewSocket() { return Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
@@ -65,6 +67,10 @@ bool IsServed(const Descriptor& socket) {
 
 std::string HealthAt(const std::string& host, int port) {
   return Health(*MakeChannel(HostAndPort(host, port)), "");
+}
+
+double Refused(const Metrics& metrics) {
+  return MetricValue(metrics, "isobit_connections_refused_total", {{"listener", "main"}});
 }
 
 // A server that is up as long as this lives.
@@ -125,7 +131,8 @@ TEST(ConnectionAcceptorTest, TheCapIsBoundedByTheDescriptorLimit) {
 
 TEST(ConnectionAcceptorTest, ClosesWhatComesBeyondTheCapAndServesAgainOnceOneHasLeft) {
   constexpr int kCap = 3;
-  const RunningServer server({.max_connections = kCap});
+  const auto metrics = std::make_shared<Metrics>();
+  const RunningServer server({.max_connections = kCap, .metrics = metrics});
   ISOBIT_ASSERT_OK(server.started());
   const auto client = MakeChannel(HostAndPort("127.0.0.1", server.port()));
   EXPECT_EQ(Health(*client, ""), "SERVING");
@@ -141,9 +148,13 @@ TEST(ConnectionAcceptorTest, ClosesWhatComesBeyondTheCapAndServesAgainOnceOneHas
       }
     }
     ASSERT_EQ(idle.size() + 1, kCap) << "round " << round;
+    const double refused = Refused(*metrics);
     for (int i = 0; i < 10; ++i) EXPECT_FALSE(IsServed(ConnectTo(server.port())));
+    EXPECT_EQ(Refused(*metrics), refused + 10);
     EXPECT_EQ(Health(*client, ""), "SERVING") << "round " << round;
   }
+  EXPECT_EQ(MetricValue(*metrics, "isobit_connections_accepted_total", {{"listener", "main"}}),
+            1 + 20 * (kCap - 1));
 }
 
 TEST(ConnectionAcceptorTest, OneAddressDoesNotTakeAllPlaces) {

@@ -13,6 +13,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/status_matchers.h"
 #include "tests/trainer_bridge/comparator/fake_upstreams.h"
 
@@ -24,6 +25,7 @@ using testing::HasSubstr;
 using testing_support::FakeRollout;
 using testing_support::FakeScorer;
 using testing_support::FakeServer;
+using testing_support::MetricValue;
 using testing_support::StatusIs;
 
 class ComparatorServiceTest : public testing::Test {
@@ -56,8 +58,12 @@ class ComparatorServiceTest : public testing::Test {
   FakeScorer scorer_;
   FakeServer rollout_server_{&rollout_, v1::RolloutService::service_full_name()};
   FakeServer scorer_server_{&scorer_, v1::ScorerService::service_full_name()};
+  const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   ComparatorService comparator_{
-      std::make_shared<Upstreams>(rollout_server_.address(), scorer_server_.address())};
+      std::make_shared<Upstreams>(rollout_server_.address(), scorer_server_.address()),
+      {.total = 1 << 30},
+      CallGate::Create(),
+      metrics_};
   FakeServer comparator_server_{&comparator_, v1::ComparatorService::service_full_name()};
   std::unique_ptr<v1::ComparatorService::Stub> stub_ =
       v1::ComparatorService::NewStub(MakeChannel(comparator_server_.address()));
@@ -81,6 +87,14 @@ TEST_F(ComparatorServiceTest, RecordComparesWhatItIsGiven) {
   EXPECT_EQ(summary.first_divergence().sequence_id(), "second");
   EXPECT_EQ(summary.first_divergence().position(), 1u);
   EXPECT_EQ(summary.rollout().fingerprint().hex(), "f00d");
+
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_sequences_compared_total"), 2);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_compared_total"), 5);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_token_mismatches_total", {{"kind", "bits"}}), 1);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_token_mismatches_total", {{"kind", "nan"}}), 1);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_kl_k1"), summary.statistics().kl_k1());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_logprob_ulp_max"),
+            summary.statistics().max_ulp_distance());
 }
 
 TEST_F(ComparatorServiceTest, RecordOfNothingProvesNothing) {

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/bitwise.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -28,6 +29,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::BitwiseEqual;
+using testing_support::MetricValue;
 using testing_support::StatusIs;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
@@ -58,7 +60,7 @@ class ScorerServiceTest : public testing::Test {
   }
 
   void Listen(const ScorerService::Options& options = {.max_sequences = 20}) {
-    service_ = std::make_unique<ScorerService>(options);
+    service_ = std::make_unique<ScorerService>(options, CallGate::Create(), metrics_);
     runner_ = std::make_unique<ServerRunner>(ServerOptions{});
     runner_->Register(service_.get(), v1::ScorerService::service_full_name());
     ISOBIT_ASSERT_OK(runner_->Start());
@@ -119,6 +121,7 @@ class ScorerServiceTest : public testing::Test {
   const ScoreInput probe_ = {.prompt = {4, 5, 6}, .completion = {7, 8}};
   PassGate gate_;
   ScorerOptions options_;
+  const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   std::unique_ptr<ScorerService> service_;
   std::unique_ptr<ServerRunner> runner_;
   std::shared_ptr<grpc::Channel> channel_;
@@ -175,6 +178,27 @@ TEST_F(ScorerServiceTest, StreamsScoresWithAllThatWasAskedFor) {
     EXPECT_EQ(response.weight_version().digest(), info.server().weight_version().digest());
     EXPECT_EQ(response.fingerprint().hex(), info.server().fingerprint().hex());
   }
+}
+
+TEST_F(ScorerServiceTest, MetricsAgreeWithWhatCallsAnswer) {
+  Listen();
+  EXPECT_TRUE(std::isnan(MetricValue(*metrics_, "isobit_shard_bytes"))) << "not loaded yet";
+  LoadModel();
+  v1::ScoreRequest request = RequestOf({probe_, probe_});
+  ISOBIT_ASSERT_OK(Call(request).status);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_scored_total"), 2 * 2);
+  request.set_prompt_logprobs(true);
+  ISOBIT_ASSERT_OK(Call(request).status);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_scored_total"), 2 * 2 + 2 * (2 + 2));
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_shard_bytes"), Info().shard_bytes());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_gathered_layers_max"), Info().peak_full_layers());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_version"), 1);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_update_seconds"), 0);
+  v1::UpdateWeightsRequest update;
+  update.set_model_path("second");
+  ISOBIT_ASSERT_OK(Update(update));
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_version"), 2);
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_update_seconds"), 1);
 }
 
 TEST_F(ScorerServiceTest, SaysWhatItIs) {

@@ -1,0 +1,54 @@
+// See rollout_metrics.h.
+#include "rollout/rollout_metrics.h"
+
+#include <string>
+
+#include "common/rpc/service_metrics.h"
+
+namespace isobit {
+namespace {
+
+Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamMemory& memory) {
+  Observations all;
+  const auto load = [&](const char* name, const char* help, auto field,
+                        const prometheus::Labels& labels = {}) {
+    all.push_back(metrics.Observe(
+        prometheus::MetricType::Gauge, name, help,
+        [&engine, field] { return static_cast<double>(engine.load().*field); }, labels));
+  };
+  load("isobit_requests_running", "Requests that are being computed.",
+       &EngineLoad::num_running_requests);
+  load("isobit_requests_waiting", "Requests that queue.", &EngineLoad::num_waiting_requests);
+  load("isobit_tokens_waiting", "Prompt tokens that queue.", &EngineLoad::num_waiting_tokens);
+  load("isobit_kv_pages", "KV pages.", &EngineLoad::num_used_pages, {{"state", "used"}});
+  load("isobit_kv_pages", "KV pages.", &EngineLoad::num_free_pages, {{"state", "free"}});
+  load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
+
+  const auto bytes = [&](const char* of, size_t RankMemory::*field) {
+    all.push_back(metrics.Observe(
+        prometheus::MetricType::Gauge, "isobit_rank_memory_bytes",
+        "Memory of the rank that has taken the most.",
+        [&engine, field] { return static_cast<double>(engine.memory().*field); }, {{"of", of}}));
+  };
+  bytes("weights", &RankMemory::weights);
+  bytes("kv_cache", &RankMemory::kv_cache);
+  bytes("activations", &RankMemory::activations);
+
+  all.push_back(ObserveWeightVersion(metrics, [&engine] {
+    const auto version = engine.weight_version();
+    return version != nullptr ? version->id : 0;
+  }));
+  all.push_back(ObserveHeldBytes(metrics, "requests", memory.requests));
+  all.push_back(ObserveHeldBytes(metrics, "results", memory.results));
+  return all;
+}
+
+}  // namespace
+
+RolloutMetrics::RolloutMetrics(Metrics& metrics, const Engine& engine, const StreamMemory& memory)
+    : tokens(metrics.AddCounter("isobit_tokens_generated_total",
+                                "Tokens that were sampled for requests.")),
+      update_seconds(AddWeightUpdateSeconds(metrics)),
+      observations(ObserveEngine(metrics, engine, memory)) {}
+
+}  // namespace isobit

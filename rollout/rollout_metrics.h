@@ -1,0 +1,22 @@
+// What the rollout counts and shows of itself.
+#ifndef ISOBIT_ROLLOUT_ROLLOUT_METRICS_H_
+#define ISOBIT_ROLLOUT_ROLLOUT_METRICS_H_
+
+#include "common/metrics/metrics.h"
+#include "rollout/engine.h"
+#include "rollout/generate_stream.h"
+
+namespace isobit {
+
+struct RolloutMetrics {
+  // `metrics` and `engine` outlive it.
+  RolloutMetrics(Metrics& metrics, const Engine& engine, const StreamMemory& memory);
+
+  prometheus::Counter& tokens;            // generated
+  prometheus::Histogram& update_seconds;  // of weights
+  const Observations observations;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_ROLLOUT_METRICS_H_

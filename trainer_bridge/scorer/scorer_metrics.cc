@@ -1,0 +1,28 @@
+// See scorer_metrics.h.
+#include "trainer_bridge/scorer/scorer_metrics.h"
+
+#include "common/rpc/service_metrics.h"
+
+namespace isobit::scorer {
+
+using prometheus::MetricType;
+
+ScorerMetrics::ScorerMetrics(Metrics& metrics, const std::shared_ptr<const ByteBudget>& calls)
+    : tokens(metrics.AddCounter("isobit_tokens_scored_total",
+                                "Tokens whose logprobs were computed for requests.")),
+      update_seconds(AddWeightUpdateSeconds(metrics)),
+      held_bytes(ObserveHeldBytes(metrics, "calls", calls)) {}
+
+Observations ScorerMetrics::Observe(Metrics& metrics, const Scorer& scorer) {
+  Observations all;
+  all.push_back(ObserveWeightVersion(metrics, [&scorer] { return scorer.version().id; }));
+  all.push_back(metrics.Observe(MetricType::Gauge, "isobit_shard_bytes",
+                                "Weights of one rank's shard.",
+                                [&scorer] { return static_cast<double>(scorer.shard_bytes()); }));
+  all.push_back(metrics.Observe(MetricType::Gauge, "isobit_gathered_layers_max",
+                                "Most layers that a rank has had whole at one time.",
+                                [&scorer] { return static_cast<double>(scorer.peak_blocks()); }));
+  return all;
+}
+
+}  // namespace isobit::scorer

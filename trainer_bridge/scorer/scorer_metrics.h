@@ -1,0 +1,27 @@
+// What the scorer counts and shows of itself.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_
+
+#include <memory>
+
+#include "common/metrics/metrics.h"
+#include "common/rpc/held_bytes.h"
+#include "trainer_bridge/scorer/scorer.h"
+
+namespace isobit::scorer {
+
+struct ScorerMetrics {
+  // `metrics` outlives it.
+  ScorerMetrics(Metrics& metrics, const std::shared_ptr<const ByteBudget>& calls);
+
+  // From when the scorer has loaded; `scorer` outlives the observations.
+  static Observations Observe(Metrics& metrics, const Scorer& scorer);
+
+  prometheus::Counter& tokens;            // scored
+  prometheus::Histogram& update_seconds;  // of weights
+  const std::unique_ptr<Metrics::Observation> held_bytes;
+};
+
+}  // namespace isobit::scorer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_
