@@ -1,5 +1,10 @@
-// Where weights come from. It tells which tensors there are, and hands out their bytes into the
-// memory of who asks.
+// Where weights come from: files, a seed, or what somebody sends. It tells which tensors there are,
+// and hands out their bytes into the memory of who asks.
+//
+// Bytes need not be there yet. A source whose tensors come over time, in any order and in pieces,
+// fits as follows: it knows all names, types and shapes from the start; Read waits for what it is
+// asked for; ArrivalOf has readers ask in the order of arrival, so that the source need keep only
+// what comes before its turn; and a sender that has gone is an error of Read.
 #ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
 #define ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
 
@@ -33,9 +38,14 @@ class TensorSource {
   const Tensor* Find(absl::string_view name) const { return FindTensor(tensors_, name); }
 
   // Writes the bytes [first, first + size) of tensors()[tensor] to `out`; both are multiples of the
-  // element's size. Two calls for the same bytes may give different ones if the source is changed
-  // from outside. Thread safe.
+  // element's size. WeightReader asks for each byte once, in a tensor from the first to the last.
+  // May wait until they are there. Thread safe; several tensors are read at one time.
   virtual absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const = 0;
+
+  // When the tensor is there, by comparison with others: a smaller number is earlier. PackModel
+  // asks for the tensors of a block once those of all blocks that are complete before it are asked
+  // for (PackModelTest.TensorsMayArriveInPiecesAndInAnyOrder).
+  virtual size_t ArrivalOf(size_t /*tensor*/) const { return 0; }
 
   // To be asked after the last Read: an error if the source saw that it was changed since it was
   // opened, so that what was read may be a mixture.

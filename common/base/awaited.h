@@ -1,0 +1,24 @@
+// Whether somebody still waits for what was asked for.
+#ifndef ISOBIT_COMMON_BASE_AWAITED_H_
+#define ISOBIT_COMMON_BASE_AWAITED_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace isobit {
+
+// Thread safe. True once nobody waits any more, and from then on. May be null: somebody does.
+using IsAbandoned = std::function<bool()>;
+
+// CANCELLED if nobody waits for `what`, for instance "pause".
+inline absl::Status CheckAwaited(const IsAbandoned& is_abandoned, absl::string_view what) {
+  if (!is_abandoned || !is_abandoned()) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("the caller of the ", what, " has gone"));
+}
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_BASE_AWAITED_H_

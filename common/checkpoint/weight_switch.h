@@ -1,0 +1,105 @@
+// The life of a weight update: its rules, and the order of its steps. A service stages the new
+// weights beside those that serve, quiesces, and swaps. Not here: how weights are staged
+// (kernels/model/stage_weights.h), and how a service quiesces.
+#ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
+#define ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/awaited.h"
+#include "common/checkpoint/opened_model.h"
+
+namespace isobit {
+
+// What becomes of requests in flight.
+enum class InFlightMode {
+  kAbort,
+  kWait,         // they finish under the old weights; new ones wait
+  kRecomputeKv,  // they go on under the new weights; the rollout alone
+};
+
+struct WeightUpdate {
+  std::string model_path;                    // relative to the service's model root
+  std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
+  std::string expected_digest{};             // empty: any
+  InFlightMode mode = InFlightMode::kAbort;
+  IsAbandoned is_abandoned = nullptr;
+};
+
+struct WeightUpdateResult {
+  WeightVersion previous;  // id 0 at the first load
+  WeightVersion current;
+  size_t num_aborted = 0;                    // requests
+  size_t num_recomputed = 0;                 // requests
+  std::chrono::microseconds stage_time{0};   // to read, check and pack
+  std::chrono::microseconds switch_time{0};  // from quiescence until the new weights serve
+};
+
+// New weights that do not serve yet.
+struct StagedUpdate {
+  std::string digest;  // of exactly these weights, 64 hex digits
+  // Makes them serve. Called at most once, when the old weights are not in use; may count requests
+  // in the result, whose versions are set. Owns the new weights, and afterwards may own the old
+  // ones.
+  std::function<absl::Status(WeightUpdateResult&)> swap;
+};
+
+struct FinishedUpdate {
+  absl::StatusOr<WeightUpdateResult> result;
+  absl::StatusOr<StagedUpdate> retired;  // takes time to free: to be done without the owner's lock
+};
+
+// One service's updates, one at a time. The owner's lock guards the object: all calls hold it.
+class WeightSwitch {
+ public:
+  // Whether the old weights may be swapped: nothing uses them any more, and nothing will. Asked
+  // again at every Settle; ends or holds back requests as the update says. An error ends the
+  // update.
+  using Quiesce = absl::FunctionRef<absl::StatusOr<bool>(const WeightUpdate&, WeightUpdateResult&)>;
+
+  bool is_staging() const { return update_.has_value() && !update_->staged.has_value(); }
+  // Staged, until Settle has finished it.
+  bool is_waiting() const { return update_.has_value() && update_->staged.has_value(); }
+
+  // Begins an update of the weights that serve, and returns the id of the next ones. The owner then
+  // stages them, without its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the
+  // id is not greater than the present one.
+  absl::StatusOr<uint64_t> Begin(const WeightUpdate& update, const WeightVersion& present);
+
+  // The staged weights, or why there are none.
+  void SetStaged(absl::StatusOr<StagedUpdate> staged);
+
+  // Takes an update that is waiting as far as it goes: finished, or, null, not yet quiet. Any error
+  // but that of the swap leaves the old weights serving: of the staging, `available` (whether the
+  // owner can serve at all), CANCELLED if the update is abandoned, that of `quiesce`.
+  // INVARIANT: nothing is swapped before it is quiet, or once the caller has gone
+  // (WeightSwitchTest.*).
+  std::optional<FinishedUpdate> Settle(const absl::Status& available, Quiesce quiesce);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Pending {
+    WeightUpdate update;
+    WeightUpdateResult result{};
+    Clock::time_point begin = Clock::now();
+    std::optional<absl::StatusOr<StagedUpdate>> staged{};
+  };
+
+  // Quiesces and swaps; false: not yet quiet.
+  absl::StatusOr<bool> Advance(const absl::Status& available, Quiesce quiesce);
+  absl::Status Swap();
+
+  std::optional<Pending> update_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
