@@ -94,7 +94,7 @@ bool Engine::WaitForWork() {
   changed_.wait_until(lock, expiry, [this] {
     // A pause or an update that waits for the last request to finish has waited long enough.
     return stopping_ || num_in_flight() > 0 || attention_ || !pauses_.empty() ||
-           (update_ && update_->staged) || (!paused_ && scheduler_.HasWork());
+           switch_.is_waiting() || (!paused_ && scheduler_.HasWork());
   });
   return !stopping_;
 }

@@ -25,13 +25,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/base/awaited.h"
+#include "common/checkpoint/load_policy.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/weight_switch.h"
+#include "kernels/model/load_format.h"
 #include "rollout/emitter.h"
 #include "rollout/kv_pages.h"
 #include "rollout/model_runner.h"
 #include "rollout/request.h"
 #include "rollout/scheduler.h"
-#include "rollout/weight_stage.h"
 
 namespace isobit {
 
@@ -52,27 +55,6 @@ enum class PauseMode { kAbort, kWait, kKeep };
 struct PauseResult {
   size_t num_aborted = 0;  // requests
   size_t num_kept = 0;     // requests that stay
-};
-
-// Whether nobody waits any more for what was asked for. May be null: somebody does. Thread-safe;
-// whoever makes it true calls Engine::Wake.
-using IsAbandoned = std::function<bool()>;
-
-enum class InFlightMode { kAbort, kWait, kRecomputeKv };
-struct WeightUpdate {
-  std::string model_path;                    // relative to model_root
-  std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
-  std::string expected_digest{};             // empty: any
-  InFlightMode mode = InFlightMode::kAbort;
-  IsAbandoned is_abandoned = nullptr;
-};
-struct WeightUpdateResult {
-  WeightVersion previous;  // id 0 at the first load
-  WeightVersion current;
-  size_t num_aborted = 0;     // requests
-  size_t num_recomputed = 0;  // requests
-  std::chrono::microseconds stage_time{0};
-  std::chrono::microseconds switch_time{0};
 };
 
 struct EngineLoad {
@@ -131,15 +113,15 @@ class Engine {
   // Stops stepping; replies once no step is in flight. With kWait, once what was accepted has
   // finished; FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came
   // first. CANCELLED: abandoned before it took effect; all is as if it had not been asked for.
+  // Whoever makes is_abandoned true calls Wake.
   void Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned = nullptr);
 
   // Undoes Pause. Returns the number of requests that go on.
   size_t Continue();
 
-  // Stages weights in the background, then switches between two steps. One at a time: ABORTED
-  // otherwise. Errors leave the old weights serving: see StageWeights; INVALID_ARGUMENT:
-  // weight_version not over the present one; FAILED_PRECONDITION: kWait while paused with requests
-  // kept; CANCELLED: abandoned before the switch; UNAVAILABLE: draining or failed.
+  // Stages weights in the background, then switches between two steps. Errors leave the old weights
+  // serving: those of WeightSwitch and StageWeights; FAILED_PRECONDITION: kWait while paused with
+  // requests kept; UNAVAILABLE: draining or failed.
   void UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply);
 
   // Tells the engine that a pause or an update may have been abandoned.
@@ -163,12 +145,6 @@ class Engine {
     PauseMode mode;
     Reply<PauseResult> reply;
     IsAbandoned is_abandoned;
-  };
-  struct PendingUpdate {
-    WeightUpdate update;
-    Reply<WeightUpdateResult> reply;
-    std::chrono::microseconds stage_time{0};
-    std::optional<absl::StatusOr<StagedWeights>> staged{};  // unset while the stager works
   };
   using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
 
@@ -197,6 +173,9 @@ class Engine {
   size_t num_in_flight() const { return num_launched_ - num_collected_; }
   StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
 
+  // Reads and packs new weights, on the stager's thread.
+  absl::StatusOr<StagedUpdate> Stage(const WeightUpdate& update);
+
   // All below hold mutex_; the first three run on any thread.
   absl::Status Available() const;  // UNAVAILABLE when draining or failed
   // `tokens`: of all the request's prompts.
@@ -208,8 +187,9 @@ class Engine {
   void SettlePauses();
   void SettleUpdate();
   bool IsQuiet();  // nothing is in flight; if false, nothing is launched until it is
-  void SwitchWeights();
-  void FinishUpdate(absl::StatusOr<WeightUpdateResult> result);
+  absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
+  absl::Status SwapWeights(const std::vector<StagedBlocks>& staged, InFlightMode mode,
+                           WeightUpdateResult& result);
   void Commit(StepInFlight& step);
   void CommitToken(Sequence& sequence, LogProbResult& result);
   void EndSequence(Sequence& sequence, SampleEnd end);
@@ -228,8 +208,8 @@ class Engine {
   std::array<StepInFlight, 2> slots_;  // in turn
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
-  std::vector<Emission> outbox_;       // for the emitter
-  std::vector<StagedBlocks> retired_;  // switched to, or given up; freed without the lock
+  std::vector<Emission> outbox_;           // for the emitter
+  std::optional<FinishedUpdate> retired_;  // freed without the lock
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -240,7 +220,8 @@ class Engine {
   uint64_t next_ticket_ = 1;
   std::shared_ptr<const WeightVersion> version_;  // of the weights that serve
   std::vector<PendingPause> pauses_;
-  std::optional<PendingUpdate> update_;
+  WeightSwitch switch_;
+  Reply<WeightUpdateResult> update_reply_;  // of the update in progress
   // No request expires before; it may be earlier than the first that does.
   std::chrono::steady_clock::time_point next_expiry_ = std::chrono::steady_clock::time_point::max();
   bool attention_ = false;      // Settle has something to do

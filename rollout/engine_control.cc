@@ -3,26 +3,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "common/base/failpoint.h"
-#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "kernels/model/stage_weights.h"
 #include "rollout/engine.h"
 
 namespace isobit {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::chrono::microseconds Since(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-}
-
-// CANCELLED if nobody waits for `what`. The engine asks right before it acts, under its lock: what
-// is abandoned later has taken effect.
-absl::Status CheckAwaited(const IsAbandoned& is_abandoned, absl::string_view what) {
-  if (!is_abandoned || !is_abandoned()) return absl::OkStatus();
-  return absl::CancelledError(absl::StrCat("the caller of the ", what, " has gone"));
-}
 
 }  // namespace
 
@@ -104,25 +92,17 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
   absl::Status refused;
   {
     const std::lock_guard lock(mutex_);
-    const uint64_t present = version_ != nullptr ? version_->id : 0;
     refused = Available();
-    if (refused.ok() && update_) refused = absl::AbortedError("another update is in progress");
-    if (refused.ok() && update.weight_version && *update.weight_version <= present) {
-      refused = absl::InvalidArgumentError(absl::StrCat("weight_version: expected more than ",
-                                                        present, ", the present one, got ",
-                                                        *update.weight_version));
+    if (refused.ok()) {
+      refused = switch_.Begin(update, version_ != nullptr ? *version_ : WeightVersion{}).status();
     }
     if (refused.ok()) {
+      update_reply_ = std::move(reply);
       if (stager_.joinable()) stager_.join();  // it has nothing left to do
-      update_.emplace(PendingUpdate{.update = update, .reply = std::move(reply)});
       stager_ = std::thread([this, update = std::move(update)] {
-        const Clock::time_point start = Clock::now();
-        auto staged = StageWeights(options_.load_format, options_.load_policy, options_.model_root,
-                                   update.model_path, update.expected_digest, config_,
-                                   update.is_abandoned, *runner_);
+        absl::StatusOr<StagedUpdate> staged = Stage(update);
         const std::lock_guard stager_lock(mutex_);
-        update_->stage_time = Since(start);
-        update_->staged.emplace(std::move(staged));
+        switch_.SetStaged(std::move(staged));
         attention_ = true;
         changed_.notify_all();
       });
@@ -132,9 +112,22 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
   reply(refused);
 }
 
+absl::StatusOr<StagedUpdate> Engine::Stage(const WeightUpdate& update) {
+  ResidentStore store = runner_->NewStore();
+  ISOBIT_ASSIGN_OR_RETURN(
+      std::string digest,
+      StageWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
+                   config_, store));
+  auto blocks = std::make_shared<const std::vector<StagedBlocks>>(store.Take());
+  return StagedUpdate{std::move(digest), [this, blocks = std::move(blocks),
+                                          mode = update.mode](WeightUpdateResult& result) {
+                        return SwapWeights(*blocks, mode, result);
+                      }};
+}
+
 bool Engine::is_staging() {
   const std::lock_guard lock(mutex_);
-  return update_ && !update_->staged;
+  return switch_.is_staging();
 }
 
 void Engine::BeginDrain() {
@@ -155,7 +148,7 @@ void Engine::Settle() {
     if (draining_ && paused_) AbortRequests("the server stops while generation is paused");
     HoldNewcomersWhileWaiting();
   }
-  retired_.clear();
+  retired_.reset();
   emitter_.Emit(outbox_);
 }
 
@@ -205,24 +198,25 @@ void Engine::SettlePauses() {
 }
 
 void Engine::SettleUpdate() {
-  if (!update_ || !update_->staged) return;
-  if (!update_->staged->ok()) return FinishUpdate(update_->staged->status());
-  if (const absl::Status available = Available(); !available.ok()) return FinishUpdate(available);
-  const absl::Status awaited = CheckAwaited(update_->update.is_abandoned, "weight update");
-  if (!awaited.ok()) return FinishUpdate(awaited);
-  if (update_->update.mode == InFlightMode::kWait) {
+  retired_ = switch_.Settle(Available(), [this](const WeightUpdate& update, WeightUpdateResult&) {
+    return QuiesceFor(update);
+  });
+  if (!retired_) return;
+  outbox_.push_back([reply = std::exchange(update_reply_, nullptr), result = retired_->result] {
+    reply(result);
+  });
+}
+
+absl::StatusOr<bool> Engine::QuiesceFor(const WeightUpdate& update) {
+  if (update.mode == InFlightMode::kWait) {
     scheduler_.HoldNewcomers();
-    if (scheduler_.HasWork() && !paused_) return;
+    if (scheduler_.HasWork() && !paused_) return false;
     if (scheduler_.HasWork()) {
-      return FinishUpdate(absl::FailedPreconditionError(
-          "in_flight_mode: WAIT needs requests that can finish, but generation is paused"));
+      return absl::FailedPreconditionError(
+          "in_flight_mode: WAIT needs requests that can finish, but generation is paused");
     }
   }
-  if (!IsQuiet()) return;
-  if (const absl::Status failed = Failpoint("weights.switch"); !failed.ok()) {
-    return FinishUpdate(failed);
-  }
-  SwitchWeights();
+  return IsQuiet();
 }
 
 bool Engine::IsQuiet() {
@@ -232,11 +226,9 @@ bool Engine::IsQuiet() {
 
 // INVARIANT: afterwards no sequence holds keys of the old weights
 // (EngineUpdateTest.UpdateRecomputeKv*).
-void Engine::SwitchWeights() {
-  const Clock::time_point start = Clock::now();
-  WeightUpdateResult result;
-  if (version_ != nullptr) result.previous = *version_;
-  if (update_->update.mode == InFlightMode::kAbort) {
+absl::Status Engine::SwapWeights(const std::vector<StagedBlocks>& staged, InFlightMode mode,
+                                 WeightUpdateResult& result) {
+  if (mode == InFlightMode::kAbort) {
     result.num_aborted = AbortRequests("the weights were updated");
   } else {
     for (const auto& [ticket, request] : requests_) {
@@ -246,32 +238,17 @@ void Engine::SwitchWeights() {
     }
     scheduler_.PreemptAll();
   }
-  StagedWeights& staged = **update_->staged;
-  if (const absl::Status switched = runner_->Serve(staged); !switched.ok()) {
-    FinishUpdate(switched);
-    return Fail(switched);
+  const absl::Status served = runner_->Serve(staged);
+  if (served.ok()) {
+    version_ = std::make_shared<const WeightVersion>(result.current);
+  } else {
+    Fail(served);
   }
-  result.current = {.id = update_->update.weight_version.value_or(result.previous.id + 1),
-                    .digest = std::move(staged.digest)};
-  version_ = std::make_shared<const WeightVersion>(result.current);
-  static_cast<void>(Failpoint("weights.switched"));
-  result.stage_time = update_->stage_time;
-  result.switch_time = Since(start);
-  ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "
-                   << result.current.digest;
-  FinishUpdate(std::move(result));
-}
-
-void Engine::FinishUpdate(absl::StatusOr<WeightUpdateResult> result) {
-  if (update_->staged->ok()) retired_ = std::move((*update_->staged)->ranks);
-  outbox_.push_back(
-      [reply = std::move(update_->reply), result = std::move(result)] { reply(result); });
-  update_.reset();
+  return served;
 }
 
 void Engine::HoldNewcomersWhileWaiting() {
-  const bool update_waits = update_ && update_->staged;
-  if (paused_ || !pauses_.empty() || update_waits) {
+  if (paused_ || !pauses_.empty() || switch_.is_waiting()) {
     scheduler_.HoldNewcomers();
   } else {
     scheduler_.ReleaseNewcomers();

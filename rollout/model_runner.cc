@@ -66,11 +66,10 @@ RankMemory ModelRunner::memory() const {
   return most;
 }
 
-absl::StatusOr<StagedWeights> ModelRunner::Stage(const TensorSource& source,
-                                                 const std::string& expected_digest) const {
+ResidentStore ModelRunner::NewStore() const {
   std::vector<ResidentWeights*> weights;
   for (const auto& rank : ranks_) weights.push_back(rank->executor->weights());
-  return StageBlocks(source, expected_digest, weights);
+  return ResidentStore(std::move(weights));
 }
 
 absl::Status ModelRunner::Launch(const ModelStep& step) {
@@ -81,9 +80,8 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
   return OnEachRank([&step](RankExecutor& rank, size_t /*r*/) { return rank.Collect(step); });
 }
 
-absl::Status ModelRunner::Serve(const StagedWeights& staged) {
-  return OnEachRank(
-      [&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged.ranks[r]); });
+absl::Status ModelRunner::Serve(const std::vector<StagedBlocks>& staged) {
+  return OnEachRank([&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged[r]); });
 }
 
 absl::Status ModelRunner::OnEachRank(const Job& job) {

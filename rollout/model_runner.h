@@ -16,7 +16,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/tensor_source.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/model/rank_executor.h"
 
@@ -47,16 +46,16 @@ class ModelRunner {
   // Of the rank with the most.
   RankMemory memory() const;
 
-  // StageBlocks for all ranks. From one thread, any thread, even while a step runs.
-  absl::StatusOr<StagedWeights> Stage(const TensorSource& source,
-                                      const std::string& expected_digest) const;
+  // For a new version on all ranks; to be filled from one thread, any thread, even while a step
+  // runs.
+  ResidentStore NewStore() const;
 
   // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
   // final.
   int depth() const { return ranks_.front()->executor->depth(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
-  absl::Status Serve(const StagedWeights& staged);
+  absl::Status Serve(const std::vector<StagedBlocks>& staged);  // [rank]
 
  private:
   struct Rank {

@@ -19,8 +19,8 @@
 #include "common/config/numerics_mode.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/model/load_format.h"
+#include "kernels/model/stage_weights.h"
 #include "rollout/model_runner.h"
-#include "rollout/weight_stage.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_model.h"
 #include "tools/bench_report.h"
@@ -267,10 +267,11 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
                                                .make_rank = MakeCudaRank(ranks)},
                                               most, std::max(prefill_rows, most)));
   const Clock::time_point load = Clock::now();
-  ISOBIT_ASSIGN_OR_RETURN(StagedWeights weights, StageWeights(
-                                                     LoadFormat::kDummy, {}, root, kBenchModel, "",
-                                                     config, [] { return false; }, *runner));
-  ISOBIT_RETURN_IF_ERROR(runner->Serve(weights));
+  ResidentStore store = runner->NewStore();
+  ISOBIT_RETURN_IF_ERROR(
+      StageWeights({root, LoadFormat::kDummy}, {.model_path = kBenchModel}, config, store)
+          .status());
+  ISOBIT_RETURN_IF_ERROR(runner->Serve(store.Take()));
   absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
                tp_size, SecondsSince(load));
   std::vector<Times> times;

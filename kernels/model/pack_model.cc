@@ -2,70 +2,192 @@
 #include "kernels/model/pack_model.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
+#include "common/base/log.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/opened_model.h"
+#include "common/checkpoint/weight_reader.h"
 
 namespace isobit {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Host memory for tensors that are read and blocks that are packed but not yet in their place.
 constexpr size_t kMaxPackingBytes = size_t{16} << 30;
 
-void AddBlock(const WeightLayout& layout, int block, BlockGroup& group) {
-  group.blocks.push_back(block);
-  for (std::string& name : layout.TensorsOf(block)) {
-    const bool known =
-        std::find(group.tensors.begin(), group.tensors.end(), name) != group.tensors.end();
-    if (!known) group.tensors.push_back(std::move(name));
+// Says in the log how far a long load is.
+class Progress {
+ public:
+  explicit Progress(size_t total) : total_(total) {}
+
+  void Add(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    if (Clock::now() - logged_ < std::chrono::seconds(2)) return;
+    logged_ = Clock::now();
+    ISOBIT_LOG(Info) << absl::StrFormat("weights: %d %% of %.2f GB",
+                                        100 * done_ / std::max<size_t>(total_, 1), 1e-9 * total_);
   }
+
+  void Finish() const {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    ISOBIT_LOG(Info) << absl::StrFormat("weights: %.2f GB packed in %.1f s", 1e-9 * total_,
+                                        seconds);
+  }
+
+ private:
+  const size_t total_;
+  const Clock::time_point start_ = Clock::now();
+  std::mutex mutex_;  // guards what follows
+  size_t done_ = 0;
+  Clock::time_point logged_ = start_;
+};
+
+// Blocks that are packed from the same tensors, on all ranks.
+struct Group {
+  std::vector<PackTask> tasks;
+  std::vector<std::string> tensors = {};
+  size_t tensor_bytes = 0;
+  size_t largest_task = 0;  // bytes
+  size_t arrival = 0;       // of the last tensor
+};
+
+// Tasks that share a tensor, be it through others, come into one group.
+std::vector<Group> GroupTasks(const std::vector<PackTask>& tasks, const TensorSource& source) {
+  std::vector<Group> groups;
+  std::map<std::string, size_t> group_of;  // by tensor
+  for (const PackTask& task : tasks) {
+    const size_t own = groups.size();
+    groups.push_back({.tasks = {task}});
+    for (const std::string& name : task.layout->TensorsOf(task.block)) {
+      const size_t other = group_of.emplace(name, own).first->second;
+      if (other == own) continue;
+      for (auto& [tensor, group] : group_of) group = group == other ? own : group;
+      for (const PackTask& joined : std::exchange(groups[other].tasks, {})) {
+        groups[own].tasks.push_back(joined);
+      }
+    }
+  }
+  for (const auto& [name, index] : group_of) {
+    Group& group = groups[index];
+    const Tensor* const tensor = source.Find(name);
+    group.tensors.push_back(name);
+    group.tensor_bytes += tensor->size_bytes;
+    group.arrival = std::max(group.arrival, source.ArrivalOf(tensor - source.tensors().data()));
+  }
+  groups.erase(std::remove_if(groups.begin(), groups.end(),
+                              [](const Group& group) { return group.tasks.empty(); }),
+               groups.end());
+  for (Group& group : groups) {
+    for (const PackTask& task : group.tasks) {
+      group.largest_task = std::max(group.largest_task, task.bytes);
+    }
+  }
+  // Of those that are there at one time the largest first, so that the threads end together.
+  std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) {
+    return std::pair(a.arrival, b.tensor_bytes) < std::pair(b.arrival, a.tensor_bytes);
+  });
+  return groups;
 }
 
-// The largest first, so that the threads end together.
-std::vector<BlockGroup> GroupBlocks(const WeightLayout& layout, const TensorSource& source) {
-  std::vector<BlockGroup> groups;
-  for (int block = 0; block < layout.num_blocks(); ++block) {
-    const bool tied = block == layout.head_block() && layout.config().tie_word_embeddings;
-    if (!tied) groups.emplace_back();
-    AddBlock(layout, block, tied ? groups.front() : groups.back());
+// The most tasks of one block.
+size_t NumRanks(const std::vector<PackTask>& tasks) {
+  std::map<int, size_t> count;  // by block
+  size_t most = 0;
+  for (const PackTask& task : tasks) most = std::max(most, ++count[task.block]);
+  return most;
+}
+
+// Groups that may be in work at one time: as many as the largest, one a worker, leave room for.
+size_t NumWorkers(const std::vector<Group>& groups, size_t threads, size_t most) {
+  std::vector<size_t> sizes;
+  for (const Group& group : groups) {
+    sizes.push_back(group.tensor_bytes + threads * group.largest_task);
   }
-  for (BlockGroup& group : groups) {
-    for (const std::string& name : group.tensors) group.bytes += source.Find(name)->size_bytes;
+  std::sort(sizes.rbegin(), sizes.rend());
+  size_t bytes = 0;
+  size_t count = 0;
+  while (count < std::min(sizes.size(), most) && bytes + sizes[count] <= kMaxPackingBytes) {
+    bytes += sizes[count++];
   }
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const BlockGroup& a, const BlockGroup& b) { return a.bytes > b.bytes; });
-  return groups;
+  return std::max<size_t>(count, 1);
+}
+
+// Memory of one thread, for blocks on their way to the store.
+class Scratch {
+ public:
+  std::byte* Reserve(size_t bytes) {
+    if (capacity_ < bytes) {
+      memory_.reset();  // before the new one is there
+      memory_ = AllocateAligned(bytes);
+      capacity_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  AlignedBytes memory_;
+  size_t capacity_ = 0;
+};
+
+absl::Status Pack(const PackTask& task, const TensorSet& tensors, Scratch& scratch,
+                  WeightStore& store) {
+  std::byte* const out = task.place != nullptr ? task.place : scratch.Reserve(task.bytes);
+  const size_t block_bytes = task.layout->BlockBytes(task.block);
+  task.layout->PackBlock(tensors, task.block, out);
+  std::memset(out + block_bytes, 0, task.bytes - block_bytes);
+  return task.place != nullptr ? absl::OkStatus() : store.Put(task, out);
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> PackModel(
-    const TensorSource& source, const WeightLayout& layout, const PackModelOptions& options,
-    absl::FunctionRef<size_t(const BlockGroup&)> packing_bytes,
-    absl::FunctionRef<absl::Status(const BlockGroup&, const TensorSet&, size_t worker)> pack) {
-  const std::vector<BlockGroup> groups = GroupBlocks(layout, source);
-  // As many as the largest groups, one a worker, leave room for.
-  size_t num_workers = 0;
-  for (size_t bytes = 0; num_workers < std::min(groups.size(), options.max_workers);
-       ++num_workers) {
-    bytes += groups[num_workers].bytes + packing_bytes(groups[num_workers]);
-    if (bytes > kMaxPackingBytes) break;
+absl::StatusOr<std::string> PackModel(const TensorSource& source,
+                                      const std::string& expected_digest, WeightStore& store) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::vector<PackTask> tasks, store.Plan());
+  if (tasks.empty()) {
+    ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source));
+    ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
+    return std::move(digests.checkpoint);
   }
-  num_workers = std::max<size_t>(num_workers, 1);
-
+  const std::vector<Group> groups = GroupTasks(tasks, source);
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const size_t threads = std::min(NumRanks(tasks), cores);  // of each group
+  // One group more than the threads suffice for: some rest while a large tensor is hashed.
+  const size_t num_workers =
+      NumWorkers(groups, threads, threads == 1 ? cores : cores / threads + 1);
+  size_t total = 0;
+  for (const PackTask& task : tasks) total += task.bytes;
+  Progress progress(total);
   WeightReader reader(source);
   std::vector<TensorSet> tensors(num_workers);
+  std::vector<Scratch> scratch(num_workers * threads);
   ISOBIT_RETURN_IF_ERROR(
       ParallelFor(groups.size(), num_workers, [&](size_t item, size_t worker) -> absl::Status {
-        ISOBIT_RETURN_IF_ERROR(
-            reader.Read(groups[item].tensors, options.threads_per_group, tensors[worker]));
+        const Group& group = groups[item];
+        ISOBIT_RETURN_IF_ERROR(reader.Read(group.tensors, threads, tensors[worker]));
         ISOBIT_RETURN_IF_ERROR(Failpoint("weights.read"));
-        return pack(groups[item], tensors[worker], worker);
+        return ParallelFor(group.tasks.size(), threads, [&](size_t t, size_t thread) {
+          const PackTask& task = group.tasks[t];
+          ISOBIT_RETURN_IF_ERROR(
+              Pack(task, tensors[worker], scratch[worker * threads + thread], store));
+          progress.Add(task.bytes);
+          return absl::OkStatus();
+        });
       }));
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
-  return FinishReading(reader, layout.plan(), options.expected_digest);
+  progress.Finish();
+  return FinishReading(reader, tasks.front().layout->plan(), expected_digest);
 }
 
 }  // namespace isobit

@@ -1,17 +1,18 @@
-// A rank's weights in its backend's memory, and how others take their place.
+// A rank's weights, whole and in its backend's memory, and how others take their place.
 #ifndef ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/checkpoint/tensor_source.h"
 #include "kernels/device.h"
+#include "kernels/model/weight_store.h"
 #include "kernels/model/weights.h"
 
 namespace isobit {
@@ -19,12 +20,6 @@ namespace isobit {
 // One rank's blocks of weights that do not serve yet: each in the backend's memory, in host memory
 // where that had no room, or null where Commit has nothing to copy.
 using StagedBlocks = std::vector<Memory>;
-
-// Weights of all ranks that do not serve yet.
-struct StagedWeights {
-  std::vector<StagedBlocks> ranks;
-  std::string digest;  // of exactly these weights, 64 hex digits
-};
 
 // INVARIANT: a block stays at one address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
@@ -50,7 +45,7 @@ class ResidentWeights final : public WeightSource {
   size_t bytes() const;
 
  private:
-  friend class WeightStager;
+  friend class ResidentStore;
   ResidentWeights(const WeightLayout& layout, Device& device) : layout_(layout), device_(device) {}
   bool owns(int block) const { return block > 0 || owns_embedding_; }
 
@@ -61,14 +56,35 @@ class ResidentWeights final : public WeightSource {
   bool loaded_ = false;  // Commit has been called
 };
 
-// Reads, hashes and packs weights that ValidateTensors has accepted for all `ranks` of one model,
-// [rank], null for one without weights, on all cores, while the old weights may serve. The first
-// weights of a rank go straight to their place. `expected_digest`: empty, or what they must have.
-// One call at a time, and none beside a Commit. Errors leave the weights that serve alone:
-// PackModel's, or the backend's.
+// A new version for all ranks of one model, packed while the old one may serve. The first weights
+// of a rank go straight to their place. One at a time, and none beside a Commit.
+class ResidentStore final : public WeightStore {
+ public:
+  // [rank]; null for one without weights. They outlive the object.
+  explicit ResidentStore(std::vector<ResidentWeights*> ranks) : ranks_(std::move(ranks)) {}
+
+  absl::StatusOr<std::vector<PackTask>> Plan() override;
+  absl::Status Put(const PackTask& task, const std::byte* packed) override;
+
+  // What PackModel has filled, for Commit on each rank.
+  std::vector<StagedBlocks> Take() { return std::move(staged_); }
+
+ private:
+  std::byte* PlaceOf(const PackTask& task) const;
+
+  std::vector<ResidentWeights*> ranks_;
+  std::vector<StagedBlocks> staged_;  // [rank]
+};
+
+struct StagedWeights {
+  std::vector<StagedBlocks> ranks;
+  std::string digest;  // of exactly these weights, 64 hex digits
+};
+
+// PackModel into a ResidentStore.
 absl::StatusOr<StagedWeights> StageBlocks(const TensorSource& source,
                                           const std::string& expected_digest,
-                                          absl::Span<ResidentWeights* const> ranks);
+                                          const std::vector<ResidentWeights*>& ranks);
 
 }  // namespace isobit
 

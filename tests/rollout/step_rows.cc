@@ -6,8 +6,8 @@
 #include <random>
 
 #include "common/base/check.h"
+#include "kernels/model/stage_weights.h"
 #include "rollout/step_planner.h"
-#include "rollout/weight_stage.h"
 #include "tests/support/bitwise.h"
 
 namespace isobit {
@@ -83,10 +83,9 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
                       const ModelRunnerOptions& options, const RowsRun& run) {
   auto runner = ModelRunner::Create(config, options, /*max_sequences=*/64, kMostRows);
   Must(runner.status());
-  auto staged = StageWeights(
-      LoadFormat::kAuto, {}, root, model, "", config, [] { return false; }, **runner);
-  Must(staged.status());
-  Must((*runner)->Serve(*staged));
+  ResidentStore store = (*runner)->NewStore();
+  Must(StageWeights({root}, {.model_path = model}, config, store).status());
+  Must((*runner)->Serve(store.Take()));
 
   const std::vector<Tokens> sequences = TokensForRows(config);
   std::vector<Runner> runners;

@@ -10,6 +10,8 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/status_convert.h"
 #include "kernels/model/numerics.h"
+#include "kernels/model/pack_model.h"
+#include "kernels/model/stage_weights.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit::scorer {
@@ -114,7 +116,9 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .max_batch_tokens = scorer.max_batch_tokens,
                                         .chunk_rows = scorer.chunk_rows,
                                         .backend = std::move(backend)}));
-  ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(*model.weights, "", 1));
+  ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(1, [&](WeightStore& store) {
+    return PackModel(*model.weights, "", store);
+  }));
   return absl::OkStatus();
 }
 
@@ -193,12 +197,14 @@ void GroupMember::Stage(const v1::StageWeights& order) {
       const std::lock_guard lock(mutex_);
       staged_ = nullptr;  // given up; there is no room for three
     }
-    ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                            OpenModelAs(options_.scorer.load_format, options_.scorer.model_root,
-                                        order.model_path(), options_.scorer.load_policy));
-    ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, ranks_->config()));
+    const ScorerOptions& scorer = options_.scorer;
     ISOBIT_ASSIGN_OR_RETURN(
-        auto weights, ranks_->Cut(*model.weights, order.expected_digest(), order.weight_version()));
+        auto weights, ranks_->Cut(order.weight_version(), [&](WeightStore& store) {
+          return StageWeights(
+              {scorer.model_root, scorer.load_format, scorer.load_policy},
+              {.model_path = order.model_path(), .expected_digest = order.expected_digest()},
+              ranks_->config(), store);
+        }));
     message.mutable_staged()->set_digest(weights->version.digest);
     const std::lock_guard lock(mutex_);
     staged_ = std::move(weights);

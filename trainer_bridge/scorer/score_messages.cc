@@ -173,15 +173,16 @@ v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions&
 
 absl::StatusOr<WeightUpdate> ParseUpdateWeightsRequest(const v1::UpdateWeightsRequest& request) {
   WeightUpdate update;
+  update.mode = InFlightMode::kWait;
   update.model_path = request.model_path();
-  if (request.has_weight_version()) update.version = request.weight_version();
+  if (request.has_weight_version()) update.weight_version = request.weight_version();
   update.expected_digest = request.expected_digest();
   switch (request.in_flight_mode()) {
     case v1::IN_FLIGHT_MODE_UNSPECIFIED:
     case v1::IN_FLIGHT_MODE_WAIT:
       return update;
     case v1::IN_FLIGHT_MODE_ABORT:
-      update.abort_jobs = true;
+      update.mode = InFlightMode::kAbort;
       return update;
     case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
       return Bad("in_flight_mode", "WAIT or ABORT, for a scorer keeps no keys", "RECOMPUTE_KV");
@@ -195,8 +196,8 @@ v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& re
   *response.mutable_previous() = WeightVersionToProto(result.previous);
   *response.mutable_current() = WeightVersionToProto(result.current);
   response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));
-  response.set_stage_micros(static_cast<uint64_t>(result.stage.count()));
-  response.set_switch_micros(static_cast<uint64_t>(result.halted.count()));
+  response.set_stage_micros(static_cast<uint64_t>(result.stage_time.count()));
+  response.set_switch_micros(static_cast<uint64_t>(result.switch_time.count()));
   return response;
 }
 

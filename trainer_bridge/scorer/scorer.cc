@@ -9,8 +9,9 @@
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/awaited_source.h"
 #include "kernels/model/numerics.h"
+#include "kernels/model/pack_model.h"
+#include "kernels/model/stage_weights.h"
 #include "trainer_bridge/scorer/packing.h"
 
 namespace isobit::scorer {
@@ -77,7 +78,9 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                         .max_batch_tokens = options.max_batch_tokens,
                                         .chunk_rows = options.chunk_rows,
                                         .backend = options.backend}));
-  ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(*model.weights, "", 1));
+  ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(1, [&](WeightStore& store) {
+    return PackModel(*model.weights, "", store);
+  }));
   if (peers != nullptr) {
     ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
     ISOBIT_RETURN_IF_ERROR(peers->CheckDigest(weights->version.digest));
@@ -125,7 +128,7 @@ absl::Status Scorer::Submit(std::shared_ptr<ScoreJob> job) {
         absl::StrCat("queue: ", queued, " sequences with this request, expected at most ",
                      options_.max_queued_sequences));
   }
-  if (switching_) {
+  if (switch_.is_waiting()) {
     held_.push_back(std::move(job));
     return absl::OkStatus();
   }
@@ -266,91 +269,65 @@ void Scorer::Fault(const absl::Status& status) {
 }
 
 absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& update) {
-  uint64_t version = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    const uint64_t present = weights_->version.id;
-    version = update.version.value_or(present + 1);
-    if (version <= present) {
-      return absl::InvalidArgumentError(absl::StrCat("weight_version: expected more than ", present,
-                                                     ", which serves, got ", version));
-    }
-    if (updating_) return absl::AbortedError("another weight update is in progress");
-    updating_ = true;
-  }
-  const Clock::time_point start = Clock::now();
-  absl::StatusOr<std::shared_ptr<const ShardedVersion>> next = Stage(update, version);
-  const std::chrono::microseconds stage = Since(start);
-  absl::StatusOr<WeightUpdateResult> result =
-      next.ok() ? Switch(*std::move(next), update) : next.status();
-  const std::lock_guard lock(mutex_);
-  updating_ = false;
-  if (result.ok()) result->stage = stage;
-  return result;
+  std::unique_lock lock(mutex_);
+  ISOBIT_RETURN_IF_ERROR(CheckRunning());
+  ISOBIT_ASSIGN_OR_RETURN(const uint64_t version, switch_.Begin(update, weights_->version));
+  lock.unlock();
+  absl::StatusOr<StagedUpdate> staged = Stage(update, version);
+  lock.lock();
+  switch_.SetStaged(std::move(staged));
+  std::optional<FinishedUpdate> finished;
+  changed_.wait(lock, [&] {
+    DropEndedJobs();
+    finished = switch_.Settle(CheckRunning(),
+                              [this](const WeightUpdate& waiting, WeightUpdateResult& result) {
+                                return QuiesceFor(waiting, result);
+                              });
+    return finished.has_value();
+  });
+  AdmitHeldJobs();
+  changed_.notify_all();
+  lock.unlock();  // what has been replaced is freed outside the lock
+  return std::move(finished->result);
 }
 
-absl::StatusOr<std::shared_ptr<const ShardedVersion>> Scorer::Stage(const WeightUpdate& update,
-                                                                    uint64_t version) {
-  ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model,
-                          OpenModelAs(options_.load_format, options_.model_root, update.model_path,
-                                      options_.load_policy));
-  ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config()));
-  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
+absl::StatusOr<StagedUpdate> Scorer::Stage(const WeightUpdate& update, uint64_t version) {
   std::future<absl::Status> elsewhere;
   if (peers_ != nullptr) {
     elsewhere = std::async(std::launch::async, [&] {
       return peers_->Stage(update.model_path, version, update.expected_digest, this->version().id);
     });
   }
-  const AwaitedSource weights(*model.weights, update.is_abandoned);
-  ISOBIT_ASSIGN_OR_RETURN(std::shared_ptr<const ShardedVersion> here,
-                          ranks_->Cut(weights, update.expected_digest, version));
+  ISOBIT_ASSIGN_OR_RETURN(
+      std::shared_ptr<const ShardedVersion> next, ranks_->Cut(version, [&](WeightStore& store) {
+        return StageWeights({options_.model_root, options_.load_format, options_.load_policy},
+                            update, config(), store);
+      }));
   if (peers_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(elsewhere.get());
-    ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(here->version.digest));
+    ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(next->version.digest));
   }
-  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
-  return here;
+  std::string digest = next->version.digest;
+  return StagedUpdate{std::move(digest),
+                      [this, next = std::move(next)](WeightUpdateResult& /*result*/) mutable {
+                        weights_.swap(next);
+                        static_cast<void>(Failpoint("weights.commit"));
+                        return absl::OkStatus();
+                      }};
 }
 
-absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedVersion> next,
-                                                  const WeightUpdate& update) {
-  WeightUpdateResult result;
-  std::unique_lock lock(mutex_);
-  switching_ = true;
-  if (update.abort_jobs) {
+bool Scorer::QuiesceFor(const WeightUpdate& update, WeightUpdateResult& result) {
+  if (update.mode == InFlightMode::kAbort) {
     for (const Queued& queued : jobs_) {
-      const bool aborted = queued.job->End(
-          absl::AbortedError(absl::StrCat("weights are switched to version ", next->version.id)));
-      if (aborted) ++result.num_aborted;
+      result.num_aborted += queued.job->End(
+          absl::AbortedError(absl::StrCat("weights are switched to version ", result.current.id)));
     }
-  }
-  absl::Status status;
-  Clock::time_point idle = Clock::now();
-  changed_.wait(lock, [&] {
     DropEndedJobs();
-    status = CheckRunning();
-    if (update.is_abandoned && update.is_abandoned()) {
-      status = absl::CancelledError("the caller of the weight update has gone");
-    }
-    if (!status.ok()) return true;
-    if (!running_ && jobs_.empty()) {
-      idle = Clock::now();
-      return true;
-    }
-    return false;
-  });
-
-  if (status.ok()) status = Failpoint("weights.switch");
-  if (status.ok()) {
-    result.previous = weights_->version;
-    result.current = next->version;
-    weights_.swap(next);
-    static_cast<void>(Failpoint("weights.commit"));
-    ISOBIT_LOG(Info) << "weights: version " << result.current.id << ", digest "
-                     << result.current.digest;
   }
-  switching_ = false;
+  return !running_ && jobs_.empty();
+}
+
+void Scorer::AdmitHeldJobs() {
   for (std::shared_ptr<ScoreJob>& job : std::exchange(held_, {})) {
     if (const absl::Status wanted = CheckVersion(*job); !wanted.ok()) {
       job->End(wanted);
@@ -358,12 +335,6 @@ absl::StatusOr<WeightUpdateResult> Scorer::Switch(std::shared_ptr<const ShardedV
       jobs_.push_back({std::move(job)});
     }
   }
-  result.halted = Since(idle);
-  changed_.notify_all();
-  lock.unlock();  // the old weights are freed outside the lock
-  if (!status.ok()) return status;
-  static_cast<void>(Failpoint("weights.switched"));
-  return result;
 }
 
 WeightVersion Scorer::version() const {

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "common/checkpoint/weight_switch.h"
 #include "kernels/model/load_format.h"
 #include "trainer_bridge/scorer/peer_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"
@@ -59,22 +60,6 @@ struct ScorerWork {
   std::chrono::microseconds gathering{0};  // of it, on the rank where that took longest
 };
 
-struct WeightUpdate {
-  std::string model_path;             // relative to model_root
-  std::optional<uint64_t> version{};  // greater than the present one; unset: the present one plus 1
-  std::string expected_digest{};      // empty: any
-  bool abort_jobs = false;            // end the jobs in flight with ABORTED; else let them finish
-  std::function<bool()> is_abandoned = nullptr;  // whether the caller has gone; null: never
-};
-
-struct WeightUpdateResult {
-  WeightVersion previous;
-  WeightVersion current;
-  size_t num_aborted = 0;               // jobs
-  std::chrono::microseconds stage{0};   // to read, check, pack and cut
-  std::chrono::microseconds halted{0};  // while no batch could start
-};
-
 // Thread safe.
 class Scorer {
  public:
@@ -101,9 +86,9 @@ class Scorer {
   void Wake();
 
   // Stages other weights of the same model, then switches to them between two batches; blocks until
-  // then. After an error the old weights serve as before. Errors: as OpenModel and
-  // CheckReplacement; INVALID_ARGUMENT: version not greater than the present one;
-  // ABORTED: another update runs; CANCELLED: abandoned; UNAVAILABLE: the engine stops, or a fault.
+  // then. Jobs in flight are ended with ABORTED, or finish under the old weights (kWait, and any
+  // other mode). Errors leave the old weights serving: those of WeightSwitch and StageWeights;
+  // UNAVAILABLE: the engine stops, or a fault.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
@@ -147,11 +132,10 @@ class Scorer {
   absl::Status CheckRunning() const;  // UNAVAILABLE: a fault, or stopping
   absl::Status CheckVersion(const ScoreJob& job) const;
   bool HasWork() const;
+  bool QuiesceFor(const WeightUpdate& update, WeightUpdateResult& result);
+  void AdmitHeldJobs();
 
-  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Stage(const WeightUpdate& update,
-                                                              uint64_t version);
-  absl::StatusOr<WeightUpdateResult> Switch(std::shared_ptr<const ShardedVersion> next,
-                                            const WeightUpdate& update);
+  absl::StatusOr<StagedUpdate> Stage(const WeightUpdate& update, uint64_t version);
 
   const ScorerOptions options_;
   const std::unique_ptr<ShardRanks> ranks_;
@@ -162,9 +146,8 @@ class Scorer {
   std::shared_ptr<const ShardedVersion> weights_;
   std::deque<Queued> jobs_;                      // admitted and not ended, in order of arrival
   std::vector<std::shared_ptr<ScoreJob>> held_;  // wait for a switch
-  bool updating_ = false;   // an update is being staged or waits for its switch
-  bool switching_ = false;  // an update waits for its switch: new jobs are held
-  bool running_ = false;    // a batch is being scored
+  WeightSwitch switch_;                          // while it waits, new jobs are held
+  bool running_ = false;                         // a batch is being scored
   bool stopping_ = false;
   absl::Status fault_;
   ScorerWork work_;

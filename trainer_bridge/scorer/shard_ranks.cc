@@ -78,17 +78,16 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
 }
 
 absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(
-    const TensorSource& source, const std::string& expected_digest, uint64_t version) const {
+    uint64_t version, absl::FunctionRef<absl::StatusOr<std::string>(WeightStore&)> pack) const {
   std::vector<std::unique_ptr<Device>> devices;
   for (int rank = 0; rank < options_.num_ranks; ++rank) {
     ISOBIT_ASSIGN_OR_RETURN(devices.emplace_back(), options_.backend.make_device(rank));
   }
-  ISOBIT_ASSIGN_OR_RETURN(CutWeights cut,
-                          CutIntoShards(*layout_, source, expected_digest, options_.num_shards,
-                                        options_.first_rank, devices));
+  ShardedStore store(*layout_, options_.num_shards, options_.first_rank, devices);
   auto weights = std::make_shared<ShardedVersion>();
-  weights->version = {.id = version, .digest = std::move(cut.digest)};
-  weights->ranks = std::move(cut.ranks);
+  weights->version.id = version;
+  ISOBIT_ASSIGN_OR_RETURN(weights->version.digest, pack(store));
+  weights->ranks = store.Take();
   return weights;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -48,12 +49,10 @@ class ShardRanks {
   ShardRanks(const ShardRanks&) = delete;
   ShardRanks& operator=(const ShardRanks&) = delete;
 
-  // Reads, packs and cuts weights of this model, which ValidateTensors has accepted; the version's
-  // digest is that of what was packed. Any thread, even while a pass runs. Errors: as
-  // CutIntoShards.
-  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(const TensorSource& source,
-                                                            const std::string& expected_digest,
-                                                            uint64_t version) const;
+  // A version of the weights with this id, which `pack` fills, giving the digest: PackModel or
+  // StageWeights. Any thread, even while a pass runs. Errors: those of `pack`, or of a device.
+  absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(
+      uint64_t version, absl::FunctionRef<absl::StatusOr<std::string>(WeightStore&)> pack) const;
 
   // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error, of a
   // device or of the group, is final.

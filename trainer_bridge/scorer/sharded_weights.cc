@@ -2,21 +2,15 @@
 #include "trainer_bridge/scorer/sharded_weights.h"
 
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "kernels/model/pack_model.h"
 
 namespace isobit::scorer {
 namespace {
 
 constexpr size_t kAlignment = 256;
-
-// Groups of blocks that are packed at one time, each on a thread and in host memory of its own.
-constexpr size_t kMaxPackers = 8;
 
 size_t ShardBytes(size_t block_bytes, int num_ranks) {
   const size_t unit = kAlignment * static_cast<size_t>(num_ranks);
@@ -46,45 +40,29 @@ absl::StatusOr<RankShards> RankShards::Allocate(const WeightLayout& layout, int 
   return shards;
 }
 
-absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
-                                         const std::string& expected_digest, int num_ranks,
-                                         int first_rank,
-                                         absl::Span<const std::unique_ptr<Device>> devices) {
-  CutWeights cut;
-  for (const std::unique_ptr<Device>& device : devices) {
-    ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout, num_ranks, *device));
-    cut.ranks.push_back(std::move(shards));
+absl::StatusOr<std::vector<PackTask>> ShardedStore::Plan() {
+  for (const std::unique_ptr<Device>& device : devices_) {
+    ISOBIT_ASSIGN_OR_RETURN(RankShards shards, RankShards::Allocate(layout_, num_ranks_, *device));
+    ranks_.push_back(std::move(shards));
   }
-  const size_t full_bytes = GatheredBytes(layout, num_ranks);
-  AlignedBytes full_blocks[kMaxPackers];
-  std::mutex copying;  // devices serve one thread at a time
-  const auto cut_block = [&](int block, const TensorSet& tensors, std::byte* full) -> absl::Status {
-    const size_t bytes = layout.BlockBytes(block);
-    const size_t shard_bytes = ShardBytes(bytes, num_ranks);
-    std::memset(full + bytes, 0, shard_bytes * static_cast<size_t>(num_ranks) - bytes);
-    layout.PackBlock(tensors, block, full);
-    const std::byte* shard = full + static_cast<size_t>(first_rank) * shard_bytes;
-    const std::lock_guard lock(copying);
-    for (size_t r = 0; r < cut.ranks.size(); ++r, shard += shard_bytes) {
-      ISOBIT_RETURN_IF_ERROR(devices[r]->Copy(cut.ranks[r].shard(block), shard, shard_bytes));
-    }
-    for (const auto& device : devices) ISOBIT_RETURN_IF_ERROR(device->Synchronize());
-    return absl::OkStatus();
-  };
-  ISOBIT_ASSIGN_OR_RETURN(
-      cut.digest,
-      PackModel(
-          source, layout, {.expected_digest = expected_digest, .max_workers = kMaxPackers},
-          [&](const BlockGroup&) { return full_bytes; },
-          [&](const BlockGroup& group, const TensorSet& tensors, size_t packer) -> absl::Status {
-            AlignedBytes& full = full_blocks[packer];
-            if (full == nullptr) full = AllocateAligned(full_bytes);
-            for (const int block : group.blocks) {
-              ISOBIT_RETURN_IF_ERROR(cut_block(block, tensors, full.get()));
-            }
-            return absl::OkStatus();
-          }));
-  return cut;
+  std::vector<PackTask> tasks;
+  for (int block = 0; block < layout_.num_blocks(); ++block) {
+    const size_t bytes =
+        ShardBytes(layout_.BlockBytes(block), num_ranks_) * static_cast<size_t>(num_ranks_);
+    tasks.push_back({.layout = &layout_, .block = block, .bytes = bytes});
+  }
+  return tasks;
+}
+
+absl::Status ShardedStore::Put(const PackTask& task, const std::byte* packed) {
+  const size_t shard_bytes = task.bytes / static_cast<size_t>(num_ranks_);
+  const std::byte* shard = packed + static_cast<size_t>(first_rank_) * shard_bytes;
+  const std::lock_guard lock(copying_);
+  for (size_t r = 0; r < ranks_.size(); ++r, shard += shard_bytes) {
+    ISOBIT_RETURN_IF_ERROR(devices_[r]->Copy(ranks_[r].shard(task.block), shard, shard_bytes));
+  }
+  for (const auto& device : devices_) ISOBIT_RETURN_IF_ERROR(device->Synchronize());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {

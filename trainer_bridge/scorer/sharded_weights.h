@@ -7,15 +7,16 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/tensor_source.h"
 #include "common/parallel/block_gather.h"
 #include "kernels/device.h"
+#include "kernels/model/weight_store.h"
 #include "kernels/model/weights.h"
 
 namespace isobit::scorer {
@@ -50,20 +51,29 @@ class RankShards {
   Memory memory_;
 };
 
-struct CutWeights {
-  std::vector<RankShards> ranks;
-  std::string digest;  // of exactly these weights, 64 hex digits
-};
+// A new version as shards of `num_ranks` ranks, of which the devices get those of the ranks
+// first_rank, first_rank + 1, ..., one each.
+class ShardedStore final : public WeightStore {
+ public:
+  // All arguments outlive the object; nothing else uses the devices meanwhile.
+  ShardedStore(const WeightLayout& layout, int num_ranks, int first_rank,
+               absl::Span<const std::unique_ptr<Device>> devices)
+      : layout_(layout), num_ranks_(num_ranks), first_rank_(first_rank), devices_(devices) {}
 
-// Reads, hashes and packs each block of weights that ValidateTensors has accepted, cuts it into the
-// shards of `num_ranks` ranks, and gives those of the ranks first_rank, first_rank + 1, ... to
-// `devices`, one a rank, which nothing else uses meanwhile. `expected_digest`: empty, or what
-// the weights must have. Needs a few full blocks of host memory beside the result, read and packed.
-// Errors: PackModel's, RESOURCE_EXHAUSTED, or the device's.
-absl::StatusOr<CutWeights> CutIntoShards(const WeightLayout& layout, const TensorSource& source,
-                                         const std::string& expected_digest, int num_ranks,
-                                         int first_rank,
-                                         absl::Span<const std::unique_ptr<Device>> devices);
+  absl::StatusOr<std::vector<PackTask>> Plan() override;
+  absl::Status Put(const PackTask& task, const std::byte* packed) override;
+
+  // What PackModel has filled, [device].
+  std::vector<RankShards> Take() { return std::move(ranks_); }
+
+ private:
+  const WeightLayout& layout_;
+  const int num_ranks_;
+  const int first_rank_;
+  const absl::Span<const std::unique_ptr<Device>> devices_;
+  std::vector<RankShards> ranks_;
+  std::mutex copying_;  // devices serve one thread at a time
+};
 
 // One rank's full blocks: how they are gathered, and how many there are. Outlives the passes that
 // use it, which follow each other.

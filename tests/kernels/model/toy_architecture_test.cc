@@ -104,6 +104,23 @@ class PlanSource final : public TensorSource {
   std::vector<RandomTensor> drawn_;  // [tensor]
 };
 
+// Has kBlock alone packed.
+class OneBlock final : public WeightStore {
+ public:
+  OneBlock(const WeightLayout& layout, std::byte* out) : layout_(layout), out_(out) {}
+  absl::StatusOr<std::vector<PackTask>> Plan() override {
+    return std::vector<PackTask>{
+        {.layout = &layout_, .block = kBlock, .bytes = layout_.BlockBytes(kBlock), .place = out_}};
+  }
+  absl::Status Put(const PackTask& /*task*/, const std::byte* /*packed*/) override {
+    return absl::InternalError("it has a place");
+  }
+
+ private:
+  const WeightLayout& layout_;
+  std::byte* const out_;
+};
+
 class ToyArchitectureTest : public testing::TestWithParam<size_t> {
  protected:
   ToyArchitectureTest()
@@ -113,14 +130,8 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
 
   AlignedBytes PackedBlock(const WeightLayout& layout) const {
     AlignedBytes bytes = AllocateAligned(layout.BlockBytes(kBlock));
-    const auto pack = [&](const BlockGroup& group, const TensorSet& tensors, size_t) {
-      if (group.blocks.front() == kBlock) {
-        layout.PackBlock(tensors, kBlock, bytes.get());
-      }
-      return absl::OkStatus();
-    };
-    ISOBIT_EXPECT_OK(PackModel(
-        source_, layout, {}, [](const BlockGroup&) { return size_t{0}; }, pack));
+    OneBlock store(layout, bytes.get());
+    ISOBIT_EXPECT_OK(PackModel(source_, "", store));
     return bytes;
   }
 

@@ -312,7 +312,8 @@ TEST_F(ScorerTest, AnUpdateSwitchesToTheNewWeights) {
   EXPECT_EQ(Probe(*scorer), ProbeByDefinition("second"));
   ISOBIT_ASSERT_OK_AND_ASSIGN(
       const WeightUpdateResult back,
-      scorer->UpdateWeights({.model_path = "first", .version = 40, .expected_digest = before}));
+      scorer->UpdateWeights(
+          {.model_path = "first", .weight_version = 40, .expected_digest = before}));
   EXPECT_EQ(back.current.id, 40u);
   EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
 }
@@ -338,7 +339,7 @@ TEST_F(ScorerTest, AFailedUpdateLeavesTheOldWeights) {
   expect_refused({.model_path = "/etc"}, invalid, "absolute");
   std::filesystem::create_directory_symlink("/etc", dir_.File("link"));
   expect_refused({.model_path = "link"}, invalid, "outside");
-  expect_refused({.model_path = "second", .version = 1}, invalid, "weight_version");
+  expect_refused({.model_path = "second", .weight_version = 1}, invalid, "weight_version");
   expect_refused({.model_path = "second", .expected_digest = std::string(64, '0')},
                  absl::StatusCode::kFailedPrecondition, std::string(64, '0'));
   expect_refused(
@@ -410,8 +411,9 @@ TEST_F(ScorerTest, WaitLetsJobsFinishUnderTheOldWeightsAndHoldsNewOnes) {
   gate_.Close();
   const Submitted old = Submit(*scorer, RandomInputs(config_, 1, 4, 20));
   ASSERT_TRUE(gate_.WaitForArrivals(1));
-  auto update = std::async(std::launch::async,
-                           [&] { return scorer->UpdateWeights({.model_path = "second"}); });
+  auto update = std::async(std::launch::async, [&] {
+    return scorer->UpdateWeights({.model_path = "second", .mode = InFlightMode::kWait});
+  });
   const Submitted held = WaitForSwitch(*scorer);
   const Submitted stale = Submit(*scorer, {probe_}, {.weight_version = 1});
   EXPECT_EQ(scorer->version().id, 1u);
@@ -434,7 +436,7 @@ TEST_F(ScorerTest, AbortEndsJobsInFlight) {
   ASSERT_TRUE(gate_.WaitForArrivals(1));
   const Submitted waiting = Submit(*scorer, RandomInputs(config_, 2, 4, 20));
   auto update = std::async(std::launch::async, [&] {
-    return scorer->UpdateWeights({.model_path = "second", .abort_jobs = true});
+    return scorer->UpdateWeights({.model_path = "second", .mode = InFlightMode::kAbort});
   });
   EXPECT_THAT(running.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(waiting.collector->WaitUntilDone(), StatusIs(absl::StatusCode::kAborted));
@@ -451,8 +453,9 @@ TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
   ASSERT_TRUE(gate_.WaitForArrivals(1));
   std::atomic<bool> is_abandoned{false};
   auto update = std::async(std::launch::async, [&] {
-    return scorer->UpdateWeights(
-        {.model_path = "second", .is_abandoned = [&] { return is_abandoned.load(); }});
+    return scorer->UpdateWeights({.model_path = "second",
+                                  .mode = InFlightMode::kWait,
+                                  .is_abandoned = [&] { return is_abandoned.load(); }});
   });
   WaitForSwitch(*scorer);
   EXPECT_THAT(scorer->UpdateWeights({.model_path = "second"}),

@@ -12,6 +12,7 @@
 #include "kernels/gather_all_reduce.h"
 #include "kernels/host_device.h"
 #include "kernels/model/numerics.h"
+#include "kernels/model/pack_model.h"
 #include "kernels/model/transformer.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/status_matchers.h"
@@ -35,7 +36,9 @@ class ShardedForwardTest : public testing::Test {
     const WeightLayout layout = Layout();
     std::vector<std::unique_ptr<Device>> devices;
     for (int rank = 0; rank < kRanks; ++rank) devices.push_back(std::make_unique<HostDevice>());
-    shards_ = std::move(CutIntoShards(layout, checkpoint, "", kRanks, 0, devices)->ranks);
+    ShardedStore store(layout, kRanks, 0, devices);
+    ISOBIT_EXPECT_OK(PackModel(checkpoint, "", store));
+    shards_ = store.Take();
   }
 
   WeightLayout Layout() const {

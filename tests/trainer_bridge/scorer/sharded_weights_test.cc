@@ -14,6 +14,7 @@
 #include "common/parallel/thread_group.h"
 #include "gtest/gtest.h"
 #include "kernels/host_device.h"
+#include "kernels/model/pack_model.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/all_tensors.h"
@@ -53,11 +54,11 @@ class ShardedWeightsTest : public testing::Test {
   std::vector<RankShards> Cut(int num_ranks, int first_rank, int count) const {
     std::vector<std::unique_ptr<Device>> devices;
     for (int rank = 0; rank < count; ++rank) devices.push_back(std::make_unique<HostDevice>());
-    absl::StatusOr<CutWeights> cut =
-        CutIntoShards(*layout_, *checkpoint_, "", num_ranks, first_rank, devices);
-    EXPECT_THAT(cut, testing_support::IsOk());
-    EXPECT_EQ(cut->digest, DigestTensors(*checkpoint_)->checkpoint);
-    return std::move(cut->ranks);
+    ShardedStore store(*layout_, num_ranks, first_rank, devices);
+    const absl::StatusOr<std::string> digest = PackModel(*checkpoint_, "", store);
+    EXPECT_THAT(digest, testing_support::IsOk());
+    EXPECT_EQ(*digest, DigestTensors(*checkpoint_)->checkpoint);
+    return store.Take();
   }
 
   // Runs `body` on one thread a rank.

@@ -1,0 +1,32 @@
+// The staging of an update, for every service alike: a model directory is opened, compared with the
+// model that serves, read, hashed and packed, as long as somebody waits for it.
+#ifndef ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
+#define ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/load_policy.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/weight_switch.h"
+#include "kernels/model/load_format.h"
+#include "kernels/model/weight_store.h"
+
+namespace isobit {
+
+// Where a service finds models, and how it opens them.
+struct ModelOrigin {
+  std::string root;  // models lie below it
+  LoadFormat format = LoadFormat::kAuto;
+  LoadPolicy policy{};
+};
+
+// Packs the model directory of `update` into `store`, to replace weights of `config`, and returns
+// the digest of the bytes that were packed, whatever happens to the files meanwhile. Errors name
+// path and tensor: those of OpenModelAs, CheckReplacement, AwaitedSource and PackModel.
+absl::StatusOr<std::string> StageWeights(const ModelOrigin& origin, const WeightUpdate& update,
+                                         const ModelConfig& config, WeightStore& store);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
