@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/safetensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -191,6 +193,36 @@ TEST_P(EngineUpdateTest, DummyWeightsAreUpdatedFromSeedToSeed) {
   EXPECT_THAT(Update(*stored, {.model_path = "dummy6"}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));
   ExpectSameTokens(Generate(*dummy, MakeRequest("r")), expected);
+}
+
+TEST_P(EngineUpdateTest, WiderWeightsAreRoundedAsAtLoad) {
+  // v2's weights in fp32, each a little above or below the bf16 number that it rounds to.
+  const TinyWeights narrow = RandomWeights(config_, 2);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint v2, Checkpoint::Open(root_.File("v2")));
+  std::vector<Tensor> tensors = v2.tensors();
+  std::vector<std::vector<uint32_t>> wide;
+  for (Tensor& tensor : tensors) {
+    std::vector<uint32_t>& elements = wide.emplace_back();
+    for (const uint16_t bits : narrow.tensors.at(tensor.name)) {
+      const bool is_below = elements.size() % 2 == 1 && (bits & 0x7fff) != 0;
+      const uint32_t exact = uint32_t{bits} << 16;
+      elements.push_back(is_below ? exact - 0x7fff : exact + 0x7fff);
+    }
+    tensor.dtype = DType::kF32;
+    tensor.data = reinterpret_cast<const uint8_t*>(elements.data());
+    tensor.size_bytes = elements.size() * sizeof(float);
+  }
+  testing_support::WriteTinyModel(config_, 2, root_.File("wide"));
+  ISOBIT_ASSERT_OK(WriteSafetensors(root_.File("wide/model.safetensors"), tensors));
+
+  const SampleResult v1 = Generate(*MakeEngine(), MakeRequest("r"));
+  const SampleResult rounded = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));
+  EXPECT_NE(v1.tokens, rounded.tokens);
+  const auto engine = MakeEngine();
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "wide"}));
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), rounded);
+  ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v1"}));
+  ExpectSameTokens(Generate(*engine, MakeRequest("r")), v1);
 }
 
 // A device without room for a second version.
