@@ -1,5 +1,6 @@
 """Connections without end: each service keeps serving those it has, says so, and recovers."""
 
+import resource
 import socket
 import time
 import unittest
@@ -74,6 +75,16 @@ class DescriptorsTest(AttackTest):
             idle.send(frame(SETTINGS, 0, 0))
             idle.ping()
         self.assert_serves("rollout", client)
+
+
+class RaisedLimitTest(AttackTest):
+    launcher = ("prlimit", f"--nofile={LIMIT}:{4 * LIMIT}")
+
+    def test_the_soft_limit_becomes_the_hard_one(self):
+        for name, service in self.start_all().items():
+            with self.subTest(service=name):
+                limits = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+                self.assertEqual(limits, (4 * LIMIT, 4 * LIMIT))
 
 
 if __name__ == "__main__":
