@@ -1,5 +1,6 @@
 // A scorer of several processes, which are threads here, over loopback gRPC: who may join, what
 // they compute together, and how the group ends.
+#include <cstdlib>
 #include <fstream>
 #include <future>
 #include <memory>
@@ -13,6 +14,8 @@
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "common/rpc/channel.h"
+#include "common/rpc/channel_security.h"
+#include "common/rpc/server_security.h"
 #include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
 #include "kernels/model/numerics.h"
@@ -444,6 +447,68 @@ TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothingButAnAuditLine) {
   EXPECT_THAT(lines.front(), HasSubstr("UNAUTHENTICATED"));
   EXPECT_THAT(lines.back(), AllOf(HasSubstr("ShardGroupService/Join"), HasSubstr("rank: 1"),
                                   HasSubstr("\"OK\"")));
+}
+
+// A certificate of 127.0.0.1 in `directory`, its key, and as the CA whom to trust itself: nobody
+// else has signed it.
+TlsFiles MakeCertificate(const testing_support::TempDir& directory, const std::string& name) {
+  TlsFiles files;
+  files.certificate = files.ca = directory.File(name + ".pem");
+  files.key = directory.File(name + ".key");
+  const std::string command =
+      "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
+      "/CN=" +
+      name + " -addext subjectAltName=IP:127.0.0.1 -keyout " + files.key + " -out " +
+      files.certificate + " 2>&1";
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  return files;
+}
+
+TEST_F(ShardGroupTest, OverTlsOnlyThoseWithCertificatesOfTheGroupsCaJoin) {
+  const TlsFiles ours = MakeCertificate(dir_, "ours");
+  const TlsFiles strangers = MakeCertificate(dir_, "strangers");
+  // As the scorer's process makes them of its flags.
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ServerSecurity server,
+                              MakeServerSecurity({.tls = ours}, "127.0.0.1"));
+  GroupLeaderOptions options = LeaderOptions(2);
+  options.credentials = server.admin_credentials;
+  options.gate = server.gate;
+  auto leading = std::async(std::launch::async, [options, first = First()] {
+    return GroupLeader::Assemble(options, first);
+  });
+
+  std::string got_id;
+  const auto join = [&](const TlsFiles& tls, milliseconds timeout) {
+    GroupMemberOptions joining = MemberOptions(1, 2);
+    joining.timeout = timeout;
+    absl::StatusOr<ChannelSecurity> security = MakeChannelSecurity({.tls = tls});
+    ISOBIT_EXPECT_OK(security);
+    joining.security = *std::move(security);
+    joining.make_backend = [&](const std::string& nccl_id) -> absl::StatusOr<RankBackend> {
+      got_id = nccl_id;
+      return absl::InternalError("enough");
+    };
+    return GroupMember(std::move(joining)).Run();
+  };
+  TlsFiles anonymous, mistrusted = ours, mistrusting = ours;
+  anonymous.ca = ours.ca;
+  mistrusted.certificate = strangers.certificate;
+  mistrusted.key = strangers.key;
+  mistrusting.ca = strangers.ca;
+  const std::pair<const char*, TlsFiles> refused[] = {{"plain text", TlsFiles()},
+                                                      {"no certificate", anonymous},
+                                                      {"a certificate of another CA", mistrusted},
+                                                      {"trusts another CA", mistrusting}};
+  const std::string where = "no connection to 127.0.0.1:" + std::to_string(PortOfLeader());
+  for (const auto& [what, tls] : refused) {
+    EXPECT_THAT(join(tls, milliseconds(1000)),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(where)))
+        << what;
+    EXPECT_EQ(got_id, "") << what;
+  }
+  EXPECT_THAT(join(ours, kPatience), StatusIs(absl::StatusCode::kInternal, "enough"));
+  EXPECT_EQ(got_id, "id");
+  leading.wait();  // in order or not, by when the member's end reached it
 }
 
 TEST_F(ShardGroupTest, AProcessThatDiffersIsRefusedByName) {
