@@ -76,9 +76,10 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   if (status.ok()) status = ReadGenerateRequest(*request, generation);
   const bool final_only = request->final_only();
   DropContent(request);
-  return std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                          generation.client, metrics_.tokens, final_only)
-      ->Start(context, std::move(generation), status);
+  const auto stream =
+      std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
+                                       generation.client, metrics_.tokens, final_only);
+  return stream->Start(context, std::move(generation), status);
 }
 
 grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* context,
