@@ -19,7 +19,7 @@ using testing_support::StatusIs;
 
 class ModelFlagsTest : public testing::Test {
  protected:
-  static void Give(std::vector<std::string> flags) {
+  static void Give(const std::vector<std::string>& flags) {
     std::vector<const char*> arguments = {"service"};
     for (const std::string& flag : flags) arguments.push_back(flag.c_str());
     ISOBIT_ASSERT_OK(ParseFlags(static_cast<int>(arguments.size()), arguments.data()));

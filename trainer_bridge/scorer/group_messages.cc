@@ -67,7 +67,7 @@ absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupId
 v1::Outcome MakeOutcome(const absl::Status& status) {
   v1::Outcome outcome;
   outcome.set_code(static_cast<int32_t>(status.code()));
-  outcome.set_message(std::string(status.message()));
+  outcome.set_message(absl::StrCat(status.message()));
   return outcome;
 }
 
