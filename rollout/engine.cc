@@ -2,15 +2,12 @@
 #include "rollout/engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "rollout/step_planner.h"
 
 namespace isobit {
 namespace {
@@ -33,13 +30,6 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// The filters may have left fewer candidates than were asked for.
-std::vector<TokenLogProb> WithoutUnused(std::vector<TokenLogProb> top) {
-  top.erase(std::find_if(top.begin(), top.end(), [](const auto& t) { return t.id < 0; }),
-            top.end());
-  return top;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config,
@@ -56,12 +46,12 @@ Engine::Engine(const ModelConfig& config, const EngineOptions& options,
     : config_(config),
       options_(options),
       limits_(LimitsOf(config, options)),
-      depth_(static_cast<size_t>(runner->depth())),
-      pages_(options.runner.num_pages, options.runner.page_size),
-      scheduler_(options.scheduler, pages_),
-      runner_(std::move(runner)) {
-  ISOBIT_CHECK(depth_ >= 1 && depth_ <= slots_.size()) << "depth " << depth_;
-}
+      pipeline_(*runner, config_.eos_token_ids),
+      table_(options.scheduler,
+             {.max_waiting_requests = options.max_waiting_requests,
+              .max_waiting_tokens = options.max_waiting_tokens},
+             options.runner.num_pages, options.runner.page_size, version_, outbox_),
+      runner_(std::move(runner)) {}
 
 Engine::~Engine() { Stop(); }
 
@@ -74,9 +64,7 @@ void Engine::Stop() {
   if (thread_.joinable()) thread_.join();
   emitter_.Stop();
   if (stager_.joinable()) stager_.join();
-  while (num_in_flight() > 0 && runner_->Collect(SlotOf(num_collected_).model).ok()) {
-    ++num_collected_;
-  }
+  pipeline_.Drain();
 }
 
 void Engine::Start() {
@@ -90,11 +78,11 @@ void Engine::Loop() {
 
 bool Engine::WaitForWork() {
   std::unique_lock lock(mutex_);
-  const Clock::time_point expiry = next_expiry_;
+  const Clock::time_point expiry = table_.next_expiry();
   changed_.wait_until(lock, expiry, [this] {
     // A pause or an update that waits for the last request to finish has waited long enough.
-    return stopping_ || num_in_flight() > 0 || attention_ || !pauses_.empty() ||
-           switch_.is_waiting() || (!paused_ && scheduler_.HasWork());
+    return stopping_ || pipeline_.num_in_flight() > 0 || attention_ || gate_.has_waiting_pauses() ||
+           switch_.is_waiting() || (!gate_.is_paused() && table_.scheduler().HasWork());
   });
   return !stopping_;
 }
@@ -102,18 +90,31 @@ bool Engine::WaitForWork() {
 bool Engine::Step() {
   Settle();
   const bool launched = LaunchNext();
-  const bool collects = num_in_flight() > 0 && (!launched || num_in_flight() == depth_);
+  const bool collects = pipeline_.num_in_flight() > 0 && (!launched || pipeline_.is_full());
   if (collects) CollectOldest();
   emitter_.Emit(outbox_);
   return launched || collects;
 }
 
+void Engine::Settle() {
+  {
+    const std::lock_guard lock(mutex_);
+    const Clock::time_point now = Clock::now();
+    if (attention_ || now >= table_.next_expiry()) table_.EndDue(now);
+    attention_ = false;
+    gate_.Settle(pipeline_.num_in_flight(), table_, outbox_);
+    SettleUpdate();
+    HoldNewcomersWhileWaiting();
+  }
+  pipeline_.Keep(table_.ended());
+  retired_.reset();
+  emitter_.Emit(outbox_);
+}
+
 bool Engine::LaunchNext() {
   std::vector<Sequence*> batch = Schedule();
   if (batch.empty()) return false;
-  StepInFlight& step = SlotOf(num_launched_++);
-  Prepare(std::move(batch), step);
-  if (const absl::Status status = runner_->Launch(step.model); !status.ok()) {
+  if (const absl::Status status = pipeline_.Launch(std::move(batch)); !status.ok()) {
     const std::lock_guard lock(mutex_);
     Fail(status);
   }
@@ -122,159 +123,39 @@ bool Engine::LaunchNext() {
 
 std::vector<Sequence*> Engine::Schedule() {
   const std::lock_guard lock(mutex_);
-  return paused_ || hold_launches_ ? std::vector<Sequence*>() : scheduler_.Schedule();
-}
-
-void Engine::Prepare(std::vector<Sequence*> batch, StepInFlight& step) {
-  ModelStep& model = step.model;
-  ClearStep(model);
-  for (Sequence* sequence : batch) {
-    if (sequence->sampling == nullptr) {
-      sequence->request->BeginSampling(*sequence, config_.eos_token_ids);
-    }
-    const bool fed = sequence->num_pending > 0;
-    const PlannedRequests planned = PlanSequence({.tokens = sequence->tokens,
-                                                  .num_cached = sequence->num_cached,
-                                                  .fed_by = fed ? sequence->row : -1},
-                                                 sequence->pages.data(), model);
-    LogProbRequest& request = model.requests[planned.first_draw];
-    request.sampling = sequence->sampling->NextRow(sequence->num_pending);
-    request.raw = sequence->request->raw_logprobs;
-    request.top_logprobs = static_cast<int32_t>(sequence->request->logprobs);
-
-    sequence->row = static_cast<int32_t>(planned.first_draw);
-    sequence->num_cached += model.batch.sequences.back().num_rows;
-    ++sequence->num_pending;
-  }
-  model.results.resize(model.requests.size());
-  step.sequences = std::move(batch);
+  return gate_.MayLaunch() ? table_.scheduler().Schedule() : std::vector<Sequence*>();
 }
 
 void Engine::CollectOldest() {
-  StepInFlight& step = SlotOf(num_collected_);
-  const absl::Status status = runner_->Collect(step.model);
+  const absl::Status status = pipeline_.Collect();
   {
     const std::lock_guard lock(mutex_);
     if (!status.ok()) return Fail(status);
-    Commit(step);
+    pipeline_.Commit(table_);
   }
-  step.closed.clear();
-  step.ended.clear();
-  ++num_collected_;
-}
-
-void Engine::Commit(StepInFlight& step) {
-  for (size_t i = 0; i < step.sequences.size(); ++i) {
-    Sequence& sequence = *step.sequences[i];
-    if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, step.model.results[i]);
-  }
-  for (const Sequence* sequence : step.sequences) {
-    const Request& request = *sequence->request;
-    if (request.failure.ok() && request.num_unfinished > 0) continue;
-    const auto it = requests_.find(request.ticket);
-    if (it != requests_.end()) Close(it, request.failure);  // else: closed by an earlier sample
-  }
-}
-
-void Engine::CommitToken(Sequence& sequence, LogProbResult& result) {
-  Request& request = *sequence.request;
-  if (!result.finite || !std::isfinite(result.token.logprob)) {
-    request.failure = absl::InternalError(absl::StrCat(
-        "sample ", sequence.sample, ": the logits at position ", sequence.tokens.size(),
-        " (completion token ", sequence.sampling->num_completion_tokens(), ") are not finite"));
-    return;
-  }
-  const int32_t token = result.token.id;
-  --sequence.num_pending;
-  sequence.tokens.push_back(token);
-  sequence.sampling->Append(token);
-  if (sequence.weights != version_) sequence.weights = version_;
-  outbox_.push_back(TokenEmission{.sink = request.sink.get(),
-                                  .sample = sequence.sample,
-                                  .token = {.id = token,
-                                            .logprob = result.token.logprob,
-                                            .weight_version = version_->id,
-                                            .top = WithoutUnused(std::move(result.top))}});
-  if (sequence.sampling->IsStop(token)) {
-    EndSequence(sequence, {.reason = FinishReason::kStop, .stop_token = token});
-  } else if (sequence.sampling->num_completion_tokens() == request.max_tokens) {
-    EndSequence(sequence, {.reason = FinishReason::kLength});
-  }
-}
-
-void Engine::EndSequence(Sequence& sequence, SampleEnd end) {
-  Request& request = *sequence.request;
-  scheduler_.Remove(sequence);
-  --request.num_unfinished;
-  end.num_prompt_tokens = request.num_prompt_tokens;
-  end.num_completion_tokens =
-      static_cast<uint32_t>(sequence.tokens.size()) - request.num_prompt_tokens;
-  end.seed = request.seed;
-  end.weight_version = sequence.weights != nullptr ? *sequence.weights : *version_;
-  end.num_preemptions = sequence.num_preemptions;
-  outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
-    sink->OnSampleEnd(sample, end);
-  });
-  // Other samples may run for long. A step in flight may point into the sampling state, as below.
-  sequence.tokens = {};
-  if (sequence.sampling != nullptr && num_in_flight() > 0) {
-    SlotOf(num_launched_ - 1).ended.push_back(std::move(sequence.sampling));
-  }
-  sequence.sampling = nullptr;
-}
-
-Engine::Requests::iterator Engine::Close(Requests::iterator it, const absl::Status& status) {
-  Request& request = *it->second;
-  for (const auto& sequence : request.samples) {
-    if (sequence->state != Sequence::State::kFinished) scheduler_.Remove(*sequence);
-  }
-  outbox_.push_back([sink = request.sink, status] { sink->OnDone(status); });
-  tickets_.erase(request.id);
-  // INVARIANT: a step in flight may point into the request, so this outlives the last one launched
-  // (EngineTest.StepsInFlightOutliveTheirRequests).
-  if (num_in_flight() > 0) SlotOf(num_launched_ - 1).closed.push_back(std::move(it->second));
-  return requests_.erase(it);
+  pipeline_.Retire();
+  pipeline_.Keep(table_.ended());
 }
 
 void Engine::Fail(const absl::Status& failure) {
   ISOBIT_LOG(Error) << "a rank has failed: " << failure.ToString();
-  failure_ = failure;
+  gate_.Fail(failure);
   attention_ = true;  // for pauses and updates that wait
-  while (!requests_.empty()) {
-    Close(requests_.begin(),
-          absl::UnavailableError(absl::StrCat("the engine has failed: ", failure.message())));
-  }
-  // What is in flight is never collected; its slots stay as they are, since none is launched.
-  num_collected_ = num_launched_;
+  table_.FailAll(
+      absl::UnavailableError(absl::StrCat("the engine has failed: ", failure.message())));
+  pipeline_.Keep(table_.ended());
+  pipeline_.Abandon();
   if (options_.on_failure) outbox_.push_back([this, failure] { options_.on_failure(failure); });
 }
 
-absl::Status Engine::Available() const {
-  if (!failure_.ok()) {
-    return absl::UnavailableError(absl::StrCat("the engine has failed: ", failure_.message()));
-  }
-  return draining_ ? absl::UnavailableError("the server is draining") : absl::OkStatus();
+absl::Status Engine::CheckQueue(const std::string& id, int64_t tokens) const {
+  ISOBIT_RETURN_IF_ERROR(gate_.Available());
+  return table_.CheckQueue(id, tokens);
 }
 
-absl::Status Engine::CheckQueue(const std::string& id, int64_t tokens) const {
-  ISOBIT_RETURN_IF_ERROR(Available());
-  if (version_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
-  if (tickets_.count(id) != 0) {
-    return absl::AlreadyExistsError(absl::StrCat("request_id: \"", id, "\" is already in flight"));
-  }
-  const size_t requests = scheduler_.num_waiting_requests();
-  if (requests == 0) return absl::OkStatus();
-  if (requests >= options_.max_waiting_requests) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", requests,
-                                                     " requests wait, at most ",
-                                                     options_.max_waiting_requests, " may"));
-  }
-  if (scheduler_.num_waiting_tokens() + tokens > options_.max_waiting_tokens) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", scheduler_.num_waiting_tokens(), " tokens wait, ",
-                     tokens, " more would exceed ", options_.max_waiting_tokens));
-  }
-  return absl::OkStatus();
+void Engine::WakeThread() {
+  attention_ = true;
+  changed_.notify_all();
 }
 
 absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
@@ -291,28 +172,41 @@ absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
 
   const std::lock_guard lock(mutex_);
   ISOBIT_RETURN_IF_ERROR(CheckQueue(accepted->id, tokens));
-  const uint64_t ticket = next_ticket_++;
-  accepted->ticket = ticket;
-  tickets_.emplace(accepted->id, ticket);
-  for (const auto& sequence : accepted->samples) scheduler_.Add(*sequence);
-  if (accepted->expiry < next_expiry_) {
-    next_expiry_ = accepted->expiry;
-    attention_ = true;  // who waits, waits for too long
-  }
-  requests_.emplace(ticket, std::move(accepted));
+  const Clock::time_point expiry = accepted->expiry;
+  if (expiry < table_.next_expiry()) attention_ = true;  // who waits, waits for too long
+  const uint64_t ticket = table_.Add(std::move(accepted));
   changed_.notify_all();
   return ticket;
 }
 
+void Engine::Cancel(uint64_t ticket, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (table_.Cancel(ticket, reason)) WakeThread();
+}
+
+std::vector<std::string> Engine::Abort(absl::Span<const std::string> ids,
+                                       const std::optional<std::string>& client) {
+  const std::lock_guard lock(mutex_);
+  WakeThread();
+  return table_.Abort(ids, client);
+}
+
+std::vector<std::string> Engine::AbortAll() {
+  const std::lock_guard lock(mutex_);
+  WakeThread();
+  return table_.Abort(table_.ids(), std::nullopt);
+}
+
 EngineLoad Engine::load() const {
   const std::lock_guard lock(mutex_);
+  const Scheduler& scheduler = table_.scheduler();
   EngineLoad load;
-  load.num_waiting_requests = scheduler_.num_waiting_requests();
-  load.num_running_requests = requests_.size() - load.num_waiting_requests;
-  load.num_waiting_tokens = scheduler_.num_waiting_tokens();
-  load.num_free_pages = pages_.num_free();
-  load.num_used_pages = pages_.num_pages() - pages_.num_free();
-  load.paused = paused_;
+  load.num_waiting_requests = scheduler.num_waiting_requests();
+  load.num_running_requests = table_.size() - load.num_waiting_requests;
+  load.num_waiting_tokens = scheduler.num_waiting_tokens();
+  load.num_free_pages = table_.pages().num_free();
+  load.num_used_pages = table_.pages().num_pages() - load.num_free_pages;
+  load.paused = gate_.is_paused();
   return load;
 }
 

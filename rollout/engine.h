@@ -4,22 +4,20 @@
 // hold two (ModelRunner::depth), the host is one step behind: it launches a step while the one
 // before is computed, and commits that one meanwhile. Ends of requests take effect between two
 // launches; pauses and the switch of weights wait until nothing is in flight. All on one thread,
-// but for the calls to sinks and replies, which an Emitter makes.
+// but for the calls to sinks and replies, which an Emitter makes. Its parts: the RequestTable, the
+// StepPipeline and the ControlGate.
 #ifndef ISOBIT_ROLLOUT_ENGINE_H_
 #define ISOBIT_ROLLOUT_ENGINE_H_
 
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,11 +28,13 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/weight_switch.h"
 #include "kernels/model/load_format.h"
+#include "rollout/control_gate.h"
 #include "rollout/emitter.h"
-#include "rollout/kv_pages.h"
 #include "rollout/model_runner.h"
 #include "rollout/request.h"
+#include "rollout/request_table.h"
 #include "rollout/scheduler.h"
+#include "rollout/step_pipeline.h"
 
 namespace isobit {
 
@@ -45,16 +45,10 @@ struct EngineOptions {
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
   SamplingLimits sampling;               // vocab_size is taken from the model
-  size_t max_waiting_requests = 1024;    // that may queue
-  int64_t max_waiting_tokens = 4 << 20;  // of prompts that may queue; an empty queue takes any one
+  size_t max_waiting_requests = 1024;    // as in QueueLimits
+  int64_t max_waiting_tokens = 4 << 20;  // likewise
   // Called once, as sinks are, when a rank has failed: nothing can be computed any more.
   std::function<void(const absl::Status&)> on_failure;
-};
-
-enum class PauseMode { kAbort, kWait, kKeep };
-struct PauseResult {
-  size_t num_aborted = 0;  // requests
-  size_t num_kept = 0;     // requests that stay
 };
 
 struct EngineLoad {
@@ -65,11 +59,6 @@ struct EngineLoad {
   int32_t num_free_pages = 0;
   bool paused = false;
 };
-
-// Receives a result or an error, on the thread that calls sinks or, if refused at once, on the
-// caller's. It must not block.
-template <typename T>
-using Reply = std::function<void(absl::StatusOr<T>)>;
 
 // Thread-safe but for Start, Stop and Step; only Stop waits for a step.
 class Engine {
@@ -141,22 +130,6 @@ class Engine {
   RankMemory memory() const { return runner_->memory(); }  // of the rank with the most
 
  private:
-  struct PendingPause {
-    PauseMode mode;
-    Reply<PauseResult> reply;
-    IsAbandoned is_abandoned;
-  };
-  using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
-
-  // A step from its launch to its commit, with all that `model` points to that may end meanwhile.
-  struct StepInFlight {
-    ModelStep model;
-    std::vector<Sequence*> sequences;  // of model's rows; some may have finished
-    // What ended while this was the last step launched.
-    std::vector<std::unique_ptr<Request>> closed;
-    std::vector<std::unique_ptr<SequenceSampling>> ended;
-  };
-
   Engine(const ModelConfig& config, const EngineOptions& options,
          std::unique_ptr<ModelRunner> runner);
 
@@ -168,68 +141,41 @@ class Engine {
   void Settle();
   bool LaunchNext();  // false: nothing to launch
   std::vector<Sequence*> Schedule();
-  void Prepare(std::vector<Sequence*> batch, StepInFlight& step);
   void CollectOldest();
-  size_t num_in_flight() const { return num_launched_ - num_collected_; }
-  StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
 
   // Reads and packs new weights, on the stager's thread.
   absl::StatusOr<StagedUpdate> Stage(const WeightUpdate& update);
 
-  // All below hold mutex_; the first three run on any thread.
-  absl::Status Available() const;  // UNAVAILABLE when draining or failed
-  // `tokens`: of all the request's prompts.
+  // All below hold mutex_; the first three run on any thread, the others on the engine's.
   absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
   void HoldNewcomersWhileWaiting();
+  void WakeThread();  // Settle has something to do
   void Fail(const absl::Status& failure);
 
-  void EndRequests(std::chrono::steady_clock::time_point now);  // those aborted and expired
-  void SettlePauses();
   void SettleUpdate();
-  bool IsQuiet();  // nothing is in flight; if false, nothing is launched until it is
+  bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }
   absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
   absl::Status SwapWeights(const std::vector<StagedBlocks>& staged, InFlightMode mode,
                            WeightUpdateResult& result);
-  void Commit(StepInFlight& step);
-  void CommitToken(Sequence& sequence, LogProbResult& result);
-  void EndSequence(Sequence& sequence, SampleEnd end);
-  // Ends what is left of the request with kAbort, then closes it with OK.
-  Requests::iterator AbortRequest(Requests::iterator request, const std::string& reason);
-  size_t AbortRequests(const std::string& reason);  // all of them
-  // Forgets the request, frees what is left of it and emits OnDone.
-  Requests::iterator Close(Requests::iterator request, const absl::Status& status);
 
   const ModelConfig config_;
   const EngineOptions options_;
   const RequestLimits limits_;
-  const size_t depth_;  // steps that can be in flight
 
   // Of the engine thread alone.
-  std::array<StepInFlight, 2> slots_;  // in turn
-  uint64_t num_launched_ = 0;
-  uint64_t num_collected_ = 0;
+  StepPipeline pipeline_;
   std::vector<Emission> outbox_;           // for the emitter
   std::optional<FinishedUpdate> retired_;  // freed without the lock
 
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all below, up to runner_
   std::condition_variable changed_;
-  KvPages pages_;
-  Scheduler scheduler_;
-  Requests requests_;
-  std::unordered_map<std::string, uint64_t> tickets_;  // by request id
-  uint64_t next_ticket_ = 1;
   std::shared_ptr<const WeightVersion> version_;  // of the weights that serve
-  std::vector<PendingPause> pauses_;
+  RequestTable table_;
+  ControlGate gate_;
   WeightSwitch switch_;
   Reply<WeightUpdateResult> update_reply_;  // of the update in progress
-  // No request expires before; it may be earlier than the first that does.
-  std::chrono::steady_clock::time_point next_expiry_ = std::chrono::steady_clock::time_point::max();
-  bool attention_ = false;      // Settle has something to do
-  bool hold_launches_ = false;  // it waits until nothing is in flight
-  bool paused_ = false;
-  bool draining_ = false;
+  bool attention_ = false;                  // Settle has something to do
   bool stopping_ = false;
-  absl::Status failure_;
 
   // After all that steps in flight point to, so that the ranks end before it.
   const std::unique_ptr<ModelRunner> runner_;

@@ -80,7 +80,8 @@ class RequestSink {
 
 struct Request;
 
-// One of a request's n samples. The scheduler moves it between queue and batch.
+// One of a request's n samples. The scheduler moves it between queue and batch. Once queued, it
+// changes on the engine thread alone, which need not hold the engine's mutex to plan a step.
 struct Sequence {
   enum class State { kWaiting, kRunning, kFinished };
 
@@ -93,7 +94,7 @@ struct Sequence {
   int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
                            // in flight have ended
   uint32_t num_pending = 0;  // tokens that steps in flight draw: they come after `tokens`
-  int32_t row = 0;           // its place in the last step that had it
+  int32_t last_draw = 0;     // the request that draws for it in the last step that had it
   uint64_t arrival = 0;      // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
   std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null before it
@@ -121,6 +122,8 @@ struct Request {
   const std::chrono::steady_clock::time_point expiry;  // max() without a timeout
   const std::shared_ptr<RequestSink> sink;
   std::vector<std::unique_ptr<Sequence>> samples;
+
+  // Of the engine thread alone, once queued, but for abort_reason, which the engine's mutex guards.
   size_t num_unfinished;
   size_t num_waiting = 0;    // samples in the scheduler's queue
   uint64_t ticket = 0;       // the engine's name for it

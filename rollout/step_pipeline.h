@@ -1,0 +1,72 @@
+// The steps in flight, from their launch to their commit: what each computes, what it is fed from
+// the one before, and what must stay in memory until it has ended. Not here: which sequences a step
+// has.
+#ifndef ISOBIT_ROLLOUT_STEP_PIPELINE_H_
+#define ISOBIT_ROLLOUT_STEP_PIPELINE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "rollout/model_runner.h"
+#include "rollout/request_table.h"
+
+namespace isobit {
+
+// Of the engine thread alone; no mutex guards it.
+class StepPipeline {
+ public:
+  // Both outlive the object. eos_token_ids: the model's.
+  StepPipeline(ModelRunner& runner, absl::Span<const int32_t> eos_token_ids);
+
+  size_t num_in_flight() const { return num_launched_ - num_collected_; }
+  bool is_full() const { return num_in_flight() == depth_; }
+
+  // Plans the next rows of these sequences, and launches them. The pipeline must not be full.
+  // Errors are the ranks', and final.
+  absl::Status Launch(std::vector<Sequence*> batch);
+
+  // Waits for the oldest step. Errors as above.
+  absl::Status Collect();
+  // Appends what the oldest step has drawn, which Collect has waited for, to the sequences that
+  // still run. The engine's mutex is held, since it guards the table.
+  void Commit(RequestTable& table);
+  // Lets go of the oldest step, and of what only that step pointed to.
+  void Retire();
+
+  // Takes what has ended, and leaves none: it lives until every step launched so far is retired.
+  // INVARIANT: a step in flight may point into it (EngineTest.StepsInFlightOutliveTheirRequests).
+  void Keep(EndedRequests& ended);
+
+  // After a failure: no step will be launched or collected any more. What those in flight point to
+  // stays.
+  void Abandon() { num_collected_ = num_launched_; }
+
+  // Waits for all steps in flight and forgets what they have drawn.
+  void Drain();
+
+ private:
+  // A step, with all that `model` points to that may end meanwhile.
+  struct StepInFlight {
+    ModelStep model;
+    std::vector<Sequence*> sequences;  // of model's requests, one each; some may have finished
+    EndedRequests ended;               // while this was the last step launched
+  };
+
+  StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
+  void Prepare(std::vector<Sequence*> batch, StepInFlight& step) const;
+
+  ModelRunner& runner_;
+  const absl::Span<const int32_t> eos_token_ids_;
+  const size_t depth_;                 // steps that can be in flight
+  std::array<StepInFlight, 2> slots_;  // in turn
+  uint64_t num_launched_ = 0;
+  uint64_t num_collected_ = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_STEP_PIPELINE_H_
