@@ -26,8 +26,7 @@ absl::Status GatherAllReduce::Norm(const void* partial, const RmsNormArgs& norm)
                                       .begin = 0,
                                       .end = elements,
                                       .count = elements,
-                                      .out = sum,
-                                      .mode = mode_}));
+                                      .out = sum}));
   RmsNormArgs summed = norm;
   summed.sum = sum;
   return ops_.RmsNorm(summed);

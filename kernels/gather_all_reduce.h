@@ -1,5 +1,5 @@
 // The cross-rank sum among ranks that can read each other's partials in place, in host memory or in
-// that of GPUs: after a meeting of their threads, each adds them in the order of the mode.
+// that of GPUs: after a meeting of their threads, each adds them with its ops.
 #ifndef ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 
@@ -15,9 +15,9 @@ class GatherAllReduce final : public AllReduce, private OverlappedSum {
  public:
   // `ops` and `comm`, whose Gather must not copy, outlive the object. Steps of overlap_rows or more
   // are computed in halves, which gains nothing here but shows whether the caller's order is right.
-  GatherAllReduce(NumericsMode mode, Ops& ops, Communicator& comm,
-                  int64_t overlap_rows = std::numeric_limits<int64_t>::max())
-      : mode_(mode), ops_(ops), comm_(comm), overlap_rows_(overlap_rows) {}
+  explicit GatherAllReduce(Ops& ops, Communicator& comm,
+                           int64_t overlap_rows = std::numeric_limits<int64_t>::max())
+      : ops_(ops), comm_(comm), overlap_rows_(overlap_rows) {}
 
   absl::Status Norm(const void* partial, const RmsNormArgs& norm) override;
   OverlappedSum* Overlapped(int64_t rows) override {
@@ -29,7 +29,6 @@ class GatherAllReduce final : public AllReduce, private OverlappedSum {
   absl::Status Sum(int half, const RmsNormArgs& norm) override;
   absl::StatusOr<const Bf16*> Receive(int half) override { return rows_[half]; }
 
-  const NumericsMode mode_;
   Ops& ops_;
   Communicator& comm_;
   const int64_t overlap_rows_;

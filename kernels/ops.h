@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "common/config/numerics_mode.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/log_prob.h"
 #include "kernels/contract/portable.h"
@@ -44,7 +43,6 @@ struct LinearArgs {
   Bf16* swiglu_out = nullptr;   // [m, n / 2]
   int64_t ldy = 0;
   const PartialPush* push = nullptr;  // AllReduce::Push's: fp32 goes there, and fp32_out stays
-  NumericsMode mode = NumericsMode::kTree;
 };
 
 // ---- Row-wise
@@ -120,15 +118,14 @@ struct AttentionArgs {
 
 // ---- Cross-rank sums
 
-// out[i] = the sum of W ranks' partials, in the order the mode says (C4 for kTree).
+// out[i] = the sum of W ranks' partials in tree order (C4).
 struct ReduceArgs {
   const float* const* partials = nullptr;  // [W] pointers to [count] fp32
   int num_ranks = 0;
   int64_t begin = 0;  // elements [begin, end) are written
   int64_t end = 0;
-  int64_t count = 0;  // of the whole message: the ring order of kVanilla depends on it
+  int64_t count = 0;  // of the whole message, on which a ring's order depends (contrast modes)
   float* out = nullptr;
-  NumericsMode mode = NumericsMode::kTree;
 };
 
 // ---- Logprobs and sampling

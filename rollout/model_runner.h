@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
+#include "common/config/numerics_mode.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/model/rank_executor.h"
 

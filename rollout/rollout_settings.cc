@@ -140,7 +140,9 @@ absl::StatusOr<int32_t> PagesThatFit(const RolloutSettings& settings, const Mode
 
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   if (settings.backend.backend == Backend::kCpu) {
-    return MakeHostRank([cpu = settings.backend.cpu] { return MakeCpuOps(cpu); });
+    CpuOptions cpu = settings.backend.cpu;
+    cpu.mode = settings.engine.runner.mode;
+    return MakeHostRank([cpu] { return MakeCpuOps(cpu); });
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;

@@ -139,8 +139,7 @@ absl::Status Launch(Ops& ops, const Product& product) {
                      .m = product.m,
                      .weight = {product.shape, product.w.get()},
                      .bf16_out = reinterpret_cast<Bf16*>(product.y.get()),
-                     .ldy = product.shape.n,
-                     .mode = NumericsMode::kVanilla});
+                     .ldy = product.shape.n});
 }
 
 // Seconds that cuBLAS takes for the matrix products of one rank's pass, pass after pass for long

@@ -149,19 +149,15 @@ absl::StatusOr<NcclMemory> NcclGroup::Allocate(size_t bytes) {
 
 absl::Status NcclGroup::AllGather(const void* send, void* receive, size_t bytes,
                                   CUstream_st* stream) {
-  const std::lock_guard lock(shared_->mutex);
-  ISOBIT_RETURN_IF_ERROR(shared_->failure);
-  return NcclStatus(ncclAllGather(send, receive, bytes, ncclUint8, shared_->comm, stream),
-                    "ncclAllGather", shared_->comm);
+  return Run("ncclAllGather", [&](ncclComm* comm) {
+    return ncclAllGather(send, receive, bytes, ncclUint8, comm, stream);
+  });
 }
 
-absl::Status NcclGroup::AllReduceBf16(const void* send, void* receive, size_t count,
-                                      CUstream_st* stream) {
+absl::Status NcclGroup::Run(const char* what, absl::FunctionRef<int(ncclComm*)> call) {
   const std::lock_guard lock(shared_->mutex);
   ISOBIT_RETURN_IF_ERROR(shared_->failure);
-  return NcclStatus(
-      ncclAllReduce(send, receive, count, ncclBfloat16, ncclSum, shared_->comm, stream),
-      "ncclAllReduce", shared_->comm);
+  return NcclStatus(static_cast<ncclResult_t>(call(shared_->comm)), what, shared_->comm);
 }
 
 absl::Status NcclGroup::Check() {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+struct ncclComm;
 struct CUstream_st;  // what a cudaStream_t points to
 
 namespace isobit {
@@ -60,9 +62,9 @@ class NcclGroup {
   // this rank's place in `receive`.
   absl::Status AllGather(const void* send, void* receive, size_t bytes, CUstream_st* stream);
 
-  // receive[i] = the sum of all ranks' send[i], bf16, in the order that NCCL chooses: not the
-  // contract's. `send` may be `receive`.
-  absl::Status AllReduceBf16(const void* send, void* receive, size_t count, CUstream_st* stream);
+  // Any other collective: `call` puts it on a stream of the group's device and returns NCCL's
+  // result. what: for error messages, as the function's name.
+  absl::Status Run(const char* what, absl::FunctionRef<int(ncclComm*)> call);
 
   // The first error of a collective in flight. Any thread.
   absl::Status Check();

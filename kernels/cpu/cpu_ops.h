@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "common/config/numerics_mode.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/ops.h"
 
@@ -12,6 +13,7 @@ namespace isobit {
 struct CpuOptions {
   cpu::Isa isa = cpu::DetectIsa();  // at most what this machine runs
   int num_threads = 1;              // of this rank, the calling thread included
+  NumericsMode mode = NumericsMode::kTree;
 };
 
 // One rank's backend. Neither the instruction set nor the number of threads changes a bit. An Ops

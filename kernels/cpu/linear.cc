@@ -6,7 +6,6 @@
 
 #include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
-#include "kernels/contract/vanilla.h"
 
 namespace isobit::cpu {
 namespace {
@@ -16,28 +15,8 @@ namespace {
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kBlockPanels = 8;
 
-// What is summed alone before it is combined: a leaf, or in mode kVanilla a split. Part i holds
-// padded columns [bounds[i], bounds[i+1]).
-struct Parts {
-  int count = 0;
-  int64_t bounds[contract::kLeaves + 1];
-  bool whole_panel_range = false;  // parts are not leaves
-  PartSum sum;
-};
-
-Parts PartsOf(const LinearArgs& args, const PackedLayout& layout) {
-  const LinearShape& shape = args.weight.shape;
-  Parts parts;
-  if (args.mode == NumericsMode::kVanilla) {
-    const int64_t steps = layout.padded_k / contract::kMmaK;
-    parts.count = contract::VanillaSplits(args.m);
-    parts.whole_panel_range = true;
-    parts.sum = PartSum::kZeroChain;
-    for (int i = 0; i <= parts.count; ++i) {
-      parts.bounds[i] = i * steps / parts.count * contract::kMmaK;
-    }
-    return parts;
-  }
+LinearParts LeavesOf(const LinearShape& shape, const PackedLayout& layout) {
+  LinearParts parts;
   parts.count = shape.num_leaves;
   parts.sum = shape.sum == contract::LeafSum::kTree ? PartSum::kTree : PartSum::kChain;
   std::copy_n(layout.begins, shape.num_leaves + 1, parts.bounds);
@@ -95,9 +74,12 @@ LinearOp::LinearOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool)
     : mma_(mma), rows_(rows), pool_(pool), sums_(static_cast<size_t>(pool.num_threads())) {}
 
 void LinearOp::Run(const LinearArgs& args) {
+  const PackedLayout layout(args.weight.shape);
+  Run(args, layout, LeavesOf(args.weight.shape, layout));
+}
+
+void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const LinearParts& parts) {
   const LinearShape& shape = args.weight.shape;
-  const PackedLayout layout(shape);
-  const Parts parts = PartsOf(args, layout);
   const auto* data = reinterpret_cast<const Bf16*>(args.weight.packed);
   const auto* ranges =
       reinterpret_cast<const ExponentRange*>(args.weight.packed + layout.ranges_offset);
@@ -129,7 +111,7 @@ void LinearOp::Run(const LinearArgs& args) {
       const int64_t begin = parts.bounds[i];
       const int64_t k = parts.bounds[i + 1] - begin;
       if (k == 0) continue;
-      const int range_row = parts.whole_panel_range ? shape.num_leaves : i;
+      const int range_row = parts.are_leaves ? i : shape.num_leaves;
       mma_({.w = {.data = data + (panel * layout.padded_k + begin) * kPanelColumns,
                   .panel_stride = layout.padded_k * kPanelColumns,
                   .k_stride = kPanelColumns,

@@ -15,7 +15,7 @@ namespace isobit::cpu {
 
 // A packed weight: for each panel of 32 output features its leaves one after the other, each leaf's
 // columns padded with +0 to a multiple of 16; then the exponent ranges, [leaf][panel], and behind
-// them one range for each whole panel, which mode kVanilla needs.
+// them one range for each whole panel, for parts that are not leaves.
 struct PackedLayout {
   explicit PackedLayout(const LinearShape& shape);
 
@@ -28,11 +28,21 @@ struct PackedLayout {
 
 void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
 
+// What is summed alone before it is combined. Part i holds padded columns [bounds[i], bounds[i+1]).
+struct LinearParts {
+  int count = 0;
+  int64_t bounds[contract::kLeaves + 1];
+  PartSum sum;
+  bool are_leaves = true;  // else exponent ranges of whole panels apply
+};
+
 class LinearOp {
  public:
   LinearOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool);
 
+  // The parts are the leaves.
   void Run(const LinearArgs& args);
+  void Run(const LinearArgs& args, const PackedLayout& layout, const LinearParts& parts);
 
  private:
   MmaPanelsFn mma_;

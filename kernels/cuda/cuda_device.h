@@ -46,6 +46,7 @@ class CudaDevice final : public Device {
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
       int ordinal, std::optional<cudaStream_t> stream = std::nullopt);
 
+  int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }  // the GPU's
   const cuda::Stream& stream() const { return stream_; }
   // Makes this GPU the calling thread's.

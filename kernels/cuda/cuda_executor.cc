@@ -147,7 +147,7 @@ class CudaExecutor final : public RankExecutor {
         ops_(std::move(ops)),
         layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(std::move(all_reduce)),
-        transformer_(layout_, options.rope, options.mode, *ops_, all_reduce_.get()) {}
+        transformer_(layout_, options.rope, *ops_, all_reduce_.get()) {}
 
   const cuda::Stream& stream() const { return ops_->device().stream(); }
   size_t rank() const { return static_cast<size_t>(options_.shape.rank); }

@@ -17,8 +17,6 @@ namespace isobit {
 
 struct CudaOptions {
   int device = 0;
-  // kVanilla packs weights for cuBLAS and multiplies with it; the other ops are the same in all
-  // modes.
   NumericsMode mode = NumericsMode::kTree;
   std::optional<cudaStream_t> stream = {};  // where the ops run, as CudaDevice::Create has it
 };

@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/vanilla/nccl_bf16_sum.h"
 #include "kernels/model/step_halves.h"
 
 namespace isobit {
@@ -96,12 +97,11 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
   }
   if (group.size() == 1) return absl::OkStatus();
   // In vanilla mode for its barrier alone.
-  const NumericsMode mode = rank.mode == NumericsMode::kVanilla ? NumericsMode::kTree : rank.mode;
-  ISOBIT_ASSIGN_OR_RETURN(peers,
-                          cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
-                                                              .mode = mode,
-                                                              .timeout = options.peer_timeout}));
-  if (rank.mode != NumericsMode::kVanilla && rank.max_rows >= overlap_rows) {
+  ISOBIT_ASSIGN_OR_RETURN(
+      peers, cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
+                                                 .hops = rank.mode == NumericsMode::kBatchInvariant,
+                                                 .timeout = options.peer_timeout}));
+  if (rank.mode == NumericsMode::kTree && rank.max_rows >= overlap_rows) {
     const size_t bytes = cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size());
     ISOBIT_ASSIGN_OR_RETURN(halves, group.Allocate(bytes, 0));
     shared_bytes += bytes;
@@ -111,9 +111,7 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
 }
 
 cuda::CopyEngineSumOptions CudaRankGroup::HalvesOf(const RankOptions& rank) {
-  return {.hidden = rank.config.hidden_size,
-          .max_rows = MostRowsOfHalf(rank.max_rows),
-          .mode = rank.mode};
+  return {.hidden = rank.config.hidden_size, .max_rows = MostRowsOfHalf(rank.max_rows)};
 }
 
 // Every end waits for the others, so each is made on a thread of its own.
@@ -142,10 +140,13 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
                                                                         CudaOps& ops) const {
   const auto r = static_cast<size_t>(rank.shape.rank);
   std::unique_ptr<AllReduce> sum;
-  if (!nccl.empty()) {
+  if (!nccl.empty() && rank.mode == NumericsMode::kVanilla) {
     ISOBIT_ASSIGN_OR_RETURN(
-        sum, cuda::NcclAllReduce::Create(rank.mode, rank.config.hidden_size, rank.max_rows,
-                                         ops.device(), *nccl[r], ops.device().stream()));
+        sum, cuda::NcclBf16Sum::Create(rank.config.hidden_size, rank.max_rows, ops.device(),
+                                       *nccl[r], ops.device().stream()));
+  } else if (!nccl.empty()) {
+    ISOBIT_ASSIGN_OR_RETURN(sum, cuda::NcclAllReduce::Create(rank.config.hidden_size, rank.max_rows,
+                                                             ops, *nccl[r], ops.device().stream()));
   } else if (!peers.empty()) {
     std::unique_ptr<OverlappedSum> overlapped;
     if (meeting != nullptr) {

@@ -47,7 +47,7 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
 
     // The sums of steps in halves.
     const bool peers = size > 1 && options.peer_memory;
-    if (peers && options.mode != NumericsMode::kVanilla && options.max_rows >= kOverlapRows) {
+    if (peers && options.mode == NumericsMode::kTree && options.max_rows >= kOverlapRows) {
       needed += static_cast<double>(cuda::CopyEngineSum::SharedBytes(
           {.hidden = config.hidden_size, .max_rows = MostRowsOfHalf(options.max_rows)}, size));
     }

@@ -71,9 +71,8 @@ class HostExecutor final : public RankExecutor {
       : ops_(std::move(ops)),
         comm_(options.comm),
         layout_(options.config, options.shape, ops_->packer()),
-        all_reduce_(options.mode, *ops_, comm_),
-        transformer_(layout_, options.rope, options.mode, *ops_,
-                     comm_.size() > 1 ? &all_reduce_ : nullptr) {}
+        all_reduce_(*ops_, comm_),
+        transformer_(layout_, options.rope, *ops_, comm_.size() > 1 ? &all_reduce_ : nullptr) {}
 
   template <typename T>
   static void Grow(std::vector<T>& buffer, size_t size) {

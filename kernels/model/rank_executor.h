@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
+#include "common/config/numerics_mode.h"
 #include "common/parallel/communicator.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/rank_shape.h"

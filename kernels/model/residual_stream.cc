@@ -51,12 +51,8 @@ absl::Status ResidualStream::Add(size_t p, const Bf16* x, const LinearWeight& we
   std::byte* const partial =
       partial_[turn_].data() + static_cast<size_t>(part.step.first_row * hidden_) * element;
   turn_ = 1 - turn_;
-  LinearArgs args = {.x = x,
-                     .ldx = weight.shape.k,
-                     .m = part.step.rows,
-                     .weight = weight,
-                     .ldy = hidden_,
-                     .mode = mode_};
+  LinearArgs args = {
+      .x = x, .ldx = weight.shape.k, .m = part.step.rows, .weight = weight, .ldy = hidden_};
   if (has_bf16_partials()) {
     args.bf16_out = reinterpret_cast<Bf16*>(partial);
   } else {

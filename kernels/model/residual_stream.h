@@ -27,8 +27,8 @@ class ResidualStream {
  public:
   // `ops` and `all_reduce` outlive the object. all_reduce: null with one rank. hidden: columns;
   // eps: of the norms.
-  ResidualStream(int64_t hidden, float eps, NumericsMode mode, Ops& ops, AllReduce* all_reduce)
-      : hidden_(hidden), eps_(eps), mode_(mode), ops_(ops), all_reduce_(all_reduce) {}
+  ResidualStream(int64_t hidden, float eps, Ops& ops, AllReduce* all_reduce)
+      : hidden_(hidden), eps_(eps), ops_(ops), all_reduce_(all_reduce) {}
 
   // Makes room for steps of `rows`. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
@@ -78,7 +78,6 @@ class ResidualStream {
 
   const int64_t hidden_;
   const float eps_;
-  const NumericsMode mode_;
   Ops& ops_;
   AllReduce* const all_reduce_;
 

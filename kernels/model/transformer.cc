@@ -25,13 +25,12 @@ LayerWidths WidthsOf(const WeightLayout& layout) {
 
 }  // namespace
 
-Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope,
-                         NumericsMode mode, Ops& ops, AllReduce* all_reduce)
+Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
+                         AllReduce* all_reduce)
     : layout_(layout),
       rope_(rope),
-      mode_(mode),
       ops_(ops),
-      residual_(layout.config().hidden_size, layout.config().rms_norm_eps, mode, ops, all_reduce) {}
+      residual_(layout.config().hidden_size, layout.config().rms_norm_eps, ops, all_reduce) {}
 
 absl::Status Transformer::Reserve(int64_t rows) {
   const LayerWidths widths = WidthsOf(layout_);
@@ -150,8 +149,7 @@ absl::Status Transformer::Qkv(const StepPart& part, const BlockWeights& w, const
                                       .weight = weight,
                                       .bias = w.fp32(Role::kQkvBias),
                                       .bf16_out = qkv,
-                                      .ldy = columns,
-                                      .mode = mode_}));
+                                      .ldy = columns}));
   return ops_.Qkv({.qkv = qkv,
                    .ld = columns,
                    .heads = static_cast<int32_t>(layout_.shape().heads),
@@ -192,8 +190,7 @@ absl::StatusOr<const Bf16*> Transformer::Activate(const StepPart& part, const Bl
                                       .weight = w.linear(Role::kGateUp),
                                       .bias = w.fp32(Role::kGateUpBias),
                                       .swiglu_out = activated,
-                                      .ldy = columns,
-                                      .mode = mode_}));
+                                      .ldy = columns}));
   return activated;
 }
 
@@ -206,8 +203,7 @@ absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource&
        .m = rows,
        .weight = layout_.Bind(layout_.head_block(), block.bytes()).linear(Role::kHead),
        .fp32_out = logits,
-       .ldy = ld,
-       .mode = mode_});
+       .ldy = ld});
 }
 
 }  // namespace isobit

@@ -32,8 +32,8 @@ class Transformer {
  public:
   // All arguments outlive the object. `rope` covers every position that a batch will have.
   // `all_reduce`: null with one rank.
-  Transformer(const WeightLayout& layout, const contract::RopeTable& rope, NumericsMode mode,
-              Ops& ops, AllReduce* all_reduce);
+  Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
+              AllReduce* all_reduce);
 
   // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
   // RESOURCE_EXHAUSTED: no memory.
@@ -72,7 +72,6 @@ class Transformer {
 
   const WeightLayout& layout_;
   const contract::RopeTable& rope_;
-  const NumericsMode mode_;
   Ops& ops_;
   ResidualStream residual_;
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_

@@ -166,9 +166,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
                                /*shared_layers=*/false, ops->device()));
       Poison(cache, config_.num_layers, ops->device());
       Communicator& comm = group.rank(rank);
-      GatherAllReduce all_reduce(schedule.mode, *ops, comm, schedule.overlap_rows);
-      Transformer transformer(layout, rope, schedule.mode, *ops,
-                              schedule.tp_size > 1 ? &all_reduce : nullptr);
+      GatherAllReduce all_reduce(*ops, comm, schedule.overlap_rows);
+      Transformer transformer(layout, rope, *ops, schedule.tp_size > 1 ? &all_reduce : nullptr);
       const Memory hidden = Must(ops->device().Allocate(
           most_rows * static_cast<size_t>(config_.hidden_size) * sizeof(Bf16)));
       const Memory logits_memory = Must(ops->device().Allocate(most_rows * vocab * sizeof(float)));

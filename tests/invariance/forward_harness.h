@@ -23,7 +23,6 @@ using SequenceLogits = std::vector<float>;
 
 struct Schedule {
   int tp_size = 1;
-  NumericsMode mode = NumericsMode::kTree;
   std::function<std::unique_ptr<Ops>()> make_ops;  // one for each rank
   // The first tokens of a sequence are prefilled in one step, the rest decoded `decode_rows` at a
   // time; 0: all in one step.

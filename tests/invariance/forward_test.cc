@@ -23,9 +23,9 @@ using testing_support::BitwiseEqual;
 constexpr int64_t kLength = 40;
 constexpr int64_t kPrefill = 23;
 
-Schedule OnCpu() {
+Schedule OnCpu(NumericsMode mode = NumericsMode::kTree) {
   Schedule schedule;
-  schedule.make_ops = [] { return MakeCpuOps({}); };
+  schedule.make_ops = [mode] { return MakeCpuOps({.mode = mode}); };
   return schedule;
 }
 
@@ -54,7 +54,7 @@ class ForwardInvarianceTest : public testing::TestWithParam<std::string> {
 // INVARIANT: the CPU backend evaluates the scalar definition.
 TEST_P(ForwardInvarianceTest, EqualsTheScalarDefinition) {
   Schedule oracle;
-  oracle.make_ops = MakeOracleOps;
+  oracle.make_ops = [] { return MakeOracleOps(); };
   const auto expected = model_.Run({sequences_[2]}, oracle);
   EXPECT_TRUE(BitwiseEqual(model_.Run({sequences_[2]}, OnCpu())[0], expected[0]));
 }
@@ -66,7 +66,7 @@ TEST_P(ForwardInvarianceTest, TensorParallelSize) {
     Schedule schedule = OnCpu();
     schedule.tp_size = tp_size;
     EXPECT_TRUE(AllEqual(model_.Run(sequences_, schedule), expected)) << "TP " << tp_size;
-    schedule.mode = NumericsMode::kBatchInvariant;
+    schedule.make_ops = OnCpu(NumericsMode::kBatchInvariant).make_ops;
     if (tp_size > 2) {
       EXPECT_FALSE(AllEqual(model_.Run(sequences_, schedule), expected))
           << "control, TP " << tp_size;
@@ -90,8 +90,7 @@ TEST_P(ForwardInvarianceTest, Batch) {
   EXPECT_TRUE(BitwiseEqual(repeated[0], expected[2]));
   EXPECT_TRUE(BitwiseEqual(repeated[2], expected[2]));
 
-  Schedule vanilla = OnCpu();
-  vanilla.mode = NumericsMode::kVanilla;
+  Schedule vanilla = OnCpu(NumericsMode::kVanilla);
   EXPECT_FALSE(BitwiseEqual(model_.Run({sequences_[1]}, vanilla)[0], model_.Run(crowd, vanilla)[9]))
       << "control";
 }
@@ -108,8 +107,7 @@ TEST_P(ForwardInvarianceTest, Phase) {
           << "prefill " << prefill << ", TP " << tp_size;
     }
   }
-  Schedule vanilla = OnCpu();
-  vanilla.mode = NumericsMode::kVanilla;
+  Schedule vanilla = OnCpu(NumericsMode::kVanilla);
   const auto one_pass = model_.Run({sequences_[0]}, vanilla);
   vanilla.prefill = kPrefill;
   EXPECT_FALSE(AllEqual(model_.Run({sequences_[0]}, vanilla), one_pass)) << "control";

@@ -18,7 +18,6 @@ namespace {
 
 Schedule OnGpu(NumericsMode mode = NumericsMode::kTree) {
   Schedule schedule;
-  schedule.mode = mode;
   schedule.make_ops = [mode] { return MakeCudaOps({.mode = mode}).value(); };
   return schedule;
 }

@@ -16,8 +16,9 @@
 namespace isobit::invariance {
 namespace {
 
-std::unique_ptr<Ops> Backend(const CpuOptions& cpu, bool spoiled) {
+std::unique_ptr<Ops> Backend(CpuOptions cpu, NumericsMode mode, bool spoiled) {
   if (spoiled) return std::make_unique<OrderDependentOps>();
+  cpu.mode = mode;
   return MakeCpuOps(cpu);
 }
 
@@ -106,16 +107,15 @@ std::vector<Completion> ServiceBitsFixture::Generate(const RolloutSetup& setup, 
                                                      size_t count) const {
   EngineOptions options;
   options.model_root = TinyModelRoot();
-  options.runner = {.tensor_parallel_size = setup.tp_size,
-                    .mode = setup.mode,
-                    .page_size = setup.page_size,
-                    .num_pages = setup.num_pages,
-                    .max_positions = 256,
-                    .make_rank = setup.make_rank != nullptr
-                                     ? setup.make_rank
-                                     : MakeHostRank([cpu = setup.cpu, spoiled = setup.spoiled] {
-                                         return Backend(cpu, spoiled);
-                                       })};
+  options.runner = {
+      .tensor_parallel_size = setup.tp_size,
+      .mode = setup.mode,
+      .page_size = setup.page_size,
+      .num_pages = setup.num_pages,
+      .max_positions = 256,
+      .make_rank = setup.make_rank != nullptr ? setup.make_rank : MakeHostRank([setup] {
+        return Backend(setup.cpu, setup.mode, setup.spoiled);
+      })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 2048};
   auto engine = Engine::Create(config_, options);
   ISOBIT_EXPECT_OK(engine.status());
@@ -150,7 +150,7 @@ std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>&
   options.num_shards = setup.shards;
   options.numerics = setup.mode;
   options.max_batch_tokens = setup.max_batch_tokens;
-  options.backend.make_ops = [spoiled = setup.spoiled](int) { return Backend({}, spoiled); };
+  options.backend.make_ops = [setup](int) { return Backend({}, setup.mode, setup.spoiled); };
   if (setup.choose_backend != nullptr) setup.choose_backend(options);
   auto scorer = scorer::Scorer::Load(options, GetParam());
   ISOBIT_EXPECT_OK(scorer.status());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "common/config/numerics_mode.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/rank_executor.h"
 #include "rollout/engine.h"

@@ -73,7 +73,7 @@ TEST_P(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
 
 TEST_P(EngineTest, GeneratesTheBitsOfTheOracle) {
   EngineOptions options = DefaultOptions();
-  options.runner.make_rank = RankOf(MakeOracleOps);
+  options.runner.make_rank = RankOf([] { return MakeOracleOps(); });
   ExpectSameTokens(Generate(*MakeEngine(), MakeRequest("r")),
                    Generate(*MakeEngine(options), MakeRequest("r")));
 }
@@ -83,7 +83,7 @@ TEST_P(EngineTest, VanillaModeDependsOnTheParallelSize) {
   std::vector<float> logprobs[2];
   for (const int i : {0, 1}) {
     EngineOptions options = DefaultOptions();
-    options.runner.mode = NumericsMode::kVanilla;
+    options.runner.make_rank = RankOf([] { return MakeCpuOps({.mode = NumericsMode::kVanilla}); });
     options.runner.tensor_parallel_size = i == 0 ? 1 : 4;
     logprobs[i] = Generate(*MakeEngine(options), MakeRequest("r")).logprobs;
   }

@@ -21,6 +21,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/weight_switch.h"
+#include "common/config/numerics_mode.h"
 #include "kernels/model/load_format.h"
 #include "trainer_bridge/scorer/peer_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"

@@ -144,8 +144,10 @@ absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::str
                             .nccl_id = nccl_id,
                             .timeout = settings.timeout});
   }
+  CpuOptions cpu = settings.backend.cpu;
+  cpu.mode = settings.scorer.numerics;
   RankBackend backend;
-  backend.make_ops = [cpu = settings.backend.cpu](int) { return MakeCpuOps(cpu); };
+  backend.make_ops = [cpu](int) { return MakeCpuOps(cpu); };
   return backend;
 }
 

@@ -88,12 +88,12 @@ struct ScoringRank::Scored {
 };
 
 ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
-                         NumericsMode mode, std::unique_ptr<Ops> ops,
-                         std::unique_ptr<BlockGather> gather, size_t chunk_rows)
+                         std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather,
+                         size_t chunk_rows)
     : layout_(layout),
       ops_(std::move(ops)),
       chunk_rows_(chunk_rows),
-      transformer_(layout, rope, mode, *ops_, nullptr),
+      transformer_(layout, rope, *ops_, nullptr),
       full_(std::move(gather)) {}
 
 absl::Status ScoringRank::Reserve(int64_t tokens) {

@@ -36,8 +36,8 @@ class ScoringRank {
   // `layout` and `rope` outlive the object. gather: this rank's end of the group that shares the
   // weights; null if it is the only rank. chunk_rows: rows of logits that exist at one time, since
   // a long batch times a large vocabulary would not fit.
-  ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, NumericsMode mode,
-              std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather, size_t chunk_rows);
+  ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, std::unique_ptr<Ops> ops,
+              std::unique_ptr<BlockGather> gather, size_t chunk_rows);
 
   // Allocates what passes of up to `tokens` tokens take, in sequences of 16 and more on average; of
   // shorter ones or more tokens a pass allocates the rest, or ends their jobs with

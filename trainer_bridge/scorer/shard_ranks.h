@@ -26,8 +26,7 @@ namespace isobit::scorer {
 struct ShardRanksOptions {
   int num_shards = 2;  // of all processes, in [1, 64]
   int first_rank = 0;
-  int num_ranks = 2;  // of this process: [first_rank, first_rank + num_ranks)
-  NumericsMode numerics = NumericsMode::kTree;
+  int num_ranks = 2;                // of this process: [first_rank, first_rank + num_ranks)
   int64_t max_context = 0;          // positions of one sequence, more than 0
   int64_t max_batch_tokens = 2048;  // of one rank's pass: memory for them is taken at the start
   size_t chunk_rows = 64;           // rows of logits that exist at one time on one rank

@@ -154,9 +154,6 @@ absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Creat
                                                    absl::FormatDuration(options.timeout),
                                                    ": expected more than 0 and at most 10 min"));
   }
-  if (options.mode == NumericsMode::kVanilla) {
-    return absl::InvalidArgumentError("mode vanilla has no all-reduce over peer memory");
-  }
   auto state = std::make_shared<AllReduceState>(group, options);
   if (group.size() > 1) {
     int device = 0;
@@ -216,7 +213,7 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
                         .mailbox_bytes = state.mailbox_bytes,
                         .partial = partial == nullptr ? nullptr : partial + begin * norm.hidden,
                         .norm = norm,
-                        .hops = state.options.mode == NumericsMode::kBatchInvariant,
+                        .hops = state.options.hops,
                         .alone = state.alone()};
     job.quads = QuadsOf(norm.hidden);
     job.pieces = PiecesOf(job.quads);

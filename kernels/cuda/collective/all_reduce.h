@@ -29,7 +29,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/config/numerics_mode.h"
 #include "common/parallel/peer_group.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
@@ -41,7 +40,7 @@ struct AllReduceOptions {
   // Of one kernel, up to 32768; more rows are several kernels, which costs 6 % at twice as many. A
   // rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
   int64_t max_rows = 4096;
-  NumericsMode mode = NumericsMode::kTree;    // or kBatchInvariant; kVanilla's ring is NCCL's
+  bool hops = false;                          // add from rank to rank, as mode batch_invariant does
   absl::Duration timeout = absl::Seconds(2);  // how long a kernel waits for a peer
 };
 

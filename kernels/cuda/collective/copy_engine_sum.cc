@@ -47,10 +47,10 @@ size_t CopyEngineSum::SharedBytes(const CopyEngineSumOptions& options, int ranks
 absl::StatusOr<std::unique_ptr<CopyEngineSum>> CopyEngineSum::Create(
     const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
     RankMeeting& meeting, PeerAllReduce& waits, const Stream& stream) {
-  if (options.hidden < 1 || options.max_rows < 1 || options.mode == NumericsMode::kVanilla) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a sum over ranks by copy engines of up to ", options.max_rows, " rows of ", options.hidden,
-        " columns: expected at least one of each, and not mode vanilla"));
+  if (options.hidden < 1 || options.max_rows < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("a sum over ranks by copy engines of up to ",
+                                                   options.max_rows, " rows of ", options.hidden,
+                                                   " columns: expected at least one of each"));
   }
   ISOBIT_RETURN_IF_ERROR(GetBatchMemOp().status());
   std::unique_ptr<CopyEngineSum> sum(
@@ -146,21 +146,7 @@ absl::Status CopyEngineSum::Sum(int half, const RmsNormArgs& norm) {
   own.residual += begin;
   own.out = Rows(rank_, half) + begin;
   own.rows = rows;
-  if (options_.mode == NumericsMode::kTree) {
-    ISOBIT_RETURN_IF_ERROR(LaunchRmsNormOfPartials(own, partials, ranks_, stream_));
-  } else {
-    float* const sum = Mailbox(rank_, half, rank_);
-    ISOBIT_RETURN_IF_ERROR(LaunchReduce({.partials = partials,
-                                         .num_ranks = ranks_,
-                                         .begin = 0,
-                                         .end = elements,
-                                         .count = elements,
-                                         .out = sum,
-                                         .mode = options_.mode},
-                                        stream_));
-    own.sum = sum;
-    ISOBIT_RETURN_IF_ERROR(LaunchRmsNorm(own, stream_));
-  }
+  ISOBIT_RETURN_IF_ERROR(LaunchRmsNormOfPartials(own, partials, ranks_, stream_));
   return Push(half, kRows, [&](int q, cudaStream_t stream) {
     return cudaMemcpyAsync(Rows(q, half) + begin, own.out,
                            static_cast<size_t>(elements) * sizeof(Bf16), cudaMemcpyDefault, stream);

@@ -28,7 +28,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/config/numerics_mode.h"
 #include "common/parallel/peer_group.h"
 #include "common/parallel/rank_meeting.h"
 #include "kernels/all_reduce.h"
@@ -38,9 +37,8 @@
 namespace isobit::cuda {
 
 struct CopyEngineSumOptions {
-  int64_t hidden = 0;                       // columns of a row
-  int64_t max_rows = 0;                     // of a half
-  NumericsMode mode = NumericsMode::kTree;  // or kBatchInvariant
+  int64_t hidden = 0;    // columns of a row
+  int64_t max_rows = 0;  // of a half
   // How long a rank's thread waits for another's.
   absl::Duration timeout = absl::Seconds(30);
 };

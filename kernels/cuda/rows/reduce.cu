@@ -1,10 +1,9 @@
-// The sum of the ranks' partials, element by element, in the order of the mode (C4, vanilla.h).
+// The sum of the ranks' partials, element by element, in tree order (C4).
 #include <cstdint>
 
 #include "common/base/rank_count.h"
 #include "common/base/round_up.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
@@ -60,24 +59,6 @@ __global__ void __launch_bounds__(kThreads)
             contract::BitsOf(contract::TreeOf(values[3], kRanks)));
 }
 
-// contract::HopSum. ring: from where a ring all-reduce starts to add the element, else from rank 0.
-template <int kRanks>
-__global__ void __launch_bounds__(kThreads)
-    HopKernel(const __grid_constant__ Partials partials, int64_t begin, int64_t end, int64_t count,
-              bool ring, float* out) {
-  ReleaseSuccessor();
-  WaitForPredecessor();
-  const int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= end) return;
-  const int first = ring ? contract::RingStart(i, count, kRanks) : 0;
-  float values[kRanks];
-#pragma unroll
-  for (int hop = 0; hop < kRanks; ++hop) {
-    values[hop] = partials.of_rank[(first + hop) % kRanks][i];
-  }
-  out[i] = contract::HopSum(values, kRanks, 0);
-}
-
 template <int kRanks>
 absl::Status LaunchRanks(const ReduceArgs& args, const Stream& stream) {
   Partials partials = {};
@@ -90,10 +71,6 @@ absl::Status LaunchRanks(const ReduceArgs& args, const Stream& stream) {
     const int64_t blocks = CeilDiv(args.end - args.begin, elements_of_block);
     return Grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
   };
-  if (args.mode != NumericsMode::kTree) {
-    return Launch(HopKernel<kRanks>, grid_of(kThreads), stream, partials, args.begin, args.end,
-                  args.count, args.mode == NumericsMode::kVanilla, args.out);
-  }
   if (aligned) {
     return Launch(TreeOfFoursKernel<kRanks>, grid_of(4 * kThreads), stream, partials, args.begin,
                   args.end, args.out);

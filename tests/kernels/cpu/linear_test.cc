@@ -63,7 +63,7 @@ Problem MakeProblem(const LinearShape& shape, int64_t m, Family family, Random& 
 }
 
 template <typename T>
-std::vector<T> RunLinear(Ops& ops, const Problem& p, NumericsMode mode, bool bias) {
+std::vector<T> RunLinear(Ops& ops, const Problem& p, bool bias) {
   const PackedWeight packed(ops, p.shape, p.w.data(), p.shape.k);
   Guarded<T> out(p.m * p.ldy);
   LinearArgs args{.x = p.x.data(),
@@ -71,8 +71,7 @@ std::vector<T> RunLinear(Ops& ops, const Problem& p, NumericsMode mode, bool bia
                   .m = p.m,
                   .weight = packed.weight(),
                   .bias = bias ? p.bias.data() : nullptr,
-                  .ldy = p.ldy,
-                  .mode = mode};
+                  .ldy = p.ldy};
   if constexpr (sizeof(T) == sizeof(float)) {
     args.fp32_out = out.data();
   } else {
@@ -83,20 +82,20 @@ std::vector<T> RunLinear(Ops& ops, const Problem& p, NumericsMode mode, bool bia
   return {out.span().begin(), out.span().end()};
 }
 
-// All configurations, outputs and modes of one problem. The columns between n and ldy keep their
+// All configurations, outputs and orders of one problem. The columns between n and ldy keep their
 // poison in both, so a write beyond a row shows.
 void ExpectOracleBits(const Problem& p) {
-  const std::unique_ptr<Ops> oracle = MakeOracleOps();
-  for (const NumericsMode mode :
-       {NumericsMode::kTree, NumericsMode::kBatchInvariant, NumericsMode::kVanilla}) {
-    const std::vector<float> fp32 = RunLinear<float>(*oracle, p, mode, false);
-    const std::vector<Bf16> bf16 = RunLinear<Bf16>(*oracle, p, mode, true);
-    for (const CpuOptions& options : AllCpuOptions()) {
+  for (const NumericsMode mode : {NumericsMode::kTree, NumericsMode::kVanilla}) {
+    const std::unique_ptr<Ops> oracle = MakeOracleOps(mode);
+    const std::vector<float> fp32 = RunLinear<float>(*oracle, p, false);
+    const std::vector<Bf16> bf16 = RunLinear<Bf16>(*oracle, p, true);
+    for (CpuOptions options : AllCpuOptions()) {
+      options.mode = mode;
       SCOPED_TRACE(absl::StrCat(Describe(options), ", mode ", static_cast<int>(mode), ", m ", p.m,
                                 ", n ", p.shape.n, ", k ", p.shape.k));
       const std::unique_ptr<Ops> ops = MakeCpuOps(options);
-      EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, mode, false), fp32));
-      EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*ops, p, mode, true), bf16));
+      EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, false), fp32));
+      EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*ops, p, true), bf16));
     }
   }
 }
@@ -139,12 +138,11 @@ TEST(LinearTest, NonFiniteOperands) {
     p.x[random() % p.x.size()] = special;
     p.w[random() % p.w.size()] = special;
   }
-  const auto expected = RunLinear<Bf16>(*MakeOracleOps(), p, NumericsMode::kTree, false);
+  const auto expected = RunLinear<Bf16>(*MakeOracleOps(), p, false);
   EXPECT_TRUE(std::ranges::count(expected, 0x7fff) > 0);
   for (const CpuOptions& options : AllCpuOptions()) {
     SCOPED_TRACE(Describe(options));
-    EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*MakeCpuOps(options), p, NumericsMode::kTree, false),
-                               expected));
+    EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*MakeCpuOps(options), p, false), expected));
   }
 }
 
@@ -155,9 +153,9 @@ TEST(LinearTest, AnEarlierCallLeavesNothingBehind) {
   std::ranges::fill(poison.x, Bf16{0x7fc0});
   poison.shape.bounds[1] = 5;  // ragged, so that this x is copied too
   const std::unique_ptr<Ops> ops = MakeCpuOps({});
-  const auto alone = RunLinear<float>(*ops, p, NumericsMode::kTree, false);
-  RunLinear<float>(*ops, poison, NumericsMode::kTree, false);
-  EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, NumericsMode::kTree, false), alone));
+  const auto alone = RunLinear<float>(*ops, p, false);
+  RunLinear<float>(*ops, poison, false);
+  EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, false), alone));
 }
 
 TEST(LinearTest, NoOutputs) {
@@ -183,10 +181,8 @@ TEST(LinearTest, CancellingLeaves) {
 // backend that adds leaves in the wrong order cannot pass.
 TEST(LinearTest, CancellingLeavesTellChainFromTree) {
   const std::unique_ptr<Ops> oracle = MakeOracleOps();
-  const auto chain =
-      RunLinear<float>(*oracle, Cancelling(LeafSum::kChain), NumericsMode::kTree, false);
-  const auto tree =
-      RunLinear<float>(*oracle, Cancelling(LeafSum::kTree), NumericsMode::kTree, false);
+  const auto chain = RunLinear<float>(*oracle, Cancelling(LeafSum::kChain), false);
+  const auto tree = RunLinear<float>(*oracle, Cancelling(LeafSum::kTree), false);
   const Problem p = Cancelling(LeafSum::kChain);
   int64_t unequal = 0;
   for (int64_t m = 0; m < p.m; ++m) {
@@ -200,10 +196,10 @@ TEST(LinearTest, CancellingLeavesTellChainFromTree) {
 
 TEST(LinearTest, VanillaDependsOnTheBatch) {
   Problem p = Cancelling(LeafSum::kChain);
-  const std::unique_ptr<Ops> ops = MakeCpuOps({});
-  const std::vector<float> crowd = RunLinear<float>(*ops, p, NumericsMode::kVanilla, false);
+  const std::unique_ptr<Ops> ops = MakeCpuOps({.mode = NumericsMode::kVanilla});
+  const std::vector<float> crowd = RunLinear<float>(*ops, p, false);
   p.m = 1;
-  const std::vector<float> alone = RunLinear<float>(*ops, p, NumericsMode::kVanilla, false);
+  const std::vector<float> alone = RunLinear<float>(*ops, p, false);
   EXPECT_FALSE(SameBits<float>(alone, std::span(crowd).first(alone.size())));
 }
 

@@ -27,13 +27,16 @@ class ScorerBitsTest : public testing::TestWithParam<Architecture> {
   }
 
   std::unique_ptr<Scorer> Load(int shards, int64_t max_batch_tokens,
-                               NumericsMode mode = NumericsMode::kTree,
-                               std::function<std::unique_ptr<Ops>()> make_ops = MakeOracleOps) {
+                               NumericsMode mode = NumericsMode::kTree) {
+    return Load(shards, max_batch_tokens, [mode] { return MakeOracleOps(mode); });
+  }
+
+  std::unique_ptr<Scorer> Load(int shards, int64_t max_batch_tokens,
+                               std::function<std::unique_ptr<Ops>()> make_ops) {
     ScorerOptions options;
     options.model_root = dir_.path();
     options.num_shards = shards;
     options.max_batch_tokens = max_batch_tokens;
-    options.numerics = mode;
     options.backend.make_ops = [make_ops = std::move(make_ops)](int) { return make_ops(); };
     absl::StatusOr<std::unique_ptr<Scorer>> scorer = Scorer::Load(options, "model");
     EXPECT_THAT(scorer, testing_support::IsOk());
@@ -59,8 +62,7 @@ TEST_P(ScorerBitsTest, ScoresAreThoseOfTheDefinition) {
   for (const ScoreOptions& options : {FullOptions(), raw, greedy, ScoreOptions()}) {
     const AllBits bits = ScoreAll(*scorer, inputs, options);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      EXPECT_EQ(bits[i], Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[i],
-                                                options)))
+      EXPECT_EQ(bits[i], Bits(ScoreByDefinition(dir_.File("model"), inputs[i], options)))
           << "sequence " << i;
     }
   }
@@ -103,8 +105,7 @@ TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
     if (isa > cpu::DetectIsa()) continue;
     for (const int threads : {1, 2}) {
       const auto make_ops = [=] { return MakeCpuOps({.isa = isa, .num_threads = threads}); };
-      EXPECT_EQ(ScoreAll(*Load(2, 100, NumericsMode::kTree, make_ops), inputs, FullOptions()),
-                expected)
+      EXPECT_EQ(ScoreAll(*Load(2, 100, make_ops), inputs, FullOptions()), expected)
           << cpu::IsaName(isa) << ", " << threads << " threads";
     }
   }
@@ -125,8 +126,7 @@ TEST_P(ScorerBitsTest, AChunkBoundaryDoesNotShow) {
   inputs[0].completion.resize(200, 17);
   ScoreOptions options = FullOptions();
   const AllBits bits = ScoreAll(*Load(1, 4096), inputs, options);
-  EXPECT_EQ(bits[0],
-            Bits(ScoreByDefinition(dir_.File("model"), NumericsMode::kTree, inputs[0], options)));
+  EXPECT_EQ(bits[0], Bits(ScoreByDefinition(dir_.File("model"), inputs[0], options)));
 }
 
 TEST_P(ScorerBitsTest, APromptAloneMayBeScored) {

@@ -157,8 +157,7 @@ TEST_F(ScorerServiceTest, StreamsScoresWithAllThatWasAskedFor) {
   const v1::ScorerServerInfo info = Info();
   for (const auto& [index, response] : answer.responses) {
     const ScoreInput& input = inputs[index];
-    const SequenceScore expected =
-        ScoreByDefinition(dir_.File("first"), NumericsMode::kTree, input, options);
+    const SequenceScore expected = ScoreByDefinition(dir_.File("first"), input, options);
     EXPECT_EQ(response.sequence_id(), absl::StrCat("s", index));
     EXPECT_TRUE(
         BitwiseEqual(Floats(response.completion().logprobs()), expected.completion.logprobs));
@@ -387,9 +386,8 @@ TEST_F(ScorerServiceTest, UpdatesWeightsAndReportsThem) {
   const Answer answer = Call(RequestOf({probe_}));
   ISOBIT_ASSERT_OK(answer.status);
   EXPECT_EQ(answer.responses.at(0).weight_version().id(), 2u);
-  EXPECT_TRUE(BitwiseEqual(
-      Floats(answer.responses.at(0).completion().logprobs()),
-      ScoreByDefinition(dir_.File("second"), NumericsMode::kTree, probe_, {}).completion.logprobs));
+  EXPECT_TRUE(BitwiseEqual(Floats(answer.responses.at(0).completion().logprobs()),
+                           ScoreByDefinition(dir_.File("second"), probe_, {}).completion.logprobs));
 }
 
 TEST_F(ScorerServiceTest, RefusesBadUpdates) {

@@ -128,8 +128,7 @@ class ScorerTest : public testing::Test {
     return bits;
   }
   std::vector<uint32_t> ProbeByDefinition(const std::string& model) const {
-    std::vector<uint32_t> bits =
-        Bits(ScoreByDefinition(dir_.File(model), NumericsMode::kTree, probe_, {}));
+    std::vector<uint32_t> bits = Bits(ScoreByDefinition(dir_.File(model), probe_, {}));
     bits[0] = 0;
     return bits;
   }

@@ -150,8 +150,8 @@ AllBits WithoutVersions(AllBits bits) {
   return bits;
 }
 
-SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode mode,
-                                const ScoreInput& input, const ScoreOptions& options) {
+SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreInput& input,
+                                const ScoreOptions& options) {
   const std::unique_ptr<Ops> ops = MakeOracleOps();
   const ModelConfig config = Must(LoadModelConfig(model_directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
@@ -159,7 +159,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode
   const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
   Must(weights->Commit(Must(StageBlocks(checkpoint, "", {weights.get()})).ranks.front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
-  Transformer transformer(layout, rope, mode, *ops, /*all_reduce=*/nullptr);
+  Transformer transformer(layout, rope, *ops, /*all_reduce=*/nullptr);
 
   Batch batch;
   batch.ids = input.prompt;

@@ -71,8 +71,8 @@ AllBits WithoutVersions(AllBits bits);
 
 // What the scalar definition gives for one sequence: unsharded weights, one forward pass, one row
 // of logits at a time.
-SequenceScore ScoreByDefinition(const std::string& model_directory, NumericsMode mode,
-                                const ScoreInput& input, const ScoreOptions& options);
+SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreInput& input,
+                                const ScoreOptions& options);
 
 }  // namespace isobit::scorer
 

@@ -70,8 +70,8 @@ class ShardedForwardTest : public testing::Test {
     const WeightLayout layout = Layout();
     const contract::RopeTable rope = RopeTableOf(config_, kRows);
     ThreadGroup alone(1);
-    GatherAllReduce all_reduce(NumericsMode::kTree, *ops, alone.rank(0), overlap_rows);
-    Transformer transformer(layout, rope, NumericsMode::kTree, *ops, &all_reduce);
+    GatherAllReduce all_reduce(*ops, alone.rank(0), overlap_rows);
+    Transformer transformer(layout, rope, *ops, &all_reduce);
     const KvCache cache = *KvCache::Create(config_, layout.shape(), kRows / kPageSize, kPageSize,
                                            /*shared_layers=*/true, ops->device());
     const int32_t pages[] = {0, 1, 2};

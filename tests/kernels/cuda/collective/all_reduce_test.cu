@@ -63,6 +63,8 @@ absl::Status NormOf(PeerAllReduce& end, const float* partial, bool pushes, const
 
 class AllReduceTest : public testing_support::RowTest {
  protected:
+  AllReduceTest() : hopping_(MakeCpuOps({.mode = NumericsMode::kBatchInvariant})) {}
+
   // The ranks' partials. Often half of the columns cancel between the halves of the ranks.
   std::vector<std::vector<float>> Partials(int ranks, int64_t count, bool specials) {
     std::vector<std::vector<float>> partials;
@@ -83,8 +85,8 @@ class AllReduceTest : public testing_support::RowTest {
   }
 
   // One sum and norm on all ranks; adds the elements at which rank order would have given others.
-  void Compare(Ranks& ranks, int64_t rows, int64_t hidden, NumericsMode mode,
-               int64_t* hop_differs) {
+  // hops: the ranks add so.
+  void Compare(Ranks& ranks, int64_t rows, int64_t hidden, bool hops, int64_t* hop_differs) {
     const int64_t count = rows * hidden;
     const bool specials = Chance(3);
     const auto partials = Partials(ranks.size(), count, specials);
@@ -97,15 +99,15 @@ class AllReduceTest : public testing_support::RowTest {
     for (const auto& partial : partials) pointers.push_back(partial.data());
     std::vector<Bf16> expected_residual = residual;
     std::vector<Bf16> expected(residual.size());
-    const auto reference = [&](NumericsMode order, std::vector<Bf16>& h, std::vector<Bf16>& out) {
+    const auto reference = [&](Ops& order, std::vector<Bf16>& h, std::vector<Bf16>& out) {
       std::vector<float> sum(static_cast<size_t>(count));
-      ASSERT_TRUE(cpu_->Reduce({.partials = pointers.data(),
-                                .num_ranks = ranks.size(),
-                                .begin = 0,
-                                .end = count,
-                                .count = count,
-                                .out = sum.data(),
-                                .mode = order})
+      ASSERT_TRUE(order
+                      .Reduce({.partials = pointers.data(),
+                               .num_ranks = ranks.size(),
+                               .begin = 0,
+                               .end = count,
+                               .count = count,
+                               .out = sum.data()})
                       .ok());
       ASSERT_TRUE(cpu_->RmsNorm({.residual = h.data(),
                                  .sum = sum.data(),
@@ -117,11 +119,10 @@ class AllReduceTest : public testing_support::RowTest {
                                  .eps = 1e-6f})
                       .ok());
     };
-    reference(mode, expected_residual, expected);
+    reference(hops ? *hopping_ : *cpu_, expected_residual, expected);
     std::vector<Bf16> other_residual = residual;
     std::vector<Bf16> other(residual.size());
-    reference(mode == NumericsMode::kTree ? NumericsMode::kBatchInvariant : NumericsMode::kTree,
-              other_residual, other);
+    reference(hops ? *cpu_ : *hopping_, other_residual, other);
     for (size_t i = 0; i < other.size(); ++i) *hop_differs += other[i] != expected[i] ? 1 : 0;
 
     struct Buffers {
@@ -162,6 +163,8 @@ class AllReduceTest : public testing_support::RowTest {
       buffers[r] = nullptr;
     });
   }
+
+  const std::unique_ptr<Ops> hopping_;
 };
 
 TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
@@ -177,7 +180,7 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
           if (HasFailure()) return;
           if (rows * hidden * size > Scaled(40'000'000)) continue;
           SCOPED_TRACE(absl::StrCat(rows, " x ", hidden, " on ", absl::StrJoin(devices, ",")));
-          Compare(ranks, rows, hidden, NumericsMode::kTree, &differs);
+          Compare(ranks, rows, hidden, /*hops=*/false, &differs);
           ++cases;
           elements += rows * hidden;
         }
@@ -194,9 +197,9 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
 TEST_F(AllReduceTest, ModeBatchInvariantAddsInRankOrder) {
   int64_t differs = 0;
   for (const int size : {2, 4, 8}) {
-    Ranks ranks(Placements(size).back(), {.hidden = 1024, .mode = NumericsMode::kBatchInvariant});
+    Ranks ranks(Placements(size).back(), {.hidden = 1024, .hops = true});
     for (const int64_t rows : {1, 3, 64, 300}) {
-      Compare(ranks, rows, 1024, NumericsMode::kBatchInvariant, &differs);
+      Compare(ranks, rows, 1024, /*hops=*/true, &differs);
     }
   }
   EXPECT_GT(differs, 0);
@@ -487,7 +490,7 @@ TEST_F(AllReduceTest, GivesUpOnARankThatDoesNotCome) {
 TEST_F(AllReduceTest, OneRankHasNothingToWaitFor) {
   int64_t differs = 0;
   Ranks ranks({0}, {.hidden = 576});
-  Compare(ranks, 7, 576, NumericsMode::kTree, &differs);
+  Compare(ranks, 7, 576, /*hops=*/false, &differs);
   EXPECT_TRUE(ranks.end(0).Barrier({ranks.stream(0)}).ok());
 }
 
@@ -499,8 +502,6 @@ TEST_F(AllReduceTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal({.hidden = 16385}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .max_rows = 0}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .max_rows = 32769}), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(refusal({.hidden = 64, .mode = NumericsMode::kVanilla}),
-            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal({.hidden = 64, .timeout = absl::ZeroDuration()}),
             absl::StatusCode::kInvalidArgument);
   Ranks ranks({0, 0}, {.hidden = 64});

@@ -38,8 +38,7 @@ class CopyRanks : public RankStreams {
     auto group = PeerGroup::Create(this->devices());
     EXPECT_TRUE(group.ok()) << group.status();
     auto waits = PeerAllReduce::Create(
-        *group,
-        {.hidden = options.hidden, .max_rows = 1, .mode = options.mode, .timeout = timeout});
+        *group, {.hidden = options.hidden, .max_rows = 1, .timeout = timeout});
     EXPECT_TRUE(waits.ok()) << waits.status();
     waits_ = *std::move(waits);
     auto memory = group->Allocate(CopyEngineSum::SharedBytes(options, size()), 0);
@@ -74,7 +73,7 @@ class CopyEngineSumTest : public testing_support::RowTest {
  protected:
   // One sum and norm of a half on all ranks. Every row's residual is updated by one rank, and left
   // alone by the others.
-  void Compare(CopyRanks& ranks, int half, int64_t rows, int64_t hidden, NumericsMode mode) {
+  void Compare(CopyRanks& ranks, int half, int64_t rows, int64_t hidden) {
     const int64_t count = rows * hidden;
     const bool specials = Chance(3);
     std::vector<std::vector<float>> partials;
@@ -92,8 +91,7 @@ class CopyEngineSumTest : public testing_support::RowTest {
                               .begin = 0,
                               .end = count,
                               .count = count,
-                              .out = sum.data(),
-                              .mode = mode})
+                              .out = sum.data()})
                     .ok());
     std::vector<Bf16> expected_residual = residual;
     std::vector<Bf16> expected(residual.size());
@@ -167,15 +165,13 @@ TEST_F(CopyEngineSumTest, EqualsReduceThenRmsNorm) {
   for (const int size : {2, 4, 8}) {
     for (const std::vector<int>& devices : Placements(size)) {
       for (const int64_t hidden : {64, 99, 576, 4096, 9000}) {
-        for (const auto mode : {NumericsMode::kTree, NumericsMode::kBatchInvariant}) {
-          CopyRanks ranks(devices, {.hidden = hidden, .max_rows = 1030, .mode = mode});
-          for (const int64_t rows : {1, 3, 64, 7, 257, 1030, 2}) {
-            if (HasFailure()) return;
-            if (rows * hidden * size > Scaled(10'000'000)) continue;
-            SCOPED_TRACE(absl::StrCat(rows, " x ", hidden, " on ", absl::StrJoin(devices, ",")));
-            Compare(ranks, cases % 2, rows, hidden, mode);
-            ++cases;
-          }
+        CopyRanks ranks(devices, {.hidden = hidden, .max_rows = 1030});
+        for (const int64_t rows : {1, 3, 64, 7, 257, 1030, 2}) {
+          if (HasFailure()) return;
+          if (rows * hidden * size > Scaled(10'000'000)) continue;
+          SCOPED_TRACE(absl::StrCat(rows, " x ", hidden, " on ", absl::StrJoin(devices, ",")));
+          Compare(ranks, cases % 2, rows, hidden);
+          ++cases;
         }
       }
     }
@@ -384,8 +380,8 @@ TEST_F(CopyEngineSumTest, RefusesWhatItCannotDo) {
   const auto group = PeerGroup::Create({0, 0});
   const auto memory = group->Allocate(1 << 20, 0);
   RankMeeting meeting(2);
-  EXPECT_EQ(CopyEngineSum::Create({.hidden = 64, .max_rows = 10, .mode = NumericsMode::kVanilla}, 0,
-                                  2, *memory, meeting, ranks.waits(0), ranks.stream(0))
+  EXPECT_EQ(CopyEngineSum::Create({.hidden = 64, .max_rows = 0}, 0, 2, *memory, meeting,
+                                  ranks.waits(0), ranks.stream(0))
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);

@@ -9,6 +9,7 @@
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/swiglu.cuh"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/vanilla/hop_reduce.h"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::cuda {
@@ -215,17 +216,19 @@ testing::AssertionResult SameSums(std::vector<float> actual, std::vector<float> 
 TEST_F(RowKernelsTest, Reduce) {
   constexpr NumericsMode kModes[] = {NumericsMode::kTree, NumericsMode::kBatchInvariant,
                                      NumericsMode::kVanilla};
+  std::vector<std::unique_ptr<Ops>> cpu;
+  for (const NumericsMode mode : kModes) cpu.push_back(MakeCpuOps({.mode = mode}));
   int cases = 0;
   int ring_differs = 0;
   for (; cases < Scaled(2000) && !HasFailure(); ++cases) {
     const int ranks = 1 << Below(4);
-    const NumericsMode mode = kModes[Below(3)];
+    const auto mode = static_cast<size_t>(Below(3));
     const int64_t count = 1 + Below(cases % 400 == 399 ? 2000000 : int64_t{1} << (1 + Below(16)));
     int64_t begin = Chance(2) ? 0 : Below(count);
     if (Chance(2)) begin = begin / 4 * 4;
     const int64_t end = Chance(2) ? count : begin + Below(count - begin + 1);
     SCOPED_TRACE(absl::StrCat("case ", cases, ": [", begin, ", ", end, ") of ", count, ", ", ranks,
-                              " ranks, mode ", static_cast<int>(mode)));
+                              " ranks, mode ", mode));
     const bool specials = Chance(4);
     std::vector<std::vector<float>> partials;
     std::vector<std::unique_ptr<DeviceBuffer<float>>> buffers;
@@ -245,22 +248,22 @@ TEST_F(RowKernelsTest, Reduce) {
                        .begin = begin,
                        .end = end,
                        .count = count,
-                       .out = expected.data(),
-                       .mode = mode};
-    ASSERT_TRUE(cpu_->Reduce(args).ok());
-    if (mode == NumericsMode::kVanilla && ranks > 1) {
+                       .out = expected.data()};
+    ASSERT_TRUE(cpu[mode]->Reduce(args).ok());
+    if (mode == 2 && ranks > 1) {
       std::vector<float> other(expected.size());
       ReduceArgs from_first = args;
       from_first.out = other.data();
-      from_first.mode = NumericsMode::kBatchInvariant;
-      ASSERT_TRUE(cpu_->Reduce(from_first).ok());
+      ASSERT_TRUE(cpu[1]->Reduce(from_first).ok());
       ring_differs +=
           std::equal(expected.begin() + begin, expected.begin() + end, other.begin() + begin) ? 0
                                                                                               : 1;
     }
     args.partials = device.data();
     args.out = out.data();
-    ASSERT_TRUE(LaunchReduce(args, AnyStream()).ok());
+    ASSERT_TRUE((mode == 0 ? LaunchReduce(args, AnyStream())
+                           : LaunchHopReduce(args, /*ring=*/mode == 2, AnyStream()))
+                    .ok());
     EXPECT_TRUE(SameSums(out.CopyOut(), expected));
     EXPECT_TRUE(out.GuardsIntact());
   }

@@ -53,8 +53,7 @@ class Problem {
             .m = m_,
             .weight = {.shape = {.n = n_, .k = k_},
                        .packed = reinterpret_cast<const std::byte*>(w_->data())},
-            .bias = bias_ == nullptr ? nullptr : bias_->data(),
-            .mode = NumericsMode::kVanilla};
+            .bias = bias_ == nullptr ? nullptr : bias_->data()};
   }
   const std::vector<double>& exact() const { return exact_; }
 

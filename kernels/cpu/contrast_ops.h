@@ -1,0 +1,36 @@
+// The contrast modes of the CPU backend (contract/vanilla.h): what each does unlike TreeOps.
+#ifndef ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
+#define ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
+
+#include "absl/status/status.h"
+#include "kernels/cpu/tree_ops.h"
+
+namespace isobit::cpu {
+
+// Mode batch_invariant: sums over ranks go from rank to rank, with bf16 between.
+class BatchInvariantOps : public TreeOps {
+ public:
+  using TreeOps::TreeOps;
+
+ protected:
+  void ReduceElements(const ReduceArgs& a, int64_t begin, int64_t end) final;
+  // The rank with which the sum of element i starts.
+  virtual int FirstRank(const ReduceArgs& /*a*/, int64_t /*i*/) const { return 0; }
+  // The first element after i whose sum may start with another rank.
+  virtual int64_t EndOfRun(const ReduceArgs& a, int64_t /*i*/) const { return a.end; }
+};
+
+// Mode vanilla: besides, a sum starts where a ring's would, and K is split by the number of rows.
+class VanillaOps final : public BatchInvariantOps {
+ public:
+  using BatchInvariantOps::BatchInvariantOps;
+
+ protected:
+  absl::Status Product(const LinearArgs& a) override;
+  int FirstRank(const ReduceArgs& a, int64_t i) const override;
+  int64_t EndOfRun(const ReduceArgs& a, int64_t i) const override;
+};
+
+}  // namespace isobit::cpu
+
+#endif  // ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_

@@ -1,0 +1,41 @@
+// The contrast modes of the CUDA backend: what each does unlike TreeCudaOps. The serving path needs
+// none of it.
+#ifndef ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
+#define ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/tree_cuda_ops.h"
+#include "kernels/cuda/vanilla/cublas_linear.h"
+
+namespace isobit {
+
+// Mode batch_invariant: sums over ranks go from rank to rank, with bf16 between.
+class BatchInvariantCudaOps final : public TreeCudaOps {
+ public:
+  using TreeCudaOps::TreeCudaOps;
+  absl::Status Reduce(const ReduceArgs& args) override;
+};
+
+// Mode vanilla: cuBLAS multiplies, weights are packed for it, and sums start where a ring's would.
+class VanillaCudaOps final : public TreeCudaOps {
+ public:
+  // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
+  static absl::StatusOr<std::unique_ptr<CudaOps>> Create(std::unique_ptr<CudaDevice> device);
+
+  const WeightPacker& packer() const override { return CudaWeightPacker(NumericsMode::kVanilla); }
+  absl::Status Linear(const LinearArgs& args) override;
+  absl::Status Reduce(const ReduceArgs& args) override;
+
+ private:
+  using TreeCudaOps::TreeCudaOps;
+
+  std::unique_ptr<cuda::CublasLinear> cublas_;
+  Scratch gate_up_;  // before SwiGLU
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
