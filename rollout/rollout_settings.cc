@@ -102,16 +102,22 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("peer_timeout_ms", timeout, 1, 60'000));
   options.peer_timeout = absl::Milliseconds(timeout);
-  if (const std::string fault = absl::GetFlag(FLAGS_inject_gpu_fault); !fault.empty()) {
-    const std::pair<std::string, std::string> parts =
-        absl::StrSplit(fault, absl::MaxSplits(':', 1));
-    if (!absl::SimpleAtoi(parts.first, &options.fault_rank) ||
-        !absl::SimpleAtoi(parts.second, &options.fault_step)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--inject_gpu_fault is \"", fault, "\", expected RANK:STEP"));
-    }
-  }
   return options;
+}
+
+absl::StatusOr<InjectedFault> FaultFromFlags(const std::vector<int>& devices) {
+  InjectedFault fault;
+  const std::string flag = absl::GetFlag(FLAGS_inject_gpu_fault);
+  if (flag.empty()) return fault;
+  const std::pair<std::string, std::string> parts = absl::StrSplit(flag, absl::MaxSplits(':', 1));
+  if (!absl::SimpleAtoi(parts.first, &fault.rank) || !absl::SimpleAtoi(parts.second, &fault.step) ||
+      fault.rank < 0 || static_cast<size_t>(fault.rank) >= devices.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--inject_gpu_fault is \"", flag, "\", expected RANK:STEP, with RANK below ",
+                     devices.size(), ", the number of GPUs"));
+  }
+  fault.device = devices[static_cast<size_t>(fault.rank)];
+  return fault;
 }
 
 // How many KV pages the memory has room for.
@@ -146,7 +152,7 @@ absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
-  return MakeCudaRanks(cuda);
+  return MakeCudaRanks(cuda, settings.fault);
 }
 
 }  // namespace
@@ -168,6 +174,9 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
+  if (settings.backend.backend == Backend::kCuda) {
+    ISOBIT_ASSIGN_OR_RETURN(settings.fault, FaultFromFlags(settings.backend.devices));
+  }
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
   return settings;

@@ -21,6 +21,7 @@ struct RolloutSettings {
   EngineOptions engine;  // without what depends on the model: FitToModel
   BackendSettings backend;
   CudaRankOptions cuda;            // without devices
+  InjectedFault fault;             // for tests
   double gpu_memory_fraction = 0;  // of each GPU's free memory that the engine may take
   int64_t kv_cache_bytes = 0;      // of all ranks together, on CPUs
   StreamLimits limits;

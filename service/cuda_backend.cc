@@ -14,8 +14,8 @@
 
 namespace isobit {
 
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options) {
-  return MakeCudaRank(options);
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault) {
+  return WithFault(MakeCudaRank(options), fault);
 }
 
 absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,

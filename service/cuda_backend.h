@@ -12,6 +12,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/cuda/cuda_rank_options.h"
+#include "kernels/cuda/fault_injector.h"
 #include "kernels/cuda/memory_plan.h"
 #include "kernels/model/rank_executor.h"
 #include "service/rank_backend.h"
@@ -20,7 +21,7 @@ namespace isobit {
 
 // Of the rollout: ranks that run steps. Errors at the making of a rank as MakeCudaRank's
 // (kernels/cuda/cuda_executor.h).
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options);
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
 
 // As AffordablePages (kernels/cuda/memory_plan.h).
 absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,

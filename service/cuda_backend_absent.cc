@@ -13,7 +13,10 @@ absl::Status Absent() {
 
 }  // namespace
 
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/) { return Absent(); }
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/,
+                                       const InjectedFault& /*fault*/) {
+  return Absent();
+}
 
 absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& /*config*/,
                                             const MemoryPlanOptions& /*options*/) {

@@ -93,9 +93,6 @@ class CudaExecutor final : public RankExecutor {
 
   absl::Status LaunchStep(const ModelStep& step) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    if (num_launched_ == cuda_.fault_step && options_.shape.rank == cuda_.fault_rank) {
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchFault(stream()));
-    }
     Slot& slot = slots_[num_launched_++ % kDepth];
     ids_ = step.batch.ids;
     for (size_t s = 0; s < step.feeds.size(); ++s) {

@@ -23,9 +23,6 @@ struct CudaRankOptions {
   int64_t overlap_rows = kOverlapRows;
   bool use_graphs = true;
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
-  // For tests: rank `fault_rank` fails on the GPU in its step number `fault_step`. -1: never.
-  int fault_rank = -1;
-  int64_t fault_step = 0;
 };
 
 }  // namespace isobit

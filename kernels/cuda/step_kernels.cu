@@ -81,8 +81,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void FaultKernel() { __trap(); }
-
 }  // namespace
 
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream) {
@@ -111,10 +109,6 @@ absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t
 
 absl::Status LaunchGatherDraws(const RankDraws& draws, int32_t* out, const Stream& stream) {
   return Launch(GatherDrawsKernel, Blocks(draws.begin[draws.num_ranks]), stream, draws, out);
-}
-
-absl::Status LaunchFault(const Stream& stream) {
-  return Launch(FaultKernel, {.blocks = dim3(1), .threads = dim3(1)}, stream);
 }
 
 }  // namespace isobit::cuda

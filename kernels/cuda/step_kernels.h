@@ -41,9 +41,6 @@ struct RankDraws {
 };
 absl::Status LaunchGatherDraws(const RankDraws& draws, int32_t* out, const Stream& stream);
 
-// A kernel that ends with an error, for tests of what comes after one.
-absl::Status LaunchFault(const Stream& stream);
-
 }  // namespace isobit::cuda
 
 #endif  // ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_

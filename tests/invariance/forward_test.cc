@@ -139,7 +139,7 @@ TEST_P(ForwardInvarianceTest, RowsAtATime) {
     EXPECT_FALSE(AllEqual(run(spoiled, 8, caches), expected)) << "control";
     EXPECT_NE(caches, one_by_one) << "control";
     spoiled = schedule;
-    spoiled.mode = NumericsMode::kVanilla;
+    spoiled.make_ops = OnCpu(NumericsMode::kVanilla).make_ops;
     EXPECT_FALSE(AllEqual(run(spoiled, 8, caches), run(spoiled, 1, one_by_one))) << "control";
   }
 }
@@ -147,7 +147,7 @@ TEST_P(ForwardInvarianceTest, RowsAtATime) {
 // The same of the scalar definition.
 TEST_P(ForwardInvarianceTest, RowsAtATimeOfTheDefinition) {
   Schedule oracle;
-  oracle.make_ops = MakeOracleOps;
+  oracle.make_ops = [] { return MakeOracleOps(); };
   oracle.prefill = 5;
   const std::vector<Tokens> one = {Tokens(sequences_[2].begin(), sequences_[2].begin() + 13)};
   const auto expected = model_.Run(one, OnCpu());

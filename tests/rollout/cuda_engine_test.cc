@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/fault_injector.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
@@ -272,10 +273,11 @@ TEST_P(CudaEngineFaultTest, AFaultOnOneGpuEndsTheEngine) {
       {
         CudaRankOptions ranks = Ranks(2);
         ranks.peer_timeout = absl::Seconds(1);
-        ranks.fault_rank = 1;
-        ranks.fault_step = GetParam() ? 0 : 3;
         if (GetParam()) ranks.overlap_rows = 2;
         EngineOptions options = OnGpus(ranks);
+        options.runner.make_rank =
+            WithFault(options.runner.make_rank,
+                      {.rank = 1, .step = GetParam() ? 0 : 3, .device = ranks.devices[1]});
         absl::Status failure;
         options.on_failure = [&](const absl::Status& status) { failure = status; };
         auto engine = MakeEngine(options);

@@ -17,13 +17,12 @@ class StepRowsTest : public EngineDepthFixture {
  protected:
   ResultsOfRows Run(int tp_size, const RowsRun& run,
                     NumericsMode mode = NumericsMode::kTree) const {
-    return Run([] { return MakeCpuOps({}); }, tp_size, run, mode);
+    return Run([mode] { return MakeCpuOps({.mode = mode}); }, tp_size, run);
   }
-  ResultsOfRows Run(std::function<std::unique_ptr<Ops>()> make_ops, int tp_size, const RowsRun& run,
-                    NumericsMode mode = NumericsMode::kTree) const {
+  ResultsOfRows Run(std::function<std::unique_ptr<Ops>()> make_ops, int tp_size,
+                    const RowsRun& run) const {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = tp_size;
-    options.mode = mode;
     options.make_rank = RankOf(std::move(make_ops));
     return RunRows(config_, root_.path(), "v1", options, run);
   }
@@ -51,7 +50,7 @@ TEST_P(StepRowsTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
 TEST_P(StepRowsTest, OfTheScalarDefinitionToo) {
   const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
   for (const int64_t rows : {1, 3, 8}) {
-    EXPECT_TRUE(SameResults(Run(MakeOracleOps, 2, {.rows_of_step = rows}), expected)) << rows;
+    EXPECT_TRUE(SameResults(Run([] { return MakeOracleOps(); }, 2, {.rows_of_step = rows}), expected)) << rows;
   }
 }
 

@@ -1,0 +1,22 @@
+// For tests of what comes after a GPU's error: a rank whose GPU fails in a step of one's choice.
+#ifndef ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
+#define ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
+
+#include <cstdint>
+
+#include "kernels/model/rank_executor.h"
+
+namespace isobit {
+
+struct InjectedFault {
+  int rank = -1;     // -1: none
+  int64_t step = 0;  // counted from 0 at the rank's start
+  int device = 0;    // of that rank
+};
+
+// Makes the ranks of `make_rank`, the faulty one behind a decorator.
+MakeRank WithFault(MakeRank make_rank, const InjectedFault& fault);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
