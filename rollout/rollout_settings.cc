@@ -17,7 +17,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/host_executor.h"
 #include "kernels/model/rank_shape.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 
 ABSL_FLAG(int, tp_size, 4,
           absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
@@ -112,9 +112,9 @@ absl::StatusOr<InjectedFault> FaultFromFlags(const std::vector<int>& devices) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(flag, absl::MaxSplits(':', 1));
   if (!absl::SimpleAtoi(parts.first, &fault.rank) || !absl::SimpleAtoi(parts.second, &fault.step) ||
       fault.rank < 0 || static_cast<size_t>(fault.rank) >= devices.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--inject_gpu_fault is \"", flag, "\", expected RANK:STEP, with RANK below ",
-                     devices.size(), ", the number of GPUs"));
+    return absl::InvalidArgumentError(absl::StrCat("--inject_gpu_fault is \"", flag,
+                                                   "\", expected RANK:STEP, with RANK below ",
+                                                   devices.size(), ", the number of GPUs"));
   }
   fault.device = devices[static_cast<size_t>(fault.rank)];
   return fault;

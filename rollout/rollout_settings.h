@@ -10,9 +10,9 @@
 #include "common/checkpoint/model_config.h"
 #include "common/rpc/server_runner.h"
 #include "kernels/cuda/cuda_rank_options.h"
+#include "kernels/runtime/model_flags.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"
-#include "service/model_flags.h"
 
 namespace isobit {
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
-SOURCE_FOLDERS = ("proto", "common", "kernels", "service", "rollout", "trainer_bridge", "tools")
+SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
 # What the table calls libraries: how their headers begin, and their targets.
@@ -39,12 +39,12 @@ LIBRARIES = {
 # names, directly or through others.
 NEVER_REACH = {
     "kernels know no RPC and no framework": (r"kernels\b", r"gRPC|protobuf|Torch|proto$|common/rpc"),
-    "kernels know no caller": (r"kernels\b", r"service|rollout|trainer_bridge|tools"),
-    "common knows nothing above it": (r"common/", r"kernels|service|rollout|trainer_bridge|tools"),
+    "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools"),
+    "common knows nothing above it": (r"common/", r"kernels|rollout|trainer_bridge|tools"),
     "in common, only rpc speaks gRPC": (r"common/(?!rpc$)", r"gRPC|protobuf|proto$"),
     "rollout knows no trainer": (r"rollout", r"trainer_bridge"),
     "the trainer knows no rollout": (r"trainer_bridge", r"rollout"),
-    "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|service|trainer_bridge/scorer"),
+    "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|trainer_bridge/scorer"),
     "a family of kernels knows no model": (r"kernels/cuda/", r"kernels/model|common/checkpoint"),
 }
 # The only folders that name CUDA's libraries themselves.
@@ -311,13 +311,13 @@ class ControlTest(unittest.TestCase):
         self.write("tools/a.cc", 'ABSL_FLAG(int, port, 0, "A tool\'s.");\n')
         self.assertEqual(twice_declared(self.root), [])
         self.write(
-            "service/a.cc",
+            "kernels/a.cc",
             'ABSL_FLAG(\n    std::optional<std::vector<int>>, own, {},\n    "Own.");\n'
             'ABSL_FLAG(std::optional<int64_t>, port,\n          1, "A port, 0 to 65535.");\n',
         )
         self.assertEqual(
             twice_declared(self.root),
-            ["--own: rollout/a.cc and service/a.cc", "--port: rollout/a.cc and service/a.cc"],
+            ["--own: rollout/a.cc and kernels/a.cc", "--port: rollout/a.cc and kernels/a.cc"],
         )
 
     def test_flags_are_found(self):

@@ -20,7 +20,7 @@
 #include "common/config/flags.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/model/rank_shape.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_model.h"
 #include "tools/bench_report.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "gtest/gtest.h"
 #include "common/config/numerics_mode.h"
+#include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/rank_executor.h"
 #include "rollout/engine.h"

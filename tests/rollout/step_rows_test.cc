@@ -50,7 +50,9 @@ TEST_P(StepRowsTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
 TEST_P(StepRowsTest, OfTheScalarDefinitionToo) {
   const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
   for (const int64_t rows : {1, 3, 8}) {
-    EXPECT_TRUE(SameResults(Run([] { return MakeOracleOps(); }, 2, {.rows_of_step = rows}), expected)) << rows;
+    EXPECT_TRUE(
+        SameResults(Run([] { return MakeOracleOps(); }, 2, {.rows_of_step = rows}), expected))
+        << rows;
   }
 }
 

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "common/rpc/channel_security.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
-#include "service/rank_backend.h"
+#include "kernels/runtime/rank_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 

@@ -12,7 +12,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/service_main.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 #include "trainer_bridge/scorer/group_leader.h"
 #include "trainer_bridge/scorer/group_member.h"
 #include "trainer_bridge/scorer/scorer.h"

@@ -13,7 +13,7 @@
 #include "common/rpc/channel_flags.h"
 #include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 
 ABSL_FLAG(int, shards, 2,
           "Ranks of this process, each of which holds an equal part of every layer; 1 to 64 in all "

@@ -17,7 +17,7 @@
 #include "common/parallel/thread_group.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/weights.h"
-#include "service/rank_backend.h"
+#include "kernels/runtime/rank_backend.h"
 #include "trainer_bridge/scorer/scoring_rank.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 

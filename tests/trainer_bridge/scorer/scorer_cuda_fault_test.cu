@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 #include "tests/support/forwarding_ops.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"

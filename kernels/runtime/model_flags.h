@@ -1,6 +1,6 @@
 // The flags that rollout and scorer share: of their model, and of the backend that computes it.
-#ifndef ISOBIT_SERVICE_MODEL_FLAGS_H_
-#define ISOBIT_SERVICE_MODEL_FLAGS_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_MODEL_FLAGS_H_
+#define ISOBIT_KERNELS_RUNTIME_MODEL_FLAGS_H_
 
 #include <cstdint>
 #include <optional>
@@ -42,4 +42,4 @@ absl::StatusOr<BackendSettings> BackendSettingsFromFlags(int num_ranks, int firs
 
 }  // namespace isobit
 
-#endif  // ISOBIT_SERVICE_MODEL_FLAGS_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_MODEL_FLAGS_H_

@@ -1,5 +1,5 @@
 // The flags that rollout and scorer share.
-#include "service/model_flags.h"
+#include "kernels/runtime/model_flags.h"
 
 #include <string>
 #include <vector>

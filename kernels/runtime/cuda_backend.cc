@@ -1,5 +1,5 @@
 // Of a build with CUDA. See cuda_backend.h.
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 
 #include <memory>
 #include <utility>

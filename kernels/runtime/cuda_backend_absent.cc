@@ -1,6 +1,6 @@
 // Of a build without CUDA. See cuda_backend.h.
 #include "absl/status/status.h"
-#include "service/cuda_backend.h"
+#include "kernels/runtime/cuda_backend.h"
 
 namespace isobit {
 namespace {

@@ -1,7 +1,7 @@
 // All that a service takes from CUDA. Defined twice: by cuda_backend.cc in a build with CUDA, and
 // by cuda_backend_absent.cc in one without, where everything here fails with UNIMPLEMENTED.
-#ifndef ISOBIT_SERVICE_CUDA_BACKEND_H_
-#define ISOBIT_SERVICE_CUDA_BACKEND_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
+#define ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
 
 #include <chrono>
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "kernels/cuda/fault_injector.h"
 #include "kernels/cuda/memory_plan.h"
 #include "kernels/model/rank_executor.h"
-#include "service/rank_backend.h"
+#include "kernels/runtime/rank_backend.h"
 
 namespace isobit {
 
@@ -45,4 +45,4 @@ absl::StatusOr<std::string> NewGroupId();
 
 }  // namespace isobit
 
-#endif  // ISOBIT_SERVICE_CUDA_BACKEND_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_

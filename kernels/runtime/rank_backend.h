@@ -1,6 +1,6 @@
 // Where the scorer's ranks compute: which backend a rank gets, and what gathers its blocks.
-#ifndef ISOBIT_SERVICE_RANK_BACKEND_H_
-#define ISOBIT_SERVICE_RANK_BACKEND_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_RANK_BACKEND_H_
+#define ISOBIT_KERNELS_RUNTIME_RANK_BACKEND_H_
 
 #include <functional>
 #include <memory>
@@ -30,4 +30,4 @@ struct RankBackend {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_SERVICE_RANK_BACKEND_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_RANK_BACKEND_H_

@@ -1,5 +1,5 @@
 // See model_flags.h.
-#include "service/model_flags.h"
+#include "kernels/runtime/model_flags.h"
 
 #include <numeric>
 #include <set>
