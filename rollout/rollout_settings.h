@@ -10,6 +10,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/rpc/server_runner.h"
 #include "kernels/cuda/cuda_rank_options.h"
+#include "kernels/cuda/fault_injector.h"
 #include "kernels/runtime/model_flags.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"

@@ -317,7 +317,7 @@ class ControlTest(unittest.TestCase):
         )
         self.assertEqual(
             twice_declared(self.root),
-            ["--own: rollout/a.cc and kernels/a.cc", "--port: rollout/a.cc and kernels/a.cc"],
+            ["--port: kernels/a.cc and rollout/a.cc", "--own: kernels/a.cc and rollout/a.cc"],
         )
 
     def test_flags_are_found(self):

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
