@@ -3,6 +3,7 @@
 #include "common/parallel/nccl_group.h"
 
 #include <cuda_runtime_api.h>
+#include <nccl.h>
 
 #include <cstdint>
 #include <cstring>
