@@ -105,18 +105,21 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   return options;
 }
 
-absl::StatusOr<InjectedFault> FaultFromFlags(const std::vector<int>& devices) {
+// backend: of `num_ranks` ranks; on CPUs the fault is checked and never happens.
+absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int num_ranks) {
   InjectedFault fault;
   const std::string flag = absl::GetFlag(FLAGS_inject_gpu_fault);
   if (flag.empty()) return fault;
   const std::pair<std::string, std::string> parts = absl::StrSplit(flag, absl::MaxSplits(':', 1));
   if (!absl::SimpleAtoi(parts.first, &fault.rank) || !absl::SimpleAtoi(parts.second, &fault.step) ||
-      fault.rank < 0 || static_cast<size_t>(fault.rank) >= devices.size()) {
+      fault.rank < 0 || fault.rank >= num_ranks) {
     return absl::InvalidArgumentError(absl::StrCat("--inject_gpu_fault is \"", flag,
-                                                   "\", expected RANK:STEP, with RANK below ",
-                                                   devices.size(), ", the number of GPUs"));
+                                                   "\", expected RANK:STEP, with RANK from 0 to ",
+                                                   num_ranks - 1));
   }
-  fault.device = devices[static_cast<size_t>(fault.rank)];
+  if (backend.backend == Backend::kCuda) {
+    fault.device = backend.devices[static_cast<size_t>(fault.rank)];
+  }
   return fault;
 }
 
@@ -174,9 +177,8 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
-  if (settings.backend.backend == Backend::kCuda) {
-    ISOBIT_ASSIGN_OR_RETURN(settings.fault, FaultFromFlags(settings.backend.devices));
-  }
+  ISOBIT_ASSIGN_OR_RETURN(settings.fault,
+                          FaultFromFlags(settings.backend, engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
   return settings;
