@@ -1,6 +1,6 @@
 """Runs clang-tidy over the C++ files that the last commits changed, those of the newest commit first.
 
-    python tests/lint_changed.py build/release [--commits 20] [--files 40]
+    python tests/lint_changed.py build/release [--commits 20] [--files 16]
 
 The build directory says how each file is compiled; a file that it does not compile (CUDA) is left out.
 Files beyond the limit are named, not checked. Exits with 1 if clang-tidy finds anything.
@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("build", type=Path, help="build directory with compile_commands.json")
     parser.add_argument("--commits", type=int, default=20, help="how many commits to look back")
-    parser.add_argument("--files", type=int, default=40, help="most files to check")
+    parser.add_argument("--files", type=int, default=16, help="most files to check")
     options = parser.parse_args()
     if shutil.which("clang-tidy") is None:
         sys.exit("lint: expected clang-tidy; `make deps` installs it")
