@@ -27,7 +27,9 @@ ABSL_FLAG(std::string, numerics, "tree",
 ABSL_FLAG(int64_t, max_context, 0,
           "Tokens of one sequence, prompt and completion together; 0: as many positions as the "
           "model has.");
-ABSL_FLAG(std::optional<int64_t>, max_batch_tokens, std::nullopt,
+// An int, since absl guards a flag of 16 bytes with a fence that the thread sanitizer cannot
+// follow.
+ABSL_FLAG(std::optional<int>, max_batch_tokens, std::nullopt,
           "Tokens that a rank computes at one time, for which it takes memory at the start. A "
           "rollout computes prompts whole, so it also bounds prompt + max_tokens there; a scorer "
           "runs a longer sequence alone. If not given: 8192 of a rollout; of a scorer 2048 on a "
