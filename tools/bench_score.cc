@@ -39,18 +39,17 @@ namespace isobit::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using scorer::Scorer;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // Keeps the bits of all logprobs, by sequence.
-class Digester final : public scorer::ScoreReceiver {
+class Digester final : public ScoreReceiver {
  public:
   explicit Digester(size_t count) : logprobs_(count) {}
 
-  void OnScore(scorer::SequenceScore score) override {
+  void OnScore(SequenceScore score) override {
     const std::lock_guard lock(mutex_);
     logprobs_[score.index] = std::move(score.completion.logprobs);
   }
@@ -80,11 +79,11 @@ class Digester final : public scorer::ScoreReceiver {
 };
 
 // The same tokens for every number of shards.
-std::vector<scorer::ScoreInput> Inputs(const ModelConfig& config, int64_t tokens) {
+std::vector<ScoreInput> Inputs(const ModelConfig& config, int64_t tokens) {
   const auto length = static_cast<size_t>(absl::GetFlag(FLAGS_score_sequence));
-  std::vector<scorer::ScoreInput> inputs(static_cast<size_t>(tokens) / length);
+  std::vector<ScoreInput> inputs(static_cast<size_t>(tokens) / length);
   std::mt19937_64 random(1);
-  for (scorer::ScoreInput& input : inputs) {
+  for (ScoreInput& input : inputs) {
     for (size_t i = 0; i < length; ++i) {
       const auto id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab_size));
       (i < length / 4 ? input.prompt : input.completion).push_back(id);
@@ -94,12 +93,12 @@ std::vector<scorer::ScoreInput> Inputs(const ModelConfig& config, int64_t tokens
 }
 
 // Returns after the last pass has ended, which is a little after its last score.
-absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<scorer::ScoreInput> inputs) {
+absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<ScoreInput> inputs) {
   int64_t tokens = scorer.work().tokens;
-  for (const scorer::ScoreInput& input : inputs) tokens += input.num_tokens();
+  for (const ScoreInput& input : inputs) tokens += input.num_tokens();
   const auto receiver = std::make_shared<Digester>(inputs.size());
-  ISOBIT_RETURN_IF_ERROR(scorer.Submit(
-      std::make_shared<scorer::ScoreJob>(std::move(inputs), scorer::ScoreOptions(), receiver)));
+  ISOBIT_RETURN_IF_ERROR(
+      scorer.Submit(std::make_shared<ScoreJob>(std::move(inputs), ScoreOptions(), receiver)));
   ISOBIT_ASSIGN_OR_RETURN(std::string digest, receiver->Wait());
   while (scorer.work().tokens < tokens) std::this_thread::sleep_for(std::chrono::microseconds(50));
   return digest;
@@ -191,7 +190,7 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   for (int device = 0; device < shards; ++device) devices.push_back(device);
   ISOBIT_ASSIGN_OR_RETURN(const RankBackend backend,
                           MakeCudaBackend({.devices = devices, .num_shards = shards}));
-  scorer::ScorerOptions options;
+  ScorerOptions options;
   options.model_root = root;
   options.load_format = LoadFormat::kDummy;
   options.num_shards = shards;
@@ -204,11 +203,11 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   const double load_seconds = SecondsSince(load);
   ISOBIT_RETURN_IF_ERROR(
       Score(*scorer, Inputs(config, shards * absl::GetFlag(FLAGS_score_tokens))).status());
-  const scorer::ScorerWork before = scorer->work();
+  const ScorerWork before = scorer->work();
   const Clock::time_point start = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(std::string digest, Score(*scorer, Inputs(config, tokens)));
   const double seconds = SecondsSince(start);
-  const scorer::ScorerWork after = scorer->work();
+  const ScorerWork after = scorer->work();
   const auto passes = static_cast<double>(after.passes - before.passes);
   absl::PrintF("%6d  %9.0f  %6.0f  %8.1f  %9.1f  %6.1f  %s\n", shards,
                static_cast<double>(tokens) / seconds, passes,

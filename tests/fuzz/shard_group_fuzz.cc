@@ -10,20 +10,20 @@ namespace {
 void ReadAsMember(const isobit::v1::LeaderMessage& message) {
   for (const auto& rank : message.run_pass().ranks()) {
     for (const isobit::v1::WorkItem& item : rank.items()) {
-      isobit::scorer::InputOf(item);
-      isobit::scorer::OptionsOf(item);
+      isobit::InputOf(item);
+      isobit::OptionsOf(item);
     }
   }
 }
 
 void ReadAsLeader(const isobit::v1::MemberMessage& message) {
-  isobit::scorer::ScoreOf(message.scored());
-  isobit::scorer::StatusOf(message.ready().outcome()).IgnoreError();
-  isobit::scorer::StatusOf(message.staged().outcome()).IgnoreError();
-  isobit::scorer::StatusOf(message.pass_done()).IgnoreError();
+  isobit::ScoreOf(message.scored());
+  isobit::StatusOf(message.ready().outcome()).IgnoreError();
+  isobit::StatusOf(message.staged().outcome()).IgnoreError();
+  isobit::StatusOf(message.pass_done()).IgnoreError();
   isobit::v1::GroupIdentity expected;
   expected.set_fingerprint("f");
-  isobit::scorer::CheckSameGroup(expected, message.hello().identity()).IgnoreError();
+  isobit::CheckSameGroup(expected, message.hello().identity()).IgnoreError();
 }
 
 }  // namespace

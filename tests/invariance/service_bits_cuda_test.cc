@@ -49,7 +49,7 @@ class ServiceBitsCudaTest : public ServiceBitsFixture {
   }
 
   static ScorerSetup ScoredOnGpus(int shards) {
-    return {.shards = shards, .choose_backend = [shards](scorer::ScorerOptions& options) {
+    return {.shards = shards, .choose_backend = [shards](ScorerOptions& options) {
               const auto backend = MakeCudaBackend(
                   {.numerics = options.numerics, .devices = Devices(shards), .num_shards = shards});
               ASSERT_TRUE(backend.ok()) << backend.status();

@@ -41,10 +41,10 @@ class Collector final : public RequestSink {
   absl::Status outcome;
 };
 
-class ScoreCollector final : public scorer::ScoreReceiver {
+class ScoreCollector final : public ScoreReceiver {
  public:
   explicit ScoreCollector(size_t count) : logprobs(count) {}
-  void OnScore(scorer::SequenceScore score) override {
+  void OnScore(SequenceScore score) override {
     logprobs[score.index] = std::move(score.completion.logprobs);
   }
   void OnDone(const absl::Status& status) override {
@@ -145,27 +145,27 @@ std::vector<Completion> ServiceBitsFixture::Generate(const RolloutSetup& setup, 
 
 std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>& completions,
                                                   const ScorerSetup& setup) const {
-  scorer::ScorerOptions options;
+  ScorerOptions options;
   options.model_root = TinyModelRoot();
   options.num_shards = setup.shards;
   options.numerics = setup.mode;
   options.max_batch_tokens = setup.max_batch_tokens;
   options.backend.make_ops = [setup](int) { return Backend({}, setup.mode, setup.spoiled); };
   if (setup.choose_backend != nullptr) setup.choose_backend(options);
-  auto scorer = scorer::Scorer::Load(options, GetParam());
+  auto scorer = Scorer::Load(options, GetParam());
   ISOBIT_EXPECT_OK(scorer.status());
   std::vector<size_t> order(completions.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = setup.reversed ? order.size() - 1 - i : i;
   std::map<size_t, std::shared_ptr<ScoreCollector>> receivers;
   for (const size_t i : order) {
-    scorer::ScoreInput input;
+    ScoreInput input;
     input.prompt = requests_[i].prompt;
     input.completion = completions[i].tokens;
     receivers[i] = std::make_shared<ScoreCollector>(1);
-    scorer::ScoreOptions score_options;
+    ScoreOptions score_options;
     score_options.sampling = requests_[i].sampling;
-    ISOBIT_EXPECT_OK((*scorer)->Submit(std::make_shared<scorer::ScoreJob>(
-        std::vector{std::move(input)}, score_options, receivers[i])));
+    ISOBIT_EXPECT_OK((*scorer)->Submit(
+        std::make_shared<ScoreJob>(std::vector{std::move(input)}, score_options, receivers[i])));
   }
   std::vector<Completion> scored = completions;
   for (const size_t i : order) {

@@ -44,7 +44,7 @@ struct ScorerSetup {
   bool reversed = false;
   bool spoiled = false;  // a control: leaves in another order
   // Puts another backend into the options; null: the CPU's.
-  std::function<void(scorer::ScorerOptions&)> choose_backend{};
+  std::function<void(ScorerOptions&)> choose_backend{};
 };
 
 // The parameter: the name of a tiny model.

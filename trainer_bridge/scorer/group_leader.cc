@@ -18,7 +18,7 @@
 #include "common/rpc/status_convert.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr char kJoin[] = "/isobit.v1.ShardGroupService/Join";
@@ -324,4 +324,4 @@ absl::Status GroupLeader::Score(const WeightVersion& version,
   return status;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

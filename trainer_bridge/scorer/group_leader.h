@@ -21,7 +21,7 @@
 #include "isobit/v1/shard_group.grpc.pb.h"
 #include "trainer_bridge/scorer/peer_ranks.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct GroupLeaderOptions {
   std::string host;     // to listen on: an address of this process that the members reach
@@ -123,6 +123,6 @@ class GroupLeader final : public PeerRanks {
   std::vector<std::vector<ScoreItem>> pass_items_;  // of the pass that runs
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_

@@ -14,7 +14,7 @@
 #include "kernels/model/stage_weights.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Sends one sequence's result to the leader.
 class GroupMember::Forwarder final : public ScoreReceiver {
@@ -225,4 +225,4 @@ void GroupMember::EndWrites() {
   stream_->WritesDone();
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -21,7 +21,7 @@
 #include "trainer_bridge/scorer/scorer.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct GroupMemberOptions {
   std::string leader;   // host:port
@@ -86,6 +86,6 @@ class GroupMember {
   std::future<void> pass_, stage_;  // at most one each
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_

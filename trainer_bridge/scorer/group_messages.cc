@@ -9,7 +9,7 @@
 #include "common/config/token_ids.h"
 #include "common/rpc/sampling_params_proto.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 template <class T>
@@ -115,4 +115,4 @@ SequenceScore ScoreOf(const v1::SequenceScored& scored) {
   return score;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -7,7 +7,7 @@
 #include "trainer_bridge/scorer/peer_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Of a message between the processes: any. What it holds is bounded by what a client may ask for,
 // though not below gRPC's usual limits: a pass has sequences of many requests, and a result whose
@@ -33,6 +33,6 @@ v1::SequenceScored MakeScored(const SequenceScore& score);
 // All but index and version.
 SequenceScore ScoreOf(const v1::SequenceScored& scored);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_

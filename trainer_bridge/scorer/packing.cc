@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 // Gives sequences to ranks, each to the one with the fewest tokens.
@@ -54,4 +54,4 @@ PackedBatch PackBatch(absl::Span<const int64_t> lengths, int num_ranks, int64_t 
   return batch;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

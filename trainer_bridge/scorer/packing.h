@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct PackedBatch {
   // The first `count` sequences are in it.
@@ -24,6 +24,6 @@ struct PackedBatch {
 // least one is taken if there is any. A pure function of its arguments.
 PackedBatch PackBatch(absl::Span<const int64_t> lengths, int num_ranks, int64_t max_batch_tokens);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PACKING_H_

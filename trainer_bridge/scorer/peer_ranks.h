@@ -12,7 +12,7 @@
 #include "common/checkpoint/opened_model.h"
 #include "trainer_bridge/scorer/scoring_rank.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // What must be the same in all processes of a group before they load weights.
 struct GroupIdentity {
@@ -49,6 +49,6 @@ class PeerRanks {
   virtual void Abort(const absl::Status& reason) = 0;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr int kMaxProcesses = 64;
@@ -101,4 +101,4 @@ absl::StatusOr<ProcessPlace> PlaceOfProcess(
   return place;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

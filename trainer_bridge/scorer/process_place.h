@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct ProcessPlace {
   int rank = 0;             // of the process, in [0, world_size); 0 leads
@@ -37,6 +37,6 @@ struct PlaceFlags {
 absl::StatusOr<ProcessPlace> PlaceOfProcess(
     const PlaceFlags& flags, const std::function<const char*(const char*)>& environment);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PROCESS_PLACE_H_

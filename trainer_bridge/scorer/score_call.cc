@@ -7,7 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/status_convert.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 // About a batch of a small model; a client that comes back too early is told so again.
@@ -95,4 +95,4 @@ void ScoreCall::Flush() {
   if (held_.empty() && final_) writer_->Finish(*final_);
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -21,7 +21,7 @@
 #include "trainer_bridge/scorer/score_messages.h"
 #include "trainer_bridge/scorer/scorer.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 class ScoreCall final : public ScoreReceiver {
  public:
@@ -75,6 +75,6 @@ class ScoreCall final : public ScoreReceiver {
   std::optional<absl::Status> final_;   // the job's end
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_

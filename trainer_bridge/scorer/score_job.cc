@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 ScoreJob::ScoreJob(std::vector<ScoreInput> inputs, ScoreOptions options,
                    std::shared_ptr<ScoreReceiver> receiver, size_t first_place)
@@ -44,4 +44,4 @@ size_t ScoreJob::num_pending() const {
   return pending_;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

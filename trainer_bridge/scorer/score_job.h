@@ -16,7 +16,7 @@
 #include "common/config/sampling_params.h"
 #include "kernels/ops.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct ScoreInput {
   std::vector<int32_t> prompt;      // at least one id
@@ -90,6 +90,6 @@ class ScoreJob {
   size_t pending_;  // 0: ended
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_

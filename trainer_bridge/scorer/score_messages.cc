@@ -15,7 +15,7 @@
 #include "kernels/contract/constants.h"
 #include "kernels/model/numerics.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 template <class T>
@@ -228,4 +228,4 @@ v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& lim
   return info;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

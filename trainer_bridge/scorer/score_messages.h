@@ -12,7 +12,7 @@
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/scorer.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct ScoreLimits {
   int32_t vocab_size = 0;
@@ -50,6 +50,6 @@ v1::Fingerprint FingerprintOf(const Scorer& scorer);
 // All but the uptime.
 v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_

@@ -14,7 +14,7 @@
 #include "kernels/model/stage_weights.h"
 #include "trainer_bridge/scorer/packing.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr std::chrono::seconds kLogInterval(10);
@@ -355,4 +355,4 @@ size_t Scorer::largest_block_bytes() const {
   return largest;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

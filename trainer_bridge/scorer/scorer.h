@@ -27,7 +27,7 @@
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 inline constexpr int kMaxShards = 64;
 
@@ -158,6 +158,6 @@ class Scorer {
   std::thread engine_;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_

@@ -19,7 +19,7 @@
 #include "trainer_bridge/scorer/scorer_service.h"
 #include "trainer_bridge/scorer/scorer_settings.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr char kUsage[] =
@@ -35,7 +35,7 @@ constexpr char kUsage[] =
   std::_Exit(exit_code);
 }
 
-absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRunner& runner) {
+absl::StatusOr<std::unique_ptr<Scorer>> Load(const ScorerSettings& settings, ServerRunner& runner) {
   ScorerOptions options = settings.scorer;
   options.on_fault = [&runner](const absl::Status& fault) { runner.Fail(fault); };
   std::string nccl_id;
@@ -55,11 +55,11 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const Settings& settings, ServerRun
       return GroupLeader::Assemble(group, identity);
     };
   }
-  ISOBIT_ASSIGN_OR_RETURN(options.backend, MakeBackend(settings, nccl_id));
+  ISOBIT_ASSIGN_OR_RETURN(options.backend, MakeScorerBackend(settings, nccl_id));
   return Scorer::Load(std::move(options), settings.model);
 }
 
-absl::StatusOr<int> ServeCalls(const Settings& settings) {
+absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
   ScorerService service(settings.service, settings.server.security.gate, settings.server.metrics);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
@@ -87,7 +87,7 @@ absl::StatusOr<int> ServeCalls(const Settings& settings) {
 }
 
 // Serves nothing but its health, which is the group's.
-absl::StatusOr<int> ServeLeader(const Settings& settings) {
+absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   GroupMember member(
@@ -101,7 +101,7 @@ absl::StatusOr<int> ServeLeader(const Settings& settings) {
        .model = settings.model,
        .scorer = settings.scorer,
        .make_backend =
-           [&settings](const std::string& nccl_id) { return MakeBackend(settings, nccl_id); },
+           [&settings](const std::string& nccl_id) { return MakeScorerBackend(settings, nccl_id); },
        .on_ready = [&runner] { runner.SetServing(true); }});
   std::thread work([&] {
     if (const absl::Status end = member.Run(); end.ok()) {
@@ -114,14 +114,14 @@ absl::StatusOr<int> ServeLeader(const Settings& settings) {
   ExitAtOnce(runner.Wait());
 }
 
-absl::StatusOr<int> Serve(const Settings& settings) {
+absl::StatusOr<int> Serve(const ScorerSettings& settings) {
   return settings.place.rank > 0 ? ServeLeader(settings) : ServeCalls(settings);
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 int main(int argc, char** argv) {
-  return isobit::ServiceMain(argc, argv, isobit::scorer::kUsage, &isobit::scorer::SettingsFromFlags,
-                             &isobit::scorer::Serve);
+  return isobit::ServiceMain(argc, argv, isobit::kUsage, &isobit::ScorerSettingsFromFlags,
+                             &isobit::Serve);
 }

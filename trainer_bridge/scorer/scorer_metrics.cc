@@ -3,7 +3,7 @@
 
 #include "common/rpc/service_metrics.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 using prometheus::MetricType;
 
@@ -25,4 +25,4 @@ Observations ScorerMetrics::Observe(Metrics& metrics, const Scorer& scorer) {
   return all;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

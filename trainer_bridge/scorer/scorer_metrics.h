@@ -8,7 +8,7 @@
 #include "common/rpc/held_bytes.h"
 #include "trainer_bridge/scorer/scorer.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct ScorerMetrics {
   // `metrics` outlives it.
@@ -22,6 +22,6 @@ struct ScorerMetrics {
   const std::unique_ptr<Metrics::Observation> held_bytes;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_

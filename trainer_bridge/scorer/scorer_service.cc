@@ -9,7 +9,7 @@
 #include "common/rpc/unary_call.h"
 #include "trainer_bridge/scorer/score_call.h"
 
-namespace isobit::scorer {
+namespace isobit {
 ScorerService::ScorerService(const Options& options, std::shared_ptr<CallGate> gate,
                              std::shared_ptr<Metrics> metrics)
     : options_(options),
@@ -126,4 +126,4 @@ grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerConte
   return Answer(context, absl::OkStatus());
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -18,7 +18,7 @@
 #include "trainer_bridge/scorer/scorer.h"
 #include "trainer_bridge/scorer/scorer_metrics.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Outlives the gRPC server that it is registered with.
 class ScorerService final : public v1::ScorerService::CallbackService {
@@ -80,6 +80,6 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   std::vector<std::future<void>> updates_;  // one thread each, since staging blocks
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_

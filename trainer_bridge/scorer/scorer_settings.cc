@@ -40,7 +40,7 @@ ABSL_FLAG(int64_t, max_queued_sequences, 16384,
           "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");
 ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 0 to 1024.");
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr int64_t kMany = int64_t{1} << 24;
@@ -57,7 +57,7 @@ absl::StatusOr<ServerOptions> ServerOptionsOfProcess(int local_rank) {
 }
 
 // How the processes of a group know each other.
-absl::Status ReadGroupSecurity(Settings& settings) {
+absl::Status ReadGroupSecurity(ScorerSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(settings.upstream, ChannelSecurityFromFlags());
   if (const std::string file = absl::GetFlag(FLAGS_group_token_file); !file.empty()) {
     ISOBIT_ASSIGN_OR_RETURN(settings.group_token, ReadToken("--group_token_file", file));
@@ -77,7 +77,7 @@ absl::Status ReadGroupSecurity(Settings& settings) {
 }
 
 // Where the ranks compute, and what depends on it.
-absl::Status ReadBackend(Settings& settings, std::optional<int64_t> max_batch_tokens) {
+absl::Status ReadBackend(ScorerSettings& settings, std::optional<int64_t> max_batch_tokens) {
   ScorerOptions& scorer = settings.scorer;
   const ProcessPlace& place = settings.place;
   ISOBIT_ASSIGN_OR_RETURN(
@@ -99,8 +99,8 @@ absl::Status ReadBackend(Settings& settings, std::optional<int64_t> max_batch_to
 
 }  // namespace
 
-absl::StatusOr<Settings> SettingsFromFlags() {
-  Settings settings;
+absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags() {
+  ScorerSettings settings;
   ScorerOptions& scorer = settings.scorer;
   ISOBIT_ASSIGN_OR_RETURN(ModelSettings model, ModelSettingsFromFlags());
   settings.model = std::move(model.name);
@@ -135,7 +135,8 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   return settings;
 }
 
-absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::string& nccl_id) {
+absl::StatusOr<RankBackend> MakeScorerBackend(const ScorerSettings& settings,
+                                              const std::string& nccl_id) {
   if (settings.backend.backend == Backend::kCuda) {
     return MakeCudaBackend({.numerics = settings.scorer.numerics,
                             .devices = settings.backend.devices,
@@ -151,4 +152,4 @@ absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::str
   return backend;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -14,9 +14,9 @@
 #include "trainer_bridge/scorer/scorer.h"
 #include "trainer_bridge/scorer/scorer_service.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
-struct Settings {
+struct ScorerSettings {
   std::string model;
   ScorerOptions scorer;  // without a backend
   ScorerService::Options service;
@@ -29,12 +29,13 @@ struct Settings {
 };
 
 // INVALID_ARGUMENT, naming the flag or variable.
-absl::StatusOr<Settings> SettingsFromFlags();
+absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags();
 
 // The backend that the flags ask for. nccl_id: as CudaBackendOptions has it. Errors: as
 // MakeCudaBackend.
-absl::StatusOr<RankBackend> MakeBackend(const Settings& settings, const std::string& nccl_id);
+absl::StatusOr<RankBackend> MakeScorerBackend(const ScorerSettings& settings,
+                                              const std::string& nccl_id);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 // Tokens of a KV page. Whole sequences are computed and nothing is kept, so any size will do.
@@ -272,4 +272,4 @@ void ScoringRank::Take(const Row& row, const LogProbRequest& request, const LogP
   if (--sequence.rows_left == 0) job.Deliver(std::move(sequence.score));
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -20,7 +20,7 @@
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // One sequence of a job.
 struct ScoreItem {
@@ -88,6 +88,6 @@ class ScoringRank {
   GrowingBuffer<float> logits_;       // [chunk_rows, vocab_size]
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORING_RANK_H_

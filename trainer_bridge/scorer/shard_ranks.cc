@@ -12,7 +12,7 @@
 #include "kernels/model/numerics.h"
 #include "kernels/model/rank_shape.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 // Runs `job` for 0 .. count - 1, each on a thread of its own; the first error in that order.
@@ -121,4 +121,4 @@ std::chrono::microseconds ShardRanks::gather_time() const {
   return longest;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -21,7 +21,7 @@
 #include "trainer_bridge/scorer/scoring_rank.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 struct ShardRanksOptions {
   int num_shards = 2;  // of all processes, in [1, 64]
@@ -81,6 +81,6 @@ class ShardRanks {
   std::vector<std::unique_ptr<ScoringRank>> ranks_;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_

@@ -7,7 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr size_t kAlignment = 256;
@@ -121,4 +121,4 @@ absl::Status GatheredPass::ReleaseOldest() {
   return full_.gather_->Release(num_released_++ % BlockGather::kPlaces);
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -19,7 +19,7 @@
 #include "kernels/model/weight_store.h"
 #include "kernels/model/weights.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Bytes of the largest block put together from `num_ranks` equal shards.
 size_t GatheredBytes(const WeightLayout& layout, int num_ranks);
@@ -149,6 +149,6 @@ class GatheredPass final : public WeightSource {
   absl::Status status_;  // the first error
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_

@@ -9,7 +9,7 @@
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/forwarding_ops.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 class HookedOps final : public testing_support::ForwardingOps {
  public:
@@ -26,6 +26,6 @@ class HookedOps final : public testing_support::ForwardingOps {
   const std::function<absl::Status()> on_embedding_;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing::ElementsAre;
@@ -67,4 +67,4 @@ TEST(PackingTest, RanksMayStayIdle) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 class PassGate {
  public:
@@ -52,6 +52,6 @@ class PassGate {
   absl::Status failure_;
 };
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_PASS_GATE_H_

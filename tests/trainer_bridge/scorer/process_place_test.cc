@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing::HasSubstr;
@@ -104,4 +104,4 @@ TEST(ProcessPlaceTest, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -16,7 +16,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 // Bits of each sequence's score, by index.
@@ -158,4 +158,4 @@ TEST_P(ScorerBitsTest, ATokenThatCouldNotBeDrawnHasLogprobMinusInfinity) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

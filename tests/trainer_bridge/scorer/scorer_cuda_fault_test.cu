@@ -17,7 +17,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing_support::StatusIs;
@@ -84,4 +84,4 @@ TEST(ScorerCudaFaultTest, ADeadGpuEndsTheEngineWithinSeconds) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -17,7 +17,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing_support::StatusIs;
@@ -164,4 +164,4 @@ TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -24,7 +24,7 @@
 #include "tools/model_shapes.h"
 #include "tools/random_model.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using std::chrono::milliseconds;
@@ -192,4 +192,4 @@ TEST_F(ScorerGroupProcessTest, AStopSignalEndsALeaderWhoseMembersDoNotCome) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

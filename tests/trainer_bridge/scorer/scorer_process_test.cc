@@ -18,7 +18,7 @@
 #include "tools/model_shapes.h"
 #include "tools/random_model.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using std::chrono::milliseconds;
@@ -131,4 +131,4 @@ TEST_F(ScorerProcessTest, AModelThatCannotBeLoadedExitsOne) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

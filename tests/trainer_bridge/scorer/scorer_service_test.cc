@@ -23,7 +23,7 @@
 #include "tests/trainer_bridge/scorer/pass_gate.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing::AllOf;
@@ -450,4 +450,4 @@ TEST_F(ScorerServiceTest, RefusesCallsBeforeTheWeightsAreLoadedAndWhileDraining)
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -27,7 +27,7 @@
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 #include "tools/random_model.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using testing::AllOf;
@@ -495,4 +495,4 @@ TEST_F(ScorerTest, AnotherVersionThanTheServingOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -19,7 +19,7 @@
 #include "kernels/oracle/oracle_ops.h"
 #include "tests/support/status_matchers.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr std::chrono::minutes kPatience(1);
@@ -205,4 +205,4 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreI
   return score;
 }
 
-}  // namespace isobit::scorer
+}  // namespace isobit

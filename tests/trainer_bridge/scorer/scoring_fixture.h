@@ -15,7 +15,7 @@
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/scorer.h"
 
-namespace isobit::scorer {
+namespace isobit {
 
 // Keeps what arrives.
 class Collector final : public ScoreReceiver {
@@ -74,6 +74,6 @@ AllBits WithoutVersions(AllBits bits);
 SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreInput& input,
                                 const ScoreOptions& options);
 
-}  // namespace isobit::scorer
+}  // namespace isobit
 
 #endif  // ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_

@@ -31,7 +31,7 @@
 #include "trainer_bridge/scorer/group_member.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using std::chrono::milliseconds;
@@ -611,4 +611,4 @@ TEST_F(ShardGroupTest, WithoutALeaderAMemberGivesUp) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

@@ -20,7 +20,7 @@
 #include "tests/support/tiny_model.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 constexpr int kRanks = 2;
@@ -96,4 +96,4 @@ TEST_F(ShardedForwardTest, AHeldBlockKeepsItsBytes) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit

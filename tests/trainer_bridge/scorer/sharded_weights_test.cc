@@ -22,7 +22,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
-namespace isobit::scorer {
+namespace isobit {
 namespace {
 
 using std::chrono::milliseconds;
@@ -267,4 +267,4 @@ TEST_F(ShardedWeightsTest, AnAbortedGroupFailsEveryRank) {
 }
 
 }  // namespace
-}  // namespace isobit::scorer
+}  // namespace isobit
