@@ -18,7 +18,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "common/parallel/thread_group.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 

@@ -15,9 +15,9 @@
 #include "common/config/flags.h"
 #include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/model/host_executor.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
+#include "kernels/runtime/host_executor.h"
 
 ABSL_FLAG(int, tp_size, 4,
           absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));

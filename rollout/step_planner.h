@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit::bench {
 

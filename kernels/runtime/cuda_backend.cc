@@ -8,9 +8,9 @@
 #include "common/base/status_macros.h"
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
-#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/runtime/cuda_executor.h"
 
 namespace isobit {
 

@@ -11,19 +11,19 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
-#include "kernels/cuda/cuda_rank_options.h"
-#include "kernels/cuda/fault_injector.h"
-#include "kernels/cuda/memory_plan.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/cuda_rank_options.h"
+#include "kernels/runtime/fault_injector.h"
+#include "kernels/runtime/memory_plan.h"
 #include "kernels/runtime/rank_backend.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
 // Of the rollout: ranks that run steps. Errors at the making of a rank as MakeCudaRank's
-// (kernels/cuda/cuda_executor.h).
+// (kernels/runtime/cuda_executor.h).
 absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
 
-// As AffordablePages (kernels/cuda/memory_plan.h).
+// As AffordablePages (kernels/runtime/memory_plan.h).
 absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,
                                             const MemoryPlanOptions& options);
 

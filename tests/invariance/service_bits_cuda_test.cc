@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/runtime/cuda_backend.h"
+#include "kernels/runtime/cuda_executor.h"
 #include "tests/invariance/service_bits_fixture.h"
 
 namespace isobit::invariance {

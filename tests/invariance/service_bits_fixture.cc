@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/model/host_executor.h"
+#include "kernels/runtime/host_executor.h"
 #include "tests/invariance/order_dependent_ops.h"
 #include "tests/invariance/tiny_models.h"
 #include "tests/support/bitwise.h"

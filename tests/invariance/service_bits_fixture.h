@@ -12,7 +12,7 @@
 #include "common/config/numerics_mode.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 #include "rollout/engine.h"
 #include "trainer_bridge/scorer/scorer.h"
 

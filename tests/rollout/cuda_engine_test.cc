@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_executor.h"
 #include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/fault_injector.h"
+#include "kernels/runtime/cuda_executor.h"
+#include "kernels/runtime/fault_injector.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"

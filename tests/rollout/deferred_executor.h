@@ -2,7 +2,7 @@
 #ifndef ISOBIT_TESTS_ROLLOUT_DEFERRED_EXECUTOR_H_
 #define ISOBIT_TESTS_ROLLOUT_DEFERRED_EXECUTOR_H_
 
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 

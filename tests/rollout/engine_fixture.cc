@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/model/host_executor.h"
+#include "kernels/runtime/host_executor.h"
 #include "tests/rollout/deferred_executor.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"

@@ -1,5 +1,5 @@
 // See memory_plan.h.
-#include "kernels/cuda/memory_plan.h"
+#include "kernels/runtime/memory_plan.h"
 
 #include <cuda_runtime_api.h>
 
@@ -11,11 +11,11 @@
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_rank_options.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/step_halves.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
+#include "kernels/runtime/cuda_rank_options.h"
 
 namespace isobit {
 namespace {

@@ -1,10 +1,10 @@
 // For tests of what comes after a GPU's error: a rank whose GPU fails in a step of one's choice.
-#ifndef ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
-#define ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_FAULT_INJECTOR_H_
+#define ISOBIT_KERNELS_RUNTIME_FAULT_INJECTOR_H_
 
 #include <cstdint>
 
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
@@ -19,4 +19,4 @@ MakeRank WithFault(MakeRank make_rank, const InjectedFault& fault);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_CUDA_FAULT_INJECTOR_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_FAULT_INJECTOR_H_

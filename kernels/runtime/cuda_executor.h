@@ -1,14 +1,14 @@
 // A rank that computes on a GPU. Steps of one new token a sequence replay CUDA graphs, captured at
 // start for a ladder of batch sizes; drawn tokens feed the next step on the GPU, so the host is one
 // step behind (depth 2).
-#ifndef ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_
-#define ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
+#define ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/cuda_rank_options.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/cuda_rank_options.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
@@ -28,4 +28,4 @@ std::vector<int64_t> GraphLadder(int64_t max_sequences);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_CUDA_CUDA_EXECUTOR_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_

@@ -1,6 +1,6 @@
 // What the ranks of one engine are told about their GPUs and about each other.
-#ifndef ISOBIT_KERNELS_CUDA_CUDA_RANK_OPTIONS_H_
-#define ISOBIT_KERNELS_CUDA_CUDA_RANK_OPTIONS_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_CUDA_RANK_OPTIONS_H_
+#define ISOBIT_KERNELS_RUNTIME_CUDA_RANK_OPTIONS_H_
 
 #include <cstdint>
 #include <vector>
@@ -27,4 +27,4 @@ struct CudaRankOptions {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_CUDA_CUDA_RANK_OPTIONS_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_CUDA_RANK_OPTIONS_H_

@@ -1,6 +1,6 @@
 // Forward, logits of the rows that need them, and this rank's share of the draws. See
 // host_executor.h.
-#include "kernels/model/host_executor.h"
+#include "kernels/runtime/host_executor.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/fault_injector.h"
+#include "kernels/runtime/fault_injector.h"
 
 namespace isobit {
 namespace {

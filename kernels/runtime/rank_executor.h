@@ -1,7 +1,7 @@
 // What the rollout engine asks of one tensor-parallel rank: compute steps, and take new weights.
 // Not here: which sequences a step holds, or how ranks become threads.
-#ifndef ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
-#define ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
+#define ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -91,4 +91,4 @@ using MakeRank = std::function<absl::StatusOr<std::unique_ptr<RankExecutor>>(con
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_RANK_EXECUTOR_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_

@@ -1,11 +1,11 @@
 // A rank that computes in host memory: on the CPU backend, or its scalar definition.
-#ifndef ISOBIT_KERNELS_MODEL_HOST_EXECUTOR_H_
-#define ISOBIT_KERNELS_MODEL_HOST_EXECUTOR_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_HOST_EXECUTOR_H_
+#define ISOBIT_KERNELS_RUNTIME_HOST_EXECUTOR_H_
 
 #include <functional>
 #include <memory>
 
-#include "kernels/model/rank_executor.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
@@ -15,4 +15,4 @@ MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_HOST_EXECUTOR_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_HOST_EXECUTOR_H_

@@ -1,5 +1,5 @@
 // See cuda_rank_group.h.
-#include "kernels/cuda/cuda_rank_group.h"
+#include "kernels/runtime/cuda_rank_group.h"
 
 #include <algorithm>
 #include <set>

@@ -4,7 +4,7 @@
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/step_kernels.h"
+#include "kernels/cuda/rows/step_kernels.h"
 
 namespace isobit::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // How many KV pages a rank's GPU has room for, beside weights and activations.
-#ifndef ISOBIT_KERNELS_CUDA_MEMORY_PLAN_H_
-#define ISOBIT_KERNELS_CUDA_MEMORY_PLAN_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_MEMORY_PLAN_H_
+#define ISOBIT_KERNELS_RUNTIME_MEMORY_PLAN_H_
 
 #include <cstdint>
 
@@ -28,4 +28,4 @@ absl::StatusOr<int32_t> AffordablePages(const ModelConfig& config,
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_CUDA_MEMORY_PLAN_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_MEMORY_PLAN_H_

@@ -1,8 +1,8 @@
 // What the ranks of one engine share on their GPUs: the memory through which they draw together,
 // and the ways their sums take. Made once, before the ranks' threads start. Not here: what a step
 // does with it (cuda_executor.cc).
-#ifndef ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
-#define ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
+#define ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +18,9 @@
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_rank_options.h"
-#include "kernels/cuda/step_kernels.h"
-#include "kernels/model/rank_executor.h"
+#include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/runtime/cuda_rank_options.h"
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
@@ -58,4 +58,4 @@ struct CudaRankGroup {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_CUDA_CUDA_RANK_GROUP_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_

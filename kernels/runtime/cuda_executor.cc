@@ -2,7 +2,7 @@
 //   ids, tables -> feed -> [forward -> logits of this rank's columns] -> barrier -> this rank's
 //   rows, whole -> draw -> barrier -> all ranks' ids
 // The part in brackets is a graph in decode steps that fit the ladder, padded to a size of it.
-#include "kernels/cuda/cuda_executor.h"
+#include "kernels/runtime/cuda_executor.h"
 
 #include <cuda_runtime_api.h>
 
@@ -22,10 +22,10 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_rank_group.h"
 #include "kernels/cuda/device/captured_graph.h"
 #include "kernels/cuda/log_prob_stage.h"
-#include "kernels/cuda/step_kernels.h"
+#include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/runtime/cuda_rank_group.h"
 
 namespace isobit {
 namespace {

@@ -2,8 +2,8 @@
 // rows, and what the ranks bring together to draw. Every launcher puts one kernel on the stream;
 // all pointers are to GPU memory, `of_rank` ones to that of peers too. INTERNAL: CUDA refused the
 // launch.
-#ifndef ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_
-#define ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_
+#ifndef ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
+#define ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 
 #include <cstdint>
 
@@ -43,4 +43,4 @@ absl::Status LaunchGatherDraws(const RankDraws& draws, int32_t* out, const Strea
 
 }  // namespace isobit::cuda
 
-#endif  // ISOBIT_KERNELS_CUDA_STEP_KERNELS_H_
+#endif  // ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
