@@ -243,7 +243,8 @@ TEST_F(CudaEngineTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
             << rows << " rows, " << wrong << " wrong guesses, TP " << size;
       }
     }
-    EXPECT_FALSE(SameResults(run(OnGpus(Ranks(size)), {.rows_of_step = 2, .late = 1}), expected))
+    EXPECT_FALSE(
+        SameResults(run(OnGpus(Ranks(size)), {.rows_of_step = 2, .wrong_context = true}), expected))
         << "control";
   }
 }

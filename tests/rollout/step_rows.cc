@@ -99,9 +99,9 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
       std::iota(pages.begin(), pages.end(), static_cast<int32_t>(number) * kPagesOfSequence);
       std::reverse(pages.begin(), pages.end());
       runners.push_back({sequences[number], std::move(pages), kContextOfRows});
-      const auto context = static_cast<size_t>(kContextOfRows - run.late);
-      PlanSequence({.tokens = absl::MakeSpan(sequences[number]).subspan(0, context)},
-                   runners.back().pages.data(), step);
+      Tokens context(sequences[number].begin(), sequences[number].begin() + kContextOfRows);
+      if (run.wrong_context) context.back() = (context.back() + 1) % config.vocab_size;
+      PlanSequence({.tokens = absl::MakeSpan(context)}, runners.back().pages.data(), step);
     }
     if (step.batch.ids.empty()) return results;
     step.results.assign(step.requests.size(), {});

@@ -14,9 +14,9 @@ namespace isobit {
 
 // How the sequences of TokensForRows are run.
 struct RowsRun {
-  int64_t rows_of_step = 1;   // of each sequence, once its context is cached
-  int32_t wrong_guesses = 0;  // tokens that each step computes beyond its own, and that are wrong
-  int64_t late = 0;           // a control: context tokens at the end that are never computed
+  int64_t rows_of_step = 1;    // of each sequence, once its context is cached
+  int32_t wrong_guesses = 0;   // tokens that each step computes beyond its own, and that are wrong
+  bool wrong_context = false;  // a control: another token ends each context
 };
 
 inline constexpr int64_t kContextOfRows = 13;  // tokens of a sequence before the first such step

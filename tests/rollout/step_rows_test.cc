@@ -42,7 +42,7 @@ TEST_P(StepRowsTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
     }
   }
   // Controls: another context; a mode in which a row depends on those beside it.
-  EXPECT_FALSE(SameResults(Run(1, {.rows_of_step = 2, .late = 1}), expected));
+  EXPECT_FALSE(SameResults(Run(1, {.rows_of_step = 2, .wrong_context = true}), expected));
   EXPECT_FALSE(SameResults(Run(1, {.rows_of_step = 8}, NumericsMode::kVanilla),
                            Run(1, {.rows_of_step = 1}, NumericsMode::kVanilla)));
 }
