@@ -38,7 +38,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config
                           ModelRunner::Create(config, options.runner,
                                               static_cast<int64_t>(options.scheduler.max_running),
                                               options.scheduler.max_batch_tokens));
-  return std::unique_ptr<Engine>(new Engine(config, options, std::move(runner)));
+  EngineOptions fitted = options;
+  fitted.runner.num_pages = runner->num_pages();
+  return std::unique_ptr<Engine>(new Engine(config, fitted, std::move(runner)));
 }
 
 Engine::Engine(const ModelConfig& config, const EngineOptions& options,

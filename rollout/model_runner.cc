@@ -1,6 +1,7 @@
 // Rank threads, and the jobs they do together. See model_runner.h.
 #include "rollout/model_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/status_macros.h"
@@ -30,11 +31,11 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConf
                                                .rope = runner->rope_,
                                                .mode = options.mode,
                                                .page_size = options.page_size,
-                                               .num_pages = options.num_pages,
                                                .max_sequences = max_sequences,
                                                .max_rows = max_rows,
                                                .comm = runner->group_.rank(r)}));
   }
+  ISOBIT_RETURN_IF_ERROR(runner->AllocateKvCache(options, max_sequences));
   for (size_t r = 0; r < runner->ranks_.size(); ++r) {
     runner->ranks_[r]->thread = std::thread([&runner = *runner, r] { runner.ServeRank(r); });
   }
@@ -55,6 +56,24 @@ ModelRunner::~ModelRunner() {
   for (const auto& rank : ranks_) {
     if (rank->thread.joinable()) rank->thread.join();
   }
+}
+
+absl::Status ModelRunner::AllocateKvCache(const ModelRunnerOptions& options,
+                                          int64_t max_sequences) {
+  num_pages_ = options.num_pages;
+  if (num_pages_ == 0) {
+    // More can never be in use.
+    int64_t pages = (options.max_positions / options.page_size + 1) * max_sequences;
+    for (const auto& rank : ranks_) {
+      ISOBIT_ASSIGN_OR_RETURN(const int32_t fit, rank->executor->KvPagesThatFit());
+      pages = std::min<int64_t>(pages, fit);
+    }
+    num_pages_ = static_cast<int32_t>(pages);
+  }
+  for (const auto& rank : ranks_) {
+    ISOBIT_RETURN_IF_ERROR(rank->executor->AllocateKvCache(num_pages_));
+  }
+  return absl::OkStatus();
 }
 
 RankMemory ModelRunner::memory() const {

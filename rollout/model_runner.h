@@ -26,7 +26,7 @@ struct ModelRunnerOptions {
   int tensor_parallel_size = 4;  // 1, 2, 4 or 8
   NumericsMode mode = NumericsMode::kTree;
   int32_t page_size = 16;     // tokens
-  int32_t num_pages = 0;      // > 0
+  int32_t num_pages = 0;      // 0: as many as fit every rank's memory and can ever be in use
   int64_t max_positions = 0;  // of one sequence
   MakeRank make_rank;         // the backend
 };
@@ -34,7 +34,8 @@ struct ModelRunnerOptions {
 class ModelRunner {
  public:
   // Makes the ranks and starts their threads. max_sequences, max_rows: of one step.
-  // INVALID_ARGUMENT: tensor_parallel_size. Else make_rank's errors.
+  // INVALID_ARGUMENT: tensor_parallel_size. RESOURCE_EXHAUSTED: not one KV page fits. Else
+  // make_rank's errors.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelConfig& config,
                                                              const ModelRunnerOptions& options,
                                                              int64_t max_sequences,
@@ -44,6 +45,7 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
 
   std::string backend() const { return ranks_.front()->executor->backend(); }
+  int32_t num_pages() const { return num_pages_; }  // of the KV cache, on every rank
   // Of the rank with the most.
   RankMemory memory() const;
 
@@ -69,6 +71,7 @@ class ModelRunner {
   // Runs `job` on every rank's thread and waits for all. The error is that of the first rank to
   // fail; it ends the group, so that the other ranks do not wait for it.
   absl::Status OnEachRank(const Job& job);
+  absl::Status AllocateKvCache(const ModelRunnerOptions& options, int64_t max_sequences);
   void Publish(const Job* job);
   void ServeRank(size_t rank);
 
@@ -76,6 +79,7 @@ class ModelRunner {
   const contract::RopeTable rope_;
   ThreadGroup group_;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  int32_t num_pages_ = 0;
 
   // How long who waits for a job, or for its end, stays awake: a step has two jobs, of which the
   // second follows at once. Zero where there are not cores enough.

@@ -32,12 +32,14 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
                           LoadModelConfig(directory, root, settings.engine.load_policy));
   ISOBIT_ASSIGN_OR_RETURN(EngineOptions options, FitToModel(settings, config));
   options.on_failure = std::move(on_failure);
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(config, options));
+  const ModelRunnerOptions& runner = engine->options().runner;
   ISOBIT_LOG(Info) << ArchitectureName(config.architecture) << ", " << config.num_layers
-                   << " layers, on " << options.runner.tensor_parallel_size << " ranks, numerics "
-                   << NumericsModeName(options.runner.mode) << ", " << options.runner.num_pages
-                   << " KV pages of " << options.runner.page_size << " tokens, at most "
-                   << options.runner.max_positions << " tokens a sequence";
-  return Engine::Create(config, options);
+                   << " layers, on " << runner.tensor_parallel_size << " ranks, numerics "
+                   << NumericsModeName(runner.mode) << ", " << runner.num_pages << " KV pages of "
+                   << runner.page_size << " tokens, at most " << runner.max_positions
+                   << " tokens a sequence";
+  return engine;
 }
 
 absl::StatusOr<int> Serve(const RolloutSettings& settings) {

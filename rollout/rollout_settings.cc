@@ -62,8 +62,7 @@ absl::Status ReadMemory(RolloutSettings& settings) {
   const int64_t mib = absl::GetFlag(FLAGS_kv_cache_mb);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("kv_cache_mb", mib, 1, 1 << 30));
   settings.kv_cache_bytes = mib << 20;
-  settings.gpu_memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
-  return RequireInRange("gpu_memory_fraction", settings.gpu_memory_fraction, 0.01, 1.0);
+  return absl::OkStatus();
 }
 
 // How many requests may run and wait. `batch_tokens`: if the flag gives it.
@@ -99,6 +98,8 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   CudaRankOptions options;
   options.peer_memory = absl::GetFlag(FLAGS_peer_memory);
   options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
+  options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
   const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("peer_timeout_ms", timeout, 1, 60'000));
   options.peer_timeout = absl::Milliseconds(timeout);
@@ -123,35 +124,11 @@ absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int
   return fault;
 }
 
-// How many KV pages the memory has room for.
-absl::StatusOr<int32_t> PagesThatFit(const RolloutSettings& settings, const ModelConfig& config) {
-  const ModelRunnerOptions& runner = settings.engine.runner;
-  const SchedulerLimits& scheduler = settings.engine.scheduler;
-  if (settings.backend.backend == Backend::kCuda) {
-    return AffordableCudaPages(config,
-                               {.devices = settings.backend.devices,
-                                .mode = runner.mode,
-                                .page_size = runner.page_size,
-                                .max_sequences = static_cast<int64_t>(scheduler.max_running),
-                                .max_rows = scheduler.max_batch_tokens,
-                                .peer_memory = settings.cuda.peer_memory,
-                                .fraction = settings.gpu_memory_fraction});
-  }
-  ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(config, 0, 1));  // all ranks together
-  const auto page_bytes = static_cast<int64_t>(KvCache::PageBytes(config, whole, runner.page_size));
-  const int64_t pages = settings.kv_cache_bytes / page_bytes;
-  if (pages < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv_cache_mb holds no page: one takes ", page_bytes, " bytes"));
-  }
-  return static_cast<int32_t>(std::min<int64_t>(pages, std::numeric_limits<int32_t>::max()));
-}
-
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   if (settings.backend.backend == Backend::kCpu) {
     CpuOptions cpu = settings.backend.cpu;
     cpu.mode = settings.engine.runner.mode;
-    return MakeHostRank([cpu] { return MakeCpuOps(cpu); });
+    return MakeHostRank([cpu] { return MakeCpuOps(cpu); }, settings.kv_cache_bytes);
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
@@ -197,12 +174,6 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
-  if (runner.num_pages > 0) return options;
-  ISOBIT_ASSIGN_OR_RETURN(const int32_t affordable, PagesThatFit(settings, config));
-  // More than this many can never be in use.
-  const int64_t useful = (runner.max_positions / runner.page_size + 1) *
-                         static_cast<int64_t>(options.scheduler.max_running);
-  runner.num_pages = static_cast<int32_t>(std::min<int64_t>(affordable, useful));
   return options;
 }
 

@@ -21,10 +21,9 @@ struct RolloutSettings {
   std::string model;
   EngineOptions engine;  // without what depends on the model: FitToModel
   BackendSettings backend;
-  CudaRankOptions cuda;            // without devices
-  InjectedFault fault;             // for tests
-  double gpu_memory_fraction = 0;  // of each GPU's free memory that the engine may take
-  int64_t kv_cache_bytes = 0;      // of all ranks together, on CPUs
+  CudaRankOptions cuda;        // without devices
+  InjectedFault fault;         // for tests
+  int64_t kv_cache_bytes = 0;  // of all ranks together, on CPUs
   StreamLimits limits;
   ServerOptions server;
 };
@@ -32,9 +31,9 @@ struct RolloutSettings {
 // INVALID_ARGUMENT, naming the flag; else as ServerOptionsFromFlags.
 absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags();
 
-// The engine's options for a model: its context, where the ranks compute, and how many KV pages fit
-// there. INVALID_ARGUMENT: the model's context is shorter, its heads cannot be cut for the ranks,
-// or --kv_cache_mb holds no page. On GPUs also errors of AffordableCudaPages.
+// The engine's options for a model: its context, and where the ranks compute. INVALID_ARGUMENT: the
+// model's context is shorter, or its heads cannot be cut for the ranks. UNIMPLEMENTED: a GPU in a
+// build without CUDA.
 absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
                                          const ModelConfig& config);
 

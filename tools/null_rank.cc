@@ -24,6 +24,9 @@ class NullRank final : public RankExecutor {
   std::string backend() const override { return "null"; }
   int depth() const override { return 2; }
 
+  absl::StatusOr<int32_t> KvPagesThatFit() const override { return 1 << 21; }
+  absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
+
   absl::Status Launch(const ModelStep& /*step*/) override {
     const Clock::time_point start = Clock::now();
     ends_.push_back((ends_.empty() ? start : std::max(start, ends_.back())) + step_time_);

@@ -55,10 +55,12 @@ absl::Status MapPeer(int device, int peer) {
 
 }  // namespace
 
-PeerMemory::PeerMemory(PeerMemory&& other) noexcept : buffers_(std::exchange(other.buffers_, {})) {}
+PeerMemory::PeerMemory(PeerMemory&& other) noexcept
+    : buffers_(std::exchange(other.buffers_, {})), bytes_(std::exchange(other.bytes_, 0)) {}
 
 PeerMemory& PeerMemory::operator=(PeerMemory&& other) noexcept {
   std::swap(buffers_, other.buffers_);
+  std::swap(bytes_, other.bytes_);
   return *this;
 }
 
@@ -102,6 +104,7 @@ int PeerGroup::most_ranks_on_a_device() const {
 absl::StatusOr<PeerMemory> PeerGroup::Allocate(size_t bytes, unsigned char fill) const {
   const DeviceRestorer restorer;
   PeerMemory memory;
+  memory.bytes_ = bytes;
   for (const int device : devices_) {
     ISOBIT_RETURN_IF_ERROR(SetDevice(device));
     void* buffer = nullptr;

@@ -23,6 +23,7 @@ class PeerMemory {
   ~PeerMemory();  // waits for the devices
 
   std::byte* of_rank(int rank) const { return buffers_[static_cast<size_t>(rank)].bytes; }
+  size_t bytes() const { return bytes_; }  // on each rank's device
 
  private:
   friend class PeerGroup;
@@ -31,6 +32,7 @@ class PeerMemory {
     std::byte* bytes;
   };
   std::vector<Buffer> buffers_;
+  size_t bytes_ = 0;
 };
 
 // Made once, before the ranks' threads start; nothing in it changes afterwards. Copyable. The calls

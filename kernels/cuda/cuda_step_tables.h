@@ -35,6 +35,9 @@ class CudaStepTables final : public StepTables {
   // Makes room for steps of so many rows, sequences and pages, so that what Stage and StageHalf
   // return stays where it is. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows, int64_t sequences, int64_t pages);
+  size_t device_bytes() const {
+    return step_.device_bytes() + halves_[0].device_bytes() + halves_[1].device_bytes();
+  }
 
  private:
   const CudaDevice& device_;

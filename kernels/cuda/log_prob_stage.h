@@ -27,6 +27,7 @@ class LogProbStage {
   // Allocates what `num_rows` rows without lists take, so that no such call has to: freeing waits
   // for the device. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t num_rows, const Stream& stream);
+  size_t device_bytes() const { return device_.bytes + workspace_.bytes; }
 
   // Ops::LogProbs on the current device: requests, their lists and results are host memory, logits
   // GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab

@@ -50,6 +50,7 @@ class SequenceStage {
   const int32_t* ids() const { return ids_; }  // [num_rows], in GPU memory
   const DeviceSequences& device() const { return sequences_; }
   int64_t generation() const { return generation_; }
+  size_t device_bytes() const { return capacity_ * sizeof(int32_t); }
 
  private:
   // Words of a step's tables, and where each begins.

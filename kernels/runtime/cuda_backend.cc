@@ -18,11 +18,6 @@ absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const Inj
   return WithFault(MakeCudaRank(options), fault);
 }
 
-absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,
-                                            const MemoryPlanOptions& options) {
-  return AffordablePages(config, options);
-}
-
 absl::StatusOr<std::string> NewGroupId() { return NewNcclId(); }
 
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {

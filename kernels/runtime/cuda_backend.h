@@ -4,16 +4,13 @@
 #define ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
 
 #include <chrono>
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/runtime/cuda_rank_options.h"
 #include "kernels/runtime/fault_injector.h"
-#include "kernels/runtime/memory_plan.h"
 #include "kernels/runtime/rank_backend.h"
 #include "kernels/runtime/rank_executor.h"
 
@@ -22,10 +19,6 @@ namespace isobit {
 // Of the rollout: ranks that run steps. Errors at the making of a rank as MakeCudaRank's
 // (kernels/runtime/cuda_executor.h).
 absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
-
-// As AffordablePages (kernels/runtime/memory_plan.h).
-absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& config,
-                                            const MemoryPlanOptions& options);
 
 struct CudaBackendOptions {
   NumericsMode numerics = NumericsMode::kTree;

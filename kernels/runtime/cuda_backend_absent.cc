@@ -18,11 +18,6 @@ absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/,
   return Absent();
 }
 
-absl::StatusOr<int32_t> AffordableCudaPages(const ModelConfig& /*config*/,
-                                            const MemoryPlanOptions& /*options*/) {
-  return Absent();
-}
-
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*/) {
   return Absent();
 }

@@ -1,17 +1,16 @@
 // See cuda_executor.h. What a step puts on the rank's stream:
-//   ids, tables -> feed -> [forward -> logits of this rank's columns] -> barrier -> this rank's
-//   rows, whole -> draw -> barrier -> all ranks' ids
-// The part in brackets is a graph in decode steps that fit the ladder, padded to a size of it.
+//   ids, tables -> feed -> [forward -> logits of this rank's columns] -> draws (step_draws.h)
+// The part in brackets is a graph in decode steps that fit one (step_graphs.h).
 #include "kernels/runtime/cuda_executor.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <map>
+#include <limits>
 #include <optional>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,13 +21,18 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/device/captured_graph.h"
-#include "kernels/cuda/log_prob_stage.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
+#include "kernels/runtime/rank_exchange.h"
+#include "kernels/runtime/step_draws.h"
+#include "kernels/runtime/step_graphs.h"
 
 namespace isobit {
 namespace {
+
+// What is taken once the KV cache is there: graphs, kernels' code, NCCL's channels, and the
+// workspaces of attention and cuBLAS.
+constexpr size_t kLaterBytes = size_t{2} << 30;
 
 class CudaExecutor final : public RankExecutor {
  public:
@@ -38,8 +42,10 @@ class CudaExecutor final : public RankExecutor {
     const int device = cuda_options.devices[static_cast<size_t>(options.shape.rank)];
     ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
     ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group->MakeAllReduce(options, *ops));
-    std::unique_ptr<CudaExecutor> rank(new CudaExecutor(
-        options, cuda_options, device, std::move(group), std::move(ops), std::move(all_reduce)));
+    ISOBIT_ASSIGN_OR_RETURN(auto exchange, group->MakeExchange(options.shape.rank, ops->device()));
+    std::unique_ptr<CudaExecutor> rank(
+        new CudaExecutor(options, cuda_options, device, std::move(group), std::move(ops),
+                         std::move(all_reduce), std::move(exchange)));
     ISOBIT_RETURN_IF_ERROR(rank->AllocateMemory());
     return rank;
   }
@@ -47,17 +53,48 @@ class CudaExecutor final : public RankExecutor {
   ~CudaExecutor() override {
     // Kernels may still be reading what is freed here, and peers' kernels what they reach.
     static_cast<void>(ops_->device().Synchronize());
-    for (Slot& slot : slots_) {
-      if (slot.done != nullptr) cudaEventDestroy(slot.done);
+    for (cudaEvent_t event : step_done_) {
+      if (event != nullptr) cudaEventDestroy(event);
     }
   }
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
   RankMemory memory() const override {
-    RankMemory memory = {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
-    memory.activations = ops_->device().allocated_bytes() - memory.total() + group_->shared_bytes;
+    RankMemory memory = {.weights = weights_->bytes(),
+                         .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
+    memory.activations = ops_->device().allocated_bytes() - memory.total() +
+                         group_->bytes_of_rank() + ops_->tables().device_bytes() + draws_->bytes();
     return memory;
+  }
+
+  absl::StatusOr<int32_t> KvPagesThatFit() const override {
+    const size_t page_bytes =
+        KvCache::PageBytes(options_.config, options_.shape, options_.page_size);
+    const auto taken = static_cast<double>(memory().total() + kLaterBytes);
+    const auto free = static_cast<double>(group_->free_bytes[rank()]);
+    const double pages = (free * cuda_.memory_fraction - taken) / static_cast<double>(page_bytes);
+    if (pages < 1) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("GPU ", device_, ": weights and activations of rank ", rank(), " take ",
+                       taken / 1e9, " GB, which leaves no KV page of ", free / 1e9,
+                       " GB free memory, of which ", cuda_.memory_fraction,
+                       " may be taken; more ranks, fewer tokens in a step or a larger "
+                       "fraction would help"));
+    }
+    return static_cast<int32_t>(
+        std::min(pages, static_cast<double>(std::numeric_limits<int32_t>::max())));
+  }
+
+  absl::Status AllocateKvCache(int32_t num_pages) override {
+    const int64_t pages_of_sequence = CeilDiv(max_positions(), options_.page_size);
+    ISOBIT_RETURN_IF_ERROR(ops_->tables().Reserve(
+        options_.max_rows, options_.max_sequences,
+        std::min<int64_t>(options_.max_sequences * pages_of_sequence, num_pages)));
+    ISOBIT_ASSIGN_OR_RETURN(
+        cache_, KvCache::Create(options_.config, options_.shape, num_pages, options_.page_size,
+                                /*shared_layers=*/false, ops_->device()));
+    return absl::OkStatus();
   }
 
   absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }
@@ -74,17 +111,6 @@ class CudaExecutor final : public RankExecutor {
   // Far more than two steps compute: beyond it NCCL is taken to wait for a peer that will not come.
   static constexpr absl::Duration kLongestStep = absl::Seconds(30);
 
-  // What a launched step leaves to be collected.
-  struct Slot {
-    cudaEvent_t done = nullptr;
-    cuda::LogProbStage log_probs;
-    LogProbArgs args;  // the rows of the step from first_row on, whose logits this rank has
-    size_t first_row = 0;
-    size_t own_begin = 0;  // of them, those that this rank reports
-    size_t own_end = 0;
-  };
-  using Graphs = std::map<int64_t, cuda::CapturedGraph>;  // by padded batch size
-
   // A peer may wait for this rank in a collective that only this ends.
   absl::Status EndGroupOn(const absl::Status& status) const {
     if (!status.ok()) group_->Abort(status);
@@ -93,7 +119,6 @@ class CudaExecutor final : public RankExecutor {
 
   absl::Status LaunchStep(const ModelStep& step) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    Slot& slot = slots_[num_launched_++ % kDepth];
     ids_ = step.batch.ids;
     for (size_t s = 0; s < step.feeds.size(); ++s) {
       if (step.feeds[s] < 0) continue;
@@ -104,26 +129,22 @@ class CudaExecutor final : public RankExecutor {
                                                      " rows that need logits: there is memory for ",
                                                      options_.max_sequences));
     }
-    const auto graph = GraphOf(step);
-    if (graph != graphs_.end()) {
-      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->first).status());
-      ISOBIT_RETURN_IF_ERROR(graph->second.Replay(stream().handle));
+    if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
+      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->size).status());
+      ISOBIT_RETURN_IF_ERROR(graph->captured.Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step));
     }
-    ISOBIT_RETURN_IF_ERROR(Draw(step.requests, slot));
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.done, stream().handle));
+    ISOBIT_RETURN_IF_ERROR(draws_->Launch(step.requests));
+    ISOBIT_RETURN_IF_CUDA_ERROR(
+        cudaEventRecord(step_done_[num_launched_++ % kDepth], stream().handle));
     return absl::OkStatus();
   }
 
   absl::Status CollectStep(ModelStep& step) {
-    Slot& slot = slots_[num_collected_++ % kDepth];
-    ISOBIT_RETURN_IF_ERROR(Wait(slot.done));
+    ISOBIT_RETURN_IF_ERROR(Wait(step_done_[num_collected_++ % kDepth]));
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
-    slot.args.requests = step.requests.data() + slot.first_row;
-    slot.args.results = step.results.data() + slot.first_row;
-    slot.log_probs.Read(slot.args, static_cast<int64_t>(slot.own_begin),
-                        static_cast<int64_t>(slot.own_end));
+    draws_->Collect(step);
     return absl::OkStatus();
   }
 
@@ -136,7 +157,7 @@ class CudaExecutor final : public RankExecutor {
 
   CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
                std::shared_ptr<CudaRankGroup> group, std::unique_ptr<CudaOps> ops,
-               std::unique_ptr<AllReduce> all_reduce)
+               std::unique_ptr<AllReduce> all_reduce, std::unique_ptr<RankExchange> exchange)
       : options_(options),
         cuda_(cuda),
         device_(device),
@@ -144,72 +165,31 @@ class CudaExecutor final : public RankExecutor {
         ops_(std::move(ops)),
         layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(std::move(all_reduce)),
+        exchange_(std::move(exchange)),
         transformer_(layout_, options.rope, *ops_, all_reduce_.get()) {}
 
   const cuda::Stream& stream() const { return ops_->device().stream(); }
   size_t rank() const { return static_cast<size_t>(options_.shape.rank); }
-  size_t num_ranks() const { return static_cast<size_t>(options_.shape.size); }
   int64_t max_positions() const {
     return 2 * static_cast<int64_t>(options_.rope.cosine.size()) / options_.config.head_dim;
   }
 
+  // All that steps need but the KV cache and what depends on its pages.
   absl::Status AllocateMemory() {
-    const auto width = static_cast<size_t>(options_.config.hidden_size);
-    const auto sequences = static_cast<size_t>(options_.max_sequences);
+    const auto row_bytes = static_cast<size_t>(options_.config.hidden_size) * sizeof(Bf16);
     ISOBIT_ASSIGN_OR_RETURN(weights_, ResidentWeights::Create(layout_, ops_->device()));
     ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
     ISOBIT_ASSIGN_OR_RETURN(
-        hidden_,
-        ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * width * sizeof(Bf16)));
-    ISOBIT_ASSIGN_OR_RETURN(picked_, ops_->device().Allocate(sequences * width * sizeof(Bf16)));
-    ISOBIT_ASSIGN_OR_RETURN(ids_of_step_, ops_->device().Allocate(sequences * sizeof(int32_t)));
-    const auto columns = static_cast<size_t>(group_->widest);
-    if (group_->peers.empty() && num_ranks() > 1) {
-      ISOBIT_ASSIGN_OR_RETURN(own_logits_,
-                              ops_->device().Allocate(sequences * columns * sizeof(float)));
-      ISOBIT_ASSIGN_OR_RETURN(
-          all_logits_, ops_->device().Allocate(num_ranks() * sequences * columns * sizeof(float)));
-      ISOBIT_ASSIGN_OR_RETURN(own_draws_, ops_->device().Allocate(sequences * sizeof(int32_t)));
-      ISOBIT_ASSIGN_OR_RETURN(all_draws_,
-                              ops_->device().Allocate(num_ranks() * sequences * sizeof(int32_t)));
-      logits_ = reinterpret_cast<float*>(own_logits_.get());
-      draws_ = reinterpret_cast<int32_t*>(own_draws_.get());
-      const size_t part_bytes =
-          cuda::LogProbPartBytes(options_.max_sequences, contract::kLeaves / options_.shape.size);
-      ISOBIT_ASSIGN_OR_RETURN(own_parts_, ops_->device().Allocate(part_bytes));
-      ISOBIT_ASSIGN_OR_RETURN(all_parts_, ops_->device().Allocate(num_ranks() * part_bytes));
-      parts_ = own_parts_.get();
-    } else {
-      logits_ = reinterpret_cast<float*>(group_->logits.of_rank(options_.shape.rank));
-      draws_ = reinterpret_cast<int32_t*>(group_->draws.of_rank(options_.shape.rank));
-      parts_ = group_->parts.of_rank(options_.shape.rank);
-    }
-    if (num_ranks() > 1) {
-      const size_t rows = CeilDiv(sequences, num_ranks());
-      ISOBIT_ASSIGN_OR_RETURN(
-          whole_rows_, ops_->device().Allocate(
-                           rows * static_cast<size_t>(options_.config.vocab_size) * sizeof(float)));
-    }
-    const int64_t pages_of_sequence = CeilDiv(max_positions(), options_.page_size);
-    ISOBIT_RETURN_IF_ERROR(ops_->tables().Reserve(
-        options_.max_rows, options_.max_sequences,
-        std::min<int64_t>(options_.max_sequences * pages_of_sequence, options_.num_pages)));
-    for (Slot& slot : slots_) {
-      ISOBIT_RETURN_IF_CUDA_ERROR(
-          cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
-      ISOBIT_RETURN_IF_ERROR(slot.log_probs.Reserve(options_.max_sequences, stream()));
-    }
+        hidden_, ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * row_bytes));
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(options_.config, options_.shape, options_.num_pages,
-                                options_.page_size, /*shared_layers=*/false, ops_->device()));
+        picked_, ops_->device().Allocate(static_cast<size_t>(options_.max_sequences) * row_bytes));
+    ISOBIT_ASSIGN_OR_RETURN(draws_, StepDraws::Create(group_->draw_shape, options_.shape.rank,
+                                                      kDepth, ops_->device(), *exchange_));
+    for (cudaEvent_t& event : step_done_) {
+      ISOBIT_RETURN_IF_CUDA_ERROR(
+          cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
     return absl::OkStatus();
-  }
-
-  // The smallest graph that the step fits in, if it is one new token and one request a sequence.
-  Graphs::iterator GraphOf(const ModelStep& step) {
-    const size_t rows = step.batch.ids.size();
-    if (rows != step.batch.sequences.size() || rows != step.requests.size()) return graphs_.end();
-    return graphs_.lower_bound(static_cast<int64_t>(rows));
   }
 
   absl::StatusOr<StagedStep> StageDecode(absl::Span<const SequenceRows> sequences, int64_t size) {
@@ -222,8 +202,7 @@ class CudaExecutor final : public RankExecutor {
   }
 
   absl::Status FeedIds(const StagedStep& step, int64_t rows) {
-    return cuda::LaunchFeedIds(reinterpret_cast<const int32_t*>(ids_of_step_.get()), rows,
-                               const_cast<int32_t*>(step.ids), stream());
+    return cuda::LaunchFeedIds(draws_->ids(), rows, const_cast<int32_t*>(step.ids), stream());
   }
 
   // A step of `size` sequences of one row each, from their ids to their logits.
@@ -231,7 +210,8 @@ class CudaExecutor final : public RankExecutor {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     ISOBIT_RETURN_IF_ERROR(FeedIds(step, size));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, size, *weights_, *cache_, hidden));
-    return transformer_.Logits(hidden, size, *weights_, logits_, layout_.shape().vocab.size());
+    return transformer_.Logits(hidden, size, *weights_, draws_->logits(),
+                               layout_.shape().vocab.size());
   }
 
   // Any step, likewise.
@@ -244,7 +224,7 @@ class CudaExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(staged, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, staged));
     return transformer_.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
-                               logits_, layout_.shape().vocab.size());
+                               draws_->logits(), layout_.shape().vocab.size());
   }
 
   // The hidden rows of the step's requests, one after the other.
@@ -277,145 +257,16 @@ class CudaExecutor final : public RankExecutor {
                       });
   }
 
-  // Rows [begin, end) of a step, whose logits, of `columns` columns each, begin at `logits`.
-  LogProbArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
-                   const float* logits, int64_t columns) const {
-    return {.logits = logits,
-            .ld = columns,
-            .requests = requests.data() + begin,
-            .num_rows = static_cast<int64_t>(end - begin),
-            .vocab = options_.config.vocab_size};
-  }
-
-  // Rows are dealt out to the ranks in runs: [begin, end) to this one.
-  std::pair<size_t, size_t> Dealt(size_t num_rows, size_t rank) const {
-    return {num_rows * rank / num_ranks(), num_rows * (rank + 1) / num_ranks()};
-  }
-
-  absl::Status Draw(const std::vector<LogProbRequest>& requests, Slot& slot) {
-    auto* const ids = reinterpret_cast<int32_t*>(ids_of_step_.get());
-    if (num_ranks() == 1) {
-      slot.own_end = requests.size();
-      slot.args = Args(requests, 0, requests.size(), logits_, options_.config.vocab_size);
-      return slot.log_probs.Launch(slot.args, ids, stream());
-    }
-    // Penalties' counts grow with every token: of such rows each rank would send all.
-    const bool in_parts =
-        std::none_of(requests.begin(), requests.end(), [](const LogProbRequest& request) {
-          return cuda::IsRanked(request) || !request.sampling.counts.empty();
-        });
-    return in_parts && !requests.empty() ? DrawInParts(requests, slot, ids)
-                                         : DrawDealt(requests, slot, ids);
-  }
-
-  // Every rank sums and draws in its ranges of the vocabulary and joins those of all, so that what
-  // crosses the links is a few numbers of a row.
-  absl::Status DrawInParts(const std::vector<LogProbRequest>& requests, Slot& slot, int32_t* ids) {
-    slot.first_row = 0;
-    std::tie(slot.own_begin, slot.own_end) = Dealt(requests.size(), rank());
-    slot.args = Args(requests, 0, requests.size(), logits_, layout_.shape().vocab.size());
-    ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceLogProbs sent,
-                            slot.log_probs.Send(slot.args, ids, stream()));
-    const int each = contract::kLeaves / options_.shape.size;
-    ISOBIT_RETURN_IF_ERROR(cuda::LaunchLogProbParts(
-        sent, {.first = options_.shape.rank * each, .count = each}, parts_, stream()));
-    ISOBIT_ASSIGN_OR_RETURN(const cuda::LogProbParts parts, MeetParts(requests.size()));
-    ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, parts, stream()));
-    return slot.log_probs.Fetch(slot.args, stream());
-  }
-
-  // Every rank brings its rows together, draws, and brings the draws of all together.
-  absl::Status DrawDealt(const std::vector<LogProbRequest>& requests, Slot& slot, int32_t* ids) {
-    const auto [begin, end] = Dealt(requests.size(), rank());
-    slot.first_row = begin;
-    slot.own_begin = 0;
-    slot.own_end = end - begin;
-    auto* const whole = reinterpret_cast<float*>(whole_rows_.get());
-    slot.args = Args(requests, begin, end, whole, options_.config.vocab_size);
-    ISOBIT_ASSIGN_OR_RETURN(const cuda::RankColumns columns, MeetLogits(requests.size()));
-    ISOBIT_RETURN_IF_ERROR(cuda::LaunchGatherRows(columns, static_cast<int64_t>(slot.first_row),
-                                                  slot.args.num_rows, whole, stream()));
-    ISOBIT_RETURN_IF_ERROR(slot.log_probs.Launch(slot.args, draws_ + slot.first_row, stream()));
-    ISOBIT_ASSIGN_OR_RETURN(cuda::RankDraws draws, MeetDraws(requests.size()));
-    for (size_t r = 0; r < num_ranks(); ++r) {
-      draws.begin[r + 1] = static_cast<int32_t>(Dealt(requests.size(), r).second);
-    }
-    return cuda::LaunchGatherDraws(draws, ids, stream());
-  }
-
-  // All ranks' parts are there. The next ones are written after the sums of the next step, to which
-  // a peer comes once it has read these.
-  absl::StatusOr<cuda::LogProbParts> MeetParts(size_t rows) {
-    cuda::LogProbParts parts = {.num_ranks = options_.shape.size};
-    const size_t bytes =
-        cuda::LogProbPartBytes(static_cast<int64_t>(rows), contract::kLeaves / options_.shape.size);
-    if (group_->peers.empty()) {
-      ISOBIT_RETURN_IF_ERROR(
-          group_->nccl[rank()]->AllGather(parts_, all_parts_.get(), bytes, stream().handle));
-    } else {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
-    }
-    for (size_t r = 0; r < num_ranks(); ++r) {
-      parts.of_rank[r] = group_->peers.empty() ? all_parts_.get() + r * bytes
-                                               : group_->parts.of_rank(static_cast<int>(r));
-    }
-    return parts;
-  }
-
-  // The two meetings of DrawDealt: all ranks' logits are there, then all draws. After the second
-  // the peers have also read the logits, which the next step writes; it writes draws after its
-  // first meeting, to which a peer comes once it has read those of this step.
-  absl::StatusOr<cuda::RankColumns> MeetLogits(size_t rows) {
-    cuda::RankColumns columns = group_->columns;
-    if (!group_->peers.empty()) {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
-      return columns;
-    }
-    const size_t bytes = rows * static_cast<size_t>(group_->widest) * sizeof(float);
-    ISOBIT_RETURN_IF_ERROR(
-        group_->nccl[rank()]->AllGather(logits_, all_logits_.get(), bytes, stream().handle));
-    for (size_t r = 0; r < num_ranks(); ++r) {
-      columns.of_rank[r] = reinterpret_cast<const float*>(all_logits_.get() + r * bytes);
-    }
-    return columns;
-  }
-
-  absl::StatusOr<cuda::RankDraws> MeetDraws(size_t rows) {
-    cuda::RankDraws draws = {.num_ranks = static_cast<int>(num_ranks())};
-    const size_t bytes = rows * sizeof(int32_t);
-    if (group_->peers.empty()) {
-      ISOBIT_RETURN_IF_ERROR(
-          group_->nccl[rank()]->AllGather(draws_, all_draws_.get(), bytes, stream().handle));
-    } else {
-      ISOBIT_RETURN_IF_ERROR(group_->peers[rank()]->Barrier(stream()));
-    }
-    for (size_t r = 0; r < num_ranks(); ++r) {
-      const std::byte* const of_rank = group_->peers.empty()
-                                           ? all_draws_.get() + r * bytes
-                                           : group_->draws.of_rank(static_cast<int>(r));
-      draws.of_rank[r] = reinterpret_cast<const int32_t*>(of_rank);
-    }
-    return draws;
-  }
-
-  // All ranks capture at the same time, each size after a run of it in which CUDA and the ops take
-  // what memory they need.
+  // All ranks capture at the same time.
   absl::Status CaptureGraphs() {
-    const std::vector<int64_t> ladder = GraphLadder(options_.max_sequences);
+    const std::vector<int64_t> sizes = GraphSizes(options_.max_sequences);
     if (rank() == 0) {
-      ISOBIT_LOG(Info) << "capturing decode graphs of 1 to " << ladder.back() << " sequences";
+      ISOBIT_LOG(Info) << "capturing decode graphs of 1 to " << sizes.back() << " sequences";
     }
     ids_.clear();
-    for (auto size = ladder.rbegin(); size != ladder.rend(); ++size) {
-      ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, StageDecode({}, *size));
-      ISOBIT_RETURN_IF_ERROR(Decode(step, *size));
-      ISOBIT_RETURN_IF_ERROR(ops_->device().Synchronize());
-      ISOBIT_ASSIGN_OR_RETURN(
-          cuda::CapturedGraph graph,
-          cuda::CapturedGraph::Capture(stream().handle, [&] { return Decode(step, *size); }));
-      graphs_.emplace(*size, std::move(graph));
-    }
-    ISOBIT_RETURN_IF_ERROR(ops_->device().Synchronize());
+    ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
+        sizes, stream().handle, [&](int64_t size) { return StageDecode({}, size); },
+        [&](const StagedStep& step, int64_t size) { return Decode(step, size); }));
     return CheckPeers();
   }
 
@@ -449,38 +300,22 @@ class CudaExecutor final : public RankExecutor {
   const std::unique_ptr<CudaOps> ops_;
   const WeightLayout layout_;
   const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
+  const std::unique_ptr<RankExchange> exchange_;
   Transformer transformer_;
   std::optional<KvCache> cache_;
   std::unique_ptr<ResidentWeights> weights_;  // at the addresses that the graphs hold
-  Graphs graphs_;
+  std::unique_ptr<StepDraws> draws_;
+  StepGraphs graphs_;
 
   Memory hidden_;  // [max_rows, hidden_size] bf16
   Memory picked_;  // [max_sequences, hidden_size] bf16: rows of requests
-  // With NCCL alone: what this rank sends, and what it has from all, [ranks, ...].
-  Memory own_logits_, all_logits_, own_draws_, all_draws_, own_parts_, all_parts_;
-  float* logits_ = nullptr;     // [max_sequences, this rank's columns]
-  int32_t* draws_ = nullptr;    // [max_sequences]: what this rank has drawn, in its places
-  std::byte* parts_ = nullptr;  // LogProbPartBytes: what its ranges of the vocabulary come to
-  Memory whole_rows_;           // [this rank's rows, vocab] fp32, with several ranks
-  Memory ids_of_step_;          // [max_sequences] int32: what the last launched step has drawn
-  Slot slots_[kDepth];
-  int64_t num_launched_ = 0;
-  int64_t num_collected_ = 0;
+  std::array<cudaEvent_t, kDepth> step_done_{};
+  size_t num_launched_ = 0;
+  size_t num_collected_ = 0;
   std::vector<int32_t> ids_;  // of the present step; -1 - i: what request i of the step before drew
 };
 
 }  // namespace
-
-std::vector<int64_t> GraphLadder(int64_t max_sequences) {
-  const int64_t most = std::min(max_sequences, kMaxGraphSequences);
-  std::vector<int64_t> sizes;
-  for (int64_t size = 1; size < most;) {
-    sizes.push_back(size);
-    size += size < 8 ? size : size < 64 ? 8 : size < 256 ? 32 : 64;
-  }
-  sizes.push_back(most);
-  return sizes;
-}
 
 MakeRank MakeCudaRank(const CudaRankOptions& options) {
   auto group = std::make_shared<std::shared_ptr<CudaRankGroup>>();

@@ -4,9 +4,6 @@
 #ifndef ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
 
-#include <cstdint>
-#include <vector>
-
 #include "kernels/runtime/cuda_rank_options.h"
 #include "kernels/runtime/rank_executor.h"
 
@@ -17,14 +14,6 @@ namespace isobit {
 // log_probs/log_probs.h (INVALID_ARGUMENT); devices are absent, not Hopper or unable to map each
 // other's memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
-
-// The largest decode step that is captured. Beyond it launches cost little beside a step, and
-// graphs would go on taking time at start and memory.
-inline constexpr int64_t kMaxGraphSequences = 512;
-
-// Batch sizes for which decode graphs are captured, ascending: steps in between are padded, larger
-// ones run without a graph.
-std::vector<int64_t> GraphLadder(int64_t max_sequences);
 
 }  // namespace isobit
 

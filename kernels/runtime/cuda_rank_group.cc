@@ -1,7 +1,8 @@
 // See cuda_rank_group.h.
 #include "kernels/runtime/cuda_rank_group.h"
 
-#include <algorithm>
+#include <cuda_runtime_api.h>
+
 #include <set>
 #include <string>
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
@@ -47,6 +49,16 @@ class PeerSum final : public AllReduce {
   bool pushed_ = false;  // the next Norm's partial
 };
 
+absl::StatusOr<std::vector<size_t>> FreeBytes(const std::vector<int>& devices) {
+  std::vector<size_t> free(devices.size());
+  for (size_t r = 0; r < devices.size(); ++r) {
+    size_t total = 0;
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(devices[r]));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free[r], &total));
+  }
+  return free;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaRankOptions& options,
@@ -67,12 +79,8 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
   }
   auto group = std::make_shared<CudaRankGroup>();
   group->overlap_rows = options.overlap_rows;
-  group->columns.num_ranks = size;
-  for (int r = 0; r < size; ++r) {
-    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(rank.config, r, size));
-    group->columns.begin[r + 1] = shape.vocab.end;
-    group->widest = std::max(group->widest, shape.vocab.size());
-  }
+  ISOBIT_ASSIGN_OR_RETURN(group->draw_shape, DrawShape::Of(rank));
+  ISOBIT_ASSIGN_OR_RETURN(group->free_bytes, FreeBytes(options.devices));
   if (size > 1 && (rank.mode == NumericsMode::kVanilla || !options.peer_memory)) {
     ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
   }
@@ -84,16 +92,9 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
 
 absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const RankOptions& rank) {
   ISOBIT_ASSIGN_OR_RETURN(const PeerGroup group, PeerGroup::Create(options.devices));
-  const auto sequences = static_cast<size_t>(rank.max_sequences);
-  const size_t logit_bytes = sequences * static_cast<size_t>(widest) * sizeof(float);
-  ISOBIT_ASSIGN_OR_RETURN(logits, group.Allocate(logit_bytes, 0));
-  ISOBIT_ASSIGN_OR_RETURN(draws, group.Allocate(sequences * sizeof(int32_t), 0));
-  const size_t part_bytes =
-      cuda::LogProbPartBytes(rank.max_sequences, contract::kLeaves / rank.shape.size);
-  ISOBIT_ASSIGN_OR_RETURN(parts, group.Allocate(part_bytes, 0));
-  shared_bytes = logit_bytes + sequences * sizeof(int32_t) + part_bytes;
-  for (int r = 0; r < group.size(); ++r) {
-    columns.of_rank[r] = reinterpret_cast<const float*>(logits.of_rank(r));
+  const ExchangeBytes bytes = draw_shape.exchange_bytes();
+  for (size_t b = 0; b < bytes.size(); ++b) {
+    ISOBIT_ASSIGN_OR_RETURN(exchanged[b], group.Allocate(bytes[b], 0));
   }
   if (group.size() == 1) return absl::OkStatus();
   // In vanilla mode for its barrier alone.
@@ -102,9 +103,8 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
                                                  .hops = rank.mode == NumericsMode::kBatchInvariant,
                                                  .timeout = options.peer_timeout}));
   if (rank.mode == NumericsMode::kTree && rank.max_rows >= overlap_rows) {
-    const size_t bytes = cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size());
-    ISOBIT_ASSIGN_OR_RETURN(halves, group.Allocate(bytes, 0));
-    shared_bytes += bytes;
+    ISOBIT_ASSIGN_OR_RETURN(
+        halves, group.Allocate(cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size()), 0));
     meeting = std::make_unique<RankMeeting>(group.size());
   }
   return absl::OkStatus();
@@ -158,6 +158,23 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
                                     overlap_rows);
   }
   return sum;
+}
+
+absl::StatusOr<std::unique_ptr<RankExchange>> CudaRankGroup::MakeExchange(
+    int rank, CudaDevice& device) const {
+  const auto r = static_cast<size_t>(rank);
+  const int size = draw_shape.num_ranks;
+  if (size > 1 && peers.empty()) {
+    return MakeNcclExchange(draw_shape.exchange_bytes(), *nccl[r], size, device);
+  }
+  return MakePeerExchange(exchanged, rank, size, size > 1 ? peers[r].get() : nullptr,
+                          device.stream());
+}
+
+size_t CudaRankGroup::bytes_of_rank() const {
+  size_t bytes = halves.bytes() + (peers.empty() ? 0 : peers.front()->bytes());
+  for (const PeerMemory& buffer : exchanged) bytes += buffer.bytes();
+  return bytes;
 }
 
 void CudaRankGroup::Abort(const absl::Status& reason) const {

@@ -18,9 +18,10 @@
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_options.h"
+#include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/rank_executor.h"
+#include "kernels/runtime/step_draws.h"
 
 namespace isobit {
 
@@ -33,22 +34,23 @@ struct CudaRankGroup {
   // outlive it.
   absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
                                                            CudaOps& ops) const;
+  // What the rank draws through. `device`, of the rank, and the group outlive it.
+  absl::StatusOr<std::unique_ptr<RankExchange>> MakeExchange(int rank, CudaDevice& device) const;
 
   // Ends what ranks wait for in NCCL, and their threads' waits for each other.
   void Abort(const absl::Status& reason) const;
 
+  size_t bytes_of_rank() const;  // of the memory that the ranks share, on each GPU
+
+  DrawShape draw_shape;
+  std::vector<size_t> free_bytes;  // by rank: of its GPU, before the group took any
   std::vector<std::unique_ptr<cuda::PeerAllReduce>>
       peers;                                     // by rank; empty: one rank, or NCCL alone
   std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
-  PeerMemory logits;        // [max_sequences, the rank's columns] fp32; not with NCCL alone
-  PeerMemory draws;         // [max_sequences] int32; likewise
-  PeerMemory parts;         // LogProbPartBytes of max_sequences rows; likewise
-  PeerMemory halves;        // of CopyEngineSum, if there is a meeting
-  size_t shared_bytes = 0;  // of each rank, in the four
-  std::unique_ptr<RankMeeting> meeting;  // null: no step is computed in halves
-  cuda::RankColumns columns;             // of the vocabulary; pointers into `logits`
-  int64_t widest = 0;                    // most columns of a rank
-  int64_t overlap_rows = 0;              // CudaRankOptions::overlap_rows
+  PeerBuffers exchanged;                         // not with NCCL alone
+  PeerMemory halves;                             // of CopyEngineSum, if there is a meeting
+  std::unique_ptr<RankMeeting> meeting;          // null: no step is computed in halves
+  int64_t overlap_rows = 0;                      // CudaRankOptions::overlap_rows
 
  private:
   static cuda::CopyEngineSumOptions HalvesOf(const RankOptions& rank);

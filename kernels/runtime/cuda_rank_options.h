@@ -22,6 +22,7 @@ struct CudaRankOptions {
   // other is computed (collective/copy_engine_sum.h). It changes speed, never a bit.
   int64_t overlap_rows = kOverlapRows;
   bool use_graphs = true;
+  double memory_fraction = 0.9;  // of each GPU's free memory that the ranks may take, in (0, 1]
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
 };
 

@@ -20,6 +20,10 @@ class FaultyExecutor final : public RankExecutor {
   std::string backend() const override { return rank_->backend(); }
   int depth() const override { return rank_->depth(); }
   RankMemory memory() const override { return rank_->memory(); }
+  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
+  absl::Status AllocateKvCache(int32_t num_pages) override {
+    return rank_->AllocateKvCache(num_pages);
+  }
   ResidentWeights* weights() override { return rank_->weights(); }
   absl::Status Collect(ModelStep& step) override { return rank_->Collect(step); }
   absl::Status Serve(const StagedBlocks& staged) override { return rank_->Serve(staged); }

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/gather_all_reduce.h"
 
@@ -18,24 +20,40 @@ class HostExecutor final : public RankExecutor {
  public:
   // embedding: where rank 0 keeps the one that all ranks of an engine read; set by rank 0.
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
-      const RankOptions& options, std::unique_ptr<Ops> ops, std::weak_ptr<std::byte[]>& embedding) {
-    std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops)));
+      const RankOptions& options, std::unique_ptr<Ops> ops, int64_t kv_bytes,
+      std::weak_ptr<std::byte[]>& embedding) {
+    std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops), kv_bytes));
     const bool first = options.shape.rank == 0;
     ISOBIT_ASSIGN_OR_RETURN(rank->weights_,
                             ResidentWeights::Create(rank->layout_, rank->ops_->device(),
                                                     first ? nullptr : embedding.lock()));
     if (first) embedding = rank->weights_->embedding();
-    ISOBIT_ASSIGN_OR_RETURN(
-        rank->cache_,
-        KvCache::Create(options.config, options.shape, options.num_pages, options.page_size,
-                        /*shared_layers=*/false, rank->ops_->device()));
     return rank;
   }
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return 1; }
   RankMemory memory() const override {
-    return {.weights = weights_->bytes(), .kv_cache = cache_->bytes()};
+    return {.weights = weights_->bytes(), .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
+  }
+
+  absl::StatusOr<int32_t> KvPagesThatFit() const override {
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(layout_.config(), 0, 1));
+    const size_t page_bytes = KvCache::PageBytes(layout_.config(), whole, page_size_);
+    const int64_t pages = kv_bytes_ / static_cast<int64_t>(page_bytes);
+    if (pages < 1) {
+      return absl::ResourceExhaustedError(absl::StrCat("--kv_cache_mb holds no page: one takes ",
+                                                       page_bytes, " bytes over all ranks, of ",
+                                                       kv_bytes_));
+    }
+    return static_cast<int32_t>(std::min<int64_t>(pages, std::numeric_limits<int32_t>::max()));
+  }
+
+  absl::Status AllocateKvCache(int32_t num_pages) override {
+    ISOBIT_ASSIGN_OR_RETURN(
+        cache_, KvCache::Create(layout_.config(), layout_.shape(), num_pages, page_size_,
+                                /*shared_layers=*/false, ops_->device()));
+    return absl::OkStatus();
   }
 
   absl::Status Launch(const ModelStep& step) override {
@@ -67,9 +85,11 @@ class HostExecutor final : public RankExecutor {
   absl::Status Serve(const StagedBlocks& staged) override { return weights_->Commit(staged); }
 
  private:
-  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops)
+  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops, int64_t kv_bytes)
       : ops_(std::move(ops)),
         comm_(options.comm),
+        page_size_(options.page_size),
+        kv_bytes_(kv_bytes),
         layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(*ops_, comm_),
         transformer_(layout_, options.rope, *ops_, comm_.size() > 1 ? &all_reduce_ : nullptr) {}
@@ -121,6 +141,8 @@ class HostExecutor final : public RankExecutor {
 
   const std::unique_ptr<Ops> ops_;
   Communicator& comm_;
+  const int32_t page_size_;
+  const int64_t kv_bytes_;  // of all ranks
   const WeightLayout layout_;
   GatherAllReduce all_reduce_;
   std::optional<KvCache> cache_;
@@ -137,10 +159,10 @@ class HostExecutor final : public RankExecutor {
 
 }  // namespace
 
-MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops) {
-  return [make_ops = std::move(make_ops),
+MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops, int64_t kv_bytes) {
+  return [make_ops = std::move(make_ops), kv_bytes,
           embedding = std::make_shared<std::weak_ptr<std::byte[]>>()](const RankOptions& options) {
-    return HostExecutor::Create(options, make_ops(), *embedding);
+    return HostExecutor::Create(options, make_ops(), kv_bytes, *embedding);
   };
 }
 

@@ -2,6 +2,7 @@
 #ifndef ISOBIT_KERNELS_RUNTIME_HOST_EXECUTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_HOST_EXECUTOR_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -9,9 +10,9 @@
 
 namespace isobit {
 
-// `make_ops`: a backend in host memory, called once for each rank. Depth 1: Launch computes.
-// RESOURCE_EXHAUSTED: the KV cache does not fit.
-MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops);
+// `make_ops`: a backend in host memory, called once for each rank. kv_bytes: what the KV caches of
+// all ranks together may take, for KvPagesThatFit. Depth 1: Launch computes.
+MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops, int64_t kv_bytes = 0);
 
 }  // namespace isobit
 

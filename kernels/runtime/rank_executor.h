@@ -58,6 +58,13 @@ class RankExecutor {
   // while the one before is computed, and `feeds` may be used.
   virtual int depth() const = 0;
 
+  // The most pages of the KV cache for which the backend has memory beside all else that the rank
+  // takes. RESOURCE_EXHAUSTED: not for one.
+  virtual absl::StatusOr<int32_t> KvPagesThatFit() const = 0;
+  // Takes the memory of the KV cache. Once, before anything is served. RESOURCE_EXHAUSTED: it does
+  // not fit.
+  virtual absl::Status AllocateKvCache(int32_t num_pages) = 0;
+
   // Begins to compute the step. Steps are collected in the order of their launch.
   virtual absl::Status Launch(const ModelStep& step) = 0;
 
@@ -80,7 +87,6 @@ struct RankOptions {
   const contract::RopeTable& rope;
   NumericsMode mode = NumericsMode::kTree;
   int32_t page_size = 16;
-  int32_t num_pages = 0;
   int64_t max_sequences = 0;  // of a step, and requests
   int64_t max_rows = 0;       // of a step
   Communicator& comm;         // of the ranks' threads

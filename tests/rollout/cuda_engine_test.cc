@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "kernels/runtime/fault_injector.h"
+#include "kernels/runtime/step_graphs.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
@@ -22,6 +24,9 @@
 
 namespace isobit {
 namespace {
+
+using testing::HasSubstr;
+using testing_support::StatusIs;
 
 class CudaEngineTest : public EngineFixture {
  protected:
@@ -263,6 +268,54 @@ TEST_F(CudaEngineTest, CountsTheMemoryOfLogits) {
   }
 }
 
+// What an engine takes of its GPUs, beside what it has reported, stays within what a rank sets
+// aside for graphs and code; and with as many KV pages as fit it takes no more than its fraction.
+TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
+  const auto free_bytes = [](int device) {
+    size_t free = 0;
+    size_t total = 0;
+    EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  for (const int size : {1, 2}) {
+    if (!HaveGpus(size)) break;
+    for (const bool peer_memory : {true, false}) {
+      CudaRankOptions ranks = Ranks(size);
+      ranks.peer_memory = peer_memory;
+      ranks.memory_fraction = 0.2;
+      EngineOptions options = OnGpus(ranks);
+      options.runner.num_pages = 0;
+      options.runner.page_size = 512;
+      options.runner.max_positions = 1 << 19;
+      options.scheduler = {.max_running = 512, .max_batch_tokens = 4096};
+      std::vector<size_t> before;
+      for (int device = 0; device < size; ++device) before.push_back(free_bytes(device));
+      const auto engine = MakeEngine(options);
+      for (int device = 0; device < size; ++device) {
+        const size_t free = before[static_cast<size_t>(device)];
+        const size_t taken = free - free_bytes(device);
+        const double limit = 0.2 * static_cast<double>(free);
+        std::cout << size << " ranks, peer memory " << peer_memory << ": "
+                  << engine->options().runner.num_pages << " pages, " << taken << " bytes taken, "
+                  << engine->memory().total() << " reported, " << limit << " allowed\n";
+        EXPECT_LE(static_cast<double>(taken), limit);
+        EXPECT_GE(static_cast<double>(taken), limit - 3e9);  // control: the pages fill it
+        EXPECT_LE(taken, engine->memory().total() + (size_t{2} << 30));
+      }
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, SaysThatNoPageFits) {
+  CudaRankOptions ranks = Ranks(1);
+  ranks.memory_fraction = 0.01;  // less than a rank sets aside
+  EngineOptions options = OnGpus(ranks);
+  options.runner.num_pages = 0;
+  EXPECT_THAT(Engine::Create(config_, options).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no KV page")));
+}
+
 // With decode graphs, and with steps in halves.
 class CudaEngineFaultTest : public CudaEngineTest, public testing::WithParamInterface<bool> {};
 
@@ -293,9 +346,9 @@ TEST_P(CudaEngineFaultTest, AFaultOnOneGpuEndsTheEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Halves, CudaEngineFaultTest, testing::Bool());
 
-TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
+TEST(GraphSizesTest, AscendsToTheMostAndPadsToLessThanTwice) {
   for (int64_t most = 1; most <= kMaxGraphSequences; ++most) {
-    const std::vector<int64_t> ladder = GraphLadder(most);
+    const std::vector<int64_t> ladder = GraphSizes(most);
     ASSERT_EQ(ladder.front(), 1);
     ASSERT_EQ(ladder.back(), most);
     ASSERT_EQ(std::adjacent_find(ladder.begin(), ladder.end(), std::greater_equal<>()),
@@ -306,10 +359,10 @@ TEST(GraphLadderTest, AscendsToTheMostAndPadsToLessThanTwice) {
   }
 }
 
-// Every graph takes memory, of which the memory plan sets a fixed amount aside.
-TEST(GraphLadderTest, EndsWhereGraphsStopPaying) {
-  EXPECT_EQ(GraphLadder(65535), GraphLadder(kMaxGraphSequences));
-  EXPECT_LE(GraphLadder(65535).size(), 32u);
+// Every graph takes memory, for which a rank sets a fixed amount aside (cuda_executor.cc).
+TEST(GraphSizesTest, EndsWhereGraphsStopPaying) {
+  EXPECT_EQ(GraphSizes(65535), GraphSizes(kMaxGraphSequences));
+  EXPECT_LE(GraphSizes(65535).size(), 32u);
 }
 
 }  // namespace

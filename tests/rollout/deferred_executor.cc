@@ -57,6 +57,10 @@ class DeferredExecutor final : public RankExecutor {
   std::string backend() const override { return rank_->backend(); }
   int depth() const override { return 2; }
   RankMemory memory() const override { return rank_->memory(); }
+  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
+  absl::Status AllocateKvCache(int32_t num_pages) override {
+    return rank_->AllocateKvCache(num_pages);
+  }
 
   absl::Status Launch(const ModelStep& step) override {
     if (launched_.size() == 2) return absl::FailedPreconditionError("a third step in flight");

@@ -45,6 +45,10 @@ class FailingRank final : public RankExecutor {
       : rank_(std::move(rank)), call_(call), countdown_(countdown) {}
   std::string backend() const override { return rank_->backend(); }
   int depth() const override { return rank_->depth(); }
+  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
+  absl::Status AllocateKvCache(int32_t num_pages) override {
+    return rank_->AllocateKvCache(num_pages);
+  }
   absl::Status Launch(const ModelStep& step) override {
     return Fails(Call::kLaunch) ? absl::InternalError("device lost") : rank_->Launch(step);
   }

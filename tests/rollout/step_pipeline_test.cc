@@ -31,6 +31,8 @@ class RecordingRank final : public RankExecutor {
     for (LogProbResult& result : step.results) result.token = {.id = 7, .logprob = -1.0f};
     return absl::OkStatus();
   }
+  absl::StatusOr<int32_t> KvPagesThatFit() const override { return 32; }
+  absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
   ResidentWeights* weights() override { return nullptr; }
   absl::Status Serve(const StagedBlocks& /*staged*/) override { return absl::OkStatus(); }
 

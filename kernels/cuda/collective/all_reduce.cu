@@ -173,6 +173,8 @@ PeerAllReduce::PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank)
     : state_(std::move(state)), rank_(rank), push_(std::make_unique<PartialPush>()) {}
 PeerAllReduce::~PeerAllReduce() = default;
 
+size_t PeerAllReduce::bytes() const { return state_->memory.bytes(); }
+
 const PartialPush* PeerAllReduce::Push(int64_t rows) {
   const AllReduceState& state = *state_;
   const int ranks = state.group.size();

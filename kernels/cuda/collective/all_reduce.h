@@ -21,6 +21,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -81,6 +82,8 @@ class PeerAllReduce {
   // the rank that gave up and those it missed. From then on no kernel of the group waits, outputs
   // are NaN, and the group must be made anew.
   absl::Status Check() const;
+
+  size_t bytes() const;  // of the memory that the ranks share, on each
 
  private:
   PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank);

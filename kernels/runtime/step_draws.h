@@ -1,0 +1,109 @@
+// What a rank on a GPU draws of a step: the logprobs of the rows that its requests are about, and
+// the ids that the next step begins with. Not here: the forward pass (cuda_executor.h), and how
+// ranks read each other's buffers (rank_exchange.h).
+#ifndef ISOBIT_KERNELS_RUNTIME_STEP_DRAWS_H_
+#define ISOBIT_KERNELS_RUNTIME_STEP_DRAWS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/rank_count.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/runtime/rank_exchange.h"
+#include "kernels/runtime/rank_executor.h"
+
+namespace isobit {
+
+// What the ranks exchange in order to draw: sizes that are the same for all of them.
+struct DrawShape {
+  int num_ranks = 1;
+  int64_t vocab = 0;
+  int64_t max_sequences = 0;  // requests of a step
+  // Rank r has the logits of columns [first_column[r], first_column[r + 1]).
+  std::array<int64_t, kMaxRanks + 1> first_column{};
+
+  static absl::StatusOr<DrawShape> Of(const RankOptions& options);
+  int64_t columns(int rank) const {
+    return first_column[static_cast<size_t>(rank) + 1] - first_column[static_cast<size_t>(rank)];
+  }
+  // Of the rank with the most. NCCL gathers as much of every rank.
+  int64_t most_columns() const;
+  // Bytes of a rank's buffers.
+  ExchangeBytes exchange_bytes() const;
+};
+
+// One rank's draws, of steps in flight up to a depth. On the rank's thread.
+class StepDraws {
+ public:
+  // `device` and `exchange` outlive the object. RESOURCE_EXHAUSTED: no memory.
+  static absl::StatusOr<std::unique_ptr<StepDraws>> Create(const DrawShape& shape, int rank,
+                                                           int depth, CudaDevice& device,
+                                                           RankExchange& exchange);
+
+  // Where the forward pass puts this rank's columns of the logits: [requests, columns] fp32.
+  float* logits() const;
+  // What the step launched last draws, on the GPU: [requests] int32.
+  const int32_t* ids() const { return reinterpret_cast<const int32_t*>(ids_.get()); }
+
+  // Puts the draws of a step, whose logits are there, on the rank's stream. Each row is reported by
+  // one rank.
+  absl::Status Launch(const std::vector<LogProbRequest>& requests);
+
+  // Sets the results of the rows that this rank reports, of the oldest step launched and not
+  // collected. The stream has come past that step's draws.
+  void Collect(ModelStep& step);
+
+  size_t bytes() const;  // on the GPU, beside what the device and the exchange count
+
+ private:
+  // What a launched step leaves to be collected.
+  struct Slot {
+    cuda::LogProbStage log_probs;
+    LogProbArgs args;  // the rows of the step from first_row on, whose logits this rank has
+    size_t first_row = 0;
+    size_t own_begin = 0;  // of them, those that this rank reports
+    size_t own_end = 0;
+  };
+
+  StepDraws(const DrawShape& shape, int rank, int depth, CudaDevice& device, RankExchange& exchange)
+      : shape_(shape),
+        rank_(rank),
+        slots_(static_cast<size_t>(depth)),
+        device_(device),
+        exchange_(exchange) {}
+  absl::Status Allocate();
+
+  size_t num_ranks() const { return static_cast<size_t>(shape_.num_ranks); }
+  // Rows are distributed over the ranks in runs: [begin, end) to this one.
+  std::pair<size_t, size_t> RowsOf(size_t num_rows, int rank) const;
+  LogProbArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
+                   const float* logits, int64_t columns) const;
+  // Every rank sums and draws in its ranges of the vocabulary and joins the results of all, so that
+  // only a few numbers of a row cross the links.
+  absl::Status DrawByRanges(const std::vector<LogProbRequest>& requests, Slot& slot);
+  // Every rank gathers whole rows, its share of them, draws, and gathers the draws of all.
+  absl::Status DrawByRows(const std::vector<LogProbRequest>& requests, Slot& slot);
+
+  const DrawShape shape_;
+  const int rank_;
+  std::vector<Slot> slots_;
+  CudaDevice& device_;
+  RankExchange& exchange_;
+  Memory whole_rows_;  // [this rank's rows, vocab] fp32, with several ranks
+  Memory ids_;         // [max_sequences] int32
+  int64_t num_launched_ = 0;
+  int64_t num_collected_ = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_RUNTIME_STEP_DRAWS_H_

@@ -1,0 +1,48 @@
+// See step_graphs.h.
+#include "kernels/runtime/step_graphs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
+
+namespace isobit {
+
+std::vector<int64_t> GraphSizes(int64_t max_sequences) {
+  const int64_t most = std::min(max_sequences, kMaxGraphSequences);
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size < most;) {
+    sizes.push_back(size);
+    size += size < 8 ? size : size < 64 ? 8 : size < 256 ? 32 : 64;
+  }
+  sizes.push_back(most);
+  return sizes;
+}
+
+absl::Status StepGraphs::Capture(
+    const std::vector<int64_t>& sizes, cudaStream_t stream,
+    absl::FunctionRef<absl::StatusOr<StagedStep>(int64_t)> prepare,
+    absl::FunctionRef<absl::Status(const StagedStep&, int64_t)> decode) {
+  // The largest first: what the ops allocate for it is enough for the others.
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, prepare(*size));
+    ISOBIT_RETURN_IF_ERROR(decode(step, *size));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
+    ISOBIT_ASSIGN_OR_RETURN(cuda::CapturedGraph captured, cuda::CapturedGraph::Capture(stream, [&] {
+                              return decode(step, *size);
+                            }));
+    graphs_.emplace(*size, Graph{*size, std::move(captured)});
+  }
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
+  return absl::OkStatus();
+}
+
+const StepGraphs::Graph* StepGraphs::Find(const ModelStep& step) const {
+  const size_t rows = step.batch.ids.size();
+  if (rows != step.batch.sequences.size() || rows != step.requests.size()) return nullptr;
+  const auto graph = graphs_.lower_bound(static_cast<int64_t>(rows));
+  return graph == graphs_.end() ? nullptr : &graph->second;
+}
+
+}  // namespace isobit
