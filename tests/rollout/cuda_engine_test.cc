@@ -292,6 +292,7 @@ TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
       std::vector<size_t> before;
       for (int device = 0; device < size; ++device) before.push_back(free_bytes(device));
       const auto engine = MakeEngine(options);
+      double fullest = 0;  // control: the pages fill the GPU of the rank with the most heads
       for (int device = 0; device < size; ++device) {
         const size_t free = before[static_cast<size_t>(device)];
         const size_t taken = free - free_bytes(device);
@@ -300,9 +301,10 @@ TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
                   << engine->options().runner.num_pages << " pages, " << taken << " bytes taken, "
                   << engine->memory().total() << " reported, " << limit << " allowed\n";
         EXPECT_LE(static_cast<double>(taken), limit);
-        EXPECT_GE(static_cast<double>(taken), limit - 3e9);  // control: the pages fill it
+        fullest = std::max(fullest, static_cast<double>(taken) / limit);
         EXPECT_LE(taken, engine->memory().total() + (size_t{2} << 30));
       }
+      EXPECT_GT(fullest, 0.9);
     }
   }
 }
