@@ -27,7 +27,7 @@ struct SequenceTable {
 };
 
 // A step that has been made ready.
-struct StagedStep {
+struct UploadedStep {
   const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
   SequenceTable sequences;
 };
@@ -38,28 +38,28 @@ class StepTables {
   virtual ~StepTables() = default;
 
   // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
-  // the step has ended, readable by its ops, until the next Stage. page_size: of the KV cache that
+  // the step has ended, readable by its ops, until the next Upload. page_size: of the KV cache that
   // the step uses.
-  virtual absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                           absl::Span<const SequenceRows> sequences,
-                                           int32_t page_size) = 0;
-  // The same for the sequences of half 0 or 1 of the staged step, whose rows count from the half's
-  // first.
-  virtual absl::StatusOr<SequenceTable> StageHalf(int half,
-                                                  absl::Span<const SequenceRows> sequences,
-                                                  int32_t page_size) = 0;
+  virtual absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
+                                              absl::Span<const SequenceRows> sequences,
+                                              int32_t page_size) = 0;
+  // The same for the sequences of half 0 or 1 of the uploaded step, whose rows count from the
+  // half's first.
+  virtual absl::StatusOr<SequenceTable> UploadHalf(int half,
+                                                   absl::Span<const SequenceRows> sequences,
+                                                   int32_t page_size) = 0;
 };
 
 // Of backends that read host memory: nothing is to be made ready.
 class HostStepTables final : public StepTables {
  public:
-  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                   absl::Span<const SequenceRows> sequences,
-                                   int32_t /*page_size*/) override {
-    return StagedStep{ids.data(), {sequences}};
+  absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
+                                      absl::Span<const SequenceRows> sequences,
+                                      int32_t /*page_size*/) override {
+    return UploadedStep{ids.data(), {sequences}};
   }
-  absl::StatusOr<SequenceTable> StageHalf(int /*half*/, absl::Span<const SequenceRows> sequences,
-                                          int32_t /*page_size*/) override {
+  absl::StatusOr<SequenceTable> UploadHalf(int /*half*/, absl::Span<const SequenceRows> sequences,
+                                           int32_t /*page_size*/) override {
     return SequenceTable{sequences};
   }
 };

@@ -65,7 +65,7 @@ void Engine::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   emitter_.Stop();
-  if (stager_.joinable()) stager_.join();
+  if (preparer_.joinable()) preparer_.join();
   pipeline_.Drain();
 }
 

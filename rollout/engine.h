@@ -77,7 +77,7 @@ class Engine {
   // Ends the threads after the present step, whose tokens still reach their sinks.
   void Stop();
   // Whether weights are being read and packed, for which Stop waits.
-  bool is_staging();
+  bool is_preparing();
 
   // Launches a step, if there is work, and collects the oldest, once as many are in flight as can
   // be or nothing else is to do. For callers that bring their own thread instead of Start, which
@@ -108,9 +108,9 @@ class Engine {
   // Undoes Pause. Returns the number of requests that go on.
   size_t Continue();
 
-  // Stages weights in the background, then switches between two steps. Errors leave the old weights
-  // serving: those of WeightSwitch and StageWeights; FAILED_PRECONDITION: kWait while paused with
-  // requests kept; UNAVAILABLE: draining or failed.
+  // Prepares weights in the background, then switches between two steps. Errors leave the old
+  // weights serving: those of WeightSwitch and PrepareWeights; FAILED_PRECONDITION: kWait while
+  // paused with requests kept; UNAVAILABLE: draining or failed.
   void UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply);
 
   // Tells the engine that a pause or an update may have been abandoned.
@@ -143,8 +143,8 @@ class Engine {
   std::vector<Sequence*> Schedule();
   void CollectOldest();
 
-  // Reads and packs new weights, on the stager's thread.
-  absl::StatusOr<StagedUpdate> Stage(const WeightUpdate& update);
+  // Reads and packs new weights, on the preparer's thread.
+  absl::StatusOr<PreparedUpdate> Prepare(const WeightUpdate& update);
 
   // All below hold mutex_; the first three run on any thread, the others on the engine's.
   absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
@@ -155,7 +155,7 @@ class Engine {
   void SettleUpdate();
   bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }
   absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
-  absl::Status SwapWeights(const std::vector<StagedBlocks>& staged, InFlightMode mode,
+  absl::Status SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
                            WeightUpdateResult& result);
 
   const ModelConfig config_;
@@ -181,7 +181,7 @@ class Engine {
   const std::unique_ptr<ModelRunner> runner_;
 
   Emitter emitter_;
-  std::thread stager_;  // of the last update
+  std::thread preparer_;  // of the last update
   std::thread thread_;
 };
 

@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/model/stage_weights.h"
+#include "kernels/model/prepare_weights.h"
 #include "rollout/engine.h"
 
 namespace isobit {
@@ -53,11 +53,11 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
     }
     if (refused.ok()) {
       update_reply_ = std::move(reply);
-      if (stager_.joinable()) stager_.join();  // it has nothing left to do
-      stager_ = std::thread([this, update = std::move(update)] {
-        absl::StatusOr<StagedUpdate> staged = Stage(update);
-        const std::lock_guard stager_lock(mutex_);
-        switch_.SetStaged(std::move(staged));
+      if (preparer_.joinable()) preparer_.join();  // it has nothing left to do
+      preparer_ = std::thread([this, update = std::move(update)] {
+        absl::StatusOr<PreparedUpdate> prepared = Prepare(update);
+        const std::lock_guard engine_lock(mutex_);
+        switch_.SetPrepared(std::move(prepared));
         WakeThread();
       });
       return;
@@ -66,22 +66,22 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
   reply(refused);
 }
 
-absl::StatusOr<StagedUpdate> Engine::Stage(const WeightUpdate& update) {
+absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
   ResidentStore store = runner_->NewStore();
   ISOBIT_ASSIGN_OR_RETURN(
       std::string digest,
-      StageWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
-                   config_, store));
-  auto blocks = std::make_shared<const std::vector<StagedBlocks>>(store.Take());
-  return StagedUpdate{std::move(digest), [this, blocks = std::move(blocks),
-                                          mode = update.mode](WeightUpdateResult& result) {
-                        return SwapWeights(*blocks, mode, result);
-                      }};
+      PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
+                     config_, store));
+  auto blocks = std::make_shared<const std::vector<PreparedBlocks>>(store.Take());
+  return PreparedUpdate{std::move(digest), [this, blocks = std::move(blocks),
+                                            mode = update.mode](WeightUpdateResult& result) {
+                          return SwapWeights(*blocks, mode, result);
+                        }};
 }
 
-bool Engine::is_staging() {
+bool Engine::is_preparing() {
   const std::lock_guard lock(mutex_);
-  return switch_.is_staging();
+  return switch_.is_preparing();
 }
 
 void Engine::BeginDrain() {
@@ -115,7 +115,7 @@ absl::StatusOr<bool> Engine::QuiesceFor(const WeightUpdate& update) {
 
 // INVARIANT: afterwards no sequence holds keys of the old weights
 // (EngineUpdateTest.UpdateRecomputeKv*).
-absl::Status Engine::SwapWeights(const std::vector<StagedBlocks>& staged, InFlightMode mode,
+absl::Status Engine::SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
                                  WeightUpdateResult& result) {
   if (mode == InFlightMode::kAbort) {
     result.num_aborted = table_.AbortAll("the weights were updated");
@@ -123,7 +123,7 @@ absl::Status Engine::SwapWeights(const std::vector<StagedBlocks>& staged, InFlig
     result.num_recomputed = table_.num_with_cache();
     table_.scheduler().PreemptAll();
   }
-  const absl::Status served = runner_->Serve(staged);
+  const absl::Status served = runner_->Serve(prepared);
   if (served.ok()) {
     version_ = std::make_shared<const WeightVersion>(result.current);
   } else {

@@ -99,8 +99,8 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
   return OnEachRank([&step](RankExecutor& rank, size_t /*r*/) { return rank.Collect(step); });
 }
 
-absl::Status ModelRunner::Serve(const std::vector<StagedBlocks>& staged) {
-  return OnEachRank([&staged](RankExecutor& rank, size_t r) { return rank.Serve(staged[r]); });
+absl::Status ModelRunner::Serve(const std::vector<PreparedBlocks>& prepared) {
+  return OnEachRank([&prepared](RankExecutor& rank, size_t r) { return rank.Serve(prepared[r]); });
 }
 
 absl::Status ModelRunner::OnEachRank(const Job& job) {

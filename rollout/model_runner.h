@@ -58,7 +58,7 @@ class ModelRunner {
   int depth() const { return ranks_.front()->executor->depth(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
-  absl::Status Serve(const std::vector<StagedBlocks>& staged);  // [rank]
+  absl::Status Serve(const std::vector<PreparedBlocks>& prepared);  // [rank]
 
  private:
   struct Rank {

@@ -62,7 +62,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
                         });
   engine->Start();
   const int code = runner.Wait([&] { engine->BeginDrain(); });
-  if (engine->is_staging()) {
+  if (engine->is_preparing()) {
     std::fflush(nullptr);
     std::_Exit(code);  // nobody is left to serve with what may take minutes to load
   }

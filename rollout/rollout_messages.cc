@@ -82,7 +82,7 @@ v1::UpdateWeightsResponse UpdateWeightsResponse(const WeightUpdateResult& result
   *response.mutable_current() = WeightVersionToProto(result.current);
   response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));
   response.set_num_recomputed(static_cast<uint32_t>(result.num_recomputed));
-  response.set_stage_micros(static_cast<uint64_t>(result.stage_time.count()));
+  response.set_stage_micros(static_cast<uint64_t>(result.prepare_time.count()));
   response.set_switch_micros(static_cast<uint64_t>(result.switch_time.count()));
   return response;
 }

@@ -137,7 +137,7 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
           if (result.ok()) {
             *response = UpdateWeightsResponse(*result);
             metrics.update_seconds.Observe(
-                std::chrono::duration<double>(result->stage_time + result->switch_time).count());
+                std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
           }
           call->Answer(result.status());
         });

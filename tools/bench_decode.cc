@@ -18,7 +18,7 @@
 #include "common/config/flags.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/model/load_format.h"
-#include "kernels/model/stage_weights.h"
+#include "kernels/model/prepare_weights.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "rollout/model_runner.h"
 #include "tools/bench_gpu.h"
@@ -269,7 +269,7 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
   const Clock::time_point load = Clock::now();
   ResidentStore store = runner->NewStore();
   ISOBIT_RETURN_IF_ERROR(
-      StageWeights({root, LoadFormat::kDummy}, {.model_path = kBenchModel}, config, store)
+      PrepareWeights({root, LoadFormat::kDummy}, {.model_path = kBenchModel}, config, store)
           .status());
   ISOBIT_RETURN_IF_ERROR(runner->Serve(store.Take()));
   absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,

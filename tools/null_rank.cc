@@ -44,7 +44,7 @@ class NullRank final : public RankExecutor {
   }
 
   ResidentWeights* weights() override { return nullptr; }
-  absl::Status Serve(const StagedBlocks& /*staged*/) override { return absl::OkStatus(); }
+  absl::Status Serve(const PreparedBlocks& /*prepared*/) override { return absl::OkStatus(); }
 
  private:
   const size_t rank_;

@@ -32,10 +32,10 @@ absl::StatusOr<uint64_t> WeightSwitch::Begin(const WeightUpdate& update,
   return next;
 }
 
-void WeightSwitch::SetStaged(absl::StatusOr<StagedUpdate> staged) {
-  update_->result.stage_time = Since(update_->begin);
-  if (staged.ok()) update_->result.current.digest = staged->digest;
-  update_->staged.emplace(std::move(staged));
+void WeightSwitch::SetPrepared(absl::StatusOr<PreparedUpdate> prepared) {
+  update_->result.prepare_time = Since(update_->begin);
+  if (prepared.ok()) update_->result.current.digest = prepared->digest;
+  update_->prepared.emplace(std::move(prepared));
 }
 
 std::optional<FinishedUpdate> WeightSwitch::Settle(const absl::Status& available, Quiesce quiesce) {
@@ -45,11 +45,11 @@ std::optional<FinishedUpdate> WeightSwitch::Settle(const absl::Status& available
   Pending ended = *std::exchange(update_, std::nullopt);
   absl::StatusOr<WeightUpdateResult> result = ended.result;
   if (!switched.ok()) result = switched.status();
-  return FinishedUpdate{std::move(result), *std::move(ended.staged)};
+  return FinishedUpdate{std::move(result), *std::move(ended.prepared)};
 }
 
 absl::StatusOr<bool> WeightSwitch::Advance(const absl::Status& available, Quiesce quiesce) {
-  ISOBIT_RETURN_IF_ERROR(update_->staged->status());
+  ISOBIT_RETURN_IF_ERROR(update_->prepared->status());
   ISOBIT_RETURN_IF_ERROR(available);
   // Right before it acts, under the owner's lock: what is abandoned later has taken effect.
   ISOBIT_RETURN_IF_ERROR(CheckAwaited(update_->update.is_abandoned, "weight update"));
@@ -63,7 +63,7 @@ absl::StatusOr<bool> WeightSwitch::Advance(const absl::Status& available, Quiesc
 absl::Status WeightSwitch::Swap() {
   const Clock::time_point start = Clock::now();
   WeightUpdateResult& result = update_->result;
-  ISOBIT_RETURN_IF_ERROR((*update_->staged)->swap(result));
+  ISOBIT_RETURN_IF_ERROR((*update_->prepared)->swap(result));
   static_cast<void>(Failpoint("weights.switched"));
   result.switch_time = Since(start);
   ISOBIT_LOG(Info) << "serving weights " << result.current.id << ", digest "

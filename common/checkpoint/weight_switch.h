@@ -1,6 +1,6 @@
-// The life of a weight update: its rules, and the order of its steps. A service stages the new
-// weights beside those that serve, quiesces, and swaps. Not here: how weights are staged
-// (kernels/model/stage_weights.h), and how a service quiesces.
+// The life of a weight update: its rules, and the order of its steps. A service prepares the new
+// weights beside those that serve, quiesces, and swaps. Not here: how weights are prepared
+// (kernels/model/prepare_weights.h), and how a service quiesces.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
 
@@ -37,14 +37,14 @@ struct WeightUpdate {
 struct WeightUpdateResult {
   WeightVersion previous;  // id 0 at the first load
   WeightVersion current;
-  size_t num_aborted = 0;                    // requests
-  size_t num_recomputed = 0;                 // requests
-  std::chrono::microseconds stage_time{0};   // to read, check and pack
-  std::chrono::microseconds switch_time{0};  // from quiescence until the new weights serve
+  size_t num_aborted = 0;                     // requests
+  size_t num_recomputed = 0;                  // requests
+  std::chrono::microseconds prepare_time{0};  // to read, check and pack
+  std::chrono::microseconds switch_time{0};   // from quiescence until the new weights serve
 };
 
 // New weights that do not serve yet.
-struct StagedUpdate {
+struct PreparedUpdate {
   std::string digest;  // of exactly these weights, 64 hex digits
   // Makes them serve. Called at most once, when the old weights are not in use; may count requests
   // in the result, whose versions are set. Owns the new weights, and afterwards may own the old
@@ -54,7 +54,8 @@ struct StagedUpdate {
 
 struct FinishedUpdate {
   absl::StatusOr<WeightUpdateResult> result;
-  absl::StatusOr<StagedUpdate> retired;  // takes time to free: to be done without the owner's lock
+  absl::StatusOr<PreparedUpdate>
+      retired;  // takes time to free: to be done without the owner's lock
 };
 
 // One service's updates, one at a time. The owner's lock guards the object: all calls hold it.
@@ -65,21 +66,21 @@ class WeightSwitch {
   // update.
   using Quiesce = absl::FunctionRef<absl::StatusOr<bool>(const WeightUpdate&, WeightUpdateResult&)>;
 
-  bool is_staging() const { return update_.has_value() && !update_->staged.has_value(); }
-  // Staged, until Settle has finished it.
-  bool is_waiting() const { return update_.has_value() && update_->staged.has_value(); }
+  bool is_preparing() const { return update_.has_value() && !update_->prepared.has_value(); }
+  // Prepared, until Settle has finished it.
+  bool is_waiting() const { return update_.has_value() && update_->prepared.has_value(); }
 
   // Begins an update of the weights that serve, and returns the id of the next ones. The owner then
-  // stages them, without its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the
+  // prepares them, without its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the
   // id is not greater than the present one.
   absl::StatusOr<uint64_t> Begin(const WeightUpdate& update, const WeightVersion& present);
 
-  // The staged weights, or why there are none.
-  void SetStaged(absl::StatusOr<StagedUpdate> staged);
+  // The prepared weights, or why there are none.
+  void SetPrepared(absl::StatusOr<PreparedUpdate> prepared);
 
   // Takes an update that is waiting as far as it goes: finished, or, null, not yet quiet. Any error
-  // but that of the swap leaves the old weights serving: of the staging, `available` (whether the
-  // owner can serve at all), CANCELLED if the update is abandoned, that of `quiesce`.
+  // but that of the swap leaves the old weights serving: of the preparation, `available` (whether
+  // the owner can serve at all), CANCELLED if the update is abandoned, that of `quiesce`.
   // INVARIANT: nothing is swapped before it is quiet, or once the caller has gone
   // (WeightSwitchTest.*).
   std::optional<FinishedUpdate> Settle(const absl::Status& available, Quiesce quiesce);
@@ -90,7 +91,7 @@ class WeightSwitch {
     WeightUpdate update;
     WeightUpdateResult result{};
     Clock::time_point begin = Clock::now();
-    std::optional<absl::StatusOr<StagedUpdate>> staged{};
+    std::optional<absl::StatusOr<PreparedUpdate>> prepared{};
   };
 
   // Quiesces and swaps; false: not yet quiet.

@@ -5,18 +5,18 @@
 
 namespace isobit {
 
-absl::StatusOr<StagedStep> CudaStepTables::StageWithin(absl::Span<const int32_t> ids,
-                                                       absl::Span<const SequenceRows> sequences,
-                                                       int32_t page_size,
-                                                       const cuda::StepBounds& bounds) {
+absl::StatusOr<UploadedStep> CudaStepTables::UploadWithin(absl::Span<const int32_t> ids,
+                                                          absl::Span<const SequenceRows> sequences,
+                                                          int32_t page_size,
+                                                          const cuda::StepBounds& bounds) {
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
   ISOBIT_RETURN_IF_ERROR(step_.Stage(ids, sequences, page_size, bounds, device_.stream().handle));
-  return StagedStep{step_.ids(), {sequences, &step_.device()}};
+  return UploadedStep{step_.ids(), {sequences, &step_.device()}};
 }
 
-absl::StatusOr<SequenceTable> CudaStepTables::StageHalf(int half,
-                                                        absl::Span<const SequenceRows> sequences,
-                                                        int32_t page_size) {
+absl::StatusOr<SequenceTable> CudaStepTables::UploadHalf(int half,
+                                                         absl::Span<const SequenceRows> sequences,
+                                                         int32_t page_size) {
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
   cuda::SequenceStage& stage = halves_[half];
   ISOBIT_RETURN_IF_ERROR(

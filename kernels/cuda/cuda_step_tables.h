@@ -18,21 +18,21 @@ class CudaStepTables final : public StepTables {
   // `device` outlives the object.
   explicit CudaStepTables(const CudaDevice& device) : device_(device) {}
 
-  absl::StatusOr<StagedStep> Stage(absl::Span<const int32_t> ids,
-                                   absl::Span<const SequenceRows> sequences,
-                                   int32_t page_size) override {
-    return StageWithin(ids, sequences, page_size, {});
+  absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
+                                      absl::Span<const SequenceRows> sequences,
+                                      int32_t page_size) override {
+    return UploadWithin(ids, sequences, page_size, {});
   }
-  absl::StatusOr<SequenceTable> StageHalf(int half, absl::Span<const SequenceRows> sequences,
-                                          int32_t page_size) override;
+  absl::StatusOr<SequenceTable> UploadHalf(int half, absl::Span<const SequenceRows> sequences,
+                                           int32_t page_size) override;
 
-  // Stage, padded to `bounds`, for a graph that was captured after such a call with the same
+  // Upload, padded to `bounds`, for a graph that was captured after such a call with the same
   // bounds. Rows of padding have id 0.
-  absl::StatusOr<StagedStep> StageWithin(absl::Span<const int32_t> ids,
-                                         absl::Span<const SequenceRows> sequences,
-                                         int32_t page_size, const cuda::StepBounds& bounds);
+  absl::StatusOr<UploadedStep> UploadWithin(absl::Span<const int32_t> ids,
+                                            absl::Span<const SequenceRows> sequences,
+                                            int32_t page_size, const cuda::StepBounds& bounds);
 
-  // Makes room for steps of so many rows, sequences and pages, so that what Stage and StageHalf
+  // Makes room for steps of so many rows, sequences and pages, so that what Upload and UploadHalf
   // return stays where it is. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows, int64_t sequences, int64_t pages);
   size_t device_bytes() const {

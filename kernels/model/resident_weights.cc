@@ -7,7 +7,6 @@
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "kernels/model/pack_model.h"
 
 namespace isobit {
 namespace {
@@ -40,11 +39,11 @@ size_t ResidentWeights::bytes() const {
   return total;
 }
 
-absl::Status ResidentWeights::Commit(const StagedBlocks& staged) {
+absl::Status ResidentWeights::Commit(const PreparedBlocks& prepared) {
   loaded_ = true;
-  for (size_t block = 0; block < staged.size(); ++block) {
-    if (staged[block] == nullptr) continue;
-    ISOBIT_RETURN_IF_ERROR(device_.Copy(blocks_[block].get(), staged[block].get(),
+  for (size_t block = 0; block < prepared.size(); ++block) {
+    if (prepared[block] == nullptr) continue;
+    ISOBIT_RETURN_IF_ERROR(device_.Copy(blocks_[block].get(), prepared[block].get(),
                                         layout_.BlockBytes(static_cast<int>(block))));
     ISOBIT_RETURN_IF_ERROR(Failpoint("weights.commit"));
   }
@@ -54,11 +53,11 @@ absl::Status ResidentWeights::Commit(const StagedBlocks& staged) {
 absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
   std::vector<PackTask> tasks;
   size_t on_host = 0;  // bytes that wait there
-  staged_.resize(ranks_.size());
+  prepared_.resize(ranks_.size());
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r] == nullptr) continue;
     ResidentWeights& rank = *ranks_[r];
-    staged_[r].resize(rank.blocks_.size());
+    prepared_[r].resize(rank.blocks_.size());
     for (int block = 0; block < rank.layout_.num_blocks(); ++block) {
       if (!rank.owns(block)) continue;
       const size_t bytes = rank.layout_.BlockBytes(block);
@@ -70,7 +69,7 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
           beside = HostMemory(bytes);
           on_host += bytes;
         }
-        ISOBIT_ASSIGN_OR_RETURN(staged_[r][static_cast<size_t>(block)], std::move(beside));
+        ISOBIT_ASSIGN_OR_RETURN(prepared_[r][static_cast<size_t>(block)], std::move(beside));
       }
       tasks.push_back({.layout = &rank.layout_, .block = block, .bytes = bytes, .rank = r});
       if (is_host) tasks.back().place = PlaceOf(tasks.back());
@@ -86,20 +85,12 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
 
 std::byte* ResidentStore::PlaceOf(const PackTask& task) const {
   const auto block = static_cast<size_t>(task.block);
-  std::byte* const staged = staged_[task.rank][block].get();
-  return staged != nullptr ? staged : ranks_[task.rank]->blocks_[block].get();
+  std::byte* const prepared = prepared_[task.rank][block].get();
+  return prepared != nullptr ? prepared : ranks_[task.rank]->blocks_[block].get();
 }
 
 absl::Status ResidentStore::Put(const PackTask& task, const std::byte* packed) {
   return ranks_[task.rank]->device_.Upload(PlaceOf(task), packed, task.bytes);
-}
-
-absl::StatusOr<StagedWeights> StageBlocks(const TensorSource& source,
-                                          const std::string& expected_digest,
-                                          const std::vector<ResidentWeights*>& ranks) {
-  ResidentStore store(ranks);
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackModel(source, expected_digest, store));
-  return StagedWeights{store.Take(), std::move(digest)};
 }
 
 }  // namespace isobit

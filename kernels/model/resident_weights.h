@@ -4,13 +4,11 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/tensor_source.h"
 #include "kernels/device.h"
 #include "kernels/model/weight_store.h"
 #include "kernels/model/weights.h"
@@ -19,7 +17,7 @@ namespace isobit {
 
 // One rank's blocks of weights that do not serve yet: each in the backend's memory, in host memory
 // where that had no room, or null where Commit has nothing to copy.
-using StagedBlocks = std::vector<Memory>;
+using PreparedBlocks = std::vector<Memory>;
 
 // INVARIANT: a block stays at one address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
@@ -36,9 +34,9 @@ class ResidentWeights final : public WeightSource {
   }
   void Release(int /*block*/) override {}
 
-  // Puts staged blocks into the place of those that serve. On the thread of the device's ops, after
-  // every op that reads the old ones; waits. An error is final: some blocks are new.
-  absl::Status Commit(const StagedBlocks& staged);
+  // Puts prepared blocks into the place of those that serve. On the thread of the device's ops,
+  // after every op that reads the old ones; waits. An error is final: some blocks are new.
+  absl::Status Commit(const PreparedBlocks& prepared);
 
   std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
   // In the backend's memory, without a shared embedding.
@@ -67,24 +65,14 @@ class ResidentStore final : public WeightStore {
   absl::Status Put(const PackTask& task, const std::byte* packed) override;
 
   // What PackModel has filled, for Commit on each rank.
-  std::vector<StagedBlocks> Take() { return std::move(staged_); }
+  std::vector<PreparedBlocks> Take() { return std::move(prepared_); }
 
  private:
   std::byte* PlaceOf(const PackTask& task) const;
 
   std::vector<ResidentWeights*> ranks_;
-  std::vector<StagedBlocks> staged_;  // [rank]
+  std::vector<PreparedBlocks> prepared_;  // [rank]
 };
-
-struct StagedWeights {
-  std::vector<StagedBlocks> ranks;
-  std::string digest;  // of exactly these weights, 64 hex digits
-};
-
-// PackModel into a ResidentStore.
-absl::StatusOr<StagedWeights> StageBlocks(const TensorSource& source,
-                                          const std::string& expected_digest,
-                                          const std::vector<ResidentWeights*>& ranks);
 
 }  // namespace isobit
 

@@ -22,7 +22,7 @@ size_t ResidualStream::ReservedBytes(int64_t hidden, int64_t rows) {
   return static_cast<size_t>(rows * hidden) * 2 * (sizeof(Bf16) + sizeof(float));
 }
 
-absl::Status ResidualStream::Begin(const StagedStep& step, int64_t rows, int32_t page_size) {
+absl::Status ResidualStream::Begin(const UploadedStep& step, int64_t rows, int32_t page_size) {
   parts_ = {{.step = {.first_row = 0, .rows = rows, .sequences = step.sequences}}};
   overlapped_ = nullptr;
   const absl::Span<const SequenceRows> sequences = step.sequences.host;
@@ -37,7 +37,7 @@ absl::Status ResidualStream::Begin(const StagedStep& step, int64_t rows, int32_t
   for (int h = 0; h < 2; ++h) {
     const StepHalf& half = halves_.half[h];
     ISOBIT_ASSIGN_OR_RETURN(const SequenceTable table,
-                            ops_.tables().StageHalf(h, half.sequences, page_size));
+                            ops_.tables().UploadHalf(h, half.sequences, page_size));
     parts_.push_back(
         {.step = {.first_row = half.first_row, .rows = half.num_rows, .sequences = table}});
   }

@@ -37,7 +37,7 @@ class ResidualStream {
 
   // Begins a step of `rows` rows with its padding, in as many parts as its sums are best computed
   // in. page_size: of the KV cache that it uses.
-  absl::Status Begin(const StagedStep& step, int64_t rows, int32_t page_size);
+  absl::Status Begin(const UploadedStep& step, int64_t rows, int32_t page_size);
   // One, or two halves. They are computed in this order, layer by layer.
   size_t num_parts() const { return parts_.size(); }
   const StepPart& part(size_t p) const { return parts_[p].step; }

@@ -62,12 +62,12 @@ absl::Status Transformer::ShareRope() {
 
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
-  ISOBIT_ASSIGN_OR_RETURN(const StagedStep step,
-                          ops_.tables().Stage(batch.ids, batch.sequences, cache.page_size()));
+  ISOBIT_ASSIGN_OR_RETURN(const UploadedStep step,
+                          ops_.tables().Upload(batch.ids, batch.sequences, cache.page_size()));
   return Forward(step, static_cast<int64_t>(batch.ids.size()), weights, cache, hidden);
 }
 
-absl::Status Transformer::Forward(const StagedStep& step, int64_t rows, WeightSource& weights,
+absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                                   const KvCache& cache, Bf16* hidden) {
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
   ISOBIT_RETURN_IF_ERROR(residual_.Begin(step, rows, cache.page_size()));

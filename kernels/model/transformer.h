@@ -46,8 +46,8 @@ class Transformer {
   absl::Status Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                        Bf16* hidden);
 
-  // The same for a step that has been staged, of `rows` rows with its padding.
-  absl::Status Forward(const StagedStep& step, int64_t rows, WeightSource& weights,
+  // The same for a step that has been uploaded, of `rows` rows with its padding.
+  absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
   // The rank's columns of the logits, shape().vocab, fp32: logits [rows, shape().vocab.size()],

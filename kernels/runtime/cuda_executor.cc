@@ -102,8 +102,8 @@ class CudaExecutor final : public RankExecutor {
 
   ResidentWeights* weights() override { return weights_.get(); }
 
-  absl::Status Serve(const StagedBlocks& staged) override {
-    return EndGroupOn(ServeBlocks(staged));
+  absl::Status Serve(const PreparedBlocks& prepared) override {
+    return EndGroupOn(ServeBlocks(prepared));
   }
 
  private:
@@ -130,7 +130,7 @@ class CudaExecutor final : public RankExecutor {
                                                      options_.max_sequences));
     }
     if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
-      ISOBIT_RETURN_IF_ERROR(StageDecode(step.batch.sequences, graph->size).status());
+      ISOBIT_RETURN_IF_ERROR(UploadDecode(step.batch.sequences, graph->size).status());
       ISOBIT_RETURN_IF_ERROR(graph->captured.Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step));
@@ -148,8 +148,8 @@ class CudaExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  absl::Status ServeBlocks(const StagedBlocks& staged) {
-    ISOBIT_RETURN_IF_ERROR(weights_->Commit(staged));
+  absl::Status ServeBlocks(const PreparedBlocks& prepared) {
+    ISOBIT_RETURN_IF_ERROR(weights_->Commit(prepared));
     if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
     return CaptureGraphs();
@@ -192,21 +192,22 @@ class CudaExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<StagedStep> StageDecode(absl::Span<const SequenceRows> sequences, int64_t size) {
+  absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences,
+                                            int64_t size) {
     const auto bound = static_cast<int32_t>(size);
-    return ops_->tables().StageWithin(ids_, sequences, options_.page_size,
-                                      {.num_rows = bound,
-                                       .num_sequences = bound,
-                                       .max_rows = 1,
-                                       .max_positions = static_cast<int32_t>(max_positions())});
+    return ops_->tables().UploadWithin(ids_, sequences, options_.page_size,
+                                       {.num_rows = bound,
+                                        .num_sequences = bound,
+                                        .max_rows = 1,
+                                        .max_positions = static_cast<int32_t>(max_positions())});
   }
 
-  absl::Status FeedIds(const StagedStep& step, int64_t rows) {
+  absl::Status FeedIds(const UploadedStep& step, int64_t rows) {
     return cuda::LaunchFeedIds(draws_->ids(), rows, const_cast<int32_t*>(step.ids), stream());
   }
 
   // A step of `size` sequences of one row each, from their ids to their logits.
-  absl::Status Decode(const StagedStep& step, int64_t size) {
+  absl::Status Decode(const UploadedStep& step, int64_t size) {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     ISOBIT_RETURN_IF_ERROR(FeedIds(step, size));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, size, *weights_, *cache_, hidden));
@@ -218,24 +219,24 @@ class CudaExecutor final : public RankExecutor {
   absl::Status Forward(const ModelStep& step) {
     const auto rows = static_cast<int64_t>(step.batch.ids.size());
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
-    ISOBIT_ASSIGN_OR_RETURN(const StagedStep staged,
-                            ops_->tables().Stage(ids_, step.batch.sequences, options_.page_size));
-    ISOBIT_RETURN_IF_ERROR(FeedIds(staged, rows));
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(staged, rows, *weights_, *cache_, hidden));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, staged));
+    ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
+                            ops_->tables().Upload(ids_, step.batch.sequences, options_.page_size));
+    ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, uploaded));
     return transformer_.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
                                draws_->logits(), layout_.shape().vocab.size());
   }
 
   // The hidden rows of the step's requests, one after the other.
-  absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step, const StagedStep& staged) {
+  absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step, const UploadedStep& uploaded) {
     const auto width = options_.config.hidden_size;
     const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.get());
     auto* const rows = reinterpret_cast<Bf16*>(picked_.get());
     if (step.requests.size() == step.batch.ids.size()) return hidden;
     if (HasLastRows(step)) {
       const auto sequences = static_cast<int64_t>(step.batch.sequences.size());
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, staged.sequences.device->first_row,
+      ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, uploaded.sequences.device->first_row,
                                                   sequences, width, rows, stream()));
       return rows;
     }
@@ -265,8 +266,8 @@ class CudaExecutor final : public RankExecutor {
     }
     ids_.clear();
     ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
-        sizes, stream().handle, [&](int64_t size) { return StageDecode({}, size); },
-        [&](const StagedStep& step, int64_t size) { return Decode(step, size); }));
+        sizes, stream().handle, [&](int64_t size) { return UploadDecode({}, size); },
+        [&](const UploadedStep& step, int64_t size) { return Decode(step, size); }));
     return CheckPeers();
   }
 

@@ -26,7 +26,7 @@ class FaultyExecutor final : public RankExecutor {
   }
   ResidentWeights* weights() override { return rank_->weights(); }
   absl::Status Collect(ModelStep& step) override { return rank_->Collect(step); }
-  absl::Status Serve(const StagedBlocks& staged) override { return rank_->Serve(staged); }
+  absl::Status Serve(const PreparedBlocks& prepared) override { return rank_->Serve(prepared); }
 
   absl::Status Launch(const ModelStep& step) override {
     if (num_launched_++ == fault_.step) {

@@ -82,7 +82,7 @@ class HostExecutor final : public RankExecutor {
 
   ResidentWeights* weights() override { return weights_.get(); }
 
-  absl::Status Serve(const StagedBlocks& staged) override { return weights_->Commit(staged); }
+  absl::Status Serve(const PreparedBlocks& prepared) override { return weights_->Commit(prepared); }
 
  private:
   HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops, int64_t kv_bytes)

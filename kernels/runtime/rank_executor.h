@@ -72,12 +72,12 @@ class RankExecutor {
   // rank has drawn; each row belongs to one rank.
   virtual absl::Status Collect(ModelStep& step) = 0;
 
-  // The rank's own, for StageBlocks on any thread; null if it computes without.
+  // The rank's own, for ResidentStore on any thread; null if it computes without.
   virtual ResidentWeights* weights() = 0;
 
-  // Makes the staged blocks, of all ranks the same version, the weights of the steps to come. No
+  // Makes the prepared blocks, of all ranks the same version, the weights of the steps to come. No
   // step is launched and not collected.
-  virtual absl::Status Serve(const StagedBlocks& staged) = 0;
+  virtual absl::Status Serve(const PreparedBlocks& prepared) = 0;
 };
 
 // What a rank's executor is made from; all outlive it.

@@ -22,11 +22,11 @@ std::vector<int64_t> GraphSizes(int64_t max_sequences) {
 
 absl::Status StepGraphs::Capture(
     const std::vector<int64_t>& sizes, cudaStream_t stream,
-    absl::FunctionRef<absl::StatusOr<StagedStep>(int64_t)> prepare,
-    absl::FunctionRef<absl::Status(const StagedStep&, int64_t)> decode) {
+    absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t)> upload,
+    absl::FunctionRef<absl::Status(const UploadedStep&, int64_t)> decode) {
   // The largest first: what the ops allocate for it is enough for the others.
   for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    ISOBIT_ASSIGN_OR_RETURN(const StagedStep step, prepare(*size));
+    ISOBIT_ASSIGN_OR_RETURN(const UploadedStep step, upload(*size));
     ISOBIT_RETURN_IF_ERROR(decode(step, *size));
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
     ISOBIT_ASSIGN_OR_RETURN(cuda::CapturedGraph captured, cuda::CapturedGraph::Capture(stream, [&] {

@@ -37,8 +37,8 @@ class StepGraphs {
   // before it is captured, so that CUDA and the ops take what memory they need. All ranks capture
   // at the same time. Errors of the callbacks and of CUDA.
   absl::Status Capture(const std::vector<int64_t>& sizes, cudaStream_t stream,
-                       absl::FunctionRef<absl::StatusOr<StagedStep>(int64_t size)> prepare,
-                       absl::FunctionRef<absl::Status(const StagedStep&, int64_t size)> decode);
+                       absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t size)> upload,
+                       absl::FunctionRef<absl::Status(const UploadedStep&, int64_t size)> decode);
 
   // The smallest graph that the step fits in; null: there is none, or not every sequence of the
   // step has one row and one request.

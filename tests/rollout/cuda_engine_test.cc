@@ -163,7 +163,8 @@ TEST_F(CudaEngineTest, VanillaRunsAndHasOtherBits) {
   }
 }
 
-// Graphs captured over the first weights run over the later ones, which are staged while steps run.
+// Graphs captured over the first weights run over the later ones, which are prepared while steps
+// run.
 TEST_F(CudaEngineTest, GivesTheBitsOfTheNewWeightsAfterAnUpdate) {
   const auto first = Generate(*MakeEngine(DefaultOptions(), "v1"), MakeRequest("r"));
   const auto second = Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r"));

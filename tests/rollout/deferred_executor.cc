@@ -96,9 +96,9 @@ class DeferredExecutor final : public RankExecutor {
 
   ResidentWeights* weights() override { return rank_->weights(); }
 
-  absl::Status Serve(const StagedBlocks& staged) override {
+  absl::Status Serve(const PreparedBlocks& prepared) override {
     if (!launched_.empty()) return absl::FailedPreconditionError("Serve with a step in flight");
-    return rank_->Serve(staged);
+    return rank_->Serve(prepared);
   }
 
  private:

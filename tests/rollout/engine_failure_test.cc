@@ -56,8 +56,8 @@ class FailingRank final : public RankExecutor {
     return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
   }
   ResidentWeights* weights() override { return rank_->weights(); }
-  absl::Status Serve(const StagedBlocks& staged) override {
-    return Fails(Call::kServe) ? absl::InternalError("device lost") : rank_->Serve(staged);
+  absl::Status Serve(const PreparedBlocks& prepared) override {
+    return Fails(Call::kServe) ? absl::InternalError("device lost") : rank_->Serve(prepared);
   }
 
  private:
@@ -105,7 +105,7 @@ TEST_P(EngineFailureTest, ARankMayFailToSwitchWeights) {
   const auto engine = MakeEngine(options);
   const auto sink = Submit(*engine, MakeRequest("r"));
   Steps(*engine, 2);
-  Pause(*engine, PauseMode::kKeep);  // it must not finish during the staging
+  Pause(*engine, PauseMode::kKeep);  // it must not finish while the weights are prepared
   EXPECT_THAT(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}),
               StatusIs(absl::StatusCode::kInternal, "device lost"));
   EXPECT_THAT(sink->done.value(),

@@ -52,7 +52,7 @@ TEST_P(EngineUpdateTest, UpdateAbortSwitchesAtOnce) {
   EXPECT_EQ(result.current.id, 2u);
   EXPECT_NE(result.previous.digest, result.current.digest);
   EXPECT_EQ(result.num_aborted + sink->samples[0].tokens.size() / 8, 1u)
-      << "aborted, unless it finished while the weights were staged";
+      << "aborted, unless it finished while the weights were prepared";
   for (const uint64_t version : sink->samples[0].versions) EXPECT_EQ(version, 1u);
   EXPECT_EQ(sink->samples[0].end->weight_version.id, 1u);
 
@@ -62,7 +62,7 @@ TEST_P(EngineUpdateTest, UpdateAbortSwitchesAtOnce) {
   ExpectSameTokens(after, Generate(*MakeEngine(DefaultOptions(), "v2"), MakeRequest("r")));
 }
 
-TEST_P(EngineUpdateTest, ServesTheOldWeightsWhileStaging) {
+TEST_P(EngineUpdateTest, ServesTheOldWeightsWhilePreparing) {
   const auto engine = MakeEngine();
   GenerationRequest request = MakeRequest("r");
   request.sampling.max_tokens = 190;
@@ -131,7 +131,7 @@ TEST_P(EngineUpdateTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
   const auto sink = Submit(*engine, request);
   const auto other = Submit(*engine, MakeRequest("other", 3));
   Steps(*engine, 4 - static_cast<int>(in_flight()));
-  Pause(*engine, PauseMode::kKeep);  // so that none finishes while the weights are staged
+  Pause(*engine, PauseMode::kKeep);  // so that none finishes while the weights are prepared
   ISOBIT_ASSERT_OK_AND_ASSIGN(
       const WeightUpdateResult result,
       Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}));
@@ -273,7 +273,7 @@ TEST_P(EngineUpdateTest, AnAbandonedUpdateIsDroppedBeforeItsSwitch) {
     std::optional<absl::StatusOr<WeightUpdateResult>> result;
     engine->UpdateWeights({.model_path = "v2", .mode = mode, .is_abandoned = [&] { return gone; }},
                           [&](absl::StatusOr<WeightUpdateResult> r) { result = std::move(r); });
-    while (engine->is_staging()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (engine->is_preparing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (mode == InFlightMode::kWait) engine->Step();  // the others would switch
     const auto late = Submit(*engine, MakeRequest("late"));
     gone = true;
@@ -300,7 +300,7 @@ class CountingOps final : public testing_support::ForwardingOps {
   const testing_support::ObservedPacker packer_;
 };
 
-TEST_P(EngineUpdateTest, AnAbandonedUpdateStopsWhileItIsStaged) {
+TEST_P(EngineUpdateTest, AnAbandonedUpdateStopsWhileItIsPrepared) {
   std::atomic<int> packed = 0;
   EngineOptions options = DefaultOptions();
   options.runner.make_rank = RankOf([&] { return std::make_unique<CountingOps>(packed); });

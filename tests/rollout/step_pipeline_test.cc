@@ -34,7 +34,7 @@ class RecordingRank final : public RankExecutor {
   absl::StatusOr<int32_t> KvPagesThatFit() const override { return 32; }
   absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
   ResidentWeights* weights() override { return nullptr; }
-  absl::Status Serve(const StagedBlocks& /*staged*/) override { return absl::OkStatus(); }
+  absl::Status Serve(const PreparedBlocks& /*prepared*/) override { return absl::OkStatus(); }
 
  private:
   std::vector<ModelStep>& steps_;

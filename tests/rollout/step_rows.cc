@@ -6,7 +6,7 @@
 #include <random>
 
 #include "common/base/check.h"
-#include "kernels/model/stage_weights.h"
+#include "kernels/model/prepare_weights.h"
 #include "rollout/step_planner.h"
 #include "tests/support/bitwise.h"
 
@@ -84,7 +84,7 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
   auto runner = ModelRunner::Create(config, options, /*max_sequences=*/64, kMostRows);
   Must(runner.status());
   ResidentStore store = (*runner)->NewStore();
-  Must(StageWeights({root}, {.model_path = model}, config, store).status());
+  Must(PrepareWeights({root}, {.model_path = model}, config, store).status());
   Must((*runner)->Serve(store.Take()));
 
   const std::vector<Tokens> sequences = TokensForRows(config);

@@ -205,7 +205,7 @@ void GroupLeader::Handle(int rank, const v1::MemberMessage& message) {
   if (message.has_pass_done()) from.pass_done = told(message.pass_done());
   if (message.has_staged()) {
     from.digest = message.staged().digest();
-    from.staged = told(message.staged().outcome());
+    from.prepared = told(message.staged().outcome());
   }
   changed_.notify_all();
 }
@@ -272,12 +272,12 @@ absl::Status GroupLeader::WaitForAll(std::optional<absl::Status> Member::*answer
 
 absl::Status GroupLeader::WaitUntilReady() { return WaitForAll(&Member::ready); }
 
-absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
-                                const std::string& expected_digest, uint64_t serving) {
+absl::Status GroupLeader::Prepare(const std::string& model_path, uint64_t version,
+                                  const std::string& expected_digest, uint64_t serving) {
   {
     const std::lock_guard lock(mutex_);
     ISOBIT_RETURN_IF_ERROR(failure_);
-    for (const auto& member : members_) member->staged.reset();
+    for (const auto& member : members_) member->prepared.reset();
   }
   v1::LeaderMessage order;
   order.mutable_stage()->set_model_path(model_path);
@@ -285,7 +285,7 @@ absl::Status GroupLeader::Stage(const std::string& model_path, uint64_t version,
   order.mutable_stage()->set_expected_digest(expected_digest);
   order.mutable_stage()->set_serving_version(serving);
   for (const auto& member : members_) Send(*member, order);
-  return WaitForAll(&Member::staged);
+  return WaitForAll(&Member::prepared);
 }
 
 absl::Status GroupLeader::CheckDigest(const std::string& digest) {

@@ -51,8 +51,8 @@ class GroupLeader final : public PeerRanks {
   ~GroupLeader() override;
 
   absl::Status WaitUntilReady() override;
-  absl::Status Stage(const std::string& model_path, uint64_t version,
-                     const std::string& expected_digest, uint64_t serving) override;
+  absl::Status Prepare(const std::string& model_path, uint64_t version,
+                       const std::string& expected_digest, uint64_t serving) override;
   absl::Status CheckDigest(const std::string& digest) override;
   absl::Status Score(const WeightVersion& version,
                      absl::Span<const std::vector<ScoreItem>> items) override;
@@ -76,8 +76,8 @@ class GroupLeader final : public PeerRanks {
     Stream* stream = nullptr;  // while its call lasts; guarded by write_mutex
 
     bool joined = false;
-    std::optional<absl::Status> ready, pass_done, staged;  // set when it answers
-    std::string digest;                                    // of what it loaded or staged last
+    std::optional<absl::Status> ready, pass_done, prepared;  // set when it answers
+    std::string digest;                                      // of what it loaded or prepared last
   };
 
   GroupLeader(GroupLeaderOptions options, const GroupIdentity& identity);

@@ -11,7 +11,7 @@
 #include "common/rpc/status_convert.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/pack_model.h"
-#include "kernels/model/stage_weights.h"
+#include "kernels/model/prepare_weights.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit {
@@ -131,8 +131,9 @@ bool GroupMember::Obey() {
             std::async(std::launch::async, [this, order = order.run_pass()] { RunPass(order); });
         break;
       case v1::LeaderMessage::kStage:
-        if (stage_.valid()) stage_.wait();
-        stage_ = std::async(std::launch::async, [this, order = order.stage()] { Stage(order); });
+        if (preparation_.valid()) preparation_.wait();
+        preparation_ =
+            std::async(std::launch::async, [this, order = order.stage()] { Prepare(order); });
         break;
       case v1::LeaderMessage::kGoodbye:
         return order.goodbye();
@@ -182,34 +183,34 @@ absl::Status GroupMember::Score(const v1::RunPass& order) {
 
 std::shared_ptr<const ShardedVersion> GroupMember::Serving(uint64_t version) {
   const std::lock_guard lock(mutex_);
-  if (staged_ != nullptr && staged_->version.id == version) {
-    serving_ = std::exchange(staged_, nullptr);
+  if (prepared_ != nullptr && prepared_->version.id == version) {
+    serving_ = std::exchange(prepared_, nullptr);
   }
   return serving_;
 }
 
-void GroupMember::Stage(const v1::StageWeights& order) {
+void GroupMember::Prepare(const v1::StageWeights& order) {
   v1::MemberMessage message;
-  const auto stage = [&]() -> absl::Status {
+  const auto prepare = [&]() -> absl::Status {
     Serving(order.serving_version());  // no pass may have run since the switch to them
     {
       const std::lock_guard lock(mutex_);
-      staged_ = nullptr;  // given up; there is no room for three
+      prepared_ = nullptr;  // given up; there is no room for three
     }
     const ScorerOptions& scorer = options_.scorer;
     ISOBIT_ASSIGN_OR_RETURN(
         auto weights, ranks_->Cut(order.weight_version(), [&](WeightStore& store) {
-          return StageWeights(
+          return PrepareWeights(
               {scorer.model_root, scorer.load_format, scorer.load_policy},
               {.model_path = order.model_path(), .expected_digest = order.expected_digest()},
               ranks_->config(), store);
         }));
     message.mutable_staged()->set_digest(weights->version.digest);
     const std::lock_guard lock(mutex_);
-    staged_ = std::move(weights);
+    prepared_ = std::move(weights);
     return absl::OkStatus();
   };
-  *message.mutable_staged()->mutable_outcome() = MakeOutcome(stage());
+  *message.mutable_staged()->mutable_outcome() = MakeOutcome(prepare());
   Send(message);
 }
 

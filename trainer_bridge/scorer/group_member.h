@@ -63,8 +63,8 @@ class GroupMember {
   bool Obey();
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
-  void Stage(const v1::StageWeights& order);
-  // The weights that serve, which are those that were staged if they are `version`.
+  void Prepare(const v1::StageWeights& order);
+  // The weights that serve, which are those that were prepared if they are `version`.
   std::shared_ptr<const ShardedVersion> Serving(uint64_t version);
   // Nothing is sent after EndWrites, though a pass may still run.
   void Send(const v1::MemberMessage& message);
@@ -80,10 +80,10 @@ class GroupMember {
   std::unique_ptr<ShardRanks> ranks_;
 
   std::mutex mutex_;  // guards what follows
-  std::shared_ptr<const ShardedVersion> serving_, staged_;
+  std::shared_ptr<const ShardedVersion> serving_, prepared_;
   absl::Status failure_;  // of a pass
 
-  std::future<void> pass_, stage_;  // at most one each
+  std::future<void> pass_, preparation_;  // at most one each
 };
 
 }  // namespace isobit

@@ -30,18 +30,18 @@ class PeerRanks {
   virtual absl::Status WaitUntilReady() = 0;
 
   // Has all load other weights beside version `serving`, and waits for that; passes of that version
-  // go on meanwhile. Weights that were staged before and are of neither version are not needed any
-  // more. An error leaves the old weights serving. `expected_digest`: empty, or what they must
+  // go on meanwhile. Weights that were prepared before and are of neither version are not needed
+  // any more. An error leaves the old weights serving. `expected_digest`: empty, or what they must
   // have.
-  virtual absl::Status Stage(const std::string& model_path, uint64_t version,
-                             const std::string& expected_digest, uint64_t serving) = 0;
+  virtual absl::Status Prepare(const std::string& model_path, uint64_t version,
+                               const std::string& expected_digest, uint64_t serving) = 0;
 
-  // Whether what each has loaded, or staged, last has this digest. FAILED_PRECONDITION, naming who
-  // has read other weights; not final.
+  // Whether what each has loaded, or prepared, last has this digest. FAILED_PRECONDITION, naming
+  // who has read other weights; not final.
   virtual absl::Status CheckDigest(const std::string& digest) = 0;
 
   // One pass, as ShardRanks::Score: items[i] are those of the i-th of these ranks. Weights that
-  // were staged before and are older than `version` are not needed any more.
+  // were prepared before and are older than `version` are not needed any more.
   virtual absl::Status Score(const WeightVersion& version,
                              absl::Span<const std::vector<ScoreItem>> items) = 0;
 

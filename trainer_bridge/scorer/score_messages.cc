@@ -196,7 +196,7 @@ v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& re
   *response.mutable_previous() = WeightVersionToProto(result.previous);
   *response.mutable_current() = WeightVersionToProto(result.current);
   response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));
-  response.set_stage_micros(static_cast<uint64_t>(result.stage_time.count()));
+  response.set_stage_micros(static_cast<uint64_t>(result.prepare_time.count()));
   response.set_switch_micros(static_cast<uint64_t>(result.switch_time.count()));
   return response;
 }

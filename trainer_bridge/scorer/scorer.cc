@@ -11,7 +11,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/pack_model.h"
-#include "kernels/model/stage_weights.h"
+#include "kernels/model/prepare_weights.h"
 #include "trainer_bridge/scorer/packing.h"
 
 namespace isobit {
@@ -272,9 +272,9 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
   ISOBIT_RETURN_IF_ERROR(CheckRunning());
   ISOBIT_ASSIGN_OR_RETURN(const uint64_t version, switch_.Begin(update, weights_->version));
   lock.unlock();
-  absl::StatusOr<StagedUpdate> staged = Stage(update, version);
+  absl::StatusOr<PreparedUpdate> prepared = Prepare(update, version);
   lock.lock();
-  switch_.SetStaged(std::move(staged));
+  switch_.SetPrepared(std::move(prepared));
   std::optional<FinishedUpdate> finished;
   changed_.wait(lock, [&] {
     DropEndedJobs();
@@ -290,29 +290,30 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
   return std::move(finished->result);
 }
 
-absl::StatusOr<StagedUpdate> Scorer::Stage(const WeightUpdate& update, uint64_t version) {
+absl::StatusOr<PreparedUpdate> Scorer::Prepare(const WeightUpdate& update, uint64_t version) {
   std::future<absl::Status> elsewhere;
   if (peers_ != nullptr) {
     elsewhere = std::async(std::launch::async, [&] {
-      return peers_->Stage(update.model_path, version, update.expected_digest, this->version().id);
+      return peers_->Prepare(update.model_path, version, update.expected_digest,
+                             this->version().id);
     });
   }
   ISOBIT_ASSIGN_OR_RETURN(
       std::shared_ptr<const ShardedVersion> next, ranks_->Cut(version, [&](WeightStore& store) {
-        return StageWeights({options_.model_root, options_.load_format, options_.load_policy},
-                            update, config(), store);
+        return PrepareWeights({options_.model_root, options_.load_format, options_.load_policy},
+                              update, config(), store);
       }));
   if (peers_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(elsewhere.get());
     ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(next->version.digest));
   }
   std::string digest = next->version.digest;
-  return StagedUpdate{std::move(digest),
-                      [this, next = std::move(next)](WeightUpdateResult& /*result*/) mutable {
-                        weights_.swap(next);
-                        static_cast<void>(Failpoint("weights.commit"));
-                        return absl::OkStatus();
-                      }};
+  return PreparedUpdate{std::move(digest),
+                        [this, next = std::move(next)](WeightUpdateResult& /*result*/) mutable {
+                          weights_.swap(next);
+                          static_cast<void>(Failpoint("weights.commit"));
+                          return absl::OkStatus();
+                        }};
 }
 
 bool Scorer::QuiesceFor(const WeightUpdate& update, WeightUpdateResult& result) {

@@ -86,10 +86,10 @@ class Scorer {
   // caller of UpdateWeights has gone.
   void Wake();
 
-  // Stages other weights of the same model, then switches to them between two batches; blocks until
-  // then. Jobs in flight are ended with ABORTED, or finish under the old weights (kWait, and any
-  // other mode). Errors leave the old weights serving: those of WeightSwitch and StageWeights;
-  // UNAVAILABLE: the engine stops, or a fault.
+  // Prepares other weights of the same model, then switches to them between two batches; blocks
+  // until then. Jobs in flight are ended with ABORTED, or finish under the old weights (kWait, and
+  // any other mode). Errors leave the old weights serving: those of WeightSwitch and
+  // PrepareWeights; UNAVAILABLE: the engine stops, or a fault.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
@@ -136,7 +136,7 @@ class Scorer {
   bool QuiesceFor(const WeightUpdate& update, WeightUpdateResult& result);
   void AdmitHeldJobs();
 
-  absl::StatusOr<StagedUpdate> Stage(const WeightUpdate& update, uint64_t version);
+  absl::StatusOr<PreparedUpdate> Prepare(const WeightUpdate& update, uint64_t version);
 
   const ScorerOptions options_;
   const std::unique_ptr<ShardRanks> ranks_;

@@ -98,7 +98,7 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
           if (result.ok()) {
             *response = MakeUpdateWeightsResponse(*result);
             metrics_.update_seconds.Observe(
-                std::chrono::duration<double>(result->stage_time + result->switch_time).count());
+                std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
           }
           call->Answer(result.status());
         });

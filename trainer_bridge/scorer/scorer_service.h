@@ -77,7 +77,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   ScoreLimits limits_;
   v1::Fingerprint fingerprint_;
   bool draining_ = false;
-  std::vector<std::future<void>> updates_;  // one thread each, since staging blocks
+  std::vector<std::future<void>> updates_;  // one thread each, since preparing blocks
 };
 
 }  // namespace isobit

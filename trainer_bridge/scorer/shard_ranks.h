@@ -49,7 +49,7 @@ class ShardRanks {
   ShardRanks& operator=(const ShardRanks&) = delete;
 
   // A version of the weights with this id, which `pack` fills, giving the digest: PackModel or
-  // StageWeights. Any thread, even while a pass runs. Errors: those of `pack`, or of a device.
+  // PrepareWeights. Any thread, even while a pass runs. Errors: those of `pack`, or of a device.
   absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(
       uint64_t version, absl::FunctionRef<absl::StatusOr<std::string>(WeightStore&)> pack) const;
 

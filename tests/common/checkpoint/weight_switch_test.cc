@@ -19,7 +19,7 @@ using testing_support::StatusIs;
 class WeightSwitchTest : public testing::Test {
  protected:
   // Weights whose swap is counted, and answers `swapped_`.
-  StagedUpdate Staged() {
+  PreparedUpdate Prepared() {
     return {.digest = "new", .swap = [this](WeightUpdateResult& result) {
               EXPECT_TRUE(is_quiet_) << "swapped while the old weights are in use";
               ++num_swaps_;
@@ -27,13 +27,13 @@ class WeightSwitchTest : public testing::Test {
               return swapped_;
             }};
   }
-  void BeginAndStage(const WeightUpdate& update) {
+  void BeginAndPrepare(const WeightUpdate& update) {
     ISOBIT_ASSERT_OK(switch_.Begin(update, present_));
-    EXPECT_TRUE(switch_.is_staging());
+    EXPECT_TRUE(switch_.is_preparing());
     EXPECT_FALSE(switch_.is_waiting());
-    EXPECT_FALSE(Settle().has_value()) << "before anything is staged";
-    switch_.SetStaged(Staged());
-    EXPECT_FALSE(switch_.is_staging());
+    EXPECT_FALSE(Settle().has_value()) << "before anything is prepared";
+    switch_.SetPrepared(Prepared());
+    EXPECT_FALSE(switch_.is_preparing());
     EXPECT_TRUE(switch_.is_waiting());
   }
   std::optional<FinishedUpdate> Settle(const absl::Status& available = absl::OkStatus()) {
@@ -60,8 +60,8 @@ class WeightSwitchTest : public testing::Test {
   int num_swaps_ = 0;
 };
 
-TEST_F(WeightSwitchTest, StagesQuiescesAndSwaps) {
-  BeginAndStage({.model_path = "m"});
+TEST_F(WeightSwitchTest, PreparesQuiescesAndSwaps) {
+  BeginAndPrepare({.model_path = "m"});
   is_quiet_ = false;
   EXPECT_FALSE(Settle().has_value());
   EXPECT_FALSE(Settle().has_value());
@@ -104,7 +104,7 @@ TEST_F(WeightSwitchTest, AVersionIsGreaterThanThePresentOne) {
 
 TEST_F(WeightSwitchTest, OneUpdateAtATime) {
   const auto refused = StatusIs(absl::StatusCode::kAborted, HasSubstr("in progress"));
-  BeginAndStage({.model_path = "m"});
+  BeginAndPrepare({.model_path = "m"});
   EXPECT_THAT(switch_.Begin({.model_path = "n"}, present_), refused);
   EXPECT_THAT(switch_.Begin({.model_path = "n", .weight_version = 1}, present_), refused)
       << "which version is the present one is not known yet";
@@ -113,28 +113,28 @@ TEST_F(WeightSwitchTest, OneUpdateAtATime) {
   EXPECT_THAT(switch_.Begin({.model_path = "n"}, present_), refused);
 }
 
-TEST_F(WeightSwitchTest, AnErrorOfTheStagingEndsIt) {
+TEST_F(WeightSwitchTest, AnErrorOfThePreparationEndsIt) {
   ISOBIT_ASSERT_OK(switch_.Begin({.model_path = "m"}, present_));
-  switch_.SetStaged(absl::NotFoundError("no such model"));
+  switch_.SetPrepared(absl::NotFoundError("no such model"));
   ExpectEnded(Settle(absl::UnavailableError("draining")), absl::StatusCode::kNotFound,
               "no such model");
 }
 
 TEST_F(WeightSwitchTest, AnOwnerThatCannotServeEndsIt) {
-  BeginAndStage({.model_path = "m"});
+  BeginAndPrepare({.model_path = "m"});
   ExpectEnded(Settle(absl::UnavailableError("draining")), absl::StatusCode::kUnavailable,
               "draining");
 }
 
 TEST_F(WeightSwitchTest, AnErrorOfTheQuiescenceEndsIt) {
-  BeginAndStage({.model_path = "m"});
+  BeginAndPrepare({.model_path = "m"});
   quiescence_ = absl::FailedPreconditionError("paused");
   ExpectEnded(Settle(), absl::StatusCode::kFailedPrecondition, "paused");
 }
 
 TEST_F(WeightSwitchTest, ACallerThatHasGoneEndsItUntilTheSwap) {
   bool gone = false;
-  BeginAndStage({.model_path = "m", .is_abandoned = [&] { return gone; }});
+  BeginAndPrepare({.model_path = "m", .is_abandoned = [&] { return gone; }});
   is_quiet_ = false;
   EXPECT_FALSE(Settle().has_value());
   gone = is_quiet_ = true;
@@ -142,7 +142,7 @@ TEST_F(WeightSwitchTest, ACallerThatHasGoneEndsItUntilTheSwap) {
 }
 
 TEST_F(WeightSwitchTest, AnErrorOfTheSwapIsReported) {
-  BeginAndStage({.model_path = "m"});
+  BeginAndPrepare({.model_path = "m"});
   swapped_ = absl::InternalError("device lost");
   const std::optional<FinishedUpdate> finished = Settle();
   ASSERT_TRUE(finished.has_value());

@@ -1,4 +1,4 @@
-// Weights in place: staged on all cores they are the bytes of serial packing, they serve from the
+// Weights in place: prepared on all cores they are the bytes of serial packing, they serve from the
 // switch on and not before, where they always lay, and wherever they waited for it.
 #include "kernels/model/resident_weights.h"
 
@@ -17,6 +17,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/host_device.h"
 #include "tests/support/all_tensors.h"
+#include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tools/model_shapes.h"
@@ -25,6 +26,8 @@
 namespace isobit {
 namespace {
 
+using testing_support::PrepareBlocks;
+using testing_support::PreparedWeights;
 using testing_support::StatusIs;
 
 // What the memory of all ranks' devices does.
@@ -101,16 +104,17 @@ class ResidentWeightsTest : public testing::Test {
     }
   }
 
-  absl::StatusOr<StagedWeights> Stage(int model, const std::string& expected_digest = "") {
-    return StageBlocks(checkpoints_[static_cast<size_t>(model)], expected_digest, pointers_);
+  absl::StatusOr<PreparedWeights> Prepare(int model, const std::string& expected_digest = "") {
+    return PrepareBlocks(checkpoints_[static_cast<size_t>(model)], expected_digest, pointers_);
   }
-  void Commit(const StagedWeights& staged) {
-    for (size_t r = 0; r < ranks_.size(); ++r) ISOBIT_EXPECT_OK(ranks_[r]->Commit(staged.ranks[r]));
+  void Commit(const PreparedWeights& prepared) {
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      ISOBIT_EXPECT_OK(ranks_[r]->Commit(prepared.ranks[r]));
   }
   void Load(int model) {
-    const auto staged = Stage(model);
-    ISOBIT_ASSERT_OK(staged);
-    Commit(*staged);
+    const auto prepared = Prepare(model);
+    ISOBIT_ASSERT_OK(prepared);
+    Commit(*prepared);
   }
 
   // What serves on a rank.
@@ -148,26 +152,26 @@ class ResidentWeightsTest : public testing::Test {
 };
 
 TEST_F(ResidentWeightsTest, TheFirstGoStraightToTheirPlace) {
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0));
-  for (const StagedBlocks& blocks : staged.ranks) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(0));
+  for (const PreparedBlocks& blocks : prepared.ranks) {
     for (const Memory& block : blocks) EXPECT_EQ(block, nullptr);
   }
-  Commit(staged);
+  Commit(prepared);
   ExpectServing(0);
 }
 
 TEST_F(ResidentWeightsTest, RanksWithoutWeightsRefuseAnotherDigest) {
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(0));
   const std::vector<ResidentWeights*> none(kRanks, nullptr);
-  const auto stage = [&](const std::string& expected) {
-    return StageBlocks(checkpoints_[0], expected, none);
+  const auto prepare = [&](const std::string& expected) {
+    return PrepareBlocks(checkpoints_[0], expected, none);
   };
-  for (const std::string& expected : {std::string(), staged.digest}) {
-    ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights read, stage(expected));
-    EXPECT_EQ(read.digest, staged.digest);
+  for (const std::string& expected : {std::string(), prepared.digest}) {
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights read, prepare(expected));
+    EXPECT_EQ(read.digest, prepared.digest);
   }
-  EXPECT_THAT(stage(std::string(64, '0')).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, testing::HasSubstr(staged.digest)));
+  EXPECT_THAT(prepare(std::string(64, '0')).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, testing::HasSubstr(prepared.digest)));
 }
 
 TEST_F(ResidentWeightsTest, UpdatesInPlace) {
@@ -178,9 +182,9 @@ TEST_F(ResidentWeightsTest, UpdatesInPlace) {
       places.push_back(*rank->Acquire(block));
     }
   }
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(1));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(1));
   ExpectServing(0);
-  Commit(staged);
+  Commit(prepared);
   ExpectServing(1);
   auto place = places.begin();
   for (const auto& rank : ranks_) {
@@ -207,31 +211,31 @@ TEST_F(ResidentWeightsTest, WhatHasNoRoomInTheBackendWaitsInHostMemory) {
 TEST_F(ResidentWeightsTest, ErrorsLeaveTheOldOnesServing) {
   Load(0);
   rules_.upload = absl::DataLossError("upload");
-  EXPECT_THAT(Stage(1), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(Prepare(1), StatusIs(absl::StatusCode::kDataLoss));
   rules_.upload = absl::OkStatus();
   rules_.beside = absl::InternalError("allocation");
-  EXPECT_THAT(Stage(1), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(Prepare(1), StatusIs(absl::StatusCode::kInternal));
   rules_.beside = absl::OkStatus();
   ExpectServing(0);
   Load(1);
   ExpectServing(1);
 }
 
-TEST_F(ResidentWeightsTest, OtherWeightsThanExpectedAreNotStaged) {
+TEST_F(ResidentWeightsTest, OtherWeightsThanExpectedAreNotPrepared) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests first, DigestTensors(checkpoints_[0]));
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, Stage(0, first.checkpoint));
-  EXPECT_EQ(staged.digest, first.checkpoint);
-  Commit(staged);
-  EXPECT_THAT(Stage(1, first.checkpoint), StatusIs(absl::StatusCode::kFailedPrecondition));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(0, first.checkpoint));
+  EXPECT_EQ(prepared.digest, first.checkpoint);
+  Commit(prepared);
+  EXPECT_THAT(Prepare(1, first.checkpoint), StatusIs(absl::StatusCode::kFailedPrecondition));
   ExpectServing(0);
 }
 
 TEST_F(ResidentWeightsTest, TheDigestIsThatOfThePackedBytes) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests first, DigestTensors(checkpoints_[0]));
   const ChangingSource source(checkpoints_[0], checkpoints_[1]);
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const StagedWeights staged, StageBlocks(source, "", pointers_));
-  EXPECT_EQ(staged.digest, first.checkpoint);
-  Commit(staged);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, PrepareBlocks(source, "", pointers_));
+  EXPECT_EQ(prepared.digest, first.checkpoint);
+  Commit(prepared);
   ExpectServing(0);
 }
 

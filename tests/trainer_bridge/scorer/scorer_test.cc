@@ -468,7 +468,7 @@ TEST_F(ScorerTest, AnAbandonedOrSecondUpdateChangesNothing) {
   EXPECT_EQ(Probe(*scorer), ProbeByDefinition("first"));
 }
 
-TEST_F(ScorerTest, AnAbandonedUpdateStopsWhileItIsStaged) {
+TEST_F(ScorerTest, AnAbandonedUpdateStopsWhileItIsPrepared) {
   Meter meter;
   options_.backend = Metered(meter);
   const auto scorer = Load();

@@ -17,6 +17,7 @@
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
@@ -157,7 +158,8 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreI
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), ops->packer());
   const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
-  Must(weights->Commit(Must(StageBlocks(checkpoint, "", {weights.get()})).ranks.front()));
+  Must(weights->Commit(
+      Must(testing_support::PrepareBlocks(checkpoint, "", {weights.get()})).ranks.front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   Transformer transformer(layout, rope, *ops, /*all_reduce=*/nullptr);
 

@@ -394,11 +394,12 @@ TEST_F(ShardGroupTest, AMemberDoesNotStayForWeightsThatItLoads) {
   ISOBIT_ASSERT_OK(leader->WaitUntilReady());
   gate.Close();
   const int before = gate.arrivals();
-  auto staged = std::async(std::launch::async, [&] { return leader->Stage("second", 2, "", 1); });
+  auto prepared =
+      std::async(std::launch::async, [&] { return leader->Prepare("second", 2, "", 1); });
   ASSERT_TRUE(gate.WaitForArrivals(before + 1));
   leader->Abort(absl::InternalError("enough"));
   const auto enough = StatusIs(absl::StatusCode::kInternal, HasSubstr("enough"));
-  EXPECT_THAT(staged.get(), enough);
+  EXPECT_THAT(prepared.get(), enough);
   EXPECT_THAT(group.End(0), enough);
   gate.Open();
 }

@@ -1,7 +1,7 @@
-// The staging of an update, for every service alike: a model directory is opened, compared with the
-// model that serves, read, hashed and packed, as long as somebody waits for it.
-#ifndef ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
-#define ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
+// The preparation of an update, for every service alike: a model directory is opened, compared with
+// the model that serves, read, hashed and packed, as long as somebody waits for it.
+#ifndef ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
+#define ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
 
 #include <string>
 
@@ -24,9 +24,9 @@ struct ModelOrigin {
 // Packs the model directory of `update` into `store`, to replace weights of `config`, and returns
 // the digest of the bytes that were packed, whatever happens to the files meanwhile. Errors name
 // path and tensor: those of OpenModelAs, CheckReplacement, AwaitedSource and PackModel.
-absl::StatusOr<std::string> StageWeights(const ModelOrigin& origin, const WeightUpdate& update,
-                                         const ModelConfig& config, WeightStore& store);
+absl::StatusOr<std::string> PrepareWeights(const ModelOrigin& origin, const WeightUpdate& update,
+                                           const ModelConfig& config, WeightStore& store);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_STAGE_WEIGHTS_H_
+#endif  // ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_

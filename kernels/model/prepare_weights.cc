@@ -1,5 +1,5 @@
-// See stage_weights.h.
-#include "kernels/model/stage_weights.h"
+// See prepare_weights.h.
+#include "kernels/model/prepare_weights.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
@@ -11,8 +11,8 @@
 namespace isobit {
 namespace {
 
-absl::StatusOr<std::string> Stage(const ModelOrigin& origin, const WeightUpdate& update,
-                                  const ModelConfig& config, WeightStore& store) {
+absl::StatusOr<std::string> Prepare(const ModelOrigin& origin, const WeightUpdate& update,
+                                    const ModelConfig& config, WeightStore& store) {
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModelAs(origin.format, origin.root,
                                                                update.model_path, origin.policy));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config));
@@ -25,10 +25,10 @@ absl::StatusOr<std::string> Stage(const ModelOrigin& origin, const WeightUpdate&
 
 }  // namespace
 
-absl::StatusOr<std::string> StageWeights(const ModelOrigin& origin, const WeightUpdate& update,
-                                         const ModelConfig& config, WeightStore& store) {
+absl::StatusOr<std::string> PrepareWeights(const ModelOrigin& origin, const WeightUpdate& update,
+                                           const ModelConfig& config, WeightStore& store) {
   ISOBIT_LOG(Info) << "reading and packing the weights in " << update.model_path;
-  absl::StatusOr<std::string> digest = Stage(origin, update, config, store);
+  absl::StatusOr<std::string> digest = Prepare(origin, update, config, store);
   if (digest.ok()) return digest;
   return absl::Status(digest.status().code(), absl::StrCat("model_path \"", update.model_path,
                                                            "\": ", digest.status().message()));
