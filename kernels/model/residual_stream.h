@@ -1,5 +1,6 @@
 // The residual stream of a step on one rank: what row-parallel layers add to it, summed over the
-// ranks, and the norms that read it. A large step is two halves whose sums travel by turns.
+// ranks, and the norms that read it. A large step is computed in two halves: while the sums of one
+// half travel between the ranks, the other half is computed (micro-batch overlap).
 #ifndef ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
 #define ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
 
@@ -16,8 +17,8 @@
 
 namespace isobit {
 
-// The rows of a step that are computed together: all, or those of one half (all_reduce.h).
-struct StepPart {
+// The rows of a step that are computed together: those of one half, or all of an undivided step.
+struct StepRows {
   int64_t first_row = 0;
   int64_t rows = 0;
   SequenceTable sequences;
@@ -35,36 +36,39 @@ class ResidualStream {
   // Bytes that Reserve(rows) takes at most, but for two biases.
   static size_t ReservedBytes(int64_t hidden, int64_t rows);
 
-  // Begins a step of `rows` rows with its padding, in as many parts as its sums are best computed
-  // in. page_size: of the KV cache that it uses.
+  // Begins a step of `rows` rows, padding included. Cuts it into halves if the all-reduce gains by
+  // that. page_size: of the KV cache that the step uses.
   absl::Status Begin(const UploadedStep& step, int64_t rows, int32_t page_size);
-  // One, or two halves. They are computed in this order, layer by layer.
-  size_t num_parts() const { return parts_.size(); }
-  const StepPart& part(size_t p) const { return parts_[p].step; }
+  // 1: the step is undivided, and its one "half" has all rows; 2: the halves are computed in this
+  // order, layer by layer.
+  size_t num_halves() const { return halves_.size(); }
+  const StepRows& half(size_t h) const { return halves_[h].step; }
 
   // [rows, hidden], where the embedding goes.
   Bf16* data() const { return residual_.data(); }
 
-  // Adds what the last row-parallel layer has left for part p, if any, and normalises the part's
-  // rows with `weight` [hidden]. The result [part.rows, hidden] is in `out`, or elsewhere if the
-  // part's sum has travelled; until the part's next Add.
-  absl::StatusOr<const Bf16*> Norm(size_t p, const Bf16* weight, Bf16* out);
+  // Adds the half's last row-parallel result, if there is one, to the residual, and normalises the
+  // half's rows with `weight` [hidden]. Returns where the result [half.rows, hidden] lies until the
+  // half's next Add: `out`, or other memory if the sums came from the other ranks.
+  absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight, Bf16* out);
   // The same into memory of the stream.
-  absl::StatusOr<const Bf16*> Norm(size_t p, const Bf16* weight) {
-    return Norm(p, weight, normed_.data() + parts_[p].step.first_row * hidden_);
+  absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight) {
+    return Norm(h, weight, normed_.data() + halves_[h].step.first_row * hidden_);
   }
 
-  // Does what Norm will do first for the part before p in the order of computation, so that its
-  // sums travel while p is computed. weight: of that Norm. Nothing if there is none.
-  absl::Status SumPartBefore(size_t p, const Bf16* weight);
+  // Starts the sum of the half that was computed before half h, so that it travels while half h is
+  // computed; that half's Norm would otherwise start it. weight: of that Norm. Does nothing if no
+  // sum waits.
+  absl::Status SumHalfBefore(size_t h, const Bf16* weight);
 
-  // Computes a row-parallel layer: this rank's partial sums of x W^T for the rows of part p, which
-  // the part's next Norm adds, with `bias` [hidden] or null. x: [part.rows, weight.shape.k].
-  absl::Status Add(size_t p, const Bf16* x, const LinearWeight& weight, const float* bias);
+  // Computes a row-parallel layer: this rank's partial sums of x W^T for the rows of half h. The
+  // half's next Norm adds them, and `bias` [hidden] unless it is null. x: [half.rows,
+  // weight.shape.k].
+  absl::Status Add(size_t h, const Bf16* x, const LinearWeight& weight, const float* bias);
 
  private:
-  struct Part {
-    StepPart step;
+  struct Half {
+    StepRows step;
     // The last row-parallel result and its bias, until they are added.
     const std::byte* partial = nullptr;
     const float* bias = nullptr;
@@ -72,8 +76,8 @@ class ResidualStream {
   };
 
   // OverlappedSum's Sum, unless it was called.
-  absl::Status Sum(size_t p, const Bf16* weight);
-  RmsNormArgs NormArgs(const Part& part, const Bf16* weight, Bf16* out) const;
+  absl::Status Sum(size_t h, const Bf16* weight);
+  RmsNormArgs NormArgs(const Half& half, const Bf16* weight, Bf16* out) const;
   bool has_bf16_partials() const { return all_reduce_ != nullptr && all_reduce_->takes_bf16(); }
 
   const int64_t hidden_;
@@ -86,14 +90,14 @@ class ResidualStream {
   // (AllReduce::Norm).
   GrowingBuffer<std::byte> partial_[2];
   int turn_ = 0;
-  // Copies, one a part: the block that a bias came from may be released before the norm that adds
-  // it.
+  // A copy for each half: the weight block of a bias may be released before the norm that adds the
+  // bias.
   GrowingBuffer<float> bias_;
 
   // Of the present step.
-  std::vector<Part> parts_;
-  StepHalves halves_;                    // what the sequences of two parts point to
-  OverlappedSum* overlapped_ = nullptr;  // null: one part
+  std::vector<Half> halves_;
+  StepHalves cut_;                       // what the sequences of two halves point to
+  OverlappedSum* overlapped_ = nullptr;  // null: the step is undivided
 };
 
 }  // namespace isobit

@@ -16,11 +16,11 @@ int64_t RowsOfFirstHalf(int64_t rows) {
 // The rows of a sequence that lie in [begin, end), counted from `begin`.
 SequenceRows CutRows(const SequenceRows& s, int64_t begin, int64_t end) {
   const int64_t first = std::max(s.first_row, begin);
-  SequenceRows part = s;
-  part.first_row = first - begin;
-  part.num_rows = std::min(s.first_row + s.num_rows, end) - first;
-  part.first_position += first - s.first_row;
-  return part;
+  SequenceRows cut_rows = s;
+  cut_rows.first_row = first - begin;
+  cut_rows.num_rows = std::min(s.first_row + s.num_rows, end) - first;
+  cut_rows.first_position += first - s.first_row;
+  return cut_rows;
 }
 
 }  // namespace
@@ -35,8 +35,8 @@ StepHalves CutStep(absl::Span<const SequenceRows> sequences) {
   halves.half[1].num_rows = rows - cut;
   for (StepHalf& half : halves.half) {
     for (const SequenceRows& s : sequences) {
-      const SequenceRows part = CutRows(s, half.first_row, half.first_row + half.num_rows);
-      if (part.num_rows > 0) half.sequences.push_back(part);
+      const SequenceRows cut_rows = CutRows(s, half.first_row, half.first_row + half.num_rows);
+      if (cut_rows.num_rows > 0) half.sequences.push_back(cut_rows);
     }
   }
   return halves;

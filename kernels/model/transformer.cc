@@ -91,7 +91,7 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
     ISOBIT_RETURN_IF_ERROR(advance(layer + 1));
     const Bf16* next_norm = nullptr;
-    if (residual_.num_parts() > 1) {
+    if (residual_.num_halves() > 1) {
       const int next_block = layer + 2;
       ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, next_block));
       next_norm =
@@ -103,12 +103,12 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   ISOBIT_RETURN_IF_ERROR(advance(layout_.head_block()));
   const Bf16* const norm = layout_.Bind(layout_.head_block(), block.bytes()).bf16(Role::kFinalNorm);
   const int64_t width = layout_.config().hidden_size;
-  for (size_t p = 0; p < residual_.num_parts(); ++p) {
-    const StepPart& part = residual_.part(p);
-    Bf16* const out = hidden + part.first_row * width;
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(p, norm, out));
+  for (size_t h = 0; h < residual_.num_halves(); ++h) {
+    const StepRows& half = residual_.half(h);
+    Bf16* const out = hidden + half.first_row * width;
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(h, norm, out));
     if (x == out) continue;
-    const auto bytes = static_cast<size_t>(part.rows * width) * sizeof(Bf16);
+    const auto bytes = static_cast<size_t>(half.rows * width) * sizeof(Bf16);
     ISOBIT_RETURN_IF_ERROR(ops_.device().Copy(out, x, bytes));
   }
   return absl::OkStatus();
@@ -119,33 +119,33 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   const Bf16* const input_norm = w.bf16(Role::kInputNorm);
   const Bf16* const post_norm = w.bf16(Role::kPostNorm);
   const PagedKv kv = cache.layer(layer);
-  for (size_t p = 0; p < residual_.num_parts(); ++p) {
-    const StepPart& part = residual_.part(p);
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(p, input_norm));
-    ISOBIT_RETURN_IF_ERROR(Qkv(part, w, normed, kv));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* attended, Attend(part, layer, w, kv));
-    ISOBIT_RETURN_IF_ERROR(residual_.SumPartBefore(p, p == 0 ? input_norm : post_norm));
-    ISOBIT_RETURN_IF_ERROR(residual_.Add(p, attended, w.linear(Role::kO), w.fp32(Role::kOBias)));
+  for (size_t h = 0; h < residual_.num_halves(); ++h) {
+    const StepRows& half = residual_.half(h);
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, input_norm));
+    ISOBIT_RETURN_IF_ERROR(Qkv(half, w, normed, kv));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* attended, Attend(half, layer, w, kv));
+    ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? input_norm : post_norm));
+    ISOBIT_RETURN_IF_ERROR(residual_.Add(h, attended, w.linear(Role::kO), w.fp32(Role::kOBias)));
   }
-  for (size_t p = 0; p < residual_.num_parts(); ++p) {
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(p, post_norm));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.part(p), w, normed));
-    ISOBIT_RETURN_IF_ERROR(residual_.SumPartBefore(p, p == 0 ? post_norm : next_norm));
+  for (size_t h = 0; h < residual_.num_halves(); ++h) {
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, post_norm));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.half(h), w, normed));
+    ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? post_norm : next_norm));
     ISOBIT_RETURN_IF_ERROR(
-        residual_.Add(p, activated, w.linear(Role::kDown), w.fp32(Role::kDownBias)));
+        residual_.Add(h, activated, w.linear(Role::kDown), w.fp32(Role::kDownBias)));
   }
   return absl::OkStatus();
 }
 
-absl::Status Transformer::Qkv(const StepPart& part, const BlockWeights& w, const Bf16* normed,
+absl::Status Transformer::Qkv(const StepRows& half, const BlockWeights& w, const Bf16* normed,
                               const PagedKv& kv) {
   const ModelConfig& config = layout_.config();
   const LinearWeight weight = w.linear(Role::kQkv);
   const int64_t columns = weight.shape.n;
-  Bf16* const qkv = qkv_.data() + part.first_row * columns;
+  Bf16* const qkv = qkv_.data() + half.first_row * columns;
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                       .ldx = config.hidden_size,
-                                      .m = part.rows,
+                                      .m = half.rows,
                                       .weight = weight,
                                       .bias = w.fp32(Role::kQkvBias),
                                       .bf16_out = qkv,
@@ -158,20 +158,20 @@ absl::Status Transformer::Qkv(const StepPart& part, const BlockWeights& w, const
                    .eps = config.rms_norm_eps,
                    .cosine = reinterpret_cast<const float*>(cosine_.get()),
                    .sine = reinterpret_cast<const float*>(sine_.get()),
-                   .sequences = part.sequences,
+                   .sequences = half.sequences,
                    .kv = kv});
 }
 
-absl::StatusOr<const Bf16*> Transformer::Attend(const StepPart& part, int layer,
+absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
                                                 const BlockWeights& w, const PagedKv& kv) {
   const ModelConfig& config = layout_.config();
   const int64_t qkv_columns = w.linear(Role::kQkv).shape.n;
   const int64_t columns = w.linear(Role::kO).shape.k;
-  Bf16* const attended = attended_.data() + part.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv_.data() + part.first_row * qkv_columns,
+  Bf16* const attended = attended_.data() + half.first_row * columns;
+  ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv_.data() + half.first_row * qkv_columns,
                                          .ldq = qkv_columns,
                                          .heads = static_cast<int32_t>(layout_.shape().heads),
-                                         .sequences = part.sequences,
+                                         .sequences = half.sequences,
                                          .kv = kv,
                                          .scale = contract::AttentionScale(config.head_dim),
                                          .window = config.WindowOfLayer(layer),
@@ -180,13 +180,13 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepPart& part, int layer,
   return attended;
 }
 
-absl::StatusOr<const Bf16*> Transformer::Activate(const StepPart& part, const BlockWeights& w,
+absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, const BlockWeights& w,
                                                   const Bf16* normed) {
   const int64_t columns = w.linear(Role::kDown).shape.k;
-  Bf16* const activated = activated_.data() + part.first_row * columns;
+  Bf16* const activated = activated_.data() + half.first_row * columns;
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                       .ldx = layout_.config().hidden_size,
-                                      .m = part.rows,
+                                      .m = half.rows,
                                       .weight = w.linear(Role::kGateUp),
                                       .bias = w.fp32(Role::kGateUpBias),
                                       .swiglu_out = activated,

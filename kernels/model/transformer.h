@@ -59,15 +59,16 @@ class Transformer {
   absl::Status ShareRope();
   // next_norm: the weight of the norm after this layer, if the step is in halves.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
-  // The parts of a layer, for the rows of `part`. normed: [part.rows, hidden_size].
-  // qkv_ = the queries, keys and values; the latter two go into the cache, too.
-  absl::Status Qkv(const StepPart& part, const BlockWeights& w, const Bf16* normed,
+  // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
+  // qkv_ = the queries, keys and values. Keys and values go into the cache, too.
+  absl::Status Qkv(const StepRows& half, const BlockWeights& w, const Bf16* normed,
                    const PagedKv& kv);
-  // What the part's rows see of the cache, in attended_. Returns the part's first row there.
-  absl::StatusOr<const Bf16*> Attend(const StepPart& part, int layer, const BlockWeights& w,
+  // Attention of the half's rows over the cache, into attended_. Returns the half's first row
+  // there.
+  absl::StatusOr<const Bf16*> Attend(const StepRows& half, int layer, const BlockWeights& w,
                                      const PagedKv& kv);
-  // The MLP up to its activation, in activated_. Returns the part's first row there.
-  absl::StatusOr<const Bf16*> Activate(const StepPart& part, const BlockWeights& w,
+  // The MLP up to its activation, into activated_. Returns the half's first row there.
+  absl::StatusOr<const Bf16*> Activate(const StepRows& half, const BlockWeights& w,
                                        const Bf16* normed);
 
   const WeightLayout& layout_;
