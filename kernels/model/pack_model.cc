@@ -55,7 +55,7 @@ class Progress {
 };
 
 // Blocks that are packed from the same tensors, on all ranks.
-struct Group {
+struct PackJob {
   std::vector<PackTask> tasks;
   std::vector<std::string> tensors = {};
   size_t tensor_bytes = 0;
@@ -63,42 +63,42 @@ struct Group {
   size_t arrival = 0;       // of the last tensor
 };
 
-// Tasks that share a tensor, be it through others, come into one group.
-std::vector<Group> GroupTasks(const std::vector<PackTask>& tasks, const TensorSource& source) {
-  std::vector<Group> groups;
-  std::map<std::string, size_t> group_of;  // by tensor
+// Tasks that share a tensor, be it through others, come into one job.
+std::vector<PackJob> PackJobsOf(const std::vector<PackTask>& tasks, const TensorSource& source) {
+  std::vector<PackJob> jobs;
+  std::map<std::string, size_t> job_of;  // by tensor
   for (const PackTask& task : tasks) {
-    const size_t own = groups.size();
-    groups.push_back({.tasks = {task}});
+    const size_t own = jobs.size();
+    jobs.push_back({.tasks = {task}});
     for (const std::string& name : task.layout->TensorsOf(task.block)) {
-      const size_t other = group_of.emplace(name, own).first->second;
+      const size_t other = job_of.emplace(name, own).first->second;
       if (other == own) continue;
-      for (auto& [tensor, group] : group_of) group = group == other ? own : group;
-      for (const PackTask& joined : std::exchange(groups[other].tasks, {})) {
-        groups[own].tasks.push_back(joined);
+      for (auto& [tensor, job] : job_of) job = job == other ? own : job;
+      for (const PackTask& joined : std::exchange(jobs[other].tasks, {})) {
+        jobs[own].tasks.push_back(joined);
       }
     }
   }
-  for (const auto& [name, index] : group_of) {
-    Group& group = groups[index];
+  for (const auto& [name, index] : job_of) {
+    PackJob& job = jobs[index];
     const Tensor* const tensor = source.Find(name);
-    group.tensors.push_back(name);
-    group.tensor_bytes += tensor->size_bytes;
-    group.arrival = std::max(group.arrival, source.ArrivalOf(tensor - source.tensors().data()));
+    job.tensors.push_back(name);
+    job.tensor_bytes += tensor->size_bytes;
+    job.arrival = std::max(job.arrival, source.ArrivalOf(tensor - source.tensors().data()));
   }
-  groups.erase(std::remove_if(groups.begin(), groups.end(),
-                              [](const Group& group) { return group.tasks.empty(); }),
-               groups.end());
-  for (Group& group : groups) {
-    for (const PackTask& task : group.tasks) {
-      group.largest_task = std::max(group.largest_task, task.bytes);
+  jobs.erase(std::remove_if(jobs.begin(), jobs.end(),
+                            [](const PackJob& job) { return job.tasks.empty(); }),
+             jobs.end());
+  for (PackJob& job : jobs) {
+    for (const PackTask& task : job.tasks) {
+      job.largest_task = std::max(job.largest_task, task.bytes);
     }
   }
   // Of those that are there at one time the largest first, so that the threads end together.
-  std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) {
+  std::stable_sort(jobs.begin(), jobs.end(), [](const PackJob& a, const PackJob& b) {
     return std::pair(a.arrival, b.tensor_bytes) < std::pair(b.arrival, a.tensor_bytes);
   });
-  return groups;
+  return jobs;
 }
 
 // The most tasks of one block.
@@ -109,11 +109,11 @@ size_t NumRanks(const std::vector<PackTask>& tasks) {
   return most;
 }
 
-// Groups that may be in work at one time: as many as the largest, one a worker, leave room for.
-size_t NumWorkers(const std::vector<Group>& groups, size_t threads, size_t most) {
+// Jobs that may be in work at one time: as many as the largest, one a worker, leave room for.
+size_t NumWorkers(const std::vector<PackJob>& jobs, size_t threads, size_t most) {
   std::vector<size_t> sizes;
-  for (const Group& group : groups) {
-    sizes.push_back(group.tensor_bytes + threads * group.largest_task);
+  for (const PackJob& job : jobs) {
+    sizes.push_back(job.tensor_bytes + threads * job.largest_task);
   }
   std::sort(sizes.rbegin(), sizes.rend());
   size_t bytes = 0;
@@ -160,12 +160,11 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
     ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
     return std::move(digests.checkpoint);
   }
-  const std::vector<Group> groups = GroupTasks(tasks, source);
+  const std::vector<PackJob> jobs = PackJobsOf(tasks, source);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const size_t threads = std::min(NumRanks(tasks), cores);  // of each group
-  // One group more than the threads suffice for: some rest while a large tensor is hashed.
-  const size_t num_workers =
-      NumWorkers(groups, threads, threads == 1 ? cores : cores / threads + 1);
+  const size_t threads = std::min(NumRanks(tasks), cores);  // of each job
+  // One job more than the threads suffice for: some rest while a large tensor is hashed.
+  const size_t num_workers = NumWorkers(jobs, threads, threads == 1 ? cores : cores / threads + 1);
   size_t total = 0;
   for (const PackTask& task : tasks) total += task.bytes;
   Progress progress(total);
@@ -173,12 +172,12 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
   std::vector<TensorSet> tensors(num_workers);
   std::vector<Scratch> scratch(num_workers * threads);
   ISOBIT_RETURN_IF_ERROR(
-      ParallelFor(groups.size(), num_workers, [&](size_t item, size_t worker) -> absl::Status {
-        const Group& group = groups[item];
-        ISOBIT_RETURN_IF_ERROR(reader.Read(group.tensors, threads, tensors[worker]));
+      ParallelFor(jobs.size(), num_workers, [&](size_t item, size_t worker) -> absl::Status {
+        const PackJob& job = jobs[item];
+        ISOBIT_RETURN_IF_ERROR(reader.Read(job.tensors, threads, tensors[worker]));
         ISOBIT_RETURN_IF_ERROR(Failpoint("weights.read"));
-        return ParallelFor(group.tasks.size(), threads, [&](size_t t, size_t thread) {
-          const PackTask& task = group.tasks[t];
+        return ParallelFor(job.tasks.size(), threads, [&](size_t t, size_t thread) {
+          const PackTask& task = job.tasks[t];
           ISOBIT_RETURN_IF_ERROR(
               Pack(task, tensors[worker], scratch[worker * threads + thread], store));
           progress.Add(task.bytes);
