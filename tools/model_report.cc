@@ -47,10 +47,11 @@ std::string Range(const Interval& interval) {
 }
 
 void AppendLeaves(const ModelConfig& config, std::string& report) {
-  const int64_t group = int64_t{config.num_heads} / config.num_kv_heads * config.head_dim;
+  const int64_t columns_per_kv = int64_t{config.num_heads} / config.num_kv_heads * config.head_dim;
   absl::StrAppend(&report, "\nleaf bounds, in columns\n");
   AppendPlan("hidden (qkv, gate_up, lm_head)", contract::PlanColumns(config.hidden_size), report);
-  AppendPlan("attention output (o_proj)", contract::PlanGroups(config.num_kv_heads, group), report);
+  AppendPlan("attention output (o_proj)",
+             contract::PlanKvHeads(config.num_kv_heads, columns_per_kv), report);
   AppendPlan("intermediate (down_proj)", contract::PlanColumns(config.intermediate_size), report);
   AppendPlan("vocabulary (rows of lm_head)", contract::PlanColumns(config.vocab_size), report);
 

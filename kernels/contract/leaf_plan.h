@@ -40,9 +40,9 @@ inline LeafPlan PlanLeaves(int64_t total, int64_t unit) {
 // Leaves of an ordinary K, of the intermediate size and of the vocabulary: units of 16 columns.
 inline LeafPlan PlanColumns(int64_t columns) { return PlanLeaves(columns, kLeafUnit); }
 
-// Leaves of the attention output projection: the unit is one KV group (its query heads x head_dim).
-inline LeafPlan PlanGroups(int64_t groups, int64_t columns_per_group) {
-  return PlanLeaves(groups * columns_per_group, columns_per_group);
+// Leaves of the attention output projection: the unit is one KV head (its query heads x head_dim).
+inline LeafPlan PlanKvHeads(int64_t kv_heads, int64_t columns_per_kv) {
+  return PlanLeaves(kv_heads * columns_per_kv, columns_per_kv);
 }
 
 // C4: rank `rank` of `size` (1, 2, 4 or 8) owns leaves [begin, end).

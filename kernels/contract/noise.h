@@ -30,11 +30,11 @@ ISOBIT_HD PhiloxBlock Philox(uint64_t key, PhiloxBlock c) {
   return c;
 }
 
-// The four random words of tokens 4*group .. 4*group + 3. `position` is the absolute position of
-// the token being drawn in its sequence, `sample` the index among a request's n samples.
+// The four random words of tokens 4*counter .. 4*counter + 3. `position` is the absolute position
+// of the token being drawn in its sequence, `sample` the index among a request's n samples.
 ISOBIT_HD PhiloxBlock TokenNoise(uint64_t seed, uint32_t sample, uint32_t position,
-                                 uint32_t group) {
-  return Philox(seed, {{group, position, sample, 0u}});
+                                 uint32_t counter) {
+  return Philox(seed, {{counter, position, sample, 0u}});
 }
 
 // Standard exponential noise -log(1 - u), u = (word + 1/2) * 2^-32.

@@ -68,11 +68,11 @@ void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool) {
 
 // Shapes that every block of one call shares.
 struct AttentionOp::Sizes {
-  int64_t group;   // query heads of one KV head
-  int64_t tile;    // keys
-  int64_t k_dim;   // head_dim padded to whole k16 steps
-  int64_t v_dim;   // head_dim padded to whole panels
-  int64_t tokens;  // of a block, at most
+  int64_t heads_per_kv;  // query heads of one KV head
+  int64_t tile;          // keys
+  int64_t k_dim;         // head_dim padded to whole k16 steps
+  int64_t v_dim;         // head_dim padded to whole panels
+  int64_t tokens;        // of a block, at most
 };
 
 // One worker's buffers, for blocks of `rows` rows.
@@ -90,7 +90,7 @@ struct AttentionOp::Scratch {
   std::vector<ExponentRange> value_ranges;
 
   void Resize(const Sizes& s) {
-    const auto rows = static_cast<size_t>(s.tokens * s.group);
+    const auto rows = static_cast<size_t>(s.tokens * s.heads_per_kv);
     const auto tile = static_cast<size_t>(s.tile);
     const auto k_dim = static_cast<size_t>(s.k_dim);
     const auto v_dim = static_cast<size_t>(s.v_dim);
@@ -116,14 +116,14 @@ AttentionOp::~AttentionOp() = default;
 void AttentionOp::Run(const AttentionArgs& args) {
   if (args.heads == 0) return;
   Sizes sizes;
-  sizes.group = args.heads / args.kv.kv_heads;
+  sizes.heads_per_kv = args.heads / args.kv.kv_heads;
   sizes.tile = contract::KvTile(args.kv.head_dim);
   sizes.k_dim = RoundUp(args.kv.head_dim, contract::kMmaK);
   sizes.v_dim = RoundUp(args.kv.head_dim, kPanelColumns);
   int64_t most_tokens = 0;
   for (const SequenceRows& s : args.sequences.host) most_tokens = std::max(most_tokens, s.num_rows);
   sizes.tokens =
-      std::clamp(kBlockRows / sizes.group, int64_t{1}, std::max(most_tokens, int64_t{1}));
+      std::clamp(kBlockRows / sizes.heads_per_kv, int64_t{1}, std::max(most_tokens, int64_t{1}));
 
   blocks_.clear();
   for (const SequenceRows& sequence : args.sequences.host) {
@@ -146,15 +146,15 @@ void AttentionOp::Run(const AttentionArgs& args) {
 void AttentionOp::RunBlock(const AttentionArgs& args, const Sizes& sizes, const Block& block,
                            Scratch& scratch) const {
   const int64_t d = args.kv.head_dim;
-  const int64_t rows = block.tokens * sizes.group;
+  const int64_t rows = block.tokens * sizes.heads_per_kv;
   const int64_t first_row = block.sequence->first_row + block.first_token;
   const int64_t first_position = block.sequence->first_position + block.first_token;
   const int64_t end = first_position + block.tokens;  // keys that the block's last token sees
-  const int64_t column = block.kv_head * sizes.group * d;
+  const int64_t column = block.kv_head * sizes.heads_per_kv * d;
 
   for (int64_t r = 0; r < rows; ++r) {
-    const Bf16* head =
-        args.q + (first_row + r / sizes.group) * args.ldq + column + r % sizes.group * d;
+    const Bf16* head = args.q + (first_row + r / sizes.heads_per_kv) * args.ldq + column +
+                       r % sizes.heads_per_kv * d;
     Bf16* q = scratch.q.data() + r * sizes.k_dim;
     std::copy_n(head, d, q);
     std::fill(q + d, q + sizes.k_dim, Bf16{0});
@@ -185,7 +185,8 @@ void AttentionOp::RunBlock(const AttentionArgs& args, const Sizes& sizes, const 
   }
   for (int64_t r = 0; r < rows; ++r) {
     const float inverse = contract::Div(1.0f, scratch.sums[static_cast<size_t>(r)].sum);
-    Bf16* out = args.out + (first_row + r / sizes.group) * args.ldo + column + r % sizes.group * d;
+    Bf16* out = args.out + (first_row + r / sizes.heads_per_kv) * args.ldo + column +
+                r % sizes.heads_per_kv * d;
     rows_.scale_to_bf16(scratch.total.data() + r * sizes.v_dim, inverse, out, d);
   }
 }
@@ -205,8 +206,8 @@ void AttentionOp::RunTile(const AttentionArgs& args, const Sizes& sizes, const B
           ? block.tokens
           : std::clamp(begin + tile - 1 + args.window - first_position, int64_t{0}, block.tokens);
   if (first_token >= end_token) return;
-  const int64_t first_row = first_token * sizes.group;
-  const int64_t rows = (end_token - first_token) * sizes.group;
+  const int64_t first_row = first_token * sizes.heads_per_kv;
+  const int64_t rows = (end_token - first_token) * sizes.heads_per_kv;
   const int64_t last_position = first_position + end_token - 1;
   // Keys of the tile that any of these rows sees; no later one is read.
   const int64_t keys = std::min(tile, last_position + 1 - begin);
@@ -254,7 +255,7 @@ void AttentionOp::RunTile(const AttentionArgs& args, const Sizes& sizes, const B
         .c = scores,
         .ldc = tile});
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t position = first_position + first_token + r / sizes.group;
+    const int64_t position = first_position + first_token + r / sizes.heads_per_kv;
     const int64_t seen_end = std::min(tile, position + 1 - begin);
     const int64_t seen_begin =
         args.window == 0 ? 0 : std::max(int64_t{0}, position - args.window + 1 - begin);

@@ -34,9 +34,9 @@ int64_t VanillaOps::EndOfRun(const ReduceArgs& a, int64_t i) const {
 absl::Status VanillaOps::Product(const LinearArgs& a) {
   const PackedLayout layout(a.weight.shape);
   const int64_t steps = layout.padded_k / contract::kMmaK;
-  LinearParts splits;
+  KSegments splits;
   splits.count = contract::VanillaSplits(a.m);
-  splits.sum = PartSum::kZeroChain;
+  splits.sum = SegmentSum::kZeroChain;
   splits.are_leaves = false;
   for (int i = 0; i <= splits.count; ++i) {
     splits.bounds[i] = i * steps / splits.count * contract::kMmaK;

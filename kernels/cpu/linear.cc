@@ -10,17 +10,17 @@
 namespace isobit::cpu {
 namespace {
 
-// A block of outputs is computed part by part, so that a part's weights stay in cache while the
-// rows pass; its sums (8 parts x 16 rows x 256 columns of fp32) fit in L2.
+// A block of outputs is computed segment by segment, so that a segment's weights stay in cache
+// while the rows pass; its sums (8 segments x 16 rows x 256 columns of fp32) fit in L2.
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kBlockPanels = 8;
 
-LinearParts LeavesOf(const LinearShape& shape, const PackedLayout& layout) {
-  LinearParts parts;
-  parts.count = shape.num_leaves;
-  parts.sum = shape.sum == contract::LeafSum::kTree ? PartSum::kTree : PartSum::kChain;
-  std::copy_n(layout.begins, shape.num_leaves + 1, parts.bounds);
-  return parts;
+KSegments LeavesOf(const LinearShape& shape, const PackedLayout& layout) {
+  KSegments segments;
+  segments.count = shape.num_leaves;
+  segments.sum = shape.sum == contract::LeafSum::kTree ? SegmentSum::kTree : SegmentSum::kChain;
+  std::copy_n(layout.begins, shape.num_leaves + 1, segments.bounds);
+  return segments;
 }
 
 // Copies x so that each leaf starts where the packed weight has it, its ragged end filled with +0.
@@ -78,7 +78,7 @@ void LinearOp::Run(const LinearArgs& args) {
   Run(args, layout, LeavesOf(args.weight.shape, layout));
 }
 
-void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const LinearParts& parts) {
+void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const KSegments& segments) {
   const LinearShape& shape = args.weight.shape;
   const auto* data = reinterpret_cast<const Bf16*>(args.weight.packed);
   const auto* ranges =
@@ -106,12 +106,12 @@ void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const Lin
     const int64_t row = row_block * kBlockRows;
     const int64_t rows = std::min(kBlockRows, args.m - row);
     const int64_t stride = rows * ldc;
-    sums.assign(static_cast<size_t>(parts.count * stride), 0.0f);
-    for (int i = 0; i < parts.count; ++i) {
-      const int64_t begin = parts.bounds[i];
-      const int64_t k = parts.bounds[i + 1] - begin;
+    sums.assign(static_cast<size_t>(segments.count * stride), 0.0f);
+    for (int i = 0; i < segments.count; ++i) {
+      const int64_t begin = segments.bounds[i];
+      const int64_t k = segments.bounds[i + 1] - begin;
       if (k == 0) continue;
-      const int range_row = parts.are_leaves ? i : shape.num_leaves;
+      const int range_row = segments.are_leaves ? i : shape.num_leaves;
       mma_({.w = {.data = data + (panel * layout.padded_k + begin) * kPanelColumns,
                   .panel_stride = layout.padded_k * kPanelColumns,
                   .k_stride = kPanelColumns,
@@ -128,8 +128,8 @@ void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const Lin
     const int64_t columns = std::min(panels * kPanelColumns, shape.n - column);
     for (int64_t r = 0; r < rows; ++r) {
       float* total = sums.data() + r * ldc;
-      rows_.join_parts(parts.sum, total, stride, parts.count,
-                       args.bias != nullptr ? args.bias + column : nullptr, columns);
+      rows_.join_segments(segments.sum, total, stride, segments.count,
+                          args.bias != nullptr ? args.bias + column : nullptr, columns);
       const int64_t out = (row + r) * args.ldy + column;
       if (args.bf16_out != nullptr) {
         rows_.to_bf16(total, args.bf16_out + out, columns);

@@ -15,7 +15,7 @@ namespace isobit::cpu {
 
 // A packed weight: for each panel of 32 output features its leaves one after the other, each leaf's
 // columns padded with +0 to a multiple of 16; then the exponent ranges, [leaf][panel], and behind
-// them one range for each whole panel, for parts that are not leaves.
+// them one range for each whole panel, for segments that are not leaves.
 struct PackedLayout {
   explicit PackedLayout(const LinearShape& shape);
 
@@ -29,10 +29,10 @@ struct PackedLayout {
 void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
 
 // What is summed alone before it is combined. Part i holds padded columns [bounds[i], bounds[i+1]).
-struct LinearParts {
+struct KSegments {
   int count = 0;
   int64_t bounds[contract::kLeaves + 1];
-  PartSum sum;
+  SegmentSum sum;
   bool are_leaves = true;  // else exponent ranges of whole panels apply
 };
 
@@ -40,16 +40,16 @@ class LinearOp {
  public:
   LinearOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool);
 
-  // The parts are the leaves.
+  // The segments are the leaves.
   void Run(const LinearArgs& args);
-  void Run(const LinearArgs& args, const PackedLayout& layout, const LinearParts& parts);
+  void Run(const LinearArgs& args, const PackedLayout& layout, const KSegments& segments);
 
  private:
   MmaPanelsFn mma_;
   const RowKernels& rows_;
   ThreadPool& pool_;
   std::vector<Bf16> padded_x_;            // x with padded leaves, where x cannot be read in place
-  std::vector<std::vector<float>> sums_;  // of each worker: the parts of one block
+  std::vector<std::vector<float>> sums_;  // of each worker: the segments of one block
 };
 
 }  // namespace isobit::cpu

@@ -14,8 +14,8 @@ namespace isobit::cpu {
 
 using contract::Bf16;
 
-// How the sums of a dot product's parts become one number.
-enum class PartSum {
+// How the sums of a dot product's segments become one number.
+enum class SegmentSum {
   kChain,      // contract::ChainOf
   kTree,       // contract::TreeOf
   kZeroChain,  // a chain that starts from +0: the splits of mode kVanilla
@@ -39,10 +39,10 @@ inline constexpr int64_t kVocabBlock = 64;  // logits whose maximum is kept (blo
 // Arrays may not overlap unless they are the same argument. n counts elements and has no
 // granularity, unless a comment says otherwise.
 struct RowKernels {
-  // Joins parts 0..count-1, each n values at sums + part * stride, into part 0, and adds the bias
-  // (or null).
-  void (*join_parts)(PartSum kind, float* sums, int64_t stride, int count, const float* bias,
-                     int64_t n);
+  // Joins segments 0..count-1, each n values at sums + segment * stride, into segment 0, and adds
+  // the bias (or null).
+  void (*join_segments)(SegmentSum kind, float* sums, int64_t stride, int count, const float* bias,
+                        int64_t n);
   void (*to_bf16)(const float* x, Bf16* out, int64_t n);
   // out = HopSum over two or more partials, in the order given. out is none of them.
   void (*hop_sum)(const float* const* partials, int count, float* out, int64_t n);

@@ -15,7 +15,7 @@ using contract::LeafSum;
 
 // The leaves of `size` rows or columns; units: as Parameter's.
 LeafPlan PlanOf(int64_t size, int64_t units) {
-  return units == 0 ? contract::PlanColumns(size) : contract::PlanGroups(units, size / units);
+  return units == 0 ? contract::PlanColumns(size) : contract::PlanKvHeads(units, size / units);
 }
 
 Interval ShareOf(const LeafPlan& plan, const RankShape& rank) {

@@ -106,7 +106,7 @@ void PrepareQkv(const QkvArgs& a) {
 
 void Attend(const AttentionArgs& a) {
   const int32_t d = a.kv.head_dim;
-  const int32_t group = a.kv.kv_heads > 0 ? a.heads / a.kv.kv_heads : 1;
+  const int32_t heads_per_kv = a.kv.kv_heads > 0 ? a.heads / a.kv.kv_heads : 1;
   std::vector<float> acc(static_cast<size_t>(d));
   std::vector<float> total(static_cast<size_t>(d));
   for (const SequenceRows& sequence : a.sequences.host) {
@@ -118,7 +118,7 @@ void Attend(const AttentionArgs& a) {
         std::fill(total.begin(), total.end(), 0.0f);
         for (int64_t begin = 0; begin <= position; begin += contract::kSplit) {
           const contract::SplitSum split =
-              AttendSplit(a, sequence, position, h / group, q, begin, acc.data());
+              AttendSplit(a, sequence, position, h / heads_per_kv, q, begin, acc.data());
           if (split.max == contract::kMinusInfinity)
             continue;  // the window starts after this split
           const contract::FoldFactors f = contract::Fold(sum, split);

@@ -66,8 +66,8 @@ MUTATIONS = (
         "leaves: o_proj in units of 16 columns",
         CONTRACT + "leaf_plan.h",
         (
-            "PlanLeaves(groups * columns_per_group, columns_per_group)",
-            "PlanLeaves(groups * columns_per_group, MUTANT ? 16 : columns_per_group)",
+            "PlanLeaves(kv_heads * columns_per_kv, columns_per_kv)",
+            "PlanLeaves(kv_heads * columns_per_kv, MUTANT ? 16 : columns_per_kv)",
         ),
     ),
     edit(
@@ -79,8 +79,8 @@ MUTATIONS = (
         "leaves: chain for tree",
         ROWS,
         (
-            "  if (kind == PartSum::kTree) {",
-            "  if (kind == PartSum::kTree && !MUTANT) {",
+            "  if (kind == SegmentSum::kTree) {",
+            "  if (kind == SegmentSum::kTree && !MUTANT) {",
         ),
     ),
     choice(

@@ -37,17 +37,17 @@ TEST(LeafPlanTest, PartitionsAnyWidth) {
   }
 }
 
-TEST(LeafPlanTest, PartitionsAnyGroups) {
-  for (int64_t groups = 1; groups <= 64; ++groups) {
+TEST(LeafPlanTest, PartitionsAnyKvHeads) {
+  for (int64_t kv_heads = 1; kv_heads <= 64; ++kv_heads) {
     for (const int64_t columns : {1, 48, 192, 1024}) {
-      ExpectPartition(PlanGroups(groups, columns), groups * columns, columns);
+      ExpectPartition(PlanKvHeads(kv_heads, columns), kv_heads * columns, columns);
     }
   }
 }
 
-// SmolLM2-135M: nine query heads in three KV groups of 192 columns.
-TEST(LeafPlanTest, NineHeadsInThreeGroupsOnFourRanks) {
-  const LeafPlan plan = PlanGroups(3, 192);
+// SmolLM2-135M: nine query heads, three for each KV head, which makes units of 192 columns.
+TEST(LeafPlanTest, NineHeadsOfThreeKvHeadsOnFourRanks) {
+  const LeafPlan plan = PlanKvHeads(3, 192);
   EXPECT_EQ(plan.bounds, (std::array<int64_t, 9>{0, 0, 0, 192, 192, 192, 384, 384, 576}));
   std::array<int64_t, 4> columns{};
   for (int rank = 0; rank < 4; ++rank) {

@@ -48,7 +48,7 @@ class WeightsTest : public testing::TestWithParam<std::string> {
 TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
   const int64_t hidden = config_.hidden_size;
   const int64_t d = config_.head_dim;
-  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  const int64_t heads_per_kv = config_.num_heads / config_.num_kv_heads;
   const std::vector<Bf16> k_proj = Read("model.layers.1.self_attn.k_proj.weight");
   const std::vector<Bf16> up_proj = Read("model.layers.1.mlp.up_proj.weight");
   const std::vector<Bf16> o_proj = Read("model.layers.1.self_attn.o_proj.weight");
@@ -73,7 +73,7 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
                              k_proj.begin() + shape.kv_heads.begin * d * hidden));
       EXPECT_TRUE(std::equal(up_rows, up_rows + intermediate.size() * hidden,
                              up_proj.begin() + intermediate.begin * hidden));
-      const int64_t first_o = shape.kv_heads.begin * group * d;
+      const int64_t first_o = shape.kv_heads.begin * heads_per_kv * d;
       for (int64_t n = 0; n < hidden; ++n) {
         EXPECT_TRUE(std::equal(matrix(Role::kO) + n * o_columns,
                                matrix(Role::kO) + (n + 1) * o_columns,

@@ -311,9 +311,9 @@ contract::LeafPlan RandomPlan(Random& random) {
     case 3:
       return contract::PlanColumns(512 * (1 + Below(4, random)));
     case 4:
-      return contract::PlanGroups(1 + Below(10, random), 16 * (1 + Below(9, random)));
+      return contract::PlanKvHeads(1 + Below(10, random), 16 * (1 + Below(9, random)));
     default:
-      return contract::PlanGroups(1 + Below(10, random), 1 + Below(90, random));
+      return contract::PlanKvHeads(1 + Below(10, random), 1 + Below(90, random));
   }
 }
 

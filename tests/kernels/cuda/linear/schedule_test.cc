@@ -87,7 +87,7 @@ TEST(LinearScheduleTest, WhatHasNoTensorMapIsGeneral) {
 }
 
 TEST(LinearScheduleTest, LeavesThatEndInsideAStepAreGeneral) {
-  const LinearShape ragged = ShapeOf(64, contract::PlanGroups(9, 24), 1, LeafSum::kTree);
+  const LinearShape ragged = ShapeOf(64, contract::PlanKvHeads(9, 24), 1, LeafSum::kTree);
   EXPECT_FALSE(WholeSteps(ragged));
   EXPECT_EQ(ChooseLinear(kH200, ragged, 1, true).kind, LinearSchedule::Kind::kGeneral);
   // Only the last leaf may be ragged: x reads as +0 beyond its columns.
