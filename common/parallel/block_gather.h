@@ -11,23 +11,23 @@
 
 namespace isobit {
 
-// One rank's end. There is room for kPlaces blocks. All ranks start the same gathers in the same
+// One rank's end. There is room for kBuffers blocks. All ranks start the same gathers in the same
 // order; each rank uses its end from one thread, but for Abort. An error is final.
 class BlockGather {
  public:
-  static constexpr int kPlaces = 2;
+  static constexpr int kBuffers = 2;
 
   virtual ~BlockGather() = default;
 
-  // Begins to gather a block into `place`, which is released: rank r's `bytes` bytes at `shard`
+  // Begins to gather a block into `buffer`, which is released: rank r's `bytes` bytes at `shard`
   // come to lie at r * bytes. Does not wait. `shard` stays as it is until Finish.
-  virtual absl::Status Start(int place, const std::byte* shard, size_t bytes) = 0;
+  virtual absl::Status Start(int buffer, const std::byte* shard, size_t bytes) = 0;
 
-  // The block started last in `place`, for ops launched from now on.
-  virtual absl::StatusOr<const std::byte*> Use(int place) = 0;
+  // The block started last in `buffer`, for ops launched from now on.
+  virtual absl::StatusOr<const std::byte*> Use(int buffer) = 0;
 
-  // No op launched from now on reads `place`.
-  virtual absl::Status Release(int place) = 0;
+  // No op launched from now on reads `buffer`.
+  virtual absl::Status Release(int buffer) = 0;
 
   // Waits until all blocks that were started have arrived here: what is computed from them cannot
   // wait for another rank any more. DEADLINE_EXCEEDED, UNAVAILABLE: a rank failed to send.

@@ -18,8 +18,8 @@ void HostBlockGather::AlignedFree::operator()(std::byte* p) const {
 }
 
 HostBlockGather::HostBlockGather(Communicator& comm, size_t block_bytes) : comm_(comm) {
-  for (auto& place : places_) {
-    place.reset(static_cast<std::byte*>(::operator new[](block_bytes, kAlignment)));
+  for (auto& buffer : buffers_) {
+    buffer.reset(static_cast<std::byte*>(::operator new[](block_bytes, kAlignment)));
   }
   thread_ = std::thread([this] { Run(); });
 }
@@ -33,19 +33,19 @@ HostBlockGather::~HostBlockGather() {
   thread_.join();
 }
 
-absl::Status HostBlockGather::Start(int place, const std::byte* shard, size_t bytes) {
-  Enqueue({place, shard, bytes});
-  last_in_[place] = num_started_;
+absl::Status HostBlockGather::Start(int buffer, const std::byte* shard, size_t bytes) {
+  Enqueue({buffer, shard, bytes});
+  last_in_[buffer] = num_started_;
   return absl::OkStatus();
 }
 
-absl::StatusOr<const std::byte*> HostBlockGather::Use(int place) {
-  ISOBIT_RETURN_IF_ERROR(WaitFor(last_in_[place]));
-  return places_[place].get();
+absl::StatusOr<const std::byte*> HostBlockGather::Use(int buffer) {
+  ISOBIT_RETURN_IF_ERROR(WaitFor(last_in_[buffer]));
+  return buffers_[buffer].get();
 }
 
 // Ops in host memory have ended when their launch returns.
-absl::Status HostBlockGather::Release(int /*place*/) { return absl::OkStatus(); }
+absl::Status HostBlockGather::Release(int /*buffer*/) { return absl::OkStatus(); }
 
 absl::Status HostBlockGather::WaitForArrival() { return WaitFor(num_started_); }
 
@@ -93,10 +93,10 @@ void HostBlockGather::Run() {
 }
 
 absl::Status HostBlockGather::Do(const Job& job) {
-  if (job.place < 0) return comm_.Barrier();
+  if (job.buffer < 0) return comm_.Barrier();
   ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent,
                           comm_.Gather(job.shard, job.bytes));
-  std::byte* next = places_[job.place].get();
+  std::byte* next = buffers_[job.buffer].get();
   for (const void* shard : sent) {
     std::memcpy(next, shard, job.bytes);
     next += job.bytes;

@@ -20,9 +20,9 @@ class HostBlockGather final : public BlockGather {
   HostBlockGather(Communicator& comm, size_t block_bytes);
   ~HostBlockGather() override;
 
-  absl::Status Start(int place, const std::byte* shard, size_t bytes) override;
-  absl::StatusOr<const std::byte*> Use(int place) override;
-  absl::Status Release(int place) override;
+  absl::Status Start(int buffer, const std::byte* shard, size_t bytes) override;
+  absl::StatusOr<const std::byte*> Use(int buffer) override;
+  absl::Status Release(int buffer) override;
   absl::Status WaitForArrival() override;
   absl::Status Finish() override;
   std::chrono::microseconds busy() const override { return busy_; }
@@ -30,7 +30,7 @@ class HostBlockGather final : public BlockGather {
 
  private:
   struct Job {
-    int place;  // or -1: a barrier
+    int buffer;  // or -1: a barrier
     const std::byte* shard;
     size_t bytes;
   };
@@ -44,8 +44,8 @@ class HostBlockGather final : public BlockGather {
   absl::Status WaitFor(uint64_t jobs);
 
   Communicator& comm_;
-  std::unique_ptr<std::byte[], AlignedFree> places_[kPlaces];
-  uint64_t last_in_[kPlaces] = {};  // which job filled it: jobs are numbered from 1
+  std::unique_ptr<std::byte[], AlignedFree> buffers_[kBuffers];
+  uint64_t last_in_[kBuffers] = {};  // which job filled it: jobs are numbered from 1
   uint64_t num_started_ = 0;
 
   std::mutex mutex_;  // guards what follows

@@ -58,19 +58,19 @@ class NcclBlockGather final : public BlockGather {
         Checked(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities"));
     ISOBIT_RETURN_IF_ERROR(
         Checked(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "stream"));
-    for (Place& place : places_) {
-      ISOBIT_RETURN_IF_ERROR(place.released.Create(cudaEventDisableTiming));
-      ISOBIT_ASSIGN_OR_RETURN(place.memory, group_->Allocate(block_bytes));
+    for (Buffer& buffer : buffers_) {
+      ISOBIT_RETURN_IF_ERROR(buffer.released.Create(cudaEventDisableTiming));
+      ISOBIT_ASSIGN_OR_RETURN(buffer.memory, group_->Allocate(block_bytes));
     }
     return absl::OkStatus();
   }
 
-  absl::Status Start(int place, const std::byte* shard, size_t bytes) override {
+  absl::Status Start(int buffer, const std::byte* shard, size_t bytes) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    Place& to = places_[place];
+    Buffer& to = buffers_[buffer];
     ISOBIT_RETURN_IF_ERROR(NextSpan());
     const Span& span = spans_[num_spans_ - 1];
-    // Peers write into the place too; NCCL has them wait for this rank's stream first.
+    // Peers write into the buffer too; NCCL has them wait for this rank's stream first.
     ISOBIT_RETURN_IF_ERROR(
         Checked(cudaStreamWaitEvent(stream_, to.released.get()), "wait for the ops"));
     ISOBIT_RETURN_IF_ERROR(Checked(cudaEventRecord(span.begin.get(), stream_), "record"));
@@ -83,16 +83,16 @@ class NcclBlockGather final : public BlockGather {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<const std::byte*> Use(int place) override {
+  absl::StatusOr<const std::byte*> Use(int buffer) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    const Place& from = places_[place];
+    const Buffer& from = buffers_[buffer];
     ISOBIT_RETURN_IF_ERROR(Checked(cudaStreamWaitEvent(ops_, from.arrived), "wait for a block"));
     return from.memory.get();
   }
 
-  absl::Status Release(int place) override {
+  absl::Status Release(int buffer) override {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    return Checked(cudaEventRecord(places_[place].released.get(), ops_), "record");
+    return Checked(cudaEventRecord(buffers_[buffer].released.get(), ops_), "record");
   }
 
   absl::Status WaitForArrival() override {
@@ -135,7 +135,7 @@ class NcclBlockGather final : public BlockGather {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  private:
-  struct Place {
+  struct Buffer {
     NcclMemory memory;
     Event released;                 // recorded in the ops' stream
     cudaEvent_t arrived = nullptr;  // the end of the span that filled it
@@ -163,7 +163,7 @@ class NcclBlockGather final : public BlockGather {
   const cudaStream_t ops_;
   const std::chrono::milliseconds timeout_;
   cudaStream_t stream_ = nullptr;
-  Place places_[kPlaces];
+  Buffer buffers_[kBuffers];
   std::vector<Span> spans_;
   size_t num_spans_ = 0;  // of them in use since Finish
   std::chrono::microseconds busy_{0};

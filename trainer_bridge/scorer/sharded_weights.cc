@@ -73,15 +73,15 @@ absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {
   if (status_.ok()) status_ = StartNext();
   ISOBIT_RETURN_IF_ERROR(status_);
   ISOBIT_CHECK(block < num_started_)
-      << "block " << block << " acquired with " << BlockGather::kPlaces << " others held";
-  absl::StatusOr<const std::byte*> bytes = full_.gather_->Use(block % BlockGather::kPlaces);
+      << "block " << block << " acquired with " << BlockGather::kBuffers << " others held";
+  absl::StatusOr<const std::byte*> bytes = full_.gather_->Use(block % BlockGather::kBuffers);
   status_ = bytes.status();
   return bytes;
 }
 
 void GatheredPass::Release(int block) {
   if (full_.gather_ == nullptr || !status_.ok()) return;
-  if (block == last_block()) return;  // no block waits for its place, and it may be acquired again
+  if (block == last_block()) return;  // no block waits for its buffer, and it may be acquired again
   ISOBIT_CHECK(block == num_released_)
       << "block " << block << " released before block " << num_released_;
   status_ = ReleaseOldest();
@@ -106,10 +106,10 @@ absl::Status GatheredPass::Finish() {
 }
 
 absl::Status GatheredPass::StartNext() {
-  const int end = std::min(shards_.num_blocks(), num_released_ + BlockGather::kPlaces);
+  const int end = std::min(shards_.num_blocks(), num_released_ + BlockGather::kBuffers);
   for (; num_started_ < end; ++num_started_) {
     full_.peak_.store(std::max(full_.peak_.load(), full_.resident_.fetch_add(1) + 1));
-    ISOBIT_RETURN_IF_ERROR(full_.gather_->Start(num_started_ % BlockGather::kPlaces,
+    ISOBIT_RETURN_IF_ERROR(full_.gather_->Start(num_started_ % BlockGather::kBuffers,
                                                 shards_.shard(num_started_),
                                                 shards_.shard_bytes(num_started_)));
   }
@@ -118,7 +118,7 @@ absl::Status GatheredPass::StartNext() {
 
 absl::Status GatheredPass::ReleaseOldest() {
   full_.resident_.fetch_sub(1);
-  return full_.gather_->Release(num_released_++ % BlockGather::kPlaces);
+  return full_.gather_->Release(num_released_++ % BlockGather::kBuffers);
 }
 
 }  // namespace isobit

@@ -84,7 +84,7 @@ class FullBlocks {
 
   // Blocks that are gathered, or being gathered, right now; and the most that ever were. None with
   // one rank.
-  // INVARIANT: never above BlockGather::kPlaces
+  // INVARIANT: never above BlockGather::kBuffers
   // (ShardedWeightsTest.AtMostTwoFullBlocksAreResident).
   int resident() const { return resident_.load(); }
   int peak() const { return peak_.load(); }
@@ -107,7 +107,7 @@ class FullBlocks {
   std::atomic<int> peak_{0};
 };
 
-// One rank's weights during one forward pass. Blocks are gathered in order, into the places that
+// One rank's weights during one forward pass. Blocks are gathered in order, into the buffers that
 // released ones have left: while one block is held, the next one arrives. All ranks make their
 // passes in the same order and each takes part in every gather, also a rank with nothing to
 // compute: it just finishes its pass. Used from one thread.
@@ -119,7 +119,7 @@ class GatheredPass final : public WeightSource {
   GatheredPass& operator=(const GatheredPass&) = delete;
   ~GatheredPass() override { static_cast<void>(Finish()); }
 
-  // As WeightSource says, with at most BlockGather::kPlaces blocks held at one time. The bytes are
+  // As WeightSource says, with at most BlockGather::kBuffers blocks held at one time. The bytes are
   // there for ops launched from now on, until the release. Errors: as BlockGather's.
   // INVARIANT: a held block keeps its bytes (ShardedForwardTest.AHeldBlockKeepsItsBytes).
   absl::StatusOr<const std::byte*> Acquire(int block) override;
@@ -135,15 +135,15 @@ class GatheredPass final : public WeightSource {
 
  private:
   int last_block() const { return shards_.num_blocks() - 1; }
-  // Gathers as many blocks as there are places for.
+  // Gathers as many blocks as there are buffers for.
   absl::Status StartNext();
-  // Frees the place of the oldest block that has not been released.
+  // Frees the buffer of the oldest block that has not been released.
   absl::Status ReleaseOldest();
 
   const RankShards& shards_;
   FullBlocks& full_;
   int num_started_ = 0;   // blocks whose gather has begun
-  int num_released_ = 0;  // of them, those whose place is free
+  int num_released_ = 0;  // of them, those whose buffer is free
   int acquired_ = -1;     // the last one
   bool finished_ = false;
   absl::Status status_;  // the first error

@@ -141,7 +141,7 @@ TEST_F(NcclGroupTest, SumsOfSmallIntegersAreExact) {
   }
 }
 
-// A chain of blocks through the two places, read by a stream that is slower than the gathers: none
+// A chain of blocks through the two buffers, read by a stream that is slower than the gathers: none
 // is overwritten before it was read.
 TEST_F(NcclGroupTest, BlocksArriveAheadOfTheOpsAndWaitForThem) {
   for (const int size : Sizes()) {

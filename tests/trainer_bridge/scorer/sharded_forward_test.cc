@@ -58,7 +58,7 @@ class ShardedForwardTest : public testing::Test {
         GatheredPass pass(shards_[r], full);
         hidden[r] = ForwardOf(pass, overlap_rows);
         ISOBIT_EXPECT_OK(pass.Finish());
-        EXPECT_LE(full.peak(), BlockGather::kPlaces);
+        EXPECT_LE(full.peak(), BlockGather::kBuffers);
       });
     }
     for (std::thread& thread : threads) thread.join();
