@@ -17,7 +17,7 @@
 namespace isobit {
 namespace {
 
-// The "name=value" lines at which two canonical strings first part.
+// The "name=value" lines at which two canonical strings first differ.
 std::string FirstDifference(const std::string& a, const std::string& b) {
   const std::vector<std::string> left = absl::StrSplit(a, '\n');
   const std::vector<std::string> right = absl::StrSplit(b, '\n');

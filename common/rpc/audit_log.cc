@@ -53,7 +53,7 @@ std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
   nlohmann::ordered_json line = {
       {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone())},
       {"client", Cut(entry.client)},
-      {"peer", Cut(entry.peer)},
+      {"peer", Cut(entry.caller_address)},
       {"method", Cut(entry.method)},
       {"arguments", entry.arguments},
       {"outcome", absl::StatusCodeToString(entry.outcome.code())}};

@@ -16,10 +16,10 @@
 namespace isobit {
 
 struct AuditEntry {
-  std::string client;     // as CallGate names it
-  std::string peer;       // its address; empty where it is not known
-  std::string method;     // such as "/isobit.v1.RolloutService/UpdateWeights"
-  std::string arguments;  // BoundedText of the request
+  std::string client;          // as CallGate names it
+  std::string caller_address;  // empty where it is not known
+  std::string method;          // such as "/isobit.v1.RolloutService/UpdateWeights"
+  std::string arguments;       // BoundedText of the request
   absl::Status outcome;
 };
 

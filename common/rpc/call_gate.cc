@@ -115,7 +115,7 @@ class GatedCall final : public grpc::experimental::Interceptor {
     const grpc::Status status = methods.GetSendStatus();
     if (is_audited_ && gate_->options_.audit != nullptr) {
       const AuditEntry entry = {.client = gate_->ClientOf(context_),
-                                .peer = context_.peer(),
+                                .caller_address = context_.peer(),
                                 .method = method_,
                                 .arguments = arguments_,
                                 .outcome = FromGrpcStatus(status)};
@@ -196,7 +196,7 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
   }
   if (!refusal.ok() && IsAdminMethod(facts.method) && options_.audit != nullptr) {
     options_.audit->WriteRefused({.client = client,
-                                  .peer = "",
+                                  .caller_address = "",
                                   .method = absl::StrCat(facts.method),
                                   .arguments = "",
                                   .outcome = refusal});
@@ -256,7 +256,7 @@ void CallGate::Audit(const grpc::ServerContextBase& context, std::string method,
                      std::string arguments, const absl::Status& outcome) const {
   if (options_.audit == nullptr) return;
   const AuditEntry entry = {.client = Identify(context).client,
-                            .peer = context.peer(),
+                            .caller_address = context.peer(),
                             .method = std::move(method),
                             .arguments = std::move(arguments),
                             .outcome = outcome};

@@ -127,12 +127,12 @@ void ConnectionAcceptor::AcceptUntilStopped() {
 
 bool ConnectionAcceptor::AcceptAll(int listener) {
   for (int i = 0; i < kBatch; ++i) {
-    sockaddr_storage peer{};
-    socklen_t size = sizeof peer;
-    Descriptor connection(
-        accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage caller{};
+    socklen_t size = sizeof caller;
+    Descriptor connection(accept4(listener, reinterpret_cast<sockaddr*>(&caller), &size,
+                                  SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.is_open()) {
-      Adopt(std::move(connection), peer);
+      Adopt(std::move(connection), caller);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -144,8 +144,8 @@ bool ConnectionAcceptor::AcceptAll(int listener) {
   return true;
 }
 
-void ConnectionAcceptor::Adopt(Descriptor connection, const sockaddr_storage& peer) {
-  if (const absl::Status added = connections_.Add(connection.get(), PeerAddressOf(peer));
+void ConnectionAcceptor::Adopt(Descriptor connection, const sockaddr_storage& caller) {
+  if (const absl::Status added = connections_.Add(connection.get(), CallerAddressOf(caller));
       !added.ok()) {
     LogRefused(added.message());
     return;

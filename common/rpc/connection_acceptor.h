@@ -85,7 +85,7 @@ class ConnectionAcceptor {
   // Takes what waits at `listener`. False: the system has no descriptor or memory for more now.
   bool AcceptAll(int listener);
   // Hands `connection` over, or closes it when there are too many.
-  void Adopt(Descriptor connection, const sockaddr_storage& peer);
+  void Adopt(Descriptor connection, const sockaddr_storage& caller);
   // Accepts and closes one, after an accept that failed with `error`.
   void RefuseOne(int error, int listener);
   void LogRefused(absl::string_view reason);

@@ -35,8 +35,9 @@ std::string ClientOf(const grpc::ServerContextBase& context) {
     const std::vector<grpc::string_ref> names = auth->GetPeerIdentity();
     if (!names.empty()) return std::string(names.front().data(), names.front().size());
   }
-  const std::string peer = context.peer();  // such as ipv4:10.0.0.7:4711, or unix:/a/socket
-  return absl::string_view(peer).substr(0, 2) == "ip" ? peer.substr(0, peer.rfind(':')) : peer;
+  const std::string address = context.peer();  // such as ipv4:10.0.0.7:4711, or unix:/a/socket
+  return absl::string_view(address).substr(0, 2) == "ip" ? address.substr(0, address.rfind(':'))
+                                                         : address;
 }
 
 absl::StatusOr<ByteLimits> ByteLimitsOf(const char* flag, int64_t mib, double client_share) {

@@ -21,13 +21,13 @@ std::optional<uint64_t> InodeOf(int socket) {
   return info.st_ino;
 }
 
-PeerAddress OfIpv4(const in_addr& address) {
+CallerAddress OfIpv4(const in_addr& address) {
   std::array<char, INET_ADDRSTRLEN> text{};
   inet_ntop(AF_INET, &address, text.data(), text.size());
   return {.name = text.data(), .is_loopback = ntohl(address.s_addr) >> 24 == 127};
 }
 
-PeerAddress OfIpv6(in6_addr address) {
+CallerAddress OfIpv6(in6_addr address) {
   if (IN6_IS_ADDR_V4MAPPED(&address)) {
     in_addr v4;
     std::memcpy(&v4, &address.s6_addr[12], sizeof v4);
@@ -42,12 +42,12 @@ PeerAddress OfIpv6(in6_addr address) {
 
 }  // namespace
 
-PeerAddress PeerAddressOf(const sockaddr_storage& peer) {
-  if (peer.ss_family == AF_INET) {
-    return OfIpv4(reinterpret_cast<const sockaddr_in&>(peer).sin_addr);
+CallerAddress CallerAddressOf(const sockaddr_storage& caller) {
+  if (caller.ss_family == AF_INET) {
+    return OfIpv4(reinterpret_cast<const sockaddr_in&>(caller).sin_addr);
   }
-  if (peer.ss_family == AF_INET6) {
-    return OfIpv6(reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr);
+  if (caller.ss_family == AF_INET6) {
+    return OfIpv6(reinterpret_cast<const sockaddr_in6&>(caller).sin6_addr);
   }
   return {.name = "unknown"};
 }
@@ -55,34 +55,34 @@ PeerAddress PeerAddressOf(const sockaddr_storage& peer) {
 OpenConnections::OpenConnections(int64_t max_total, int64_t max_of_address, bool exempts_loopback)
     : max_total_(max_total), max_of_address_(max_of_address), exempts_loopback_(exempts_loopback) {}
 
-absl::Status OpenConnections::Add(int socket, const PeerAddress& peer) {
+absl::Status OpenConnections::Add(int socket, const CallerAddress& caller) {
   const std::optional<uint64_t> inode = InodeOf(socket);
   if (!inode) return absl::InternalError(absl::StrCat("descriptor ", socket, " is no socket"));
   if (const auto former = connections_.find(socket); former != connections_.end()) {
     Forget(former->second);
     connections_.erase(former);
   }
-  absl::Status room = CheckRoom(peer);
+  absl::Status room = CheckRoom(caller);
   if (!room.ok()) {
     Sweep();
-    room = CheckRoom(peer);
+    room = CheckRoom(caller);
   }
   if (!room.ok()) return room;
-  connections_[socket] = {*inode, peer.name};
-  ++num_by_address_[peer.name];
+  connections_[socket] = {*inode, caller.name};
+  ++num_by_address_[caller.name];
   return absl::OkStatus();
 }
 
-absl::Status OpenConnections::CheckRoom(const PeerAddress& peer) const {
+absl::Status OpenConnections::CheckRoom(const CallerAddress& caller) const {
   if (static_cast<int64_t>(connections_.size()) >= max_total_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--max_connections=", max_total_, " are open"));
   }
-  const auto own = num_by_address_.find(peer.name);
-  const bool is_exempt = exempts_loopback_ && peer.is_loopback;
+  const auto own = num_by_address_.find(caller.name);
+  const bool is_exempt = exempts_loopback_ && caller.is_loopback;
   if (!is_exempt && own != num_by_address_.end() && own->second >= max_of_address_) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "--max_connections_per_address=", max_of_address_, " are open of ", peer.name));
+        "--max_connections_per_address=", max_of_address_, " are open of ", caller.name));
   }
   return absl::OkStatus();
 }

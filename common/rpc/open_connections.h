@@ -14,13 +14,13 @@
 namespace isobit {
 
 // Who is at the other end of a connection.
-struct PeerAddress {
+struct CallerAddress {
   // An IPv4 address, also of IPv4 in IPv6; or the first 64 bits of an IPv6 address, as one host may
   // have all addresses that begin with them.
   std::string name;
   bool is_loopback = false;
 };
-PeerAddress PeerAddressOf(const sockaddr_storage& peer);
+CallerAddress CallerAddressOf(const sockaddr_storage& caller);
 
 // Not thread-safe.
 class OpenConnections {
@@ -28,10 +28,10 @@ class OpenConnections {
   // max_total, max_of_address: at least 1.
   OpenConnections(int64_t max_total, int64_t max_of_address, bool exempts_loopback);
 
-  // Counts `socket`, which the caller has just accepted from `peer` and does not close while it is
-  // open elsewhere. RESOURCE_EXHAUSTED, naming the bound: there are too many, in all or of the
+  // Counts `socket`, which the caller has just accepted from `caller` and does not close while it
+  // is open elsewhere. RESOURCE_EXHAUSTED, naming the bound: there are too many, in all or of the
   // address.
-  absl::Status Add(int socket, const PeerAddress& peer);
+  absl::Status Add(int socket, const CallerAddress& caller);
 
  private:
   struct Connection {
@@ -39,7 +39,7 @@ class OpenConnections {
     std::string address;
   };
 
-  absl::Status CheckRoom(const PeerAddress& peer) const;
+  absl::Status CheckRoom(const CallerAddress& caller) const;
   // Forgets those that are gone, unless that was done a moment ago.
   void Sweep();
   void Forget(const Connection& connection);

@@ -20,7 +20,7 @@ using testing_support::StatusIs;
 using testing_support::TempDir;
 
 AuditEntry Entry() {
-  return {.client = "x", .peer = "", .method = "/a/B", .arguments = "", .outcome = {}};
+  return {.client = "x", .caller_address = "", .method = "/a/B", .arguments = "", .outcome = {}};
 }
 
 TEST(AuditLogTest, AFileThatCannotBeOpenedIsNamed) {

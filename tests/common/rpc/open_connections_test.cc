@@ -32,21 +32,21 @@ sockaddr_storage Address(const std::string& text) {
   return storage;
 }
 
-PeerAddress Peer(const std::string& text) { return PeerAddressOf(Address(text)); }
+CallerAddress CallerAt(const std::string& text) { return CallerAddressOf(Address(text)); }
 
 Descriptor NewSocket() { return Descriptor(socket(AF_INET, SOCK_STREAM, 0)); }
 
-TEST(PeerAddressTest, OneHostHasOneName) {
-  EXPECT_EQ(Peer("10.0.0.7").name, "10.0.0.7");
-  EXPECT_EQ(Peer("::ffff:10.0.0.7").name, "10.0.0.7");
-  EXPECT_EQ(Peer("2001:db8:1:2::1").name, "2001:db8:1:2::/64");
-  EXPECT_EQ(Peer("2001:db8:1:2:ffff::9").name, "2001:db8:1:2::/64");
-  EXPECT_NE(Peer("2001:db8:1:3::1").name, Peer("2001:db8:1:2::1").name);
+TEST(CallerAddressTest, OneHostHasOneName) {
+  EXPECT_EQ(CallerAt("10.0.0.7").name, "10.0.0.7");
+  EXPECT_EQ(CallerAt("::ffff:10.0.0.7").name, "10.0.0.7");
+  EXPECT_EQ(CallerAt("2001:db8:1:2::1").name, "2001:db8:1:2::/64");
+  EXPECT_EQ(CallerAt("2001:db8:1:2:ffff::9").name, "2001:db8:1:2::/64");
+  EXPECT_NE(CallerAt("2001:db8:1:3::1").name, CallerAt("2001:db8:1:2::1").name);
   for (const char* own : {"127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1"}) {
-    EXPECT_TRUE(Peer(own).is_loopback) << own;
+    EXPECT_TRUE(CallerAt(own).is_loopback) << own;
   }
   for (const char* other : {"10.0.0.7", "2001:db8::1", "::ffff:10.0.0.7", "::2"}) {
-    EXPECT_FALSE(Peer(other).is_loopback) << other;
+    EXPECT_FALSE(CallerAt(other).is_loopback) << other;
   }
 }
 
@@ -55,7 +55,7 @@ TEST(OpenConnectionsTest, OneAddressDoesNotTakeAllPlaces) {
   std::vector<Descriptor> sockets;
   const auto add = [&](const std::string& address) {
     sockets.push_back(NewSocket());
-    return open.Add(sockets.back().get(), Peer(address));
+    return open.Add(sockets.back().get(), CallerAt(address));
   };
   for (const char* address : {"10.0.0.1", "10.0.0.2"}) {
     ISOBIT_EXPECT_OK(add(address));
@@ -71,7 +71,7 @@ TEST(OpenConnectionsTest, OneAddressDoesNotTakeAllPlaces) {
 
 TEST(OpenConnectionsTest, WhatIsGoneCountsNoMore) {
   OpenConnections open(/*max_total=*/100, /*max_of_address=*/2, /*exempts_loopback=*/false);
-  const PeerAddress peer = Peer("127.0.0.1");
+  const CallerAddress caller = CallerAt("127.0.0.1");
   for (int round = 0; round < 50; ++round) {
     // Descriptors come again with other sockets behind them, and in some rounds do not.
     std::vector<Descriptor> between;
@@ -80,14 +80,14 @@ TEST(OpenConnectionsTest, WhatIsGoneCountsNoMore) {
     for (const Descriptor* socket : {&first, &second}) {
       // Sweeps are bounded in their share of time: one that was just made bars the next a while.
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-      absl::Status added = open.Add(socket->get(), peer);
+      absl::Status added = open.Add(socket->get(), caller);
       while (!added.ok() && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
-        added = open.Add(socket->get(), peer);
+        added = open.Add(socket->get(), caller);
       }
       ISOBIT_ASSERT_OK(added) << "round " << round;
     }
-    EXPECT_FALSE(open.Add(third.get(), peer).ok()) << "round " << round;
+    EXPECT_FALSE(open.Add(third.get(), caller).ok()) << "round " << round;
   }
 }
 
