@@ -32,7 +32,7 @@ class StepGraphs {
 
   bool empty() const { return graphs_.empty(); }
 
-  // Captures a graph of each size. `prepare` brings the tables of an empty step of that size to the
+  // Captures a graph of each size. `upload` brings the tables of an empty step of that size to the
   // GPU, and `decode` puts that step on `stream`. Each size is run once
   // before it is captured, so that CUDA and the ops take what memory they need. All ranks capture
   // at the same time. Errors of the callbacks and of CUDA.
