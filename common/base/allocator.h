@@ -6,16 +6,17 @@
 
 namespace isobit {
 
-// For main: a block of 1 MiB or more goes back to the system when it is freed. Else glibc raises
-// its threshold with the first such block, and each of the many threads that pack weights keeps
-// blocks of a layer's size in an arena of its own, which looks like a leak over weight updates.
+// For main. Afterwards every block of 1 MiB or more returns to the system when it is freed. By
+// default, glibc raises that threshold when the first such block is freed; then each thread that
+// packs weights keeps blocks of a layer's size in its own arena, which looks like a leak over
+// several weight updates.
 void ReturnLargeBlocksWhenFreed();
 
 // Bytes of the blocks below 1 MiB that are allocated now.
 size_t SmallBlockBytes();
 
-// Gives memory that is free to the system, of every arena. Takes milliseconds, in which threads
-// that allocate may wait: for after what was unusually large.
+// Returns the free memory of all arenas to the system. Takes milliseconds, during which threads
+// that allocate may wait: call it only after an unusually large release of memory.
 void ReturnFreeMemory();
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// Whether somebody still waits for what was asked for.
+// Whether the caller of a request still waits for its result.
 #ifndef ISOBIT_COMMON_BASE_AWAITED_H_
 #define ISOBIT_COMMON_BASE_AWAITED_H_
 
@@ -10,7 +10,8 @@
 
 namespace isobit {
 
-// Thread safe. True once nobody waits any more, and from then on. May be null: somebody does.
+// Returns true once nobody waits any more, and true ever after. Thread safe. Null: somebody always
+// waits.
 using IsAbandoned = std::function<bool()>;
 
 // CANCELLED if nobody waits for `what`, for instance "pause".

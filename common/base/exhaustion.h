@@ -6,13 +6,14 @@
 
 namespace isobit {
 
-// For main, before threads start: std::bad_alloc, and the std::system_error of a thread that cannot
-// be started, are said on stderr, in whatever thread they come, and end the process with exit code
-// 1. Otherwise they abort it, as other exceptions do.
+// For main, before threads start. Afterwards an uncaught std::bad_alloc, or the std::system_error
+// of a thread that cannot be started, prints its cause on stderr and ends the process with exit
+// code 1, whichever thread throws it. Without this call it aborts the process, as other exceptions
+// do.
 void ExitWhenExhausted();
 
-// RESOURCE_EXHAUSTED unless `count` threads can be started beside those there are. For before a
-// library starts its own: gRPC aborts, or hangs, when it cannot.
+// RESOURCE_EXHAUSTED unless `count` more threads can be started now. Call it before a library
+// starts its threads: gRPC aborts or hangs if it cannot start them.
 absl::Status CheckThreadsCanStart(int count);
 
 }  // namespace isobit

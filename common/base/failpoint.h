@@ -6,11 +6,11 @@
 
 namespace isobit {
 
-// Does what the file that the environment variable ISOBIT_FAILPOINTS names says of the place `name`
-// in a line "name action": "kill" and "stop" send the process SIGKILL and SIGSTOP, "fail" returns
-// INTERNAL. The file is read at each call, so a test can change it while the process runs. Nothing
-// happens, at the cost of one comparison, where the variable was not set at the first call. Thread
-// safe.
+// The environment variable ISOBIT_FAILPOINTS names a file with lines "name action". If a line has
+// this `name`, performs its action: "kill" and "stop" send the process SIGKILL and SIGSTOP, "fail"
+// returns INTERNAL. The file is read at each call, so a test can change it while the process runs.
+// If the variable was not set at the first call, every call is one comparison and returns OK.
+// Thread safe.
 absl::Status Failpoint(const char* name);
 
 }  // namespace isobit

@@ -49,8 +49,8 @@ LogMessage::LogMessage(LogLevel level, const char* file, int line) {
 }
 
 LogMessage::~LogMessage() {
-  // Request fields reach the log: neither may one fill the disk, nor a line break inside one forge
-  // a second line.
+  // Request fields reach the log. A long one must not fill the disk, and a line break inside one
+  // must not forge a second line.
   std::string line = Shorten(std::move(message_).str(), kMaxLineBytes);
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';

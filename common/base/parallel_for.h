@@ -1,5 +1,5 @@
-// A loop over few, long items on threads of its own: loading and hashing. Not for steps of the
-// engine, whose threads stay.
+// A loop over few, long items on its own threads: for loading and hashing. Not for the engine's
+// steps, which have permanent threads.
 #ifndef ISOBIT_COMMON_BASE_PARALLEL_FOR_H_
 #define ISOBIT_COMMON_BASE_PARALLEL_FOR_H_
 
@@ -10,9 +10,9 @@
 
 namespace isobit {
 
-// Calls body(item, worker) for each item in [0, count), in order of start, on at most `max_workers`
-// threads, the caller's among them, and no more than the machine has cores; worker is in [0,
-// max_workers). The first error to come starts no further item and is returned.
+// Calls body(item, worker) for each item in [0, count); items start in this order. Uses at most
+// `max_workers` threads, including the caller's, and no more than the machine has cores; worker is
+// in [0, max_workers). After the first error no further item starts, and that error is returned.
 absl::Status ParallelFor(size_t count, size_t max_workers,
                          absl::FunctionRef<absl::Status(size_t item, size_t worker)> body);
 

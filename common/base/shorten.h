@@ -7,8 +7,8 @@
 
 namespace isobit {
 
-// `text`, or at most its first `max_bytes` bytes, whole characters of UTF-8, and "... (N bytes)"
-// with the size of all.
+// Returns `text` if it has at most `max_bytes` bytes. Otherwise cuts it to at most `max_bytes`
+// bytes, between two UTF-8 characters, and appends "... (N bytes)", where N is the uncut size.
 std::string Shorten(std::string text, size_t max_bytes);
 
 }  // namespace isobit

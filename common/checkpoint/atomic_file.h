@@ -1,4 +1,4 @@
-// Writes a file so that a reader sees the old contents or the new, never a part.
+// Writes a file so that a reader sees either the old or the new contents, never a part.
 #ifndef ISOBIT_COMMON_CHECKPOINT_ATOMIC_FILE_H_
 #define ISOBIT_COMMON_CHECKPOINT_ATOMIC_FILE_H_
 

@@ -25,7 +25,7 @@ constexpr size_t kMaxShards = 4096;
 
 bool Exists(const std::string& directory, const char* name) {
   std::error_code error;
-  // A dangling symlink counts: opening it then says what is wrong.
+  // A dangling symlink counts as present: opening it then reports what is wrong.
   return std::filesystem::symlink_status(std::filesystem::path(directory) / name, error).type() !=
          std::filesystem::file_type::not_found;
 }

@@ -14,15 +14,15 @@
 
 namespace isobit {
 
-// Movable. The headers are read once, when it is opened; the files stay open for the tensors.
+// Movable. Open reads the headers once; the files stay open so that tensors can be read.
 class Checkpoint final : public TensorSource {
  public:
   // Opens `model.safetensors`, or every shard that `model.safetensors.index.json` names. Files may
   // be symlinks that end inside `root` (empty: inside `directory`); for a Hugging Face cache, whose
   // snapshots link to blobs beside them, pass the cache as `root`. Errors, naming file and tensor:
   // NOT_FOUND when neither file is there or a shard is missing; INVALID_ARGUMENT when both are
-  // there, for all that ParseSafetensors rejects, a tensor in two shards, one that the index places
-  // in a shard without it, or one that the index does not list.
+  // there, for everything that ParseSafetensors rejects, a tensor in two shards, one that the index
+  // places in a shard without it, or one that the index does not list.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const std::string& root = "");
 

@@ -51,7 +51,7 @@ constexpr absl::string_view kHarmless[] = {
     "sep_token_id",
     "task_specific_params",
     "tokenizer_class",
-    // Heads that a causal language model has not.
+    // Heads that a causal language model does not have.
     "finetuning_task",
     "id2label",
     "label2id",

@@ -1,4 +1,4 @@
-// Which fields of config.json isobit may pass over.
+// Which fields of config.json isobit may ignore.
 #ifndef ISOBIT_COMMON_CHECKPOINT_CONFIG_FIELDS_H_
 #define ISOBIT_COMMON_CHECKPOINT_CONFIG_FIELDS_H_
 
@@ -8,12 +8,13 @@
 
 namespace isobit {
 
-// Cannot change a logprob of a decoder at inference, whatever its value: settings of training,
-// generation, caching, export and classification heads, and notes of tools.
+// Whether the field cannot change a logprob of a decoder at inference, whatever its value. Such
+// fields are settings of training, generation, caching, export and classification heads, and notes
+// of tools.
 bool IsHarmlessField(absl::string_view name);
 
-// May not be named in LoadPolicy::ignored_fields, because the logprobs without it would be those of
-// another model: what the tensors mean, what the layers compute.
+// Whether LoadPolicy::ignored_fields must not name the field, because without it the logprobs would
+// be those of another model: it says what the tensors mean or what the layers compute.
 bool IsNeverIgnoredField(absl::string_view name);
 
 }  // namespace isobit

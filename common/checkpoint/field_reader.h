@@ -1,4 +1,5 @@
-// Takes typed fields out of a JSON object of a model directory, so that none is passed over.
+// Reads typed fields from a JSON object of a model directory, and reports every field that nobody
+// has read.
 #ifndef ISOBIT_COMMON_CHECKPOINT_FIELD_READER_H_
 #define ISOBIT_COMMON_CHECKPOINT_FIELD_READER_H_
 
@@ -11,24 +12,25 @@
 
 namespace isobit {
 
-// The first error sticks and later calls return their default, so that the code which takes the
-// fields reads as a list of them. A null is an absent field, but for Has. Errors are
+// Keeps the first error; later calls then return their default, so that code which reads many
+// fields needs no checks between them. A null counts as an absent field, except in Has. Errors are
 // INVALID_ARGUMENT and name the field, its value and what was expected. Not thread safe.
 class FieldReader {
  public:
-  // `prefix` goes before each name that is shown or looked up in `ignored`, the full names of the
-  // fields that may be there although nobody honours them. The object outlives the reader.
+  // prefix: goes before each name in errors, and before each name that is looked up in `ignored`.
+  // ignored: full names of fields that may be present although isobit does not honour them.
+  // `object` outlives the reader.
   FieldReader(const nlohmann::json& object, std::string prefix, std::vector<std::string> ignored);
 
   const absl::Status& status() const { return status_; }
 
-  // Whether the object has it, be it null.
+  // Whether the object has the field, even if it is null.
   bool Has(const char* name) const { return object_.contains(name); }
 
-  // Null when absent. What is taken is honoured: an error if it was to be ignored.
+  // Null when absent. A field that is taken is honoured, so it is an error if `ignored` names it.
   const nlohmann::json* Take(const char* name);
 
-  // Absent ones are errors.
+  // An absent field is an error.
   int Int(const char* name);
   double Double(const char* name);
 
@@ -40,19 +42,20 @@ class FieldReader {
   // null, one integer or a list of integers.
   std::vector<int> IntsOrEmpty(const char* name);
 
-  // The field may be present with one of these values only, those that change nothing.
+  // The field may be absent or have one of these values, which change nothing; any other is an
+  // error.
   void RequireIfPresent(const char* name, const std::vector<nlohmann::json>& expected);
 
   void Fail(const std::string& message);
 
-  // The first error, or one that names a field which nobody took and which is not harmless.
-  // Appends what was ignored, as "name (value)", to `ignored`.
+  // Returns the first error, or, without one, an error that names a field which nobody took and
+  // which is not harmless. Appends the fields that were ignored, as "name (value)", to `ignored`.
   absl::Status Finish(std::vector<std::string>& ignored);
 
  private:
   bool IsIgnored(const std::string& full_name) const { return ignored_.contains(full_name); }
 
-  // `problem` with a field that nobody honours: an error, unless it is to be ignored.
+  // Reports `problem` with a field that isobit does not honour, unless the field is to be ignored.
   void Refuse(const std::string& name, const nlohmann::json& value, const std::string& problem);
 
   template <class T>

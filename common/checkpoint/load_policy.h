@@ -1,4 +1,4 @@
-// What an operator lets pass at a load although isobit does not compute it as the files state it.
+// What an operator accepts at a load although isobit then does not compute what the files state.
 #ifndef ISOBIT_COMMON_CHECKPOINT_LOAD_POLICY_H_
 #define ISOBIT_COMMON_CHECKPOINT_LOAD_POLICY_H_
 
@@ -8,12 +8,13 @@
 namespace isobit {
 
 struct LoadPolicy {
-  // Fields of config.json, "auto_map" or "rope_scaling.beta", whose statement may be left out. A
-  // name that no config has is no error; those that may never be ignored are (config_fields.h).
+  // Fields of config.json to ignore, for instance "auto_map" or "rope_scaling.beta". A name that
+  // the config does not have is no error; a field that must never be ignored is one
+  // (config_fields.h).
   std::vector<std::string> ignored_fields;
 
-  // Weights of fp16 may be rounded to bf16, which loses three bits of each that transformers and
-  // vLLM keep. (Weights of fp32 are always rounded: no serving engine keeps them.)
+  // Accept that fp16 weights are rounded to bf16. This loses three bits of each weight, which
+  // transformers and vLLM keep. (Weights of fp32 are always rounded: no serving engine keeps them.)
   bool round_fp16 = false;
 };
 

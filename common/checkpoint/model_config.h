@@ -25,7 +25,7 @@ enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
 // pretraining's.
 struct RopeScaling {
   RopeType type = RopeType::kDefault;
-  double factor = 1;                         // but for kDefault: divides frequencies
+  double factor = 1;                         // all but kDefault: divides frequencies
   double low_freq_factor = 1;                // kLlama3
   double high_freq_factor = 4;               // kLlama3; greater than low_freq_factor
   int original_max_position_embeddings = 0;  // kLlama3, kYarn; tokens
@@ -58,8 +58,8 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // RMSNorm over head_dim of each query and key head, before RoPE
 
-  // Sliding windows, one per layer, or empty when every layer sees all of the past. 0: this layer
-  // does. w > 0: the token at position i sees positions i - w + 1 to i.
+  // Sliding windows, one per layer, or empty when every layer sees all of the past. 0: the layer
+  // sees all of the past. w > 0: the token at position i sees positions i - w + 1 to i.
   std::vector<int> layer_windows;
 
   std::vector<int> eos_token_ids;    // from generation_config.json where it has them
@@ -79,8 +79,9 @@ struct ModelConfig {
   std::string CanonicalString() const;
 };
 
-// Ranges and divisibility, for configs from any source; the caps keep a hostile file from asking
-// for absurd memory. INVALID_ARGUMENT names the config.json field, its value and its bounds.
+// Checks ranges and divisibility of a config from any source; the upper bounds keep a hostile file
+// from asking for absurd memory. INVALID_ARGUMENT names the config.json field, its value and its
+// bounds.
 absl::Status ValidateModelConfig(const ModelConfig& config);
 
 // Parses config.json and, unless empty, generation_config.json, of which only eos_token_id and
@@ -101,8 +102,8 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory,
 
 // Writes config.json and generation_config.json that this parser and Hugging Face transformers
 // load. (transformers 5 refuses a Llama whose hidden_size is no multiple of num_heads.)
-// INVALID_ARGUMENT: ValidateModelConfig fails, or the architecture cannot say the config, for
-// instance mlp_bias outside Llama.
+// INVALID_ARGUMENT: ValidateModelConfig fails, or the architecture's config.json cannot express the
+// config, for instance mlp_bias outside Llama.
 absl::Status WriteConfigJson(const ModelConfig& config, const std::string& directory);
 
 }  // namespace isobit

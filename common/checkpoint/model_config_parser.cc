@@ -1,5 +1,5 @@
-// Reading of config.json. Each field is taken by name; what is left at the end and is not known to
-// be harmless is an error.
+// Reading of config.json. Each field is taken by name; a field that is left at the end and not
+// known to be harmless is an error.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -57,9 +57,9 @@ DType ParseTorchDType(FieldReader& reader) {
   return DType::kF32;
 }
 
-// The width that applies to sliding layers, 0 when there are none, as transformers decides it: null
-// is a statement, no window, while an absent field means the default. A width of 0 would leave a
-// token nothing to see, not even itself.
+// Returns the width of the sliding window, or 0 if there is none, by the rules of transformers:
+// null means no window, and an absent field means the default. A stated width of 0 is an error, as
+// a token would not see even itself.
 int ParseWindow(FieldReader& reader, Architecture architecture) {
   constexpr int kDefaultWindow = 4096;
   if (architecture == Architecture::kLlama) return 0;
@@ -161,8 +161,9 @@ absl::StatusOr<ModelConfig> ParseConfigObject(const json& object, const LoadPoli
   config.intermediate_size = reader.Int("intermediate_size");
   config.num_layers = reader.Int("num_hidden_layers");
   config.num_heads = reader.Int("num_attention_heads");
-  // A null means no grouping. Without the field transformers has other defaults for each
-  // architecture and version; only Llama's is a meaning, the same, not a number.
+  // Null means that each query head has its own KV head. If the field is absent, transformers'
+  // default depends on architecture and version; only Llama's default means the same as null, the
+  // others are numbers.
   const bool may_group_none =
       config.architecture == Architecture::kLlama || reader.Has("num_key_value_heads");
   config.num_kv_heads = may_group_none ? reader.IntOr("num_key_value_heads", config.num_heads)

@@ -1,4 +1,5 @@
-// Path containment: a lexical check first, then the same on what the file system says.
+// Path containment: first a check of the text of the path, then one of the canonical path that the
+// file system gives.
 #include "common/checkpoint/model_directory.h"
 
 #include <algorithm>

@@ -15,8 +15,8 @@ namespace isobit {
 absl::StatusOr<std::string> ResolveModelPath(const std::string& model_root,
                                              const std::string& requested);
 
-// The canonical path of the file `name` in `directory`, which must be a plain file name and,
-// symlinks followed, end inside `root` (empty: inside `directory`). Errors: as above.
+// Returns the canonical path of the file `name` in `directory`. `name` must be a plain file name,
+// and symlinks must end inside `root` (empty: inside `directory`). Errors: as above.
 absl::StatusOr<std::string> ResolveFileInside(const std::string& directory, const std::string& name,
                                               const std::string& root = "");
 

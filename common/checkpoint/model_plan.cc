@@ -29,7 +29,7 @@ class BlockTable {
     rows_.push_back(std::move(weight));
   }
 
-  // The bias of the same modules' outputs, which row-parallel ranks all have whole.
+  // The bias of the same modules' outputs. Each rank of a row-parallel layer has the whole bias.
   void Bias(Role role, const Parameter& weight) {
     Parameter bias = {.role = role, .op = ParameterOp::kBias, .packed = DType::kF32};
     if (weight.cut == Cut::kColumnParallel) {
@@ -53,7 +53,7 @@ class BlockTable {
   std::vector<Parameter> rows_;
 };
 
-// Llama, Mistral, Qwen2 and Qwen3 differ in what they leave out.
+// One table for Llama, Mistral, Qwen2 and Qwen3: each leaves out some of its rows.
 std::vector<Parameter> LayerTable(const ModelConfig& config, int layer) {
   const int64_t hidden = config.hidden_size;
   const int64_t intermediate = config.intermediate_size;

@@ -64,12 +64,14 @@ struct Parameter {
   ParameterOp op = ParameterOp::kLinear;
   std::vector<TensorSpec> tensors = {};  // of the checkpoint, stacked in this order: q, k, v
   Cut cut = Cut::kReplicated;
-  // What is cut, each tensor's rows or columns, is this many units that stay whole, one for each KV
-  // head. 0: units of 16 rows or columns.
+  // The rows or columns that `cut` distributes form this many units, one for each KV head, and no
+  // unit is split. 0: units of 16 rows or columns.
   int64_t units = 0;
-  bool gated = false;           // kLinear: gates, and then the ups that go with them
-  DType packed = DType::kBf16;  // elements in a block; kF32: of values rounded to bf16 before
-  // The tensors that scale `packed`: neither bf16 nor fp32 has any.
+  bool gated = false;  // kLinear: the rows of gate_proj, then those of up_proj
+  DType packed =
+      DType::kBf16;  // elements in a block; kF32: of values that were rounded to bf16 first
+  // Tensors that hold scales for the elements of `packed`; empty, as neither bf16 nor fp32 has
+  // scales.
   std::vector<TensorSpec> scales = {};
 };
 

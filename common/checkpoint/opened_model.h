@@ -21,16 +21,17 @@ struct WeightVersion {
   std::string digest;  // CheckpointDigests::checkpoint
 };
 
-// Its tensors are there and have the right shapes. Their bytes are known, and their digest with
-// them, when they have been read.
+// All tensors are present and have the right shapes. Their bytes, and so the digest, are known only
+// once they have been read.
 struct OpenedModel {
   ModelConfig config;
   std::unique_ptr<const TensorSource> weights;
 };
 
-// The model in `model_path`, relative to `model_root`, which neither it nor its files may leave.
-// Reads config.json, the index and the headers. Errors name the file, tensor or field: those of
-// ResolveModelPath, LoadModelConfig, Checkpoint::Open, ValidateTensors and CheckRounding.
+// Opens the model in `model_path`, relative to `model_root`. Neither the directory nor its files
+// may lie outside `model_root`. Reads config.json, the index and the headers. Errors name the file,
+// tensor or field: those of ResolveModelPath, LoadModelConfig, Checkpoint::Open, ValidateTensors
+// and CheckRounding.
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
                                       const LoadPolicy& policy = {});
 
@@ -41,17 +42,18 @@ absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy
 // weights that are rounded to bf16. One sentence each.
 std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights);
 
-// FAILED_PRECONDITION, with both: `expected` is neither empty nor `digest`, that of the weights.
+// FAILED_PRECONDITION, naming both digests, unless `expected` is empty or equals `digest`, that of
+// the weights.
 absl::Status CheckDigest(const std::string& digest, const std::string& expected);
 
-// The digest of weights of `plan`, all of which `reader` has handed out; reads what is left of
-// the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedTensors'.
+// Returns the digest of the weights of `plan`, once `reader` has handed out all of them; reads the
+// rest of the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedTensors'.
 absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
                                           const std::string& expected_digest);
 
-// Whether `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: any part of
-// the config that can change a bit differs. The dtype of a tensor may: it is rounded to bf16 as at
-// load.
+// OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field of the
+// config that can change a bit differs. The dtype of a tensor may differ, as every tensor is
+// rounded to bf16.
 absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config);
 
 }  // namespace isobit

@@ -1,5 +1,5 @@
-// A file that is read into the reader's own memory, never mapped: who shortens or overwrites it
-// meanwhile can neither end the process nor change bytes that were read.
+// A file that is read into private memory, never mapped. If another process shortens or overwrites
+// it meanwhile, this process does not crash, and bytes that were read do not change.
 #ifndef ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
 #define ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
 
@@ -12,8 +12,8 @@
 
 namespace isobit {
 
-// Movable, not copyable; reads are thread safe. Stays the file that was opened when another is
-// renamed to its path.
+// Movable, not copyable; reads are thread safe. Stays the file that was opened, even if another
+// file is renamed to its path.
 class ReadableFile {
  public:
   // `name`: what errors of the other calls say for `path`. Errors: NOT_FOUND or what errno says;
@@ -27,13 +27,13 @@ class ReadableFile {
   // Bytes, when it was opened.
   uint64_t size() const { return size_; }
 
-  // Reads the bytes [offset, offset + size) to `out`. INVALID_ARGUMENT: the file ends before,
-  // though they lie below size(); else what errno says.
+  // Reads the bytes [offset, offset + size) to `out`. INVALID_ARGUMENT: the file has become shorter
+  // and ends before them; else what errno says.
   absl::Status ReadAt(uint64_t offset, size_t size, void* out) const;
 
   // INVALID_ARGUMENT: the file was written to, or its size changed, since it was opened, so bytes
-  // that were read may be of two states. Cannot see what another process writes through a memory
-  // map, nor a write call that had begun before the file was opened.
+  // that were read may belong to two versions of it. Cannot see what another process writes through
+  // a memory map, nor a write call that had begun before the file was opened.
   absl::Status CheckUnchanged() const;
 
  private:

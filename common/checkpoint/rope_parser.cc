@@ -28,8 +28,8 @@ double BetaOr(FieldReader& reader, const char* name, double fallback) {
   return beta == 0 ? fallback : beta;
 }
 
-// The context: a config states either the one before or the one after the stretch, and Qwen's
-// instructions leave the one before.
+// max_position_embeddings may be the context before the stretch or the one after it; a config made
+// by Qwen's instructions states the one before. Afterwards config has the one after.
 void ParseYarn(FieldReader& reader, ModelConfig& config) {
   RopeScaling& scaling = config.rope_scaling;
   scaling.type = RopeType::kYarn;
@@ -37,7 +37,7 @@ void ParseYarn(FieldReader& reader, ModelConfig& config) {
       reader.IntOr("original_max_position_embeddings", config.max_position_embeddings);
   scaling.original_max_position_embeddings = original;
   if (!reader.Has("factor")) reader.Double("factor");  // missing
-  // A factor of null is DeepSeek's way to say this quotient.
+  // DeepSeek's configs have a null factor, which means this quotient.
   const double implied = static_cast<double>(config.max_position_embeddings) / original;
   scaling.factor = reader.DoubleOr("factor", implied);
   scaling.beta_fast = BetaOr(reader, "beta_fast", 32);
@@ -60,7 +60,8 @@ void ParseYarn(FieldReader& reader, ModelConfig& config) {
   }
 }
 
-// The inside of rope_scaling (transformers 4) or rope_parameters (5, which holds rope_theta too).
+// Reads the contents of rope_scaling (transformers 4) or of rope_parameters (transformers 5, with
+// rope_theta inside).
 absl::Status ParseRopeObject(const json& object, const char* name, bool has_theta,
                              const LoadPolicy& policy, ModelConfig& config) {
   if (!object.is_object()) {

@@ -40,7 +40,7 @@ std::string ShapeString(const std::vector<int64_t>& shape);
 
 // SHA-256 (64 hex digits) of dtype, shape and raw bytes of a tensor; the name is not part of it.
 std::string TensorDigest(const Tensor& tensor);
-// That hash before the raw bytes.
+// TensorDigest's hash of dtype and shape, to which the raw bytes are still to be added.
 Sha256 StartTensorDigest(const Tensor& tensor);
 
 // A tensor, without data, and where its bytes begin in the file.

@@ -51,10 +51,10 @@ absl::Status WriteSafetensors(const std::string& path, std::vector<Tensor> tenso
                            {"data_offsets", {offset, offset + tensor.size_bytes}}};
     offset += tensor.size_bytes;
   }
-  // A name that is not UTF-8 is replaced rather than thrown on; it could not be read back by its
-  // name anyway.
+  // Bytes of a name that are not UTF-8 are replaced instead of thrown on; such a tensor could not
+  // be found by its name anyway.
   std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // keeps the data 8-byte aligned in the map
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // keeps the data 8-byte aligned in a memory map
 
   std::string length(8, '\0');
   for (size_t i = 0; i < length.size(); ++i) {

@@ -65,7 +65,7 @@ class BoundsChecker {
     return true;
   }
 
-  std::vector<std::set<std::string>> keys_;  // of the objects (and, empty, arrays) that are open
+  std::vector<std::set<std::string>> keys_;  // of the open objects; empty for an open array
   size_t values_ = 0;
   std::string error_;
 };

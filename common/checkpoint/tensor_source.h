@@ -1,10 +1,11 @@
-// Where weights come from: files, a seed, or what somebody sends. It tells which tensors there are,
-// and hands out their bytes into the memory of who asks.
+// Where weights come from: files, a seed, or what somebody sends. It says which tensors there are,
+// and writes their bytes into the caller's memory.
 //
-// Bytes need not be there yet. A source whose tensors come over time, in any order and in pieces,
-// fits as follows: it knows all names, types and shapes from the start; Read waits for what it is
-// asked for; ArrivalOf has readers ask in the order of arrival, so that the source need keep only
-// what comes before its turn; and a sender that has gone is an error of Read.
+// The bytes need not have arrived yet. A source whose tensors arrive over time, in any order and in
+// pieces, works as follows. It knows all names, types and shapes from the start. Read waits until
+// its bytes have arrived. ArrivalOf makes readers ask in the order of arrival, so that the source
+// keeps only bytes that arrive before they are asked for. If the sender goes away, Read returns an
+// error.
 #ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
 #define ISOBIT_COMMON_CHECKPOINT_TENSOR_SOURCE_H_
 
@@ -42,17 +43,17 @@ class TensorSource {
   // May wait until they are there. Thread safe; several tensors are read at one time.
   virtual absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const = 0;
 
-  // When the tensor is there, by comparison with others: a smaller number is earlier. PackModel
-  // asks for the tensors of a block once those of all blocks that are complete before it are asked
-  // for (PackModelTest.TensorsMayArriveInPiecesAndInAnyOrder).
+  // The place of the tensor in the order of arrival: a smaller number arrives earlier. PackModel
+  // asks for the tensors of a block after those of all blocks that are complete before it
+  // (PackModelTest.TensorsMayArriveInPiecesAndInAnyOrder).
   virtual size_t ArrivalOf(size_t /*tensor*/) const { return 0; }
 
-  // To be asked after the last Read: an error if the source saw that it was changed since it was
-  // opened, so that what was read may be a mixture.
+  // Call it after the last Read. An error if the source was seen to change after it was opened, so
+  // that the bytes read may be a mixture.
   virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
 
-  // The digest of a source that is a function of what it stands for, so that nothing is hashed.
-  // Empty: the digest is that of the bytes.
+  // The digest of a source whose bytes follow from its definition, such as a seed, so that nothing
+  // needs to be hashed. Empty: the digest is that of the bytes.
   virtual std::string known_digest() const { return ""; }
 
  protected:

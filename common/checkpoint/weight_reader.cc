@@ -21,8 +21,8 @@ constexpr size_t kAlignment = 64;          // of each tensor in a set
 
 constexpr char kNotHashed[] = "read";  // in the place of a digest
 
-// In huge pages as far as they fit: gigabytes of small ones take longer to map than to fill. Null:
-// no memory.
+// Memory in huge pages as far as they fit: gigabytes of small pages take longer to map than to
+// fill. Null: no memory.
 std::unique_ptr<uint8_t[]> Allocate(size_t bytes) {
   constexpr uintptr_t kHugePage = 2 << 20;
   std::unique_ptr<uint8_t[]> memory(new (std::nothrow) uint8_t[bytes]);
@@ -106,7 +106,7 @@ absl::StatusOr<CheckpointDigests> WeightReader::Finish() {
   for (size_t tensor = 0; tensor < digests_.size(); ++tensor) {
     if (digests_[tensor].empty()) left.push_back(tensor);
   }
-  // The largest first: what the last thread is left with is then small.
+  // The largest tensors first, so that the last thread to finish has a small one.
   std::stable_sort(left.begin(), left.end(), [&](size_t a, size_t b) {
     return source_.tensors()[a].size_bytes > source_.tensors()[b].size_bytes;
   });
@@ -117,7 +117,7 @@ absl::StatusOr<CheckpointDigests> WeightReader::Finish() {
   Sha256 whole;
   for (size_t i = 0; i < digests_.size(); ++i) {
     const std::string& name = source_.tensors()[i].name;
-    // The length in front keeps a name with a line break from reading as two entries.
+    // The length comes first, so that a name with a line break cannot look like two entries.
     const std::string line = absl::StrCat(name.size(), " ", name, " ", digests_[i], "\n");
     whole.Update(line.data(), line.size());
     digests.tensors.emplace(name, std::move(digests_[i]));

@@ -17,7 +17,7 @@
 
 namespace isobit {
 
-// Some tensors in one piece of memory, which is kept for the next ones. Movable.
+// Some tensors in one piece of memory, which the next Read reuses. Movable.
 class TensorSet {
  public:
   const Tensor* Find(absl::string_view name) const { return FindTensor(tensors_, name); }
@@ -41,13 +41,14 @@ class WeightReader {
   // `source` outlives the object.
   explicit WeightReader(const TensorSource& source);
 
-  // Puts the tensors of these names, which the source has and none of which was read before, into
-  // `out` in the place of what it held, on at most `max_workers` threads. Thread safe for different
-  // `out`. Errors: the source's, naming the tensor; RESOURCE_EXHAUSTED: no memory.
+  // Reads the tensors of these names into `out`, in place of what it held, on at most `max_workers`
+  // threads. The source has them all, and none was read before. Thread safe for different `out`.
+  // Errors: the source's, naming the tensor; RESOURCE_EXHAUSTED: no memory.
   absl::Status Read(const std::vector<std::string>& names, size_t max_workers, TensorSet& out);
 
-  // After the last Read, once: reads what nobody asked for, through a small buffer, and gives the
-  // digests of all that was read. Errors: the source's, also those of CheckUnchanged.
+  // Call it once, after the last Read. Reads the tensors that nobody asked for, through a small
+  // buffer, and returns the digests of all tensors. Errors: the source's, also those of
+  // CheckUnchanged.
   absl::StatusOr<CheckpointDigests> Finish();
 
  private:
@@ -59,7 +60,7 @@ class WeightReader {
   std::vector<std::string> digests_;  // [tensor]; empty until it was read
 };
 
-// Of all tensors of a source, by a reader of its own.
+// The digests of all tensors of a source, which it reads once.
 absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source);
 
 }  // namespace isobit

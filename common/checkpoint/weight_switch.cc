@@ -51,7 +51,8 @@ std::optional<FinishedUpdate> WeightSwitch::Settle(const absl::Status& available
 absl::StatusOr<bool> WeightSwitch::Advance(const absl::Status& available, Quiesce quiesce) {
   ISOBIT_RETURN_IF_ERROR(update_->prepared->status());
   ISOBIT_RETURN_IF_ERROR(available);
-  // Right before it acts, under the owner's lock: what is abandoned later has taken effect.
+  // Checked last, under the owner's lock: an update that is abandoned later has already taken
+  // effect.
   ISOBIT_RETURN_IF_ERROR(CheckAwaited(update_->update.is_abandoned, "weight update"));
   ISOBIT_ASSIGN_OR_RETURN(const bool is_quiet, quiesce(update_->update, update_->result));
   if (!is_quiet) return false;

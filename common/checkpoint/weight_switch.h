@@ -23,7 +23,7 @@ namespace isobit {
 enum class InFlightMode {
   kAbort,
   kWait,         // they finish under the old weights; new ones wait
-  kRecomputeKv,  // they go on under the new weights; the rollout alone
+  kRecomputeKv,  // they go on under the new weights; rollout only
 };
 
 struct WeightUpdate {
@@ -46,41 +46,40 @@ struct WeightUpdateResult {
 // New weights that do not serve yet.
 struct PreparedUpdate {
   std::string digest;  // of exactly these weights, 64 hex digits
-  // Makes them serve. Called at most once, when the old weights are not in use; may count requests
-  // in the result, whose versions are set. Owns the new weights, and afterwards may own the old
-  // ones.
+  // Makes them serve. Called at most once, when nothing uses the old weights. The result's versions
+  // are set before; the function may add its counts of requests. Owns the new weights, and after
+  // the call may own the old ones.
   std::function<absl::Status(WeightUpdateResult&)> swap;
 };
 
 struct FinishedUpdate {
   absl::StatusOr<WeightUpdateResult> result;
-  absl::StatusOr<PreparedUpdate>
-      retired;  // takes time to free: to be done without the owner's lock
+  absl::StatusOr<PreparedUpdate> retired;  // free it without the owner's lock: that takes time
 };
 
 // One service's updates, one at a time. The owner's lock guards the object: all calls hold it.
 class WeightSwitch {
  public:
-  // Whether the old weights may be swapped: nothing uses them any more, and nothing will. Asked
-  // again at every Settle; ends or holds back requests as the update says. An error ends the
-  // update.
+  // True if nothing uses the old weights any more, and nothing will. Ends or holds back requests,
+  // as the update says. Settle calls it until it returns true. An error ends the update.
   using Quiesce = absl::FunctionRef<absl::StatusOr<bool>(const WeightUpdate&, WeightUpdateResult&)>;
 
   bool is_preparing() const { return update_.has_value() && !update_->prepared.has_value(); }
-  // Prepared, until Settle has finished it.
+  // The new weights are prepared, and Settle has not finished the update yet.
   bool is_waiting() const { return update_.has_value() && update_->prepared.has_value(); }
 
-  // Begins an update of the weights that serve, and returns the id of the next ones. The owner then
-  // prepares them, without its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the
-  // id is not greater than the present one.
+  // Begins an update and returns the id of the new weights. The owner then prepares them, without
+  // holding its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the id is not
+  // greater than the present one.
   absl::StatusOr<uint64_t> Begin(const WeightUpdate& update, const WeightVersion& present);
 
-  // The prepared weights, or why there are none.
+  // prepared: the new weights, or the error that prevented them.
   void SetPrepared(absl::StatusOr<PreparedUpdate> prepared);
 
-  // Takes an update that is waiting as far as it goes: finished, or, null, not yet quiet. Any error
-  // but that of the swap leaves the old weights serving: of the preparation, `available` (whether
-  // the owner can serve at all), CANCELLED if the update is abandoned, that of `quiesce`.
+  // Advances an update that waits. Returns it once it has finished; null while there is none or the
+  // service is not yet quiet. After any error but one of the swap the old weights go on serving.
+  // Errors: that of the preparation; `available`, if the owner cannot serve at all; CANCELLED, if
+  // the update is abandoned; those of `quiesce`.
   // INVARIANT: nothing is swapped before it is quiet, or once the caller has gone
   // (WeightSwitchTest.*).
   std::optional<FinishedUpdate> Settle(const absl::Status& available, Quiesce quiesce);

@@ -1,5 +1,5 @@
-// Token ids: uint32 on the wire, int32 within. An id keeps its bits from one to the other, so that
-// one above 2^31 - 1 is negative within, and messages can still say what was sent.
+// Token ids: uint32 on the wire, int32 inside the services. The conversion keeps the bits: an id
+// above 2^31 - 1 becomes negative, and error messages can still say what was sent.
 #ifndef ISOBIT_COMMON_CONFIG_TOKEN_IDS_H_
 #define ISOBIT_COMMON_CONFIG_TOKEN_IDS_H_
 
@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-// Of a repeated field of uint32. Nothing is checked.
+// Converts a repeated field of uint32. Checks nothing.
 template <typename WireIds>
 std::vector<int32_t> TokenIdsFromWire(const WireIds& ids) {
   return {ids.begin(), ids.end()};

@@ -1,5 +1,5 @@
-// What a service counts and measures of itself, as Prometheus knows it. An update is one atomic
-// operation; nothing here serves the figures to anybody.
+// A service's counters and measurements, as Prometheus metrics. An update is one atomic operation.
+// Not here: the page that serves them.
 //
 //   prometheus::Counter& tokens = metrics.AddCounter("isobit_tokens_generated_total", "...");
 //   tokens.Increment();
@@ -28,8 +28,8 @@
 
 namespace isobit {
 
-// All of one process. Thread-safe. A name stands for one type and one help; labels tell its series
-// apart, and their values are few and known beforehand, never what a client sends.
+// All metrics of one process. Thread-safe. Each name has one type and one help text. Labels tell
+// its series apart; their values are few and known beforehand, never what a client sends.
 class Metrics final : public prometheus::Collectable {
  public:
   // Keeps a figure in Collect's answer until it is destroyed. Metrics outlives it.
@@ -47,8 +47,8 @@ class Metrics final : public prometheus::Collectable {
     const uint64_t id_;
   };
 
-  // Figures that whoever adds them updates, as long as this object lives. A counter or histogram
-  // of the same name and labels is added once only.
+  // Figures that the caller updates, as long as this object lives. Calls with the same name and
+  // labels return the same counter or histogram.
   prometheus::Counter& AddCounter(const std::string& name, const std::string& help,
                                   const prometheus::Labels& labels = {});
   // bounds: ascending upper bounds of the buckets; one without a bound follows.
@@ -56,15 +56,15 @@ class Metrics final : public prometheus::Collectable {
                                       const std::vector<double>& bounds,
                                       const prometheus::Labels& labels = {});
 
-  // A figure that something else holds: `read` is called by Collect, on any thread, and not after
-  // the observation is destroyed. It may not use these metrics. type: Counter or Gauge.
+  // A figure that is kept elsewhere. Collect calls `read`, on any thread, but not after the
+  // observation is destroyed. `read` must not use these metrics. type: Counter or Gauge.
   [[nodiscard]] std::unique_ptr<Observation> Observe(prometheus::MetricType type,
                                                      const std::string& name,
                                                      const std::string& help,
                                                      std::function<double()> read,
                                                      prometheus::Labels labels = {});
 
-  // All figures, each as it is at some moment of the call.
+  // All figures, each read at some moment during the call.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
@@ -84,7 +84,7 @@ class Metrics final : public prometheus::Collectable {
   uint64_t next_id_ = 0;                   // guarded by mutex_
 };
 
-// Of what one service observes.
+// The observations of one service.
 using Observations = std::vector<std::unique_ptr<Metrics::Observation>>;
 
 // Bounds of durations in seconds, from a millisecond to ten minutes.

@@ -1,4 +1,5 @@
-// Gathers between ranks that are threads of one process, in host memory, on a thread of its own.
+// Gathers in host memory, between ranks that are threads of one process. Each rank's gathers run on
+// a thread of their own.
 #ifndef ISOBIT_COMMON_PARALLEL_HOST_BLOCK_GATHER_H_
 #define ISOBIT_COMMON_PARALLEL_HOST_BLOCK_GATHER_H_
 

@@ -51,7 +51,7 @@ class NcclBlockGather final : public BlockGather {
 
   absl::Status Init(size_t block_bytes) {
     ISOBIT_RETURN_IF_ERROR(Enter());
-    // Gathers are what ops wait for, so they go first.
+    // Ops wait for gathers, so gathers get the higher priority.
     int least = 0;
     int greatest = 0;
     ISOBIT_RETURN_IF_ERROR(
@@ -70,7 +70,7 @@ class NcclBlockGather final : public BlockGather {
     Buffer& to = buffers_[buffer];
     ISOBIT_RETURN_IF_ERROR(NextSpan());
     const Span& span = spans_[num_spans_ - 1];
-    // Peers write into the buffer too; NCCL has them wait for this rank's stream first.
+    // Peers write into the buffer, too; NCCL makes them wait for this rank's stream first.
     ISOBIT_RETURN_IF_ERROR(
         Checked(cudaStreamWaitEvent(stream_, to.released.get()), "wait for the ops"));
     ISOBIT_RETURN_IF_ERROR(Checked(cudaEventRecord(span.begin.get(), stream_), "record"));
@@ -115,7 +115,7 @@ class NcclBlockGather final : public BlockGather {
     }
   }
 
-  // Once this rank's gathers have ended its shards have been sent.
+  // When this rank's gathers have ended, its shards have been sent.
   absl::Status Finish() override {
     ISOBIT_RETURN_IF_ERROR(WaitForArrival());
     float total = 0.0f;

@@ -1,5 +1,5 @@
-// Gathers between GPUs: NCCL's all-gather on a stream of its own, ordered with the ops by events,
-// so that the host waits for nothing inside a pass.
+// Gathers between GPUs: NCCL's all-gather on a stream of its own. Events order it with the ops, so
+// that the host waits for nothing inside a pass.
 #ifndef ISOBIT_COMMON_PARALLEL_NCCL_BLOCK_GATHER_H_
 #define ISOBIT_COMMON_PARALLEL_NCCL_BLOCK_GATHER_H_
 

@@ -1,6 +1,6 @@
-// The communicator is a blocking one: NCCL starts a thread for every call on one that is not. So
-// that a missing rank blocks nobody for ever, what waits for other ranks runs on a thread that its
-// caller gives up at the deadline. See nccl_group.h.
+// The communicator is a blocking one, because NCCL starts a thread for every call on a non-blocking
+// one. So that a missing rank cannot block the others for ever, calls that wait for other ranks run
+// on a separate thread, which the caller abandons at the deadline. See nccl_group.h.
 #include "common/parallel/nccl_group.h"
 
 #include <cuda_runtime_api.h>
@@ -23,7 +23,7 @@ namespace {
 
 using cuda::CudaStatus;
 
-// `comm`: whose last error is told, or null.
+// comm: its last error is added to the message; may be null.
 absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm) {
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
   const char* const detail = ncclGetLastError(comm);
@@ -43,12 +43,13 @@ void SetEnvironment() {
     // and gathers of blocks fill the links without it; its objects can fail to set up where hosts
     // are shared.
     setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
-    // Connect when the group is made, where waiting is bounded, not at the first collective.
+    // Connect when the group is made, where the wait has a timeout, not at the first collective.
     setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   });
 }
 
-// Runs `work`, which shares nothing with the caller that it does not own, for at most `timeout`.
+// Runs `work` for at most `timeout`. `work` must own everything that it uses, as it may outlive the
+// call.
 absl::Status RunBounded(const std::string& what, std::chrono::milliseconds timeout,
                         std::function<absl::Status()> work) {
   auto task = std::make_shared<std::packaged_task<absl::Status()>>(std::move(work));
@@ -106,7 +107,7 @@ NcclGroup::~NcclGroup() {
     shared_->failure = absl::CancelledError("the NCCL group has ended");
     std::swap(comm, shared_->comm);
   }
-  // Where a peer has gone, it may wait for it. An error has nobody to hear it.
+  // May wait for a peer that has gone. Nobody could handle an error.
   static_cast<void>(RunBounded("ncclCommDestroy", kDestroyTimeout, [comm, device = device()] {
     ISOBIT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device), "cudaSetDevice"));
     return NcclStatus(ncclCommDestroy(comm), "ncclCommDestroy", nullptr);
@@ -132,7 +133,8 @@ absl::StatusOr<NcclMemory> NcclGroup::Allocate(size_t bytes) {
         }
         *memory =
             NcclMemory(static_cast<std::byte*>(address), [](std::byte* p) { ncclMemFree(p); });
-        // No window, and so kernels instead of copy engines, if GPUs are not peers: not an error.
+        // Without peer access there is no window, and NCCL uses kernels instead of copy engines: no
+        // error.
         ncclWindow_t window = nullptr;
         ISOBIT_RETURN_IF_ERROR(NcclStatus(
             ncclCommWindowRegister(comm, address, bytes, &window, NCCL_WIN_COLL_SYMMETRIC),
@@ -178,8 +180,8 @@ void NcclGroup::Abort(const absl::Status& reason) {
     shared_->failure = reason;
     std::swap(comm, shared_->comm);
   }
-  // It may wait for the ranks of this process to end theirs, and for copies that never end: nothing
-  // waits for it. An error here has nobody to hear it.
+  // This may wait for the other ranks of this process, and for copies that never end, so nothing
+  // waits for it. Nobody could handle an error.
   std::thread([comm, device = device()] {
     if (cudaSetDevice(device) == cudaSuccess) static_cast<void>(ncclCommAbort(comm));
   }).detach();

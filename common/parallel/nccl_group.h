@@ -31,8 +31,8 @@ struct NcclOptions {
 // rank's process lives.
 absl::StatusOr<std::string> NewNcclId();
 
-// GPU memory that all ranks allocate together, and that NCCL lets them write for each other where
-// their GPUs are peers.
+// GPU memory that all ranks allocate together. Where GPUs have peer access, NCCL lets the ranks
+// write into each other's.
 using NcclMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
 // All ranks make the same calls in the same order, each from one thread at a time; calls enqueue on
@@ -53,9 +53,9 @@ class NcclGroup {
   int size() const { return options_.size; }
   int device() const { return options_.device; }
 
-  // Every rank's memory of the same size, at least 1 byte. An AllGather within such memory takes no
-  // multiprocessor from the kernels beside it, where GPUs are peers. Waits for all ranks.
-  // RESOURCE_EXHAUSTED: no memory.
+  // Allocates memory of the same size, at least 1 byte, on every rank, and waits for all ranks.
+  // Where GPUs have peer access, an AllGather within such memory takes no multiprocessor from
+  // kernels that run beside it. RESOURCE_EXHAUSTED: no memory.
   absl::StatusOr<NcclMemory> Allocate(size_t bytes);
 
   // receive[r * bytes, (r + 1) * bytes) = rank r's send[0, bytes), on every rank. `send` may be
@@ -63,7 +63,7 @@ class NcclGroup {
   absl::Status AllGather(const void* send, void* receive, size_t bytes, CUstream_st* stream);
 
   // Any other collective: `call` puts it on a stream of the group's device and returns NCCL's
-  // result. what: for error messages, as the function's name.
+  // result. what: names it in errors, for instance the function's name.
   absl::Status Run(const char* what, absl::FunctionRef<int(ncclComm*)> call);
 
   // The first error of a collective in flight. Any thread.
@@ -80,7 +80,7 @@ class NcclGroup {
       : options_(options), shared_(std::move(shared)) {}
 
   const NcclOptions options_;
-  // Kept alive by a call that timed out, too, which still holds the communicator.
+  // Also owned by each call that timed out, since that call still uses the communicator.
   const std::shared_ptr<Shared> shared_;
 };
 

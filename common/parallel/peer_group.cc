@@ -18,7 +18,7 @@ namespace {
 
 using cuda::CudaStatus;
 
-// Gives the calling thread its device back.
+// Restores the calling thread's current device.
 class DeviceRestorer {
  public:
   DeviceRestorer() { cudaGetDevice(&device_); }
@@ -47,7 +47,7 @@ absl::Status MapPeer(int device, int peer) {
   ISOBIT_RETURN_IF_ERROR(SetDevice(device));
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    cudaGetLastError();  // it stays set, and would be taken for a later launch's
+    cudaGetLastError();  // clears it: otherwise a later launch would report it
     return absl::OkStatus();
   }
   return CudaStatus(error, absl::StrCat("CUDA device ", device, " maps device ", peer));

@@ -49,7 +49,8 @@ class PeerGroup {
   // The most ranks that share a device.
   int most_ranks_on_a_device() const;
 
-  // Every byte of it is `fill`. RESOURCE_EXHAUSTED: a device has not that much memory.
+  // Allocates a buffer on every rank's device; every byte is `fill`. RESOURCE_EXHAUSTED: a device
+  // has not that much memory.
   absl::StatusOr<PeerMemory> Allocate(size_t bytes, unsigned char fill) const;
 
  private:

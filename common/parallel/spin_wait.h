@@ -18,8 +18,9 @@ inline void RelaxCore() {
 #endif
 }
 
-// Returns what `number` is once it is not `old`, looking at it for `awake` before it sleeps. Who
-// changes it calls notify_all (or notify_one) afterwards. Acquires.
+// Waits until `number` differs from `old`, and returns it. Polls for the time `awake`, then sleeps.
+// Whoever changes `number` must call notify_all (or notify_one) afterwards. Loads with acquire
+// order.
 inline uint32_t AwaitChange(const std::atomic<uint32_t>& number, uint32_t old,
                             std::chrono::microseconds awake) {
   using Clock = std::chrono::steady_clock;

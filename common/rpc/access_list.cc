@@ -111,7 +111,7 @@ absl::StatusOr<AccessClient> ClientOf(const Json& json, const std::string& where
   return client;
 }
 
-// No name, token or certificate may stand for two.
+// No two clients may have the same name, bearer token or certificate.
 absl::Status CheckDistinct(const std::vector<AccessClient>& clients, const std::string& source) {
   std::set<std::string> names, certificates;
   std::set<TokenHash> tokens;
@@ -155,7 +155,7 @@ const AccessClient* AccessList::ByToken(absl::string_view token) const {
   const AccessClient* found = nullptr;
   for (const AccessClient& client : clients_) {
     for (const TokenHash& own : client.tokens) {
-      // No way out of the loops: they take the same time for a right token and a wrong one.
+      // The loops have no early exit, so that a right token and a wrong one take the same time.
       if (CRYPTO_memcmp(own.data(), hash.data(), hash.size()) == 0) found = &client;
     }
   }
@@ -187,7 +187,7 @@ std::shared_ptr<const AccessList> AccessFile::Current() {
         ISOBIT_LOG(Info) << "--access_file " << path_ << " has changed: " << list_->num_clients()
                          << " clients from now on";
     } else {
-      ISOBIT_LOG(Error) << "what was in force stays, as the file has changed and "
+      ISOBIT_LOG(Error) << "the old access list stays in force, because the file has changed and "
                         << loaded.message();
     }
   }

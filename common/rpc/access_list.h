@@ -1,5 +1,5 @@
-// Who may call: the clients that an access file names, each with its roles, known by a certificate
-// or by a bearer token. docs/API.md describes the file.
+// Who may call: the clients that an access file names, each with its roles. A client is recognised
+// by a certificate or by a bearer token. docs/API.md describes the file.
 #ifndef ISOBIT_COMMON_RPC_ACCESS_LIST_H_
 #define ISOBIT_COMMON_RPC_ACCESS_LIST_H_
 
@@ -18,7 +18,7 @@
 
 namespace isobit {
 
-using TokenHash = std::array<unsigned char, 32>;  // SHA-256 of a token
+using TokenHash = std::array<unsigned char, 32>;  // SHA-256 of a bearer token
 
 // Whether they are equal, in a time that depends on the length of `shown` alone.
 bool SameSecret(absl::string_view shown, absl::string_view secret);
@@ -39,8 +39,8 @@ class AccessList {
   // any name, token or certificate that two clients share.
   static absl::StatusOr<AccessList> Parse(absl::string_view text, const std::string& source);
 
-  // The client of this token; null if there is none. The time does not depend on how much of a
-  // hash is right, nor on whose token it is.
+  // The client of this bearer token; null if there is none. The time depends neither on how much of
+  // a hash is right, nor on whose token it is.
   const AccessClient* ByToken(absl::string_view token) const;
   // The first client that has one of the names of a certificate; null if none has.
   const AccessClient* ByCertificate(absl::Span<const std::string> names) const;
@@ -51,8 +51,8 @@ class AccessList {
   std::vector<AccessClient> clients_;
 };
 
-// An access file that is read anew when it changes. A new file that is broken, or gone, leaves what
-// was in force, and is logged. Thread-safe.
+// An access file that is read again when it changes. If the file is then broken or missing, the old
+// list stays in force and the error is logged. Thread-safe.
 class AccessFile {
  public:
   // Errors: as AccessList::Parse; NOT_FOUND and the like: it cannot be read.

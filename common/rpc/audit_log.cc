@@ -32,7 +32,7 @@ absl::StatusOr<Descriptor> OpenForAppend(const std::string& path) {
   return file;
 }
 
-// One write where the system takes it whole, so that lines of several processes do not mix.
+// One write if the system accepts the whole line, so that lines of several processes do not mix.
 absl::Status Append(const std::string& path, absl::string_view line) {
   ISOBIT_ASSIGN_OR_RETURN(const Descriptor file, OpenForAppend(path));
   while (!line.empty()) {
@@ -59,7 +59,7 @@ std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
       {"outcome", absl::StatusCodeToString(entry.outcome.code())}};
   if (!entry.outcome.ok()) line["message"] = Cut(absl::StrCat(entry.outcome.message()));
   if (num_left_out > 0) line["refusals_left_out"] = num_left_out;
-  // ASCII; what is not UTF-8 is replaced.
+  // Writes ASCII, and replaces bytes that are not UTF-8.
   return line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 

@@ -1,5 +1,6 @@
-// A line for each call that uses the role admin, or tries to: who asked for what, and what came of
-// it. One JSON object a line, so that nothing a client sends can forge another.
+// The audit log: a line for each call that uses the role admin, or tries to. It says who asked for
+// what, and the outcome. Each line is one JSON object, so that nothing a client sends can forge a
+// line.
 #ifndef ISOBIT_COMMON_RPC_AUDIT_LOG_H_
 #define ISOBIT_COMMON_RPC_AUDIT_LOG_H_
 
@@ -26,13 +27,13 @@ struct AuditEntry {
 // Thread-safe.
 class AuditLog {
  public:
-  // Lines are appended to the file `path`, which is opened for each, so that it may be rotated;
-  // empty: they go to the log. Errors: the file cannot be opened.
+  // Lines are appended to the file `path`, which is opened for each line, so that it may be
+  // rotated. Empty: lines go to the service's log. Errors: the file cannot be opened.
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(std::string path);
 
   void Write(const AuditEntry& entry);
-  // For calls that strangers can make as often as they like: of those within a second of one
-  // another the first alone is written, with the number left out before it.
+  // For refused calls, which strangers can make as often as they like. Writes at most one such line
+  // a second, with the number of lines left out before it.
   void WriteRefused(const AuditEntry& entry);
 
  private:

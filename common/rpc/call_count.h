@@ -1,5 +1,5 @@
 // Counts the calls of a server that are in flight, so that a drain can wait for them while the
-// server still answers newcomers itself.
+// server still answers new calls.
 #ifndef ISOBIT_COMMON_RPC_CALL_COUNT_H_
 #define ISOBIT_COMMON_RPC_CALL_COUNT_H_
 
@@ -30,8 +30,8 @@ class CallCount {
   int64_t calls_ = 0;  // guarded by mutex_
 };
 
-// What a server is built with to count the calls of the named services; others, such as a health
-// watch that never ends, do not count.
+// An interceptor factory for the server's builder, which counts the calls of the named services.
+// Other calls, such as a health watch that never ends, do not count.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCallsOf(
     std::vector<std::string> services, std::shared_ptr<CallCount> count);
 

@@ -20,14 +20,15 @@ namespace {
 
 constexpr char kOurPackage[] = "/isobit.v1.";
 constexpr char kAbort[] = "/isobit.v1.RolloutService/Abort";
-// Every gRPC client sends it. Without it a call counts as one of the main port, which may less.
+// Every gRPC client sends this header. A call without it counts as one of the main port, where
+// fewer methods are allowed.
 constexpr char kMarkHeader[] = "user-agent";
 
-// Who calls: one of the access file's clients, or why he is none.
+// The access file's client that calls; an error says why it is none.
 absl::StatusOr<const AccessClient*> Authenticate(const AccessList& list,
                                                  std::optional<absl::string_view> authorization,
                                                  absl::Span<const std::string> certificate_names) {
-  if (authorization) {  // it alone counts then
+  if (authorization) {  // then the certificate does not count
     absl::string_view token = *authorization;
     const bool is_bearer =
         token.size() > 7 && absl::EqualsIgnoreCase(token.substr(0, 7), "bearer ");
@@ -101,9 +102,11 @@ class GatedCall final : public grpc::experimental::Interceptor {
  private:
   void Look(const void* message) {
     if (message == nullptr) return;
-    // Every message of ours is a google::protobuf::Message and nothing before it.
+    // Every message of ours derives from google::protobuf::Message as its first base, so that the
+    // pointers are equal.
     if (method_ == kAbort) {
-      // An admin may end anybody's requests; others end their own, and only try to end all.
+      // An admin may end anybody's requests. Others may end their own, without an audit line; their
+      // attempt to end all has one.
       is_audited_ =
           static_cast<const v1::AbortRequest*>(message)->all() || gate_->CheckAdmin(context_).ok();
     }
@@ -119,11 +122,11 @@ class GatedCall final : public grpc::experimental::Interceptor {
                                 .method = method_,
                                 .arguments = arguments_,
                                 .outcome = FromGrpcStatus(status)};
-      // To try to abort all takes no role.
+      // Anybody can try to abort all requests.
       const bool is_admin = gate_->CheckAdmin(context_).ok();
       is_admin ? gate_->options_.audit->Write(entry) : gate_->options_.audit->WriteRefused(entry);
     }
-    // Before the client knows the end: its next call must not find the quota still taken.
+    // Before the client sees the end: its next call must not find the quota still taken.
     gate_->ReturnQuota(context_);
     if (!status.ok() && !gate_->SeesPaths(context_)) {
       methods.ModifySendStatus(
@@ -209,7 +212,8 @@ CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const 
   RoleSet roles(CallerRole::kAdmin, CallerRole::kWatch);
   call.client = isobit::ClientOf(context);
   if (options_.access != nullptr) {
-    // The check has let it through, but the file may have changed since: then it may nothing more.
+    // The check has admitted the call, but the access file may have changed since. A client that it
+    // no longer names has no role.
     const std::shared_ptr<const AccessList> list = options_.access->Current();
     const auto caller =
         Authenticate(*list, HeaderOf(context, "authorization"), CertificateNames(context));

@@ -1,8 +1,8 @@
-// The gate of a server: who calls, whether he may, and how much he holds. It stands at three
-// places:
+// The gate of a server: it identifies the caller, checks what the caller may do, and limits what
+// the caller holds. It acts at three places:
 //  - the credentials check each call by method, role and listener before its message is read;
 //  - an interceptor knows the caller for as long as the call lasts, writes the audit line, and
-//    takes the server's paths out of messages to those who may not see them;
+//    removes the server's paths from error messages to callers who may not see them;
 //  - handlers ask it for what depends on the message: quotas, and who may end whose requests.
 #ifndef ISOBIT_COMMON_RPC_CALL_GATE_H_
 #define ISOBIT_COMMON_RPC_CALL_GATE_H_
@@ -29,8 +29,8 @@ namespace isobit {
 
 // Where a call came in.
 enum class Listener {
-  kMain,   // all methods, but those of admins if they have a port of their own
-  kAdmin,  // what admins may call, and health
+  kMain,   // all methods, except admin methods if there is an admin port
+  kAdmin,  // admin methods, and health
 };
 
 struct CallGateOptions {
@@ -46,34 +46,37 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // The default lets everybody do everything.
   static std::shared_ptr<CallGate> Create(CallGateOptions options = {});
 
-  // Whether calls need a check, and so credentials that can make it.
+  // Whether calls need a check, and so credentials that can perform it.
   bool checks_calls() const { return options_.access != nullptr || options_.has_admin_port; }
 
-  // For the credentials of a listener. UNAUTHENTICATED: neither token nor certificate, or a token
-  // that nobody has; PERMISSION_DENIED, naming the role: the client lacks it.
+  // The check for the credentials of a listener. UNAUTHENTICATED: the call has neither bearer token
+  // nor certificate, or one that the access file does not know. PERMISSION_DENIED, naming the role:
+  // the client lacks it.
   CallCheck CheckFor(Listener listener);
-  // The header to hide from calls of `listener`, by which the gate can later tell it.
+  // The header that the credentials of `listener` must hide; empty: none. A call's context does not
+  // say which listener it came from, so the gate tells by this header.
   std::string HiddenHeaderOf(Listener listener) const;
 
-  // For the server that has these credentials.
+  // The interceptor factory for the server that has these credentials.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptor();
 
   // All below are for handlers, with the context of a call under way. Without the
   // interceptor, as in tests of one service, everybody is one client who may do everything.
 
-  // Takes `amounts` of the client's quota until the call ends, beside what the call took before.
-  // Errors: as Quota::Take.
+  // Takes `amounts` of the client's quota until the call ends, in addition to what the call took
+  // before. Errors: as Quota::Take.
   absl::Status Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts);
 
-  // Names the client: as the access file does, or without one as held_bytes.h's ClientOf.
+  // The client's name: that in the access file, or, without an access file, that of held_bytes.h's
+  // ClientOf.
   std::string ClientOf(const grpc::ServerContextBase& context) const;
 
-  // Writes the audit line of a call that the interceptor does not see: one as for an admin call if
-  // `outcome` is OK, else one as for a refused attempt (audit_log.h).
+  // Writes the audit line of a call that the interceptor does not see: AuditLog::Write if `outcome`
+  // is OK, else WriteRefused.
   void Audit(const grpc::ServerContextBase& context, std::string method, std::string arguments,
              const absl::Status& outcome) const;
 
-  // OK if the client may do what takes the role admin, here; else PERMISSION_DENIED.
+  // OK if the client may do, at this listener, what needs the role admin; else PERMISSION_DENIED.
   absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
 
  private:

@@ -1,4 +1,4 @@
-// The flag --max_calls_mb, of services that bound one kind of memory: that of their calls.
+// The flag --max_calls_mb, for services that bound only the memory of their calls.
 #ifndef ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_
 #define ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_
 

@@ -13,9 +13,9 @@ ABSL_FLAG(std::string, upstream_tls_cert, "",
 ABSL_FLAG(std::string, upstream_tls_key, "",
           "The key of --upstream_tls_cert (PEM, no passphrase).");
 ABSL_FLAG(std::string, upstream_tls_server_name, "",
-          "Name that their certificates must have; empty: that of their address.");
+          "Name that their certificates must have; empty: the host in their address.");
 ABSL_FLAG(std::string, upstream_token_file, "",
-          "File with the bearer token to call them with; without TLS on this host alone.");
+          "File with the bearer token for calls to them; without TLS it goes only to this host.");
 
 namespace isobit {
 

@@ -21,7 +21,7 @@ namespace {
 constexpr char kTokenFlag[] = "--upstream_token_file";
 constexpr unsigned int kRefreshSeconds = 1;
 
-// Puts the token of a file into each call.
+// Adds the bearer token of a file to each call.
 class TokenPlugin final : public grpc::MetadataCredentialsPlugin {
  public:
   TokenPlugin(std::string path, std::string token)
@@ -40,7 +40,7 @@ class TokenPlugin final : public grpc::MetadataCredentialsPlugin {
       if (token.ok()) {
         token_ = *std::move(token);
       } else {
-        ISOBIT_LOG(Error) << "the old token stays, as its file has changed and "
+        ISOBIT_LOG(Error) << "the old bearer token stays in use, because its file has changed and "
                           << token.status().message();
       }
     }

@@ -13,9 +13,9 @@
 namespace isobit {
 
 struct ChannelSecurityOptions {
-  TlsFiles tls{};             // with a CA: TLS; certificate and key are one's own, for mTLS
-  std::string server_name{};  // that certificates of servers must have; empty: the address's
-  std::string token_file{};   // its token goes with every call; empty: none
+  TlsFiles tls{};  // with a CA: TLS; certificate and key are this process's own, for mTLS
+  std::string server_name{};  // name in servers' certificates; empty: the host in the address
+  std::string token_file{};   // its bearer token goes with every call; empty: none
 };
 
 struct ChannelSecurity {
@@ -23,14 +23,15 @@ struct ChannelSecurity {
   std::string server_name{};
 };
 
-// Files that change are taken up: certificates within a second, for new connections (a pair that
-// does not match makes these fail until it does), the token at the next call. Without a CA a token
-// goes to this host's servers alone: gRPC closes connections to other than loopback addresses.
-// INVALID_ARGUMENT: a certificate or server name without a CA, or files that are not what they
-// should be. NOT_FOUND and the like: a file cannot be read.
+// Files are read again when they change. New certificates serve new connections within a second;
+// while certificate and key do not match, new connections fail. A new bearer token goes with the
+// next call. Without a CA, a bearer token goes only to servers on this host: gRPC closes
+// connections to addresses other than loopback. INVALID_ARGUMENT: a certificate or server name
+// without a CA, or files that are not what they should be. NOT_FOUND and the like: a file cannot be
+// read.
 absl::StatusOr<ChannelSecurity> MakeChannelSecurity(const ChannelSecurityOptions& options);
 
-// The token in a file: one word of printable ASCII. `what` names the file in errors.
+// The bearer token in a file: one word of printable ASCII. `what` names the file in errors.
 absl::StatusOr<std::string> ReadToken(const std::string& what, const std::string& path);
 
 }  // namespace isobit

@@ -25,7 +25,7 @@ constexpr rlim_t kMaxDescriptors = 65536;
 // How long the loop rests when the system has no descriptor or memory for a connection.
 constexpr int kRestMs = 50;
 constexpr std::chrono::seconds kLogInterval(1);
-// How many are taken in a row from one listener.
+// How many connections are accepted in a row from one listener.
 constexpr int kBatch = 64;
 
 Descriptor OpenSpare() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -114,7 +114,7 @@ void ConnectionAcceptor::AcceptUntilStopped() {
   for (const Descriptor& listener : listeners_) events.push_back({listener.get(), POLLIN, 0});
   bool can_accept = true;
   while (true) {
-    // At rest it looks at nothing but the end: what waits would wake it over and over.
+    // While it rests it polls only for the end: waiting connections would wake it over and over.
     if (poll(events.data(), can_accept ? events.size() : 1, can_accept ? -1 : kRestMs) < 0) {
       ISOBIT_CHECK(errno == EINTR || errno == ENOMEM) << "poll: errno " << errno;
       continue;
@@ -139,7 +139,7 @@ bool ConnectionAcceptor::AcceptAll(int listener) {
       RefuseOne(errno, listener);
       return false;
     }
-    // Anything else is the fault of one connection that went before it was accepted.
+    // Any other error is that of one connection, which was closed before it was accepted.
   }
   return true;
 }
@@ -157,7 +157,7 @@ void ConnectionAcceptor::Adopt(Descriptor connection, const sockaddr_storage& ca
 }
 
 void ConnectionAcceptor::RefuseOne(int error, int listener) {
-  // Whoever waits longest gets an end instead of silence.
+  // Closes the connection that has waited longest, instead of leaving it without an answer.
   spare_.Close();
   Descriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).Close();
   spare_ = OpenSpare();

@@ -1,5 +1,6 @@
-// Accepts TCP connections for a gRPC server. gRPC's own listener (1.51) stops for good at the first
-// accept that fails for want of a descriptor; this one has a cap and recovers from everything.
+// Accepts TCP connections for a gRPC server. gRPC's own listener (1.51) stops for good when an
+// accept first fails because no descriptor is free. This one bounds the number of connections and
+// recovers from every error.
 //
 //   ISOBIT_ASSIGN_OR_RETURN(auto acceptor, ConnectionAcceptor::Listen(options));
 //   acceptor->AttachTo(builder, credentials);
@@ -41,18 +42,18 @@ class ConnectionAcceptor {
     // In [0, 65535]; 0 lets the system choose.
     int port = 0;
     // Connections open at one time, in [1, descriptor limit - kReservedDescriptors]. 0: half of the
-    // limit, at most kDefaultMaxConnections. What comes beyond is accepted and closed at once.
+    // limit, at most kDefaultMaxConnections. Further connections are accepted and closed at once.
     int64_t max_connections = 0;
-    // Of these, how many may be of one address (open_connections.h), at least 1: one stranger must
-    // not take all places. 0: a quarter, and any number from loopback, where all callers of a
-    // service that listens there, or has its proxy there, have one address.
+    // How many of these one address may have (open_connections.h), at least 1, so that one stranger
+    // cannot take them all. 0: a quarter, and no bound for loopback: if the service or its proxy
+    // listens there, all callers have that address.
     int64_t max_connections_per_address = 0;
     // Counts the connections, as those of `listener`.
     std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
     std::string listener = "main";
   };
   static constexpr int64_t kDefaultMaxConnections = 4096;
-  // Left for all that are no connections: files, event queues, connections to other services.
+  // Descriptors left for everything else: files, event queues, connections to other services.
   static constexpr int64_t kReservedDescriptors = 64;
 
   // Binds and listens, without SO_REUSEPORT, so that no other process can share the port. Nothing
@@ -62,17 +63,17 @@ class ConnectionAcceptor {
 
   ConnectionAcceptor(const ConnectionAcceptor&) = delete;
   ConnectionAcceptor& operator=(const ConnectionAcceptor&) = delete;
-  // Stops, unless that is done.
+  // Calls Stop.
   ~ConnectionAcceptor();
 
-  // Lets the server that `builder` makes have the connections, through `credentials`. Once.
+  // Connections go to the server that `builder` makes, with `credentials`. Call it once.
   void AttachTo(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials);
 
-  // Accepts, on a thread of its own, from when the server has been started.
+  // Starts accepting, on a thread of its own. Call it after the server has started.
   void Start();
 
-  // Accepts no more, and frees the port. Connections live on. Once it returns the server may shut
-  // down, as it would leak what it were handed then.
+  // Stops accepting and frees the port; open connections stay. Call it before the server's
+  // Shutdown: a connection that the server gets later would leak.
   void Stop();
 
   int port() const { return port_; }
@@ -82,7 +83,8 @@ class ConnectionAcceptor {
   ConnectionAcceptor(const Options& options, int64_t max_connections);
 
   void AcceptUntilStopped();
-  // Takes what waits at `listener`. False: the system has no descriptor or memory for more now.
+  // Accepts the connections that wait at `listener`. False: the system has no descriptor or memory
+  // for more at present.
   bool AcceptAll(int listener);
   // Hands `connection` over, or closes it when there are too many.
   void Adopt(Descriptor connection, const sockaddr_storage& caller);
@@ -97,13 +99,13 @@ class ConnectionAcceptor {
   int port_ = 0;
   std::vector<Descriptor> listeners_;
   Descriptor wake_;   // an eventfd: ends the thread
-  Descriptor spare_;  // closed to have a descriptor with which to refuse, when there is no other
+  Descriptor spare_;  // closed to free a descriptor for refusing a connection
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
 
   OpenConnections connections_;
   std::chrono::steady_clock::time_point next_log_;
   double num_logged_ = 0;  // of num_refused_
-  std::thread thread_;     // alone uses the three above
+  std::thread thread_;     // the only one to use the three above
 };
 
 }  // namespace isobit

@@ -34,7 +34,7 @@ absl::StatusOr<std::string> ReadAll(const std::string& what, const std::string& 
     const ssize_t n = read(fd, text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(errno, absl::StrCat(what, " ", path));
-    if (n == 0) break;  // it was cut meanwhile
+    if (n == 0) break;  // the file was truncated meanwhile
     done += static_cast<size_t>(n);
   }
   text.resize(done);
@@ -56,7 +56,7 @@ FileStamp StampOf(const std::string& path) {
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& what, const std::string& path) {
-  // Not blocking, for a path that is a pipe.
+  // O_NONBLOCK, so that a path that is a pipe does not wait.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return FileError(errno, absl::StrCat(what, " ", path));
   absl::StatusOr<std::string> text = ReadAll(what, path, fd);

@@ -1,5 +1,5 @@
-// Small files that a running server takes up again when they change: how it sees that they did, and
-// reads them.
+// Small files that a running server reads again when they change: how it notices a change, and how
+// it reads them.
 #ifndef ISOBIT_COMMON_RPC_FILE_STAMP_H_
 #define ISOBIT_COMMON_RPC_FILE_STAMP_H_
 
@@ -10,17 +10,18 @@
 
 namespace isobit {
 
-// What changes when a file is written or replaced, also by way of a symlink. All zero: no file.
+// Differs after a file is written or replaced, also through a symlink. All zero: no file.
 struct FileStamp {
   uint64_t device = 0, inode = 0;
   int64_t size = 0, modified_ns = 0, changed_ns = 0;
-  // The file was left alone for a while. Clocks of file systems tick slowly, so a second change in
-  // the same tick shows nowhere else: whoever read an unsettled file reads it once more.
+  // The last change is a while ago. File system clocks tick slowly, so the stamp does not show a
+  // second change in the same tick: whoever has read a file that was not settled reads it once
+  // more.
   bool is_settled = false;
   bool operator==(const FileStamp&) const = default;
 };
 
-// Take it before reading: a change while one reads then shows in the next stamp.
+// Take the stamp before reading the file: the next stamp then shows a change during the read.
 FileStamp StampOf(const std::string& path);
 
 // The whole of a file of at most 1 MiB. `what` names it in errors, such as "--tls_cert".

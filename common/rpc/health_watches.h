@@ -10,8 +10,8 @@
 
 namespace isobit {
 
-// One for each connection that an address may have by default: a client watches health once for a
-// connection. Not taken of the clients' quotas: who has no role must not use those up.
+// By default an address may have this many connections, and a client watches health once for each.
+// Watches do not count in the clients' quotas: callers without a role must not use those up.
 inline constexpr int64_t kMaxClientHealthWatches = 1024;
 inline constexpr int64_t kMaxHealthWatches = 4096;
 

@@ -1,4 +1,4 @@
-// Counts held bytes without a lock; only to open an account takes one. See held_bytes.h.
+// Counts held bytes without a lock; only opening an account takes one. See held_bytes.h.
 #include "common/rpc/held_bytes.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace isobit {
 namespace {
 
-// About a batch; a client that comes back too early is told so again.
+// About the time of one batch. A client that retries too early gets the same hint again.
 constexpr std::chrono::milliseconds kRetryDelay(1000);
 
 // Adds `bytes`, unless the sum would then exceed `bound`.

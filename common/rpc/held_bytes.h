@@ -18,15 +18,15 @@
 
 namespace isobit {
 
-// What gRPC holds of one call, besides messages: some 28 KiB, as tests/attack/memory_test.py shows.
+// What gRPC holds for one call besides messages: some 28 KiB, as tests/attack/memory_test.py shows.
 inline constexpr size_t kCallBytes = 32 << 10;
 
-// Who makes the call: the name that its certificate or token has proved, else its address without
+// The caller's name: the one that its certificate or bearer token proves, else its address without
 // the port.
 std::string ClientOf(const grpc::ServerContextBase& context);
 
-// Frees what `message` holds. gRPC keeps a request as long as its call; a handler that has read it
-// need not.
+// Frees the contents of `message`. gRPC keeps a request as long as its call, although a handler
+// that has read it no longer needs it.
 template <typename Message>
 void DropContent(const Message* message) {
   Message().Swap(const_cast<Message*>(message));  // gRPC's own, which is not const
@@ -46,13 +46,13 @@ class HeldBytes;
 // Thread-safe.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // what: is held, for messages, such as "results that wait to be read".
+  // what: names what is held, for error messages, such as "results that wait to be read".
   ByteBudget(std::string what, const ByteLimits& limits);
 
-  // Nothing yet, for `client`.
+  // Holds nothing yet; counts against `client`.
   HeldBytes Open(const std::string& client);
 
-  // In all.
+  // Bytes, of all clients.
   size_t held() const { return total_; }
 
  private:
@@ -75,9 +75,9 @@ class HeldBytes {
   HeldBytes& operator=(HeldBytes&& other) noexcept;
   ~HeldBytes();
 
-  // Holds `bytes` from now on, instead of what it held. RESOURCE_EXHAUSTED, and it holds what it
-  // held: one of the bounds does not allow that much more; with a retry hint, unless `bytes` alone
-  // are over one. To hold less never fails.
+  // Holds `bytes` from now on, instead of what it held. RESOURCE_EXHAUSTED: a bound does not allow
+  // that much more, and it holds what it held before; the error has a retry hint, unless `bytes`
+  // alone exceeds a bound. Holding less never fails.
   absl::Status Resize(size_t bytes);
 
  private:

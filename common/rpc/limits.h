@@ -14,12 +14,12 @@ inline constexpr int kMaxMessageBytes = 64 << 20;
 // Calls in flight on one connection; a client holds further ones back.
 inline constexpr int kMaxConcurrentStreams = 4096;
 
-// A client pings an idle connection that often; a server allows pings up to three times as often.
+// How often a client pings an idle connection; a server allows pings up to three times as often.
 inline constexpr int kKeepaliveTimeMs = 30000;
 inline constexpr int kMinPingIntervalMs = 10000;
 // The longest pause between two attempts to connect.
 inline constexpr int kMaxReconnectBackoffMs = 2000;
-// A connection whose ping stays unanswered that long is dead.
+// A connection whose ping stays unanswered for this long is dead.
 inline constexpr int kKeepaliveTimeoutMs = 10000;
 // A new connection that has not finished its handshake, TLS and HTTP/2, by then is closed.
 inline constexpr int kHandshakeTimeoutMs = 10000;

@@ -62,8 +62,8 @@ bool Set(int socket, int level, int option, int value) {
 Descriptor Listen(const addrinfo& address) {
   Descriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.is_open()) return socket;
-  // Accepted sockets inherit the last two. Without the last, a peer that vanished with data unread
-  // keeps its connection for a quarter of an hour.
+  // Accepted sockets inherit the last two options. Without the last, the connection of a caller
+  // that has vanished with unread data stays for a quarter of an hour.
   const bool ok = Set(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1) &&
                   (address.ai_family != AF_INET6 ||
                    Set(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY,

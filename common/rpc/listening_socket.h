@@ -16,9 +16,9 @@ struct ListeningSockets {
 };
 
 // Listens on every address that `host` stands for: an IPv4 or IPv6 address ("::" takes IPv4, too)
-// or a name. port: 0 lets the system choose. No other process can share the port. What is accepted
-// sends without delay (TCP_NODELAY). INVALID_ARGUMENT: a port outside [0, 65535]. UNAVAILABLE: the
-// host is not known, or an address of it cannot be bound.
+// or a name. port: 0 lets the system choose. No other process can share the port. Accepted
+// connections send without delay (TCP_NODELAY). INVALID_ARGUMENT: a port outside [0, 65535].
+// UNAVAILABLE: the host is not known, or an address of it cannot be bound.
 absl::StatusOr<ListeningSockets> ListenOn(const std::string& host, int port);
 
 }  // namespace isobit

@@ -26,7 +26,8 @@ constexpr RoleSet kLook(CallerRole::kWatch, CallerRole::kAdmin);
 // INVARIANT: every method of every service of ours has a row (MethodRolesTest.EveryMethodHasARole).
 constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/Generate", RoleSet(CallerRole::kGenerate)},
-    // Of one's own requests; of others' or of all, admin alone (RolloutService::Abort).
+    // For a client's own requests. Those of others, or all requests, need admin
+    // (RolloutService::Abort).
     {"/isobit.v1.RolloutService/Abort", RoleSet(CallerRole::kGenerate, CallerRole::kAdmin)},
     {"/isobit.v1.RolloutService/PauseGeneration", kAdmin},
     {"/isobit.v1.RolloutService/ContinueGeneration", kAdmin},

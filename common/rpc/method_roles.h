@@ -9,7 +9,7 @@
 
 namespace isobit {
 
-// What a client may be allowed to do. No role holds another.
+// What a client may be allowed to do. No role includes another.
 enum class CallerRole { kGenerate, kScore, kCompare, kWatch, kAdmin };
 
 // "generate", "score", "compare", "watch", "admin".
@@ -35,15 +35,15 @@ class RoleSet {
   unsigned bits_ = 0;
 };
 
-// The roles of which any one allows a call of `method`, such as
-// "/isobit.v1.ScorerService/Score"; none for a method that is not in the table.
+// Any one of these roles allows a call of `method`, such as "/isobit.v1.ScorerService/Score"; none
+// for a method that is not in the table.
 RoleSet RolesFor(absl::string_view method);
 
 // Whether everybody may call it: health.
 bool IsOpenToAll(absl::string_view method);
 
-// Whether it changes what the service is to others: it needs the role admin and no other will do.
-// Abort is not, though ending all requests takes that role.
+// Whether only the role admin may call it, because it changes the service for others. Abort is no
+// such method, although ending all requests needs that role.
 bool IsAdminMethod(absl::string_view method);
 
 }  // namespace isobit

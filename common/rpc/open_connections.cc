@@ -96,7 +96,8 @@ void OpenConnections::Sweep() {
     return true;
   });
   const auto end = std::chrono::steady_clock::now();
-  next_sweep_ = end + 10 * (end - start);  // a flood of newcomers must not buy sweeps alone
+  next_sweep_ =
+      end + 10 * (end - start);  // a flood of new connections must not cause sweep after sweep
 }
 
 void OpenConnections::Forget(const Connection& connection) {

@@ -13,7 +13,7 @@
 
 namespace isobit {
 
-// Who is at the other end of a connection.
+// The address of a caller, as far as it tells hosts apart.
 struct CallerAddress {
   // An IPv4 address, also of IPv4 in IPv6; or the first 64 bits of an IPv6 address, as one host may
   // have all addresses that begin with them.
@@ -40,13 +40,14 @@ class OpenConnections {
   };
 
   absl::Status CheckRoom(const CallerAddress& caller) const;
-  // Forgets those that are gone, unless that was done a moment ago.
+  // Forgets connections that are gone, unless it did so a moment ago.
   void Sweep();
   void Forget(const Connection& connection);
 
   const int64_t max_total_, max_of_address_;
   const bool exempts_loopback_;
-  // By descriptor. gRPC closes them: one whose inode has changed is gone.
+  // By descriptor. gRPC closes the sockets: a connection whose descriptor has another inode now is
+  // gone.
   std::unordered_map<int, Connection> connections_;
   std::unordered_map<std::string, int64_t> num_by_address_;  // none is 0
   std::chrono::steady_clock::time_point next_sweep_;

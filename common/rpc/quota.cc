@@ -13,7 +13,7 @@
 namespace isobit {
 namespace {
 
-// About a batch; a client that comes back too early is told so again.
+// About the time of one batch. A client that retries too early gets the same hint again.
 constexpr std::chrono::milliseconds kRetryDelay(1000);
 
 struct Kind {
@@ -32,7 +32,8 @@ bool IsNothing(const QuotaAmounts& held) {
   return held.requests == 0 && held.streams == 0 && held.tokens == 0;
 }
 
-// RESOURCE_EXHAUSTED if `amounts` more than `held` would be over `limits`, which are `whose`.
+// RESOURCE_EXHAUSTED if `held` plus `amounts` exceeds `limits`. whose: whose limits they are, for
+// the message.
 absl::Status CheckRoom(absl::string_view whose, const QuotaAmounts& limits,
                        const QuotaAmounts& held, const QuotaAmounts& amounts) {
   for (const auto& [amount, name] : kKinds) {

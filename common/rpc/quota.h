@@ -1,5 +1,5 @@
 // How much of a server's work its clients may have in flight, each and all together. What a call
-// takes is a lease, which gives it back when it goes. Bytes are held_bytes.h's.
+// takes is a lease, which gives it back when it is destroyed. held_bytes.h bounds bytes.
 #ifndef ISOBIT_COMMON_RPC_QUOTA_H_
 #define ISOBIT_COMMON_RPC_QUOTA_H_
 
@@ -24,7 +24,7 @@ struct QuotaAmounts {
 // Counts by client. Thread-safe.
 class Quota : public std::enable_shared_from_this<Quota> {
  public:
-  // Gives back what its call holds. Movable; it may outlive everything but keeps the Quota alive.
+  // What a call holds; its destructor gives it back. Movable. It keeps the Quota alive.
   class Lease {
    public:
     Lease() = default;
@@ -45,8 +45,8 @@ class Quota : public std::enable_shared_from_this<Quota> {
   // What one client may hold, and what all together may.
   static std::shared_ptr<Quota> Create(const QuotaAmounts& each, const QuotaAmounts& all);
 
-  // Takes `amounts`, none negative, for `client`. RESOURCE_EXHAUSTED, saying what is held and what
-  // may be: with a retry hint, unless the call alone is over the limit.
+  // Takes `amounts`, none negative, for `client`. RESOURCE_EXHAUSTED, naming what is held and the
+  // limit; with a retry hint, unless the call alone exceeds the limit.
   absl::StatusOr<Lease> Take(const std::string& client, const QuotaAmounts& amounts);
 
   // The clients that hold something.
@@ -58,7 +58,7 @@ class Quota : public std::enable_shared_from_this<Quota> {
 
   const QuotaAmounts each_, all_;
   mutable std::mutex mutex_;                  // guards all below
-  std::map<std::string, QuotaAmounts> held_;  // by client; who holds nothing is not in it
+  std::map<std::string, QuotaAmounts> held_;  // by client; without those that hold nothing
   QuotaAmounts total_;
 };
 

@@ -13,9 +13,10 @@ namespace {
 
 using grpc::experimental::InterceptionHookPoints;
 
-// Of a call without its messages, as measured.
+// gRPC's memory for a call without its messages, as measured.
 constexpr size_t kCallBytes = 20 << 10;
-// What a byte on the wire may become in memory: 500,000 short ids of 11 MB take 60.
+// The most bytes of memory for one byte on the wire: 500,000 short ids are 11 MB on the wire and
+// take 60 MB.
 constexpr size_t kBytesPerByte = 6;
 
 // gRPC makes one for each call and destroys it with the call.
@@ -27,8 +28,9 @@ class RequestWatch final : public grpc::experimental::Interceptor {
   ~RequestWatch() override { *freed_bytes_ += kCallBytes + kBytesPerByte * request_bytes_; }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
-    // gRPC gets here on the thread that has just read the message, so that the reading is this
-    // call's. INVARIANT: each caller gets its own error (RequestWatchTest.ErrorsKeepToTheirCalls).
+    // gRPC calls this on the thread that has just parsed the message, so the thread's last reading
+    // belongs to this call. INVARIANT: each caller gets its own error
+    // (RequestWatchTest.ErrorsKeepToTheirCalls).
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_MESSAGE)) {
       RequestReading reading = TakeLastReading();
       request_bytes_ = std::max(request_bytes_, reading.bytes);

@@ -1,5 +1,5 @@
-// Watches how a server's requests are read: tells the client why one could not be, where gRPC says
-// UNIMPLEMENTED without a word, and counts the memory that calls leave free.
+// Watches how a server's requests are parsed. It tells the client why a request could not be
+// parsed, where gRPC answers UNIMPLEMENTED without a reason, and counts the memory that calls free.
 #ifndef ISOBIT_COMMON_RPC_REQUEST_WATCH_H_
 #define ISOBIT_COMMON_RPC_REQUEST_WATCH_H_
 
@@ -11,10 +11,11 @@
 
 namespace isobit {
 
-// What a server is built with. A call whose request cannot be read, malformed or of too many fields
-// (proto/isobit/bounded_request.h), ends with INVALID_ARGUMENT and why, whatever its handler says;
-// a stream of requests ends at the first such one. At each call's end `freed_bytes` grows by about
-// what it took: its largest request, and what gRPC keeps of a call.
+// An interceptor factory for the server's builder. A call whose request cannot be read, because it
+// is malformed or has too many fields (proto/isobit/bounded_request.h), ends with INVALID_ARGUMENT
+// and the reason, whatever its handler returns; a stream of requests ends at the first such
+// request. At the end of each call `freed_bytes` grows by about the memory that it took: that of
+// its largest request, and gRPC's own for a call.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> WatchRequests(
     std::shared_ptr<std::atomic<size_t>> freed_bytes);
 

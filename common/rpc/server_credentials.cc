@@ -1,6 +1,7 @@
-// gRPC's C++ classes take certificates once, or watch files and stop serving over a pair that does
-// not match; its C interface asks at each connection and keeps what it has when told so. So the
-// credentials are made here, of the C interface, which Debian's gRPC 1.51 has as stable.
+// gRPC's C++ classes either take certificates once, or watch files and stop serving when
+// certificate and key do not match. Its C interface asks at each connection, and can be told to
+// keep what it has. So the credentials here are made with the C interface, which is stable in
+// Debian's gRPC 1.51.
 #include "common/rpc/server_credentials.h"
 
 #include <grpc/grpc.h>
@@ -38,8 +39,9 @@ class TlsSource {
     if (was_fetched_) {
       const TlsPems old = pems_;
       if (const absl::Status loaded = Load(); !loaded.ok()) {
-        ISOBIT_LOG(Error) << "the old certificates stay, as the files have changed and "
-                          << loaded.message();
+        ISOBIT_LOG(Error)
+            << "the old certificates stay in force, because the files have changed and "
+            << loaded.message();
         return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
       }
       if (pems_ == old) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
@@ -47,7 +49,7 @@ class TlsSource {
     }
     was_fetched_ = true;
     const grpc_ssl_pem_key_cert_pair pair = {pems_.key.c_str(), pems_.certificate.c_str()};
-    // gRPC wants roots even where it asks clients for no certificate and so looks at none.
+    // gRPC requires roots even if it asks clients for no certificate and never uses the roots.
     const std::string& roots = pems_.ca.empty() ? pems_.certificate : pems_.ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
@@ -59,13 +61,13 @@ class TlsSource {
   }
 
   const TlsFiles files_;
-  std::mutex mutex_;               // guards all below once gRPC has it
+  std::mutex mutex_;               // guards all below once gRPC holds this
   std::vector<FileStamp> stamps_;  // of what was read last, good or bad
   TlsPems pems_;
   bool was_fetched_ = false;
 };
 
-// What gRPC's credentials call, as long as these live.
+// What gRPC's credentials use; lives as long as they do.
 struct Callbacks {
   CallCheck check;
   std::string hidden_header;
@@ -90,14 +92,14 @@ void Process(void* state, grpc_auth_context* context, const grpc_metadata* metad
              grpc_process_auth_metadata_done_cb done, void* user_data) {
   const auto& callbacks = *static_cast<const Callbacks*>(state);
   CallFacts facts;
-  // In plain text gRPC calls every peer "local", and says that this is proved.
+  // In plain text gRPC names every caller "local", and reports that name as authenticated.
   if (callbacks.source != nullptr) facts.certificate_names = CertificateNames(context);
   std::vector<grpc_metadata> hidden;
   for (size_t i = 0; i < size; ++i) {
     const absl::string_view key = ViewOf(metadata[i].key);
     if (key == ":path") facts.method = ViewOf(metadata[i].value);
     if (key == "authorization") {
-      // A second one spoils both: handlers could go by the other.
+      // Two such headers count as an invalid one: handlers could read the other one.
       facts.authorization = facts.authorization ? "" : ViewOf(metadata[i].value);
     }
     if (key == callbacks.hidden_header) hidden.push_back(metadata[i]);
@@ -108,10 +110,10 @@ void Process(void* state, grpc_auth_context* context, const grpc_metadata* metad
        status.ok() ? nullptr : status.error_message().c_str());
 }
 
-// gRPC's credentials as its C++ interface wants them.
+// The C interface's credentials, behind gRPC's C++ interface.
 class Credentials final : public grpc::ServerCredentials {
  public:
-  // Takes both; gRPC frees `callbacks` with the last of the credentials' users.
+  // Takes ownership of both. gRPC frees `callbacks` when nothing uses the credentials any more.
   Credentials(grpc_server_credentials* credentials, std::unique_ptr<Callbacks> callbacks)
       : credentials_(credentials) {
     grpc_server_credentials_set_auth_metadata_processor(
@@ -139,7 +141,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const Tl
                                                                         std::string hidden_header) {
   auto source = std::make_unique<TlsSource>(files);
   ISOBIT_RETURN_IF_ERROR(source->Load());
-  grpc_init();  // the C interface's, for as long as the credentials' own is not there
+  grpc_init();  // until the credentials hold a reference to gRPC of their own
   grpc_ssl_server_credentials_options* const options =
       grpc_ssl_server_credentials_create_options_using_config_fetcher(
           files.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE

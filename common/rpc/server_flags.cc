@@ -12,18 +12,18 @@
 #include "common/config/flags.h"
 
 ABSL_FLAG(std::string, host, "127.0.0.1",
-          "Address to listen on. Other than loopback needs --tls_cert and --tls_key, or "
-          "--insecure.");
+          "Address to listen on. Any but loopback needs --tls_cert and --tls_key, or --insecure.");
 ABSL_FLAG(int, port, 0, "TCP port to listen on; 0 lets the system choose one.");
 ABSL_FLAG(int64_t, max_connections, 0,
           "Client connections open at one time; more are closed at once. 0: half of the process's "
           "limit of descriptors, at most 4096.");
-ABSL_FLAG(int64_t, max_connections_per_address, 0,
-          "Of --max_connections, those of one address (of IPv6: of its first 64 bits). 0: a "
-          "quarter, and any number from loopback.");
+ABSL_FLAG(
+    int64_t, max_connections_per_address, 0,
+    "How many of --max_connections one address may have (of an IPv6 address, the first 64 bits "
+    "count). 0: a quarter, and any number from loopback.");
 ABSL_FLAG(std::string, port_file, "",
-          "If set, the file that gets the bound port once the server listens; PATH.admin gets that "
-          "of --admin_port.");
+          "If set, the bound port is written to this file once the server listens, and that of "
+          "--admin_port to the same name with .admin after it.");
 ABSL_FLAG(int, drain_timeout_ms, 30000,
           "How many milliseconds calls in flight may take to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(std::string, tls_cert, "",
@@ -39,28 +39,30 @@ ABSL_FLAG(std::string, access_file, "",
           "it changes. Empty: everybody who can connect may do everything.");
 ABSL_FLAG(
     std::optional<int>, admin_port, std::nullopt,
-    "A port of its own for what takes the role admin, which is then not at --port; 0 lets the "
-    "system choose.");
+    "A separate port for the methods that need the role admin, which --port then refuses; 0 lets "
+    "the system choose one.");
 ABSL_FLAG(std::string, audit_log, "",
-          "File that gets a line for each admin call; empty: the log gets them.");
+          "File that gets a line for each admin call; empty: the lines go to the log.");
 ABSL_FLAG(double, max_client_share, 0.5,
-          "Part that one client may take of each bound on memory: --max_calls_mb, or "
+          "Share of each bound on memory that one client may take: of --max_calls_mb, or of "
           "--max_requests_mb and --max_unread_mb.");
-ABSL_FLAG(int64_t, max_client_requests, 4096,
-          "Calls in flight of one client: one of --access_file, else of one certificate or "
-          "address.");
-ABSL_FLAG(int64_t, max_client_streams, 4096, "Streams open of one client.");
+ABSL_FLAG(
+    int64_t, max_client_requests, 4096,
+    "The most calls that one client may have in flight. A client is one of --access_file, else "
+    "one certificate or address.");
+ABSL_FLAG(int64_t, max_client_streams, 4096, "The most streams that one client may have open.");
 ABSL_FLAG(int64_t, max_client_tokens, int64_t{1} << 28,
-          "Tokens that the calls in flight of one client bring and may generate.");
-ABSL_FLAG(int64_t, max_total_requests, 16384, "Calls in flight of all clients.");
-ABSL_FLAG(int64_t, max_total_streams, 16384, "Streams open of all clients.");
+          "The most tokens that one client's calls in flight may bring and generate, together.");
+ABSL_FLAG(int64_t, max_total_requests, 16384,
+          "The most calls that all clients may have in flight.");
+ABSL_FLAG(int64_t, max_total_streams, 16384, "The most streams that all clients may have open.");
 ABSL_FLAG(int64_t, max_total_tokens, int64_t{1} << 29,
-          "Tokens that the calls in flight of all clients bring and may generate.");
+          "The most tokens that all clients' calls in flight may bring and generate, together.");
 
 namespace isobit {
 namespace {
 
-// What no flag of a quota may exceed, far from where sums would wrap.
+// The most that a quota flag may say, so that sums stay far from overflow.
 constexpr int64_t kMost = int64_t{1} << 60;
 
 absl::StatusOr<ServerSecurityOptions> SecurityFromFlags() {
@@ -88,7 +90,7 @@ absl::StatusOr<ServerSecurityOptions> SecurityFromFlags() {
   return options;
 }
 
-// What could otherwise be noticed only once the model is loaded.
+// Checks what would otherwise be noticed only after the model is loaded.
 absl::Status CheckListening(const ServerOptions& options) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("port", options.port, 0, 65535));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("admin_port", options.admin_port.value_or(0), 0, 65535));

@@ -1,4 +1,4 @@
-// What rollout and scorer say of themselves in the same words: model, numerics, weights.
+// What rollout and scorer report about themselves in the same form: model, numerics, weights.
 #ifndef ISOBIT_COMMON_RPC_SERVER_INFO_H_
 #define ISOBIT_COMMON_RPC_SERVER_INFO_H_
 

@@ -35,7 +35,7 @@
 namespace isobit {
 namespace {
 
-// Of the admin port, whose callers are few; one address may have a quarter.
+// Connections of the admin port, which has few callers; one address may have a quarter of them.
 constexpr int64_t kMaxAdminConnections = 64;
 
 sigset_t StopSignals() {
@@ -46,17 +46,17 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// How long clients have to close their connections before they are closed. An idle client of some
-// languages looks at its connection every five seconds at best.
+// How long clients have to close their connections before they are closed. In some languages an
+// idle client looks at its connection only every five seconds.
 constexpr std::chrono::milliseconds kGoodbyeTimeout(500);
-// About as many as gRPC starts at first.
+// About as many threads as gRPC starts at first.
 constexpr int kGrpcThreads = 32;
-// How often memory may be returned, and how much must have come free. The allocator keeps it
-// otherwise: 400 MB of 20,000 calls that were reset.
+// How often memory may be returned to the system, and how much must have been freed. Otherwise the
+// allocator keeps it: 400 MB after 20,000 calls that were reset.
 constexpr int kReturnIntervalMs = 2000;
 constexpr size_t kReturnBytes = 16 << 20;
 
-// INVALID_ARGUMENT: `path` is there and no regular file. Rename would replace a device.
+// INVALID_ARGUMENT: `path` exists and is not a regular file. A rename would replace a device.
 absl::Status CheckPortFile(const std::string& path) {
   struct stat info;
   if (path.empty() || lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) {
@@ -96,7 +96,7 @@ void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
                         int max_response_bytes) {
   builder.SetMaxReceiveMessageSize(max_request_bytes);
   builder.SetMaxSendMessageSize(max_response_bytes);
-  // gRPC inflates a compressed message whole before it looks at its size.
+  // gRPC decompresses a whole message before it checks its size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -209,7 +209,8 @@ void ServerRunner::SetServing(bool serving) {
 
 void ServerRunner::SetServingLocked(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  // Services must be named one by one, too: the form without a name covers only names known to it.
+  // Each service must be set by name, too: the form without a name covers only names that were set
+  // before.
   for (const std::string& name : service_names_) health->SetServingStatus(name, serving);
   health->SetServingStatus(serving);
 }
@@ -246,8 +247,9 @@ void ServerRunner::WaitForStop() {
     const int num_ready = poll(events, 2, kReturnIntervalMs);
     if (num_ready > 0) return;
     ISOBIT_CHECK(num_ready == 0 || errno == EINTR) << "poll: errno " << errno;
-    // Calls are counted just before they free, and not at all when they are reset before a handler
-    // has them; what comes and goes between two looks is counted alone.
+    // Two signs of freed memory. freed_bytes_ misses calls that are reset before a handler gets
+    // them, and counts a call just before it frees. The allocator's figure misses what is taken and
+    // freed between two looks.
     const size_t bytes = SmallBlockBytes();
     most_bytes = std::max(most_bytes, bytes);
     if (*freed_bytes_ < kReturnBytes && most_bytes - bytes < kReturnBytes) continue;
@@ -269,10 +271,11 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   }
   if (drain) drain();
   const auto deadline = std::chrono::system_clock::now() + options_.drain_timeout;
-  // Until then the services refuse new calls themselves, with UNAVAILABLE; gRPC would cancel them.
+  // While the calls in flight finish, the services themselves refuse new ones with UNAVAILABLE;
+  // gRPC's Shutdown would cancel them.
   calls_->WaitForNone(deadline);
   StopAccepting();
-  // What is left are health watches, which never end, and connections.
+  // Only health watches, which never end, and connections are left.
   server_->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kGoodbyeTimeout));
   server_->Wait();
 

@@ -39,14 +39,15 @@ struct ServerOptions {
   int port = 0;
   // Connections open at one time; 0: by the descriptor limit (connection_acceptor.h).
   int64_t max_connections = 0;
-  // Of one address at `port`; 0: see connection_acceptor.h.
+  // Of these, how many one address may have at `port`; 0: see connection_acceptor.h.
   int64_t max_connections_per_address = 0;
   // Who may connect and call, and how. Without credentials: anybody, in plain text.
   ServerSecurity security{};
-  // As `port`, for what admins may call, which is then not at `port`.
+  // As `port`, for admin methods, which `port` then refuses.
   std::optional<int> admin_port{};
-  // If not empty, the regular file that gets the bound port in decimal and a newline, atomically,
-  // once the server listens; with ".admin" after its name likewise for the admin port.
+  // If not empty, a regular file to which the bound port is written atomically, in decimal and with
+  // a newline, once the server listens. The admin port goes to the file with ".admin" after its
+  // name.
   std::string port_file{};
   // Gets the server's own figures.
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
@@ -54,11 +55,11 @@ struct ServerOptions {
   std::chrono::milliseconds drain_timeout{30000};
 };
 
-// INVALID_ARGUMENT: a port file is there and no regular file.
+// INVALID_ARGUMENT: a port file exists and is not a regular file.
 absl::Status CheckPortFiles(const ServerOptions& options);
 
-// The house's limits and keepalive, as MakeChannel has them. For a server that is not a service's.
-// Bytes of a message; -1: any.
+// Sets the limits and keepalive of limits.h, as MakeChannel does: for a server that does not run
+// through ServerRunner. Sizes are bytes of one message; -1: no limit.
 void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
                         int max_response_bytes);
 
@@ -71,7 +72,7 @@ class ServerRunner {
   explicit ServerRunner(ServerOptions options);
   ServerRunner(const ServerRunner&) = delete;
   ServerRunner& operator=(const ServerRunner&) = delete;
-  // Cancels what still runs.
+  // Cancels the calls that still run.
   ~ServerRunner();
 
   // Adds a service, which must outlive the runner, under its full proto name. Only before Start.
@@ -104,8 +105,7 @@ class ServerRunner {
   // the registered services in flight up to drain_timeout, ends what is left, such as health
   // watches, and returns the exit code: kExitStopped, or kExitFailed after Fail. `drain` must make
   // open-ended streams finish and new calls be refused with UNAVAILABLE, and must not block. Only
-  // once, after Start. Until it drains, it also gives memory that calls have left free to the
-  // system.
+  // once, after Start. Before the drain it also returns memory that calls have freed to the system.
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:

@@ -20,11 +20,12 @@ absl::Status CheckPlaintext(const ServerSecurityOptions& options, const std::str
   const std::string where = absl::StrCat("other hosts can connect to --host=", host);
   if (!options.access_file.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        where, ", so --access_file takes --tls_cert and --tls_key: else anybody can read tokens"));
+        where,
+        ", so --access_file needs --tls_cert and --tls_key: else anybody can read bearer tokens"));
   }
   if (options.has_admin_port) {
     return absl::InvalidArgumentError(
-        absl::StrCat(where, ", so --admin_port takes --tls_cert and --tls_key"));
+        absl::StrCat(where, ", so --admin_port needs --tls_cert and --tls_key"));
   }
   if (!options.insecure) {
     return absl::InvalidArgumentError(

@@ -1,5 +1,5 @@
-// How a server is guarded, made of what its command line says: TLS or plain text, who may call, how
-// much a client may hold.
+// How a server is protected, by its command line: TLS or plain text, who may call, how much a
+// client may hold.
 #ifndef ISOBIT_COMMON_RPC_SERVER_SECURITY_H_
 #define ISOBIT_COMMON_RPC_SERVER_SECURITY_H_
 
@@ -28,7 +28,7 @@ struct ServerSecurityOptions {
 struct ServerSecurity {
   std::shared_ptr<CallGate> gate;
   std::shared_ptr<grpc::ServerCredentials> credentials;        // of the main port
-  std::shared_ptr<grpc::ServerCredentials> admin_credentials;  // of one for admins alone
+  std::shared_ptr<grpc::ServerCredentials> admin_credentials;  // of the admin port
   bool is_tls = false, is_insecure = false;
 };
 
@@ -36,9 +36,9 @@ struct ServerSecurity {
 bool IsLoopback(const std::string& host);
 
 // For a server that listens on `host`. INVALID_ARGUMENT: plain text on a host that is not loopback,
-// unless `insecure`; tokens or an admin port there in any case, as they would protect nothing; a CA
-// without a certificate; files that are not what they should be. NOT_FOUND and the like: a file
-// cannot be read, or written.
+// unless `insecure`; bearer tokens or an admin port on plain text to other hosts, as they would
+// protect nothing there; a CA without a certificate; files that are not what they should be.
+// NOT_FOUND and the like: a file cannot be read, or written.
 absl::StatusOr<ServerSecurity> MakeServerSecurity(const ServerSecurityOptions& options,
                                                   const std::string& host);
 

@@ -20,7 +20,7 @@ std::unique_ptr<Metrics::Observation> ObserveWeightVersion(Metrics& metrics,
 std::unique_ptr<Metrics::Observation> ObserveHeldBytes(Metrics& metrics, const std::string& of,
                                                        std::shared_ptr<const ByteBudget> budget);
 
-// isobit_weight_update_seconds: how long updates took that were carried out.
+// isobit_weight_update_seconds: how long completed updates took.
 prometheus::Histogram& AddWeightUpdateSeconds(Metrics& metrics);
 
 }  // namespace isobit

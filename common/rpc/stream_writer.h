@@ -1,6 +1,6 @@
-// The server's end of a response stream that some other thread fills. It queues within a bound, has
-// one write in flight, and finishes exactly once, whether by the producer, by cancellation or by a
-// broken connection. It is not a unary reactor: for those, context->DefaultReactor() does.
+// The server's end of a response stream that another thread fills. It has a bounded queue and one
+// write in flight, and it finishes exactly once: at the producer's Finish, at cancellation or when
+// the connection breaks.
 //
 //   auto writer = StreamWriter<Response>::Start(context, {.on_cancel = [...] { ... }});
 //   engine.Enqueue(request, writer);   // engine thread: writer->Write(...), writer->Finish(...)
@@ -178,7 +178,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
     if (on_cancel) on_cancel();
   }
 
-  // The callbacks may hold the producer, and the producer the writer: here the circle ends.
+  // The callbacks may own the producer, and the producer the writer: this breaks the cycle.
   void OnDone() override {
     const std::shared_ptr<StreamWriter> self = std::move(self_);
     Options options;

@@ -37,8 +37,8 @@ Bio Open(const std::string& pem) {
 // A key with a passphrase must not ask for it at a terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
-// All of `pem`, at least one, whatever stands between them. INVALID_ARGUMENT, naming the first that
-// cannot be read: gRPC would stop there without a word, or refuse every connection.
+// All certificates in `pem`, at least one, with any text between them. INVALID_ARGUMENT, naming the
+// first that cannot be read: gRPC would silently stop there, or refuse every connection.
 absl::StatusOr<std::vector<Certificate>> Certificates(const std::string& pem,
                                                       const std::string& where) {
   std::vector<Certificate> certificates;
@@ -116,7 +116,7 @@ absl::Status CheckBundle(const std::string& pem, const std::string& where) {
   }
   if (num_unusable == bundle.size()) return first;
   if (num_unusable > 0) {
-    ISOBIT_LOG(Warning) << "certificates of a CA's bundle that count for nothing: " << num_unusable
+    ISOBIT_LOG(Warning) << "certificates in a CA's bundle that cannot be used: " << num_unusable
                         << "; the first: " << first.message();
   }
   return absl::OkStatus();

@@ -1,4 +1,5 @@
-// How handlers answer unary calls: at once, or later, while they can see whether the caller waits.
+// How handlers answer unary calls: at once, or later, and then they can see whether the caller
+// still waits.
 #ifndef ISOBIT_COMMON_RPC_UNARY_CALL_H_
 #define ISOBIT_COMMON_RPC_UNARY_CALL_H_
 
@@ -15,13 +16,13 @@
 
 namespace isobit {
 
-// Ends the call with `status`, and with the response as it is if that is OK.
+// Ends the call with `status`; if that is OK, the client gets the response as it is now.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status);
 
 // A call that another thread answers. Lives until both gRPC and whoever answers are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  // Call in the handler, and return get() from there. on_abandoned: as AnswerLater has it.
+  // Call in the handler, and return get() from there. on_abandoned: as in AnswerLater.
   static std::shared_ptr<UnaryCall> Start(grpc::CallbackServerContext* context,
                                           std::function<void()> on_abandoned);
 
@@ -44,10 +45,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::atomic<bool> is_abandoned_{false};
 };
 
-// The handler of a call that may take long: refuses an `input` that is an error, takes a request of
-// the client's quota, and lets start(input, call) begin what answers the call. on_abandoned: called
-// at most once, when the client has gone or the deadline has passed; it must not block, and may be
-// null.
+// The handler of a call that may take long. Refuses an `input` that is an error, takes one request
+// of the client's quota, and calls start(input, call), which begins the work that will answer the
+// call. on_abandoned: called at most once, when the client has gone or the deadline has passed; it
+// must not block, and may be null.
 template <typename Input, typename Start>
 grpc::ServerUnaryReactor* AnswerLater(grpc::CallbackServerContext* context, CallGate& gate,
                                       absl::StatusOr<Input> input,

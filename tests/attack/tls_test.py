@@ -154,7 +154,7 @@ class TlsTest(GuardedServicesTest):
             "comparator", *server_flags(self.ca.sign_server(), f"--tls_client_ca={bundle}"), **good
         )
         self.call(service, **good)
-        self.assertIn("count for nothing: 1", Path(service.log).read_text())
+        self.assertIn("that cannot be used: 1", Path(service.log).read_text())
 
     def test_a_public_host_needs_tls_or_the_word_insecure(self):
         for kind in ("rollout", "scorer", "comparator"):
@@ -166,7 +166,7 @@ class TlsTest(GuardedServicesTest):
         said = self.refusal("comparator", "--host=0.0.0.0", "--insecure", access)
         self.assertIn("anybody can read tokens", said)
         said = self.refusal("comparator", "--host=0.0.0.0", "--insecure", "--admin_port=0")
-        self.assertIn("--admin_port takes --tls_cert", said)
+        self.assertIn("--admin_port needs --tls_cert", said)
         self.call(self.start("comparator", "--host=0.0.0.0", "--insecure"))
         flags = server_flags(self.ca.sign_server(), "--host=0.0.0.0", access)
         self.call(

@@ -30,10 +30,10 @@ TEST(LogTest, LineBreaksInsideAMessageCannotForgeALine) {
 
 TEST(LogTest, ALineIsBoundedWhateverAClientSends) {
   testing::internal::CaptureStderr();
-  ISOBIT_LOG(Info) << "staging " << std::string(15 << 20, 'x');
+  ISOBIT_LOG(Info) << "loading " << std::string(15 << 20, 'x');
   const std::string line = testing::internal::GetCapturedStderr();
   EXPECT_LT(line.size(), 5000u);
-  EXPECT_THAT(line, testing::HasSubstr("staging xxx"));
+  EXPECT_THAT(line, testing::HasSubstr("loading xxx"));
   EXPECT_THAT(line, testing::HasSubstr("xxx... (157286"));
 }
 

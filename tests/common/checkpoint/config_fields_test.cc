@@ -1,4 +1,4 @@
-// Fields that isobit passes over, by itself or when told, and yarn, as users bring them.
+// Fields that isobit ignores, by itself or when told to, and yarn, in configs as users have them.
 #include "common/checkpoint/config_fields.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// What a checkpoint may deviate in from the tensors that its config asks for.
+// How a checkpoint may deviate from the tensors that its config asks for.
 #include "common/checkpoint/validate_tensors.h"
 
 #include <deque>

@@ -29,7 +29,7 @@ using testing_support::TempDir;
 
 constexpr size_t kElements = 1 << 19;  // several of the reader's chunks
 
-// Has other bytes at each read, as a file that is overwritten all the time.
+// Has other bytes at each read, like a file that is overwritten all the time.
 class FickleSource final : public TensorSource {
  public:
   FickleSource() {
@@ -82,7 +82,8 @@ class NamedSource final : public TensorSource {
 TEST(WeightReaderTest, TheDigestIsThatOfTheNames) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const CheckpointDigests digests,
                               DigestTensors(NamedSource({"a", "b"})));
-  // The last reads as both entries of the first, unless the length of its name is told.
+  // The last list looks like both entries of the first, unless the hash covers the length of the
+  // name.
   const std::string both = "a " + digests.tensors.at("a") + "\nb";
   for (const std::vector<std::string>& names :
        std::vector<std::vector<std::string>>{{"a", "c"}, {"a"}, {both}}) {
@@ -149,8 +150,8 @@ TEST_F(ChangedFileTest, AFileThatWasOverwrittenOrGrewIsRefused) {
     file.seekp(grows ? 0 : -1, std::ios::end);
     file.put(2);
     file.close();
-    // Size and time must each suffice. A clock of files ticks, so the time may be the same by
-    // itself.
+    // A change of size or of time must suffice alone. File system clocks tick slowly, so the time
+    // may stay the same by chance.
     std::filesystem::last_write_time(file_, modified + std::chrono::milliseconds(grows ? 0 : 10));
     EXPECT_THAT(reader.Finish(), StatusIs(absl::StatusCode::kInvalidArgument,
                                           HasSubstr("model.safetensors was changed")))

@@ -1,5 +1,5 @@
-// Where audit lines go, and what is said when they cannot go there. Their content has
-// call_gate_test.cc.
+// Where audit lines go, and what is logged if they cannot go there. call_gate_test.cc tests their
+// content.
 #include "common/rpc/audit_log.h"
 
 #include <signal.h>

@@ -1,5 +1,5 @@
 // The gate in a real server, over plain loopback connections: roles, quotas, the admin port, audit
-// lines and hidden paths. TLS has tests/attack/.
+// lines and hidden paths. tests/attack/ tests TLS.
 #include "common/rpc/call_gate.h"
 
 #include <grpcpp/client_context.h>
@@ -33,7 +33,7 @@ using testing_support::TempDir;
 constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
 constexpr auto kUnauthenticated = absl::StatusCode::kUnauthenticated;
 
-// Unary methods alone: enough to see who comes through.
+// Unary methods only: enough to see which calls are let through.
 class FakeRollout final : public v1::RolloutService::CallbackService {
  public:
   explicit FakeRollout(CallGate& gate) : gate_(gate) {}
@@ -233,7 +233,7 @@ TEST_F(CallGateTest, TwoTokensAreNone) {
 }
 
 TEST_F(CallGateTest, PlainTextProvesNoCertificate) {
-  // gRPC calls every peer on loopback "local".
+  // gRPC names every caller on loopback "local".
   Start({.access = *AccessFile::Open(
              dir_.Write("local.json", R"({"clients": [{"name": "x", "roles": ["watch"],
                                             "certificates": ["local"]}]})"))});

@@ -1,4 +1,4 @@
-// Accepting connections: addresses, the cap, and the want of descriptors, against a real server.
+// Accepting connections: addresses, the bound, and a lack of descriptors, with a real server.
 #include "common/rpc/connection_acceptor.h"
 
 #include <arpa/inet.h>
@@ -57,7 +57,8 @@ Descriptor ConnectFrom(const char* address, int port) {
   return socket;
 }
 
-// Whether gRPC greets the connection with its settings; else it is closed, which is awaited.
+// True if gRPC greets the connection with its settings. Otherwise waits until the connection is
+// closed.
 bool IsServed(const Descriptor& socket) {
   pollfd event = {socket.get(), POLLIN, 0};
   EXPECT_EQ(poll(&event, 1, 10000), 1) << "neither greeted nor closed";
@@ -137,7 +138,7 @@ TEST(ConnectionAcceptorTest, ClosesWhatComesBeyondTheCapAndServesAgainOnceOneHas
   const auto client = MakeChannel(HostAndPort("127.0.0.1", server.port()));
   EXPECT_EQ(Health(*client, ""), "SERVING");
   for (int round = 0; round < 20; ++round) {
-    // The client and two more; what left in the round before has left.
+    // The client and two more; those of the round before are gone.
     std::vector<Descriptor> idle;
     for (int attempt = 0; attempt < 1000 && idle.size() + 1 < kCap; ++attempt) {
       Descriptor socket = ConnectTo(server.port());

@@ -1,4 +1,4 @@
-// Errors of small files that are read whole. Changes of files have tests/attack/.
+// Errors of small files that are read whole. tests/attack/ tests files that change.
 #include "common/rpc/file_stamp.h"
 
 #include "gtest/gtest.h"
@@ -17,7 +17,7 @@ TEST(ReadSmallFileTest, SaysWhatIsWrongWithAPath) {
   EXPECT_EQ(*ReadSmallFile("--flag", file), "text");
   EXPECT_THAT(ReadSmallFile("--flag", dir.File("none")).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("--flag " + dir.File("none"))));
-  // A path through a file leads nowhere: the caller's mistake, not a state to wait out.
+  // A path that goes through a file is the caller's mistake, and no state that waiting would end.
   EXPECT_THAT(ReadSmallFile("--flag", file + "/x").status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Not a directory")));
   EXPECT_THAT(ReadSmallFile("--flag", dir.path()).status(),

@@ -73,12 +73,12 @@ TEST(OpenConnectionsTest, WhatIsGoneCountsNoMore) {
   OpenConnections open(/*max_total=*/100, /*max_of_address=*/2, /*exempts_loopback=*/false);
   const CallerAddress caller = CallerAt("127.0.0.1");
   for (int round = 0; round < 50; ++round) {
-    // Descriptors come again with other sockets behind them, and in some rounds do not.
+    // In some rounds a descriptor number is used again by another socket, in others not.
     std::vector<Descriptor> between;
     if (round % 3 == 0) between.push_back(NewSocket());
     Descriptor first = NewSocket(), second = NewSocket(), third = NewSocket();
     for (const Descriptor* socket : {&first, &second}) {
-      // Sweeps are bounded in their share of time: one that was just made bars the next a while.
+      // Sweeps may take only a share of the time, so after one the next has to wait a while.
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
       absl::Status added = open.Add(socket->get(), caller);
       while (!added.ok() && std::chrono::steady_clock::now() < deadline) {
