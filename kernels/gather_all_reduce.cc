@@ -15,7 +15,7 @@ absl::Status GatherAllReduce::Norm(const void* partial, const RmsNormArgs& norm)
     ISOBIT_ASSIGN_OR_RETURN(sum_, ops_.device().Allocate(bytes));
     sum_bytes_ = bytes;
   }
-  ISOBIT_RETURN_IF_ERROR(ops_.device().Synchronize());  // the peers read what the ops have written
+  ISOBIT_RETURN_IF_ERROR(ops_.device().Synchronize());  // peers read what these ops have written
   ISOBIT_ASSIGN_OR_RETURN(const absl::Span<const void* const> sent, comm_.Gather(partial, bytes));
   const float* partials[contract::kLeaves] = {};
   std::transform(sent.begin(), sent.end(), partials,

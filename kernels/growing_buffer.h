@@ -1,4 +1,4 @@
-// Memory of a device that grows with what is asked of it and never shrinks.
+// Device memory that grows on demand and never shrinks.
 #ifndef ISOBIT_KERNELS_GROWING_BUFFER_H_
 #define ISOBIT_KERNELS_GROWING_BUFFER_H_
 
@@ -15,8 +15,8 @@ namespace isobit {
 template <typename T>
 class GrowingBuffer {
  public:
-  // Room for so many elements, whose values are lost if it has to grow. RESOURCE_EXHAUSTED: not
-  // that much memory.
+  // Makes room for `elements` elements. If the memory must grow, its contents are lost.
+  // RESOURCE_EXHAUSTED: not enough memory.
   absl::Status Reserve(Device& device, int64_t elements) {
     const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
     if (memory_ != nullptr && bytes <= bytes_) return absl::OkStatus();

@@ -20,7 +20,7 @@ absl::StatusOr<Memory> HostDevice::Allocate(size_t bytes) {
 }
 
 absl::Status HostDevice::Copy(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memmove(to, from, bytes);  // no bytes may have no address
+  if (bytes > 0) std::memmove(to, from, bytes);  // the pointers of an empty copy may be null
   return absl::OkStatus();
 }
 

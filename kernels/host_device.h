@@ -1,4 +1,5 @@
-// The device of the backends that compute in host memory: ops and copies run as they are called.
+// The device of the backends that compute in host memory: ops and copies have ended when their
+// calls return.
 #ifndef ISOBIT_KERNELS_HOST_DEVICE_H_
 #define ISOBIT_KERNELS_HOST_DEVICE_H_
 

@@ -1,5 +1,5 @@
-// What the backends that compute in host memory share: memory is the host's, steps need no upload,
-// and the fused SwiGLU is the two ops one after the other.
+// Common to backends that compute in host memory: their memory is the host's, steps need no upload,
+// and a fused SwiGLU is the two ops one after the other.
 #ifndef ISOBIT_KERNELS_HOST_OPS_H_
 #define ISOBIT_KERNELS_HOST_OPS_H_
 

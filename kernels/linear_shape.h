@@ -1,4 +1,4 @@
-// The shape of one rank's part of a linear layer, with the leaves that its sums are made of.
+// The shape of one rank's slice of a linear layer, with the leaves of its sums.
 #ifndef ISOBIT_KERNELS_LINEAR_SHAPE_H_
 #define ISOBIT_KERNELS_LINEAR_SHAPE_H_
 
@@ -11,15 +11,14 @@ namespace isobit {
 
 using contract::Bf16;
 
-// One rank's part of a weight matrix W [n, k] (n output features), with the leaves of the K it
-// holds.
+// One rank's slice of a weight matrix W [n, k] (n output features), with the leaves of its columns.
 struct LinearShape {
   int64_t n = 0;
   int64_t k = 0;           // columns on this rank
   int num_leaves = 0;      // 8, or 8/W for a row-parallel layer on W ranks
   int64_t bounds[9] = {};  // leaf i holds columns [bounds[i], bounds[i+1]); bounds[num_leaves] == k
   contract::LeafSum sum = contract::LeafSum::kChain;
-  bool gated = false;  // gate_up_proj: rows [0, n/2) are gates, [n/2, n) the ups that go with them
+  bool gated = false;  // gate_up_proj: rows [0, n/2) are gate_proj, [n/2, n) up_proj
 };
 
 }  // namespace isobit

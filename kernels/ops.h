@@ -27,11 +27,12 @@ namespace isobit {
 
 // ---- Linear
 
-struct PartialPush;  // of the CUDA backend alone: kernels/cuda/device/partial_push.cuh
+struct PartialPush;  // CUDA backend only: kernels/cuda/device/partial_push.cuh
 
-// y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: rounds to bf16, else fp32
-// (logits; a row-parallel layer's partial sum, which covers this rank's subtree of the leaves and
-// takes no bias). swiglu_out: a gated weight's y, rounded to bf16, goes on through SwiGLU.
+// y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: y is rounded to bf16.
+// fp32_out: y is fp32, for logits and for a row-parallel layer's partial sum, which covers this
+// rank's subtree of the leaves and has no bias. swiglu_out: y of a gated weight is rounded to bf16
+// and goes through SwiGLU.
 struct LinearArgs {
   const Bf16* x = nullptr;  // [m, k], leading dimension ldx
   int64_t ldx = 0;
@@ -42,7 +43,7 @@ struct LinearArgs {
   float* fp32_out = nullptr;    // [m, n]
   Bf16* swiglu_out = nullptr;   // [m, n / 2]
   int64_t ldy = 0;
-  const PartialPush* push = nullptr;  // AllReduce::Push's: fp32 goes there, and fp32_out stays
+  const PartialPush* push = nullptr;  // from AllReduce::Push: takes the sums, not fp32_out
 };
 
 // ---- Row-wise
@@ -111,7 +112,7 @@ struct AttentionArgs {
   SequenceTable sequences;
   PagedKv kv;
   float scale = 0.0f;   // contract::AttentionScale(head_dim)
-  int64_t window = 0;   // keys a query sees counted back from itself; 0: all
+  int64_t window = 0;   // how many keys a query sees, its own included; 0: all
   Bf16* out = nullptr;  // [rows, heads * head_dim]
   int64_t ldo = 0;
 };
@@ -124,7 +125,7 @@ struct ReduceArgs {
   int num_ranks = 0;
   int64_t begin = 0;  // elements [begin, end) are written
   int64_t end = 0;
-  int64_t count = 0;  // of the whole message, on which a ring's order depends (contrast modes)
+  int64_t count = 0;  // of the whole message; a ring's order depends on it (contrast modes)
   float* out = nullptr;
 };
 
@@ -163,7 +164,7 @@ struct TokenLogProb {
   float logprob = 0.0f;
 };
 
-// What is to be done with one row of logits.
+// What to compute from one row of logits.
 struct LogProbRequest {
   RowSampling sampling;
   int32_t target = -1;  // >= 0: score this id; -1: draw one
@@ -172,7 +173,7 @@ struct LogProbRequest {
   bool want_entropy = false;
 };
 
-// What came of it.
+// The results of one row.
 struct LogProbResult {
   TokenLogProb token;  // the drawn or scored id. A scored id that the filters exclude has -inf.
   // [top_logprobs], by logprob descending, ties by lowest id; unused ones have id -1.
@@ -184,7 +185,7 @@ struct LogProbResult {
 struct LogProbArgs {
   const float* logits = nullptr;             // [num_rows, vocab]
   int64_t ld = 0;                            // leading dimension of logits
-  const LogProbRequest* requests = nullptr;  // [num_rows], host memory, as all that they point to
+  const LogProbRequest* requests = nullptr;  // [num_rows], host memory, as all they point to
   LogProbResult* results = nullptr;          // [num_rows], host memory
   int64_t num_rows = 0;
   int64_t vocab = 0;
@@ -197,12 +198,12 @@ class Ops {
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // e.g. "cpu/avx512"
 
-  // Every pointer that an op takes is to this device's memory, unless it says host. The ops run in
-  // the order of their calls, as the device's copies do.
+  // Pointers in op arguments are to this device's memory, unless the argument says host. Ops and
+  // the device's copies run in the order of their calls.
   virtual Device& device() = 0;
   // Makes steps ready for the ops.
   virtual StepTables& tables() = 0;
-  // How the ops want their weights to lie in memory.
+  // The memory layout of weights that the ops read.
   virtual const WeightPacker& packer() const = 0;
 
   virtual absl::Status Linear(const LinearArgs& args) = 0;

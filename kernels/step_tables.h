@@ -1,5 +1,5 @@
-// What the ops of a step follow: its ids and, for each sequence, its rows and pages, where the
-// backend reads them.
+// The tables that a step's ops read: its token ids and, for each sequence, its rows and pages, in
+// memory of the backend.
 #ifndef ISOBIT_KERNELS_STEP_TABLES_H_
 #define ISOBIT_KERNELS_STEP_TABLES_H_
 
@@ -11,7 +11,7 @@
 namespace isobit {
 
 // Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
-// one or more tokens after those whose keys and values the pages have.
+// one or more tokens that follow those in the KV cache.
 struct SequenceRows {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -19,38 +19,38 @@ struct SequenceRows {
   const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
 };
 
-// The sequences of a step, made ready by StepTables. They cover the step's rows in order.
+// The sequences of a step that was uploaded. They cover the step's rows in order.
 struct DeviceSequences;  // kernels/cuda/sequences.h
 struct SequenceTable {
   absl::Span<const SequenceRows> host;
   const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
 };
 
-// A step that has been made ready.
+// A step whose tables were uploaded.
 struct UploadedStep {
   const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
   SequenceTable sequences;
 };
 
-// One rank's.
+// The tables of one rank.
 class StepTables {
  public:
   virtual ~StepTables() = default;
 
-  // Makes a step's ids [rows] and sequences, both in host memory and kept there by the caller until
-  // the step has ended, readable by its ops, until the next Upload. page_size: of the KV cache that
-  // the step uses.
+  // Makes a step's ids [rows] and sequences readable by its ops, until the next Upload. Both are in
+  // host memory, and the caller keeps them until the step has ended. page_size: of the KV cache
+  // that the step uses.
   virtual absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
                                               absl::Span<const SequenceRows> sequences,
                                               int32_t page_size) = 0;
-  // The same for the sequences of half 0 or 1 of the uploaded step, whose rows count from the
-  // half's first.
+  // The same for the sequences of half 0 or 1 of the uploaded step. Their rows count from the first
+  // row of the half.
   virtual absl::StatusOr<SequenceTable> UploadHalf(int half,
                                                    absl::Span<const SequenceRows> sequences,
                                                    int32_t page_size) = 0;
 };
 
-// Of backends that read host memory: nothing is to be made ready.
+// For backends that read host memory: there is nothing to upload.
 class HostStepTables final : public StepTables {
  public:
   absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,

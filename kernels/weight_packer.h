@@ -1,5 +1,5 @@
-// The layout in which a backend's linear layers want their weights: packed once, at load, on any
-// machine. Not here: how a model's weights are cut for a rank.
+// Packs weights into the layout that a backend's linear layers read: once, at load, on any machine.
+// Not here: how a model's weights are cut for a rank.
 #ifndef ISOBIT_KERNELS_WEIGHT_PACKER_H_
 #define ISOBIT_KERNELS_WEIGHT_PACKER_H_
 
@@ -11,8 +11,7 @@
 namespace isobit {
 
 // A pure function of the shape and the weights: it needs neither the device that will read them nor
-// memory of its own. Each backend has one object of it, which lasts as long as the program. Thread
-// safe.
+// memory of its own. Each backend has one packer, which lives as long as the program. Thread safe.
 class WeightPacker {
  public:
   virtual ~WeightPacker() = default;
@@ -21,13 +20,13 @@ class WeightPacker {
   virtual size_t PackedBytes(const LinearShape& shape) const = 0;
 
   // Packs w [shape.n, shape.k], leading dimension ldw, into `packed`: PackedBytes(shape) bytes,
-  // 128-byte aligned. Both are host memory. Bytes between the weights keep what they hold: who
-  // wants equal bytes for equal weights zeroes them first.
+  // 128-byte aligned. Both are host memory. Does not write the padding between weights: a caller
+  // who needs equal bytes for equal weights must zero them first.
   virtual void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
                     std::byte* packed) const = 0;
 };
 
-// A weight matrix as a packer has left it.
+// A packed weight matrix.
 struct LinearWeight {
   LinearShape shape;
   const std::byte* packed = nullptr;  // PackedBytes(shape) bytes, 128-byte aligned

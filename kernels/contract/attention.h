@@ -1,9 +1,9 @@
-// C6: what attention does with a tile of scores and with finished splits. The products around it
-// are C1 chains.
+// C6: what attention does with a tile of scores and with finished splits. The matrix products
+// around it are chains of C1.
 //
 // One query row sees keys in splits of kSplit absolute positions, each cut into tiles of
 // KvTile(head_dim). A split starts from SoftmaxRow{} and is reduced alone; finished splits are
-// folded left to right. A tile or split of which the row sees no key is skipped, which changes no
+// folded left to right. A tile or split without a key that the row sees is skipped; that changes no
 // bit.
 #ifndef ISOBIT_KERNELS_CONTRACT_ATTENTION_H_
 #define ISOBIT_KERNELS_CONTRACT_ATTENTION_H_
@@ -16,8 +16,8 @@
 
 namespace isobit::contract {
 
-// log2(e) / sqrt(head_dim), in float64 (division and square root are IEEE operations) and rounded
-// once.
+// log2(e) / sqrt(head_dim), computed in float64 (division and square root are IEEE operations) and
+// rounded once to fp32.
 inline float AttentionScale(int32_t head_dim) {
   return static_cast<float>(0x1.71547652b82fep+0 / __builtin_sqrt(static_cast<double>(head_dim)));
 }
@@ -28,7 +28,7 @@ ISOBIT_HD bool Sees(int64_t query, int64_t key, int64_t window) {
   return key <= query && (window == 0 || key > query - window);
 }
 
-// The running state of one row in one split, apart from its accumulator (head_dim values).
+// The running state of one row in one split, except its accumulator (head_dim values).
 struct SoftmaxRow {
   float max = kMinusInfinity;  // of the raw scores q.k
   float lanes[kRowSumLanes] =
@@ -37,8 +37,8 @@ struct SoftmaxRow {
 
 // One online-softmax update: from the tile's raw scores (unseen keys -inf; at least one seen) to
 // its weights. scale = log2(e) / sqrt(head_dim), rounded to fp32. On return scores[j] holds the
-// fp32 weight of key j, and the result is alpha, by which the caller multiplies the accumulator
-// before the tile's products go on.
+// fp32 weight of key j. Returns alpha; the caller multiplies the accumulator by it before adding
+// the tile's products.
 ISOBIT_HD float UpdateSoftmax(SoftmaxRow& row, float* scores, int n, float scale) {
   float max = row.max;
   for (int j = 0; j < n; ++j) max = Max(max, scores[j]);
@@ -53,8 +53,8 @@ ISOBIT_HD float UpdateSoftmax(SoftmaxRow& row, float* scores, int n, float scale
   return alpha;
 }
 
-// What a split hands on: the scaled maximum and the row sum; beside it goes the accumulator,
-// through FinishAccumulator.
+// The result of a split: the scaled maximum and the row sum. The split's accumulator is folded
+// separately, by FoldAccumulator.
 struct SplitSum {
   float max;  // row maximum x scale; -inf: no key seen yet
   float sum;

@@ -11,26 +11,26 @@ namespace isobit::contract {
 
 inline constexpr int kContractVersion = 2;
 
-// C1: products of one tensor-core step, and the fraction bits to which its terms are truncated,
-// least exponent.
+// C1: products in one tensor-core step, fraction bits to which its terms are truncated, least
+// exponent.
 inline constexpr int kMmaK = 16;
 inline constexpr int kMmaFractionBits = 25;
 inline constexpr int kMmaMinExponent = -133;
 
 // C3: leaves of every dot product. 8 is the largest tensor-parallel size.
 inline constexpr int kLeaves = 8;
-inline constexpr int kLeafUnit = 16;  // columns; also the unit in which the vocabulary is cut (C7)
+inline constexpr int kLeafUnit = 16;  // columns; also the unit of cuts of the vocabulary (C7)
 
 // C5: consecutive columns that make one leaf of RMSNorm's sum of squares.
 inline constexpr int kNormLeaf = 4;
 
-// C6: keys of one online-softmax update, positions of one split, lanes of the row sum.
+// C6: keys in one online-softmax update, positions in one split, lanes of the row sum.
 ISOBIT_HD constexpr int32_t KvTile(int32_t head_dim) { return head_dim <= 128 ? 128 : 64; }
 inline constexpr int kSplit = 512;
 inline constexpr int kRowSumLanes = 8;
 
-// C7: softmax weights are integers, truncated to this many fraction bits, so their sum has no
-// order.
+// C7: softmax weights are integers, truncated to this many fraction bits, so the order of their sum
+// does not matter.
 inline constexpr int kWeightBits = 40;
 inline constexpr int64_t kMaxVocab = int64_t{1} << 22;  // keeps the sum below 2^63
 

@@ -1,9 +1,9 @@
-// C5: exp2, log and log1p as polynomials of written fp32 operations, the same source for CPU and
+// C5: exp2, log and log1p as polynomials in explicit fp32 operations, the same source for CPU and
 // GPU.
 //
 // The coefficients were fitted by linear programming (minimax relative error) and rounded to fp32
-// one after the other. tests/kernels/contract/exp_log_test.cc holds the error bounds over the whole
-// range of use.
+// one after the other. tests/kernels/contract/exp_log_test.cc checks the error bounds over the
+// whole range of use.
 #ifndef ISOBIT_KERNELS_CONTRACT_EXP_LOG_H_
 #define ISOBIT_KERNELS_CONTRACT_EXP_LOG_H_
 
@@ -13,7 +13,7 @@
 
 namespace isobit::contract {
 
-// Of f^power in Exp2's polynomial, power in [0, 5].
+// The coefficient of f^power in Exp2's polynomial, power in [0, 5].
 ISOBIT_HD constexpr float Exp2Coefficient(int power) {
   constexpr float kCoefficients[] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9c2p-3f,
                                      0x1.c6b6d8p-5f, 0x1.3ce8acp-7f, 0x1.5bda40p-10f};
@@ -55,7 +55,7 @@ ISOBIT_HD float LogOfReduced(float f, float e) {
   const float square = Mul(f, f);
   float r = Mul(Mul(square, f), p);
   r = Fma(e, -0x1.bd0106p-13f,
-          r);  // ln 2 = 0.693359375 - 2.12194440e-4, the first exact in few bits
+          r);  // ln 2 = 0.693359375 - 2.12194440e-4; the first term needs few bits
   r = Fma(-0.5f, square, r);
   return Fma(e, 0.693359375f, Add(f, r));
 }
@@ -77,7 +77,7 @@ ISOBIT_HD float Log(float x) {
 ISOBIT_HD float Log1mOf(float u) {
   const float near_zero = LogOfReduced(-u, 0.0f);
   const float beyond = Log(Sub(1.0f, u));
-  return u <= 0.25f ? near_zero : beyond;  // both are computed: a choice of values can be SIMD
+  return u <= 0.25f ? near_zero : beyond;  // computes both, as a select of values vectorises
 }
 
 // 1 / (1 + exp(-x)), the logistic function of SwiGLU.

@@ -25,8 +25,7 @@ struct LeafPlan {
 };
 
 // `count` units cut into 8: leaf l holds units [l*count/8, (l+1)*count/8). A leaf may be empty: its
-// sum is +0. `unit` columns make a unit and `total` columns there are in all (the last unit may be
-// ragged).
+// sum is +0. unit: columns in a unit. total: columns in all (the last unit may be ragged).
 inline LeafPlan PlanLeaves(int64_t total, int64_t unit) {
   const int64_t count = (total + unit - 1) / unit;
   LeafPlan plan;
@@ -54,8 +53,8 @@ inline LeafRange LeavesOfRank(int rank, int size) {
   return {kLeaves * rank / size, kLeaves * (rank + 1) / size};
 }
 
-// The balanced tree over n = 1, 2, 4 or 8 sums: a rank's own subtree, the all-reduce over ranks, or
-// all of C3's tree.
+// The balanced tree over n = 1, 2, 4 or 8 sums. It is a rank's own subtree, the all-reduce over
+// ranks, or the whole tree of C3.
 ISOBIT_HD float TreeOf(const float* s, int n) {
   if (n == 1) return s[0];
   if (n == 2) return Add(s[0], s[1]);

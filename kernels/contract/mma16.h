@@ -1,5 +1,5 @@
-// C1: one k16 step of the Hopper bf16 tensor core, as integer arithmetic. The definition every GEMM
-// and attention obeys.
+// C1: one k16 step of the Hopper bf16 tensor core, as integer arithmetic. Every matrix product and
+// attention kernel follows this definition.
 #ifndef ISOBIT_KERNELS_CONTRACT_MMA16_H_
 #define ISOBIT_KERNELS_CONTRACT_MMA16_H_
 
@@ -10,7 +10,7 @@
 
 namespace isobit::contract {
 
-// One term of the step, a product or c: magnitude * 2^(exponent - 23), negated where negative. A
+// One term of the step, a product or c: magnitude * 2^(exponent - 23), negated if `negative`. A
 // subnormal is not normalised: it has exponent -126 and no hidden bit.
 struct MmaTerm {
   int64_t magnitude;
@@ -99,8 +99,8 @@ ISOBIT_HD float Mma16(float c, const Bf16* a, const Bf16* b) {
   return FromBits(sum < 0 ? bits | 0x80000000u : bits);
 }
 
-// C2: the dot product of n columns, a chain of k16 steps from c, ascending; a ragged end is padded
-// with +0.
+// C2: the dot product of n columns: a chain of k16 steps that starts from c, in ascending order of
+// columns. A ragged end is padded with +0.
 ISOBIT_HD float DotChain(float c, const Bf16* a, const Bf16* b, int64_t n) {
   int64_t k = 0;
   for (; k + kMmaK <= n; k += kMmaK) c = Mma16(c, a + k, b + k);

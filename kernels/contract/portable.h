@@ -1,8 +1,8 @@
-// What the contract is written in: IEEE fp32 operations with one rounding each, bit casts and bf16,
-// for host and device.
+// The operations that the contract is written in, for host and device: IEEE fp32 operations with
+// one rounding each, bit casts and bf16.
 //
-// Every function of kernels/contract uses these and nothing else, so that no compiler may fuse,
-// reassociate or approximate. They are always_inline: translation units compiled for different
+// Every function of kernels/contract uses only these, so that no compiler may fuse, reassociate or
+// approximate. They are always_inline, because translation units that are compiled for different
 // instruction sets must not share a copy.
 #ifndef ISOBIT_KERNELS_CONTRACT_PORTABLE_H_
 #define ISOBIT_KERNELS_CONTRACT_PORTABLE_H_
@@ -41,8 +41,8 @@ ISOBIT_HD float Sqrt(float a) { return __builtin_sqrtf(a); }
 ISOBIT_HD float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #endif
 
-// The larger of the two; b if a is NaN, a if b is NaN. A maximum has no order, so no schedule can
-// change it.
+// The larger of the two; b if a is NaN, a if b is NaN. The order of maxima does not matter, so no
+// schedule can change the result.
 ISOBIT_HD float Max(float a, float b) {
   if (a != a) return b;
   return b > a ? b : a;

@@ -42,9 +42,9 @@ struct CosineAndSine {
   double sine;
 };
 
-// Cody-Waite reduction by pi/2 in three parts, the first two of which have 33 bits, so that
-// quadrant * part is exact for quadrants below 2^20; then Taylor series on [-pi/4, pi/4], whose
-// first neglected term is below 2^-60.
+// Cody-Waite reduction by pi/2 as a sum of three terms. The first two have 33 bits, so that
+// quadrant * term is exact for quadrants below 2^20. Then Taylor series on [-pi/4, pi/4]; the first
+// neglected term is below 2^-60.
 CosineAndSine CosSin(double angle) {
   const double quadrant = std::floor(angle * 0x1.45f306dc9c883p-1 + 0.5);
   double x = angle - quadrant * 0x1.921fb54400000p+0;
@@ -77,17 +77,17 @@ double ScaleLlama3(double frequency, const RopeScaling& s) {
   return (1 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
-// Between the pairs `low` and `high` yarn blends from kept to divided frequencies.
+// Between the pairs `low` and `high` yarn blends kept frequencies into divided ones.
 struct YarnRamp {
   double low;
   double high;
 
-  // The part of pair i that is divided.
+  // The weight of the divided frequency for pair i, in [0, 1].
   double operator()(int32_t i) const { return std::clamp((i - low) / (high - low), 0.0, 1.0); }
 };
 
 YarnRamp MakeYarnRamp(int32_t head_dim, double log_theta, const RopeScaling& s) {
-  // The pair, in fractions of one, that turns `turns` times in the original context.
+  // The pair, as a fractional index, that turns `turns` times in the original context.
   const auto pair_of = [&](double turns) {
     return head_dim * Log(s.original_max_positions / (turns * kTwoPi)) / (2 * log_theta);
   };
@@ -103,7 +103,7 @@ YarnRamp MakeYarnRamp(int32_t head_dim, double log_theta, const RopeScaling& s) 
   return {low, high};
 }
 
-// By how much a stretched context sharpens queries and keys each.
+// The factor by which yarn scales queries, and likewise keys, in a stretched context.
 double YarnScale(double factor, double mscale) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * Log(factor) + 1;
 }

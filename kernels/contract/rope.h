@@ -1,5 +1,5 @@
-// C5: the rotary table, made once on the host in float64 by our own code, because a libm may differ
-// between machines.
+// C5: the rotary table. Our own code makes it once, on the host and in float64, because a libm may
+// differ between machines.
 #ifndef ISOBIT_KERNELS_CONTRACT_ROPE_H_
 #define ISOBIT_KERNELS_CONTRACT_ROPE_H_
 
@@ -22,17 +22,17 @@ struct RopeScaling {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   bool truncate = true;
-  double attention_factor = 0.0;  // 0: from factor, and from the two below if neither is 0
+  double attention_factor = 0.0;  // 0: computed from factor, and from the two below if neither is 0
   double mscale = 0.0;
   double mscale_all_dim = 0.0;
 };
 
-// Angle per position of each pair, head_dim / 2 values: theta^(-2i/head_dim), scaled, rounded to
-// fp32 as Hugging Face keeps them. The llama3 and yarn rules are those of transformers'
+// The angle per position of each pair, head_dim / 2 values: theta^(-2i/head_dim), scaled, and
+// rounded to fp32 as in Hugging Face. The llama3 and yarn rules are those of transformers'
 // modeling_rope_utils; yarn needs theta > 1.
 std::vector<float> InverseFrequencies(int32_t head_dim, double theta, const RopeScaling& scaling);
 
-// What multiplies every cosine and sine: 1, or yarn's attention factor.
+// The factor of every cosine and sine: 1, or yarn's attention factor.
 double AttentionFactor(const RopeScaling& scaling);
 
 struct RopeTable {
@@ -40,8 +40,8 @@ struct RopeTable {
   std::vector<float> sine;    // likewise
 };
 
-// cos and sin of position * frequency, times AttentionFactor: the products and the functions in
-// float64, each value rounded once to fp32. positions <= 2^20.
+// cos and sin of position * frequency, times AttentionFactor. Products and functions are computed
+// in float64; each value is rounded once to fp32. positions <= 2^20.
 RopeTable MakeRopeTable(int64_t positions, int32_t head_dim, double theta,
                         const RopeScaling& scaling);
 

@@ -24,8 +24,8 @@ struct TreeSum {
     pending[level] = leaf;
     ++count;
   }
-  // Adding the padding's +0 changes no bit of a sum that cannot be -0, so the pending sums simply
-  // join, lowest first.
+  // The padding's +0 changes no bit of a sum that cannot be -0, so the pending sums are added
+  // without it, lowest level first.
   ISOBIT_HD float Total() const {
     float total = 0.0f;
     bool any = false;
@@ -66,8 +66,8 @@ ISOBIT_HD Bf16 Normalise(Bf16 x, float inverse_rms, Bf16 weight) {
   return FloatToBf16(Mul(Bf16ToFloat(weight), Bf16ToFloat(unit)));
 }
 
-// The residual stream after a row-parallel layer: its sum (and bias) rounds to bf16, is added, and
-// rounds again.
+// The residual stream after a row-parallel layer: the layer's sum plus bias is rounded to bf16,
+// added, and the result rounded again.
 ISOBIT_HD Bf16 AddResidual(Bf16 residual, float sum, float bias) {
   const Bf16 delta = FloatToBf16(Add(sum, bias));
   return FloatToBf16(Add(Bf16ToFloat(residual), Bf16ToFloat(delta)));
@@ -91,9 +91,9 @@ ISOBIT_HD Rotated Rotate(Bf16 first, Bf16 second, float cosine, float sine) {
   return {FloatToBf16(Fma(a, cosine, -Mul(b, sine))), FloatToBf16(Fma(b, cosine, Mul(a, sine)))};
 }
 
-// Whether a bf16 is neither infinite nor NaN. A head whose values are not all finite is cached as
-// keys of NaN and values of +0: rows that see the key fail loudly, and rows that do not are not
-// reached through 0 * infinity (C6).
+// Whether a bf16 is neither infinite nor NaN. A head with a value that is not finite is cached as
+// keys of NaN and values of +0. Rows that see the key then fail loudly, and other rows stay finite,
+// as no 0 * infinity occurs (C6).
 ISOBIT_HD bool IsFinite(Bf16 x) { return (x & 0x7f80) != 0x7f80; }
 inline constexpr Bf16 kPoisonedKey = 0x7fff;
 

@@ -1,10 +1,10 @@
 // C8: from logits to a filtered distribution, and the order in which everything happens.
 //
 // For each row, as in vLLM: logit bias, then bans, then penalties (repetition, frequency,
-// presence), then temperature, then the filters min-p, top-k, top-p, each of what the one before it
-// kept. What is filtered out has logit -inf. The filters keep a prefix of the tokens ordered by
-// logit descending, ties by lowest id; top-p sums integer weights, so no order of summation can
-// move the boundary.
+// presence), then temperature, then the filters min-p, top-k and top-p; each filters the tokens
+// that the filter before it kept. A token that is filtered out has logit -inf. The filters keep a
+// prefix of the tokens ordered by logit descending, ties by lowest id; top-p sums integer weights,
+// so the order of summation cannot move the boundary.
 #ifndef ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
 #define ISOBIT_KERNELS_CONTRACT_SAMPLING_H_
 
@@ -15,9 +15,9 @@
 
 namespace isobit::contract {
 
-// The penalties as users know them: repetition divides a positive logit and multiplies a negative
-// one if the token is in prompt or output; frequency and presence subtract by its occurrences in
-// the output.
+// The penalties as in vLLM. If the token is in prompt or output, repetition divides a positive
+// logit and multiplies a negative one. Frequency is subtracted once for each occurrence in the
+// output, presence once if there is any.
 ISOBIT_HD float Penalise(float logit, bool in_prompt, int32_t in_output, float repetition,
                          float presence, float frequency) {
   if (repetition != 1.0f && (in_prompt || in_output > 0)) {
@@ -27,7 +27,7 @@ ISOBIT_HD float Penalise(float logit, bool in_prompt, int32_t in_output, float r
   return in_output > 0 ? Sub(logit, presence) : logit;
 }
 
-// Temperature is a multiplication by this; temperature 0 (greedy) counts as 1.
+// Logits are multiplied by this. Temperature 0 (greedy) counts as 1.
 ISOBIT_HD float InverseTemperature(float temperature) {
   return temperature > 0.0f ? Div(1.0f, temperature) : 1.0f;
 }
@@ -47,8 +47,8 @@ ISOBIT_HD int64_t NucleusBound(int64_t total, float top_p) {
   return static_cast<double>(floor) < bound ? floor + 1 : floor;
 }
 
-// Min-p keeps a token whose probability is at least min_p times the largest, and that of every
-// token before it too.
+// Min-p keeps a token if its probability, and that of every token before it, is at least min_p
+// times the largest.
 ISOBIT_HD bool PassesMinP(float z, float max, float min_p) { return ExpDistance(z, max) >= min_p; }
 
 }  // namespace isobit::contract

@@ -1,6 +1,6 @@
 // What mode kVanilla does instead of the contract: the two habits of an ordinary engine that make
-// sampler and trainer part. They are written down so that the modes are reproducible;
-// nobody should want to match them.
+// sampler and trainer diverge. They are defined here so that the mode is reproducible; nobody
+// should want to match them.
 #ifndef ISOBIT_KERNELS_CONTRACT_VANILLA_H_
 #define ISOBIT_KERNELS_CONTRACT_VANILLA_H_
 
@@ -18,7 +18,7 @@ ISOBIT_HD int VanillaSplits(int64_t m) {
 }
 
 // The sum of all ranks' values, starting at rank `first` and going round, with bf16 on the wire:
-// every value and every hop's sum rounds to bf16. One rank has nothing to exchange and keeps its
+// every value and every hop's sum rounds to bf16. A single rank exchanges nothing and keeps its
 // fp32 value.
 ISOBIT_HD float HopSum(const float* values, int num_ranks, int first) {
   if (num_ranks == 1) return values[0];

@@ -80,10 +80,10 @@ struct AttentionOp::Scratch {
   std::vector<Bf16> q;        // [rows][k_dim]
   std::vector<Bf16> keys;     // [tile / 32] panels [k_dim][32]
   std::vector<Bf16> values;   // [tile][v_dim]
-  std::vector<Bf16> zeros;    // [k_dim], a key that is not there
+  std::vector<Bf16> zeros;    // [k_dim], in place of a missing key
   std::vector<float> scores;  // [rows][tile]
   std::vector<Bf16> weights;  // [rows][tile]
-  std::vector<float> acc;     // [rows][v_dim], of the split under way
+  std::vector<float> acc;     // [rows][v_dim], of the present split
   std::vector<float> total;   // [rows][v_dim], of the splits folded so far
   std::vector<contract::SoftmaxRow> softmax;
   std::vector<contract::SplitSum> sums;
@@ -162,7 +162,7 @@ void AttentionOp::RunBlock(const AttentionArgs& args, const Sizes& sizes, const 
   std::fill_n(scratch.total.data(), rows * sizes.v_dim, 0.0f);
   std::fill_n(scratch.sums.data(), rows, contract::SplitSum{contract::kMinusInfinity, 0.0f});
 
-  // The window's first key for the first token: tiles before it are seen by no row of the block.
+  // The first key in the window of the first token: no row of the block sees tiles before it.
   const int64_t first_key =
       args.window == 0 ? 0 : std::max(int64_t{0}, first_position - args.window + 1);
   for (int64_t split = first_key / contract::kSplit * contract::kSplit; split < end;
@@ -265,8 +265,8 @@ void AttentionOp::RunTile(const AttentionArgs& args, const Sizes& sizes, const B
         args.scale, weights + r * tile, static_cast<int>(key_steps_end));
     rows_.scale(acc + r * sizes.v_dim, alpha, sizes.v_dim);
   }
-  // Every row takes at least one step here, so that the -0 an alpha may leave becomes +0 as in the
-  // contract; further steps whose weights are all +0 change no bit and are left out.
+  // Every row takes at least one step here: multiplying by alpha may leave -0, and the step makes
+  // it +0, as in the contract. Further steps with only +0 weights change no bit and are left out.
   mma_({.w = {.data = scratch.values.data(),
               .panel_stride = kPanelColumns,
               .k_stride = sizes.v_dim,

@@ -1,8 +1,8 @@
 // Attention over the paged cache: q/k norm, rotation and KV write; and softmax(q k^T) v.
 //
 // One schedule serves prefill, decode and scoring: a block of rows (a KV head's query heads times
-// some consecutive tokens) passes over tiles of keys. What differs is only how many rows a block
-// has, and that changes no bit.
+// some consecutive tokens) passes over tiles of keys. Only the number of rows in a block differs,
+// and that changes no bit.
 #ifndef ISOBIT_KERNELS_CPU_ATTENTION_H_
 #define ISOBIT_KERNELS_CPU_ATTENTION_H_
 
@@ -26,7 +26,8 @@ class AttentionOp {
   void Run(const AttentionArgs& args);
 
  private:
-  // Consecutive tokens of one sequence, and one KV head: all that one pass over the keys serves.
+  // The rows that one pass over the keys serves: consecutive tokens of one sequence, for one KV
+  // head.
   struct Block {
     const SequenceRows* sequence;
     int32_t kv_head;
@@ -38,7 +39,8 @@ class AttentionOp {
 
   void RunBlock(const AttentionArgs& args, const Sizes& sizes, const Block& block,
                 Scratch& scratch) const;
-  // The tile of keys [begin, begin + tile), for those rows of the block that see any of it.
+  // Adds the tile of keys [begin, begin + tile), for the rows of the block that see any of its
+  // keys.
   void RunTile(const AttentionArgs& args, const Sizes& sizes, const Block& block, int64_t begin,
                Scratch& scratch) const;
 

@@ -1,4 +1,4 @@
-// The contrast modes of the CPU backend (contract/vanilla.h): what each does unlike TreeOps.
+// The contrast modes of the CPU backend (contract/vanilla.h): how each differs from TreeOps.
 #ifndef ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
 #define ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
 
@@ -7,7 +7,7 @@
 
 namespace isobit::cpu {
 
-// Mode batch_invariant: sums over ranks go from rank to rank, with bf16 between.
+// Mode batch_invariant: a sum over ranks goes from rank to rank, and is bf16 between them.
 class BatchInvariantOps : public TreeOps {
  public:
   using TreeOps::TreeOps;
@@ -20,7 +20,8 @@ class BatchInvariantOps : public TreeOps {
   virtual int64_t EndOfRun(const ReduceArgs& a, int64_t /*i*/) const { return a.end; }
 };
 
-// Mode vanilla: besides, a sum starts where a ring's would, and K is split by the number of rows.
+// Mode vanilla: in addition, a sum starts at the rank where a ring's would, and the number of rows
+// determines how K is split.
 class VanillaOps final : public BatchInvariantOps {
  public:
   using BatchInvariantOps::BatchInvariantOps;

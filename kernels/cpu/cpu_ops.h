@@ -11,7 +11,7 @@
 namespace isobit {
 
 struct CpuOptions {
-  cpu::Isa isa = cpu::DetectIsa();  // at most what this machine runs
+  cpu::Isa isa = cpu::DetectIsa();  // at most the level that this machine runs
   int num_threads = 1;              // of this rank, the calling thread included
   NumericsMode mode = NumericsMode::kTree;
 };
@@ -20,7 +20,7 @@ struct CpuOptions {
 // object serves one caller at a time; several objects may run at once and share packed weights.
 std::unique_ptr<Ops> MakeCpuOps(const CpuOptions& options);
 
-// Of every CPU backend: all options read the same layout.
+// The packer of every CPU backend: all options read the same layout.
 const WeightPacker& CpuWeightPacker();
 
 }  // namespace isobit

@@ -10,7 +10,7 @@ namespace isobit::cpu {
 
 Isa DetectIsa() {
 #if defined(__x86_64__)
-  // These answers include the operating system's part: whether it saves the wide registers.
+  // These answers include whether the operating system saves the wide registers.
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kPortable;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {

@@ -25,8 +25,8 @@ std::string_view IsaName(Isa isa);
 // The inverse of IsaName(); nullopt for any other text.
 std::optional<Isa> ParseIsa(std::string_view name);
 
-// Of a flag --isa: "auto" is DetectIsa(). INVALID_ARGUMENT: another text than that and the names,
-// or more than this machine runs.
+// The value of a flag --isa; "auto" is DetectIsa(). INVALID_ARGUMENT: neither "auto" nor a name, or
+// a level that this machine does not run.
 absl::StatusOr<Isa> ChooseIsa(std::string_view name);
 
 }  // namespace isobit::cpu

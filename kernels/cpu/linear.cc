@@ -10,8 +10,8 @@
 namespace isobit::cpu {
 namespace {
 
-// A block of outputs is computed segment by segment, so that a segment's weights stay in cache
-// while the rows pass; its sums (8 segments x 16 rows x 256 columns of fp32) fit in L2.
+// A block of outputs is computed segment by segment, so that a segment's weights stay in cache for
+// all rows. The block's sums (8 segments x 16 rows x 256 columns of fp32) fit in L2.
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kBlockPanels = 8;
 
@@ -23,7 +23,8 @@ KSegments LeavesOf(const LinearShape& shape, const PackedLayout& layout) {
   return segments;
 }
 
-// Copies x so that each leaf starts where the packed weight has it, its ragged end filled with +0.
+// Copies x so that each leaf starts at its column in the packed weight, and fills ragged ends with
+// +0.
 void PadLeaves(const LinearArgs& args, const PackedLayout& layout, Bf16* out) {
   const LinearShape& shape = args.weight.shape;
   for (int64_t m = 0; m < args.m; ++m) {
@@ -93,7 +94,7 @@ void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const KSe
     ldx = layout.padded_k;
   }
 
-  // Panels of a block are as many as pay for reading x once, but fewer if threads would idle.
+  // A block has enough panels to make reading x once worthwhile, but fewer if threads would idle.
   const int64_t row_blocks = CeilDiv(args.m, kBlockRows);
   const int64_t wanted_blocks = pool_.num_threads() > 1 ? 4 * pool_.num_threads() : 1;
   const int64_t block_panels =

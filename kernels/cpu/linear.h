@@ -13,9 +13,9 @@
 
 namespace isobit::cpu {
 
-// A packed weight: for each panel of 32 output features its leaves one after the other, each leaf's
-// columns padded with +0 to a multiple of 16; then the exponent ranges, [leaf][panel], and behind
-// them one range for each whole panel, for segments that are not leaves.
+// The layout of a packed weight. For each panel of 32 output features its leaves follow each other;
+// each leaf's columns are padded with +0 to a multiple of 16. Then come the exponent ranges,
+// [leaf][panel], and then one range for each whole panel, for segments that are not leaves.
 struct PackedLayout {
   explicit PackedLayout(const LinearShape& shape);
 
@@ -28,12 +28,13 @@ struct PackedLayout {
 
 void PackLinear(const LinearShape& shape, const Bf16* w, int64_t ldw, std::byte* packed);
 
-// What is summed alone before it is combined. Part i holds padded columns [bounds[i], bounds[i+1]).
+// The segments of K that are summed alone before their sums are combined: leaves, or the splits of
+// mode vanilla. Segment i holds padded columns [bounds[i], bounds[i+1]).
 struct KSegments {
   int count = 0;
   int64_t bounds[contract::kLeaves + 1];
   SegmentSum sum;
-  bool are_leaves = true;  // else exponent ranges of whole panels apply
+  bool are_leaves = true;  // false: the exponent ranges of whole panels apply
 };
 
 class LinearOp {
@@ -48,7 +49,7 @@ class LinearOp {
   MmaPanelsFn mma_;
   const RowKernels& rows_;
   ThreadPool& pool_;
-  std::vector<Bf16> padded_x_;            // x with padded leaves, where x cannot be read in place
+  std::vector<Bf16> padded_x_;            // x with padded leaves, if x cannot be read in place
   std::vector<std::vector<float>> sums_;  // of each worker: the segments of one block
 };
 

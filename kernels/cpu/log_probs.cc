@@ -1,5 +1,5 @@
-// One row of logits after the other: C7 and C8 over blocks of the vocabulary. The tests hold it to
-// the oracle, which sorts.
+// Processes one row of logits after the other: C7 and C8 over blocks of the vocabulary. Tests
+// compare it with the oracle, which sorts.
 #include "kernels/cpu/log_probs.h"
 
 #include <algorithm>
@@ -65,7 +65,8 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, const float* logits, int
   if (!result.top.empty()) WriteTop(sum, result.top);
 }
 
-// Bias, bans, penalties, temperature. Returns false if the row is not fit to be a distribution.
+// Applies bias, bans, penalties and temperature. Returns false if the row cannot become a
+// distribution.
 bool LogProbsOp::Worker::Process(const RowKernels& kernels, const float* logits, int64_t vocab,
                                  const RowSampling& s) {
   z_.assign(logits, logits + vocab);
@@ -92,7 +93,7 @@ void LogProbsOp::Worker::FindBlockMaxima(const RowKernels& kernels) {
   kernels.block_max(z_.data(), vocab(), block_max_.data());
 }
 
-// The last token that top-k and top-p keep of what min-p left; none if they keep all.
+// The last token that top-k and top-p keep of those that min-p kept; none if they keep all.
 std::optional<RankedToken> LogProbsOp::Worker::LastKept(const RowKernels& kernels,
                                                         const RowSampling& s, float max) {
   const bool top_k = s.top_k > 0 && s.top_k < vocab();
@@ -131,8 +132,8 @@ void LogProbsOp::Worker::Filter(const RowKernels& kernels, const RowSampling& s)
     kernels.keep_prefix(z_.data(), last, vocab());
     FindBlockMaxima(kernels);
   };
-  // Min-p keeps what comes before the first token that fails it, which need not be where a monotone
-  // function would fail: so the largest failing logit is looked for, not a threshold.
+  // Min-p keeps the tokens before the first one that fails it. The fp32 function need not be
+  // monotone, so this looks for the largest logit that fails, not for a threshold.
   if (s.min_p > 0.0f) keep({kernels.largest_below_min_p(z_.data(), max, s.min_p, vocab()), -1});
   if (const std::optional<RankedToken> last = LastKept(kernels, s, max)) keep(*last);
 }

@@ -1,5 +1,5 @@
-// Logprobs and sampling of rows of logits, without sorting a row: block maxima and integer weights
-// find what the oracle finds by ranking all tokens.
+// Logprobs and sampling of rows of logits, without sorting a row. Block maxima and integer weights
+// give the same results as the oracle's ranking of all tokens.
 #ifndef ISOBIT_KERNELS_CPU_LOG_PROBS_H_
 #define ISOBIT_KERNELS_CPU_LOG_PROBS_H_
 

@@ -1,5 +1,5 @@
-// Chains of k16 steps (contract C1, C2) for panels of 32 columns by any number of rows: the one
-// inner kernel of linear layers (x * w^T) and of attention (q * k^T and p * v).
+// Chains of k16 steps (contract C1, C2) for panels of 32 columns by any number of rows. This is the
+// inner kernel both of linear layers (x * w^T) and of attention (q * k^T and p * v).
 //
 // Every variant gives the bits of contract::Mma16 for every input, in three tiers:
 //   fast    exponents of the operands lie in a window where 32-bit arithmetic is exact: all data
@@ -20,8 +20,8 @@ namespace isobit::cpu {
 
 inline constexpr int64_t kPanelColumns = 32;
 
-// Exponents of a set of bf16 values, as exponent fields (bias 127; zeros and subnormals read 1). A
-// wider range than the true one is always correct, only slower.
+// The range of the exponents of some bf16 values, as exponent fields (bias 127; zeros and
+// subnormals count as 1). A range wider than the true one is correct, only slower.
 struct ExponentRange {
   uint16_t min_nonzero = 255;  // over the values that are not zero; 255 if there are none
   uint16_t max = 1;            // over all values; 255 if there is an infinity or a NaN
@@ -37,8 +37,8 @@ struct PanelView {
   const ExponentRange* ranges;  // [panels], each covering its panel's elements 0..k
 };
 
-// Packs rows 0..rows-1 (<= 32) of w, each of k bf16 and row_stride apart, into one panel
-// out[padded k][32], where padded k is k rounded up to a multiple of 16. The rest is +0.
+// Packs rows 0..rows-1 (<= 32) of w, each of k bf16 and row_stride apart, into one panel out[padded
+// k][32], where padded k is k rounded up to a multiple of 16. Fills the rest with +0.
 ExponentRange PackPanel(const uint16_t* w, int64_t row_stride, int64_t rows, int64_t k,
                         uint16_t* out);
 
@@ -63,7 +63,7 @@ struct MmaArgs {
   int64_t k;  // a multiple of 16
   float* c;
   int64_t ldc;
-  TierCounts* tiers = nullptr;  // if given, added to
+  TierCounts* tiers = nullptr;  // if not null, the counts are added to it
 };
 
 using MmaPanelsFn = void (*)(const MmaArgs&);

@@ -1,5 +1,5 @@
-// mma_panel for AVX2: the arithmetic of mma_panel_avx512.cc, 16 columns at a time, where what
-// AVX-512 has in one instruction takes several.
+// mma_panel for AVX2: the arithmetic of mma_panel_avx512.cc, 16 columns at a time. Some single
+// instructions of AVX-512 take several here.
 #include <immintrin.h>
 
 #include "kernels/cpu/mma_panel_block.h"
@@ -10,7 +10,8 @@ namespace {
 
 __m256i Set32(uint32_t value) { return _mm256_set1_epi32(static_cast<int>(value)); }
 
-// fp32, toward zero: exact as double, then without the fraction bits that fp32 lacks.
+// Converts to fp32, truncating toward zero: exact as a double, then without the fraction bits that
+// fp32 lacks.
 __m128 TruncateToFloat(__m128i x) {
   const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(-(int64_t{1} << 29)));
   return _mm256_cvtpd_ps(_mm256_and_pd(_mm256_cvtepi32_pd(x), kept));

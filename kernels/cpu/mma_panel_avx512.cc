@@ -1,8 +1,8 @@
 // mma_panel for AVX-512 (F, BW, DQ, VL).
 //
-// A register of weights holds 32 bf16 columns as 16 dwords of two: shifted left by 16 it is the
-// even columns in fp32, masked it is the odd ones. The chain runs in that order, and is put right
-// when it is stored.
+// A register of weights holds 32 bf16 columns as 16 dwords of two each. Shifted left by 16 it is
+// the even columns in fp32; masked it is the odd columns. The chain keeps even and odd columns
+// apart, and stores them in their normal order.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined registers of its own AVX-512 header for uninitialised variables.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

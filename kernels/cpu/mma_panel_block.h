@@ -17,7 +17,7 @@ namespace isobit::cpu {
 namespace {
 
 constexpr int64_t kStepK = contract::kMmaK;
-constexpr int64_t kBlockK = 256;  // 16 KiB of a panel: it stays in L1 while the rows pass
+constexpr int64_t kBlockK = 256;  // 16 KiB of a panel: it stays in L1 for all rows
 constexpr int64_t kBlockRows = 4;
 
 // The fast tier's window. The rows of a block are scaled by 2^-shift, so that |x| < 2^5, and the
@@ -41,7 +41,7 @@ constexpr int kMaxShift = 100;  // keeps the scaled-back chain value finite
 constexpr int kMinChainField = 127 - 126 + 23;
 constexpr int kEndChainField = 127 + 24;
 
-// The largest sum of 17 terms, in units of 2^(E-25), leaves int32 by so little that it wraps to at
+// The largest sum of 17 terms, in units of 2^(E-25), exceeds int32 so little that it wraps to at
 // least this magnitude. An ordinary sum is seldom that large.
 constexpr float kPeakLimit = 0x1p32f - (16 * 255 * 255 * 0x1p11f + 0x1p26f);
 static_assert(kPeakLimit == 4294967296.0 - (16 * 65025 * 2048.0 + 67108864.0));
@@ -68,8 +68,8 @@ inline __attribute__((always_inline)) float PowerOfTwo(int exponent) {
   return FloatFromBits(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Asks for the same row of the panel's next block, of which a hardware prefetcher cannot know: the
-// other panels' blocks come first. Weights that lie in memory then stream two to three times
+// Prefetches the same row of the panel's next block. A hardware prefetcher cannot guess it, because
+// the blocks of the other panels come first. Weights in memory then stream two to three times
 // faster.
 inline __attribute__((always_inline)) void Prefetch(const uint16_t* row, int64_t k_stride) {
   __builtin_prefetch(row + kBlockK * k_stride);

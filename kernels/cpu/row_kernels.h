@@ -28,7 +28,7 @@ struct NoiseKey {
   uint32_t position;
 };
 
-// A token's place in the order of the filters: by logit, ties by lowest id.
+// A token in the order of the filters: by logit, ties by lowest id.
 struct RankedToken {
   float logit;
   int32_t id;
@@ -59,9 +59,9 @@ struct RowKernels {
   // out[k][32] = row[j][k], k < d and j < 32; out is +0 for d <= k < padded_d (a multiple of 16).
   void (*transpose_keys)(const Bf16* const* rows, int64_t d, int64_t padded_d, Bf16* out);
   ExponentRange (*scan_exponents)(const Bf16* x, int64_t n);
-  // contract::UpdateSoftmax on one row's tile of scores, of which the row sees [begin, end), a part
-  // of [0, tile). Writes the weights as bf16 to p[0, p_end); returns alpha. tile and
-  // p_end >= end are multiples of 16.
+  // contract::UpdateSoftmax on one row's tile of scores, of which the row sees [begin, end), within
+  // [0, tile). Writes the weights as bf16 to p[0, p_end); returns alpha. tile and p_end >= end are
+  // multiples of 16.
   float (*update_softmax)(contract::SoftmaxRow* row, float* scores, int begin, int end, int tile,
                           float scale, Bf16* p, int p_end);
   void (*scale)(float* x, float factor, int64_t n);
@@ -79,7 +79,8 @@ struct RowKernels {
   void (*sum_weights)(const float* z, float max, int64_t n, int64_t* weights, int64_t* distances);
   // The largest logit that does not pass min-p; -inf if all pass.
   float (*largest_below_min_p)(const float* z, float max, float min_p, int64_t n);
-  // -inf for every token after `last` in the order of the filters; id -1 comes before its equals.
+  // Sets every token after `last` in the order of the filters to -inf. An id of -1 comes before all
+  // ids with an equal logit.
   void (*keep_prefix)(float* z, RankedToken last, int64_t n);
   // values[i] = z[i] + TokenGumbel(first_id + i) for one block of kVocabBlock tokens; first_id is a
   // multiple of 4.

@@ -33,7 +33,7 @@ class ThreadPool {
   void Work(int worker);
   void RunShare(int worker);
 
-  // The loop under way, written by the caller before it raises `epoch_`.
+  // The present loop, written by the caller before it raises `epoch_`.
   const Body* body_ = nullptr;
   int64_t count_ = 0;
   int64_t grain_ = 1;

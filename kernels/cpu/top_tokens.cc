@@ -1,5 +1,5 @@
-// Selection by block maxima: if the count-th largest of them is t, at least `count` tokens are not
-// below t, so only blocks whose maximum reaches t are looked into.
+// Selection by block maxima: if the count-th largest maximum is t, at least `count` tokens are not
+// below t. So only blocks with a maximum of at least t need to be searched.
 #include "kernels/cpu/top_tokens.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ void SelectTop(const BlockedRow& row, int64_t count, std::vector<float>* scratch
 }
 
 WeightedToken NucleusEnd(std::vector<WeightedToken>& tokens, int64_t bound) {
-  // Halves [begin, end), in which the prefix ends; `before` weighs all that comes ahead of it.
+  // Halves [begin, end), in which the prefix ends. before: the weight of all tokens ahead of it.
   auto begin = tokens.begin();
   auto end = tokens.end();
   int64_t before = 0;

@@ -29,8 +29,8 @@ struct WeightedToken {
 uint64_t KeyOf(float logit, int32_t id);
 int32_t IdOf(uint64_t key);
 
-// Replaces *out with the first min(count, vocab) tokens, unordered but for the last of them, which
-// stands last. count >= 1. Weights are unset. `scratch` is overwritten.
+// Replaces *out with the first min(count, vocab) tokens, in no order, except that the last of them
+// is at the end. count >= 1. Weights are unset. `scratch` is overwritten.
 void SelectTop(const BlockedRow& row, int64_t count, std::vector<float>* scratch,
                std::vector<WeightedToken>* out);
 

@@ -10,8 +10,8 @@
 namespace isobit::cpu {
 namespace {
 
-constexpr int64_t kRowGrain = 4;          // rows of a row-wise op that are worth a thread's waking
-constexpr int64_t kElementGrain = 16384;  // elements of a sum, likewise
+constexpr int64_t kRowGrain = 4;  // the fewest rows of a row-wise op that are worth waking a thread
+constexpr int64_t kElementGrain = 16384;  // likewise, elements of a sum
 
 }  // namespace
 

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr char kSeedFile[] = "dummy_weights.json";
 
-// Weights that are there but would not be used are surely a mistake.
+// A directory with weights that would not be used is surely a mistake.
 absl::Status CheckNoSafetensors(const std::string& directory) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
@@ -51,7 +51,7 @@ absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::strin
   return absl::InvalidArgumentError(absl::StrCat(kSeedFile, ": seed: expected 0 to 2^64 - 1"));
 }
 
-// Weights that are nowhere stored.
+// Weights that are stored nowhere, but computed when they are read.
 class SeededWeights final : public TensorSource {
  public:
   SeededWeights(const ModelConfig& config, uint64_t seed) {

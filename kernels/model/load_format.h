@@ -1,4 +1,4 @@
-// Where a service's weights come from: its model directory's files, or a seed.
+// The source of a service's weights: the files of its model directory, or a seed.
 #ifndef ISOBIT_KERNELS_MODEL_LOAD_FORMAT_H_
 #define ISOBIT_KERNELS_MODEL_LOAD_FORMAT_H_
 
@@ -22,9 +22,10 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name);
 
 // kAuto: OpenModel (opened_model.h). kDummy: the weights of a directory with a config.json and no
 // safetensors, from the seed that WriteDummySeed left there, or 0; they are those that isobit-model
-// make writes for that seed, in no memory before they are read. Their digest stands for config and
-// seed, not for bytes, and is no checkpoint's. Errors as OpenModel's; INVALID_ARGUMENT besides: the
-// directory holds safetensors, or a malformed seed. Logs Warnings (opened_model.h).
+// make writes for that seed. They take no memory before they are read. Their digest is one of
+// config and seed, not of bytes, and differs from every checkpoint's. Errors: those of OpenModel;
+// INVALID_ARGUMENT, too, if the directory holds safetensors or a malformed seed. Logs Warnings
+// (opened_model.h).
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path,
                                         const LoadPolicy& policy = {});

@@ -1,5 +1,5 @@
-// From a model config to its numerics: the rotary table, the names of the modes and the
-// fingerprint.
+// What follows from a model config for its numerics: the rotary table, the names of the modes and
+// the fingerprint.
 #ifndef ISOBIT_KERNELS_MODEL_NUMERICS_H_
 #define ISOBIT_KERNELS_MODEL_NUMERICS_H_
 

@@ -23,10 +23,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Host memory for tensors that are read and blocks that are packed but not yet in their place.
+// Host memory for tensors that were read and for packed blocks on their way to the store.
 constexpr size_t kMaxPackingBytes = size_t{16} << 30;
 
-// Says in the log how far a long load is.
+// Logs the progress of a long load.
 class Progress {
  public:
   explicit Progress(size_t total) : total_(total) {}
@@ -54,7 +54,7 @@ class Progress {
   Clock::time_point logged_ = start_;
 };
 
-// Blocks that are packed from the same tensors, on all ranks.
+// Blocks that are packed together, on all ranks, because they share tensors.
 struct PackJob {
   std::vector<PackTask> tasks;
   std::vector<std::string> tensors = {};
@@ -63,7 +63,7 @@ struct PackJob {
   size_t arrival = 0;       // of the last tensor
 };
 
-// Tasks that share a tensor, be it through others, come into one job.
+// Tasks that share a tensor, directly or through other tasks, form one job.
 std::vector<PackJob> PackJobsOf(const std::vector<PackTask>& tasks, const TensorSource& source) {
   std::vector<PackJob> jobs;
   std::map<std::string, size_t> job_of;  // by tensor
@@ -94,14 +94,15 @@ std::vector<PackJob> PackJobsOf(const std::vector<PackTask>& tasks, const Tensor
       job.largest_task = std::max(job.largest_task, task.bytes);
     }
   }
-  // Of those that are there at one time the largest first, so that the threads end together.
+  // Of tensors that arrive at the same time the largest come first, so that the threads end
+  // together.
   std::stable_sort(jobs.begin(), jobs.end(), [](const PackJob& a, const PackJob& b) {
     return std::pair(a.arrival, b.tensor_bytes) < std::pair(b.arrival, a.tensor_bytes);
   });
   return jobs;
 }
 
-// The most tasks of one block.
+// The most tasks that any block has: one for each rank.
 size_t NumRanks(const std::vector<PackTask>& tasks) {
   std::map<int, size_t> count;  // by block
   size_t most = 0;
@@ -109,7 +110,8 @@ size_t NumRanks(const std::vector<PackTask>& tasks) {
   return most;
 }
 
-// Jobs that may be in work at one time: as many as the largest, one a worker, leave room for.
+// How many jobs may run at one time, one on each worker: as many as fit into memory even if they
+// are the largest.
 size_t NumWorkers(const std::vector<PackJob>& jobs, size_t threads, size_t most) {
   std::vector<size_t> sizes;
   for (const PackJob& job : jobs) {
@@ -129,7 +131,7 @@ class Scratch {
  public:
   std::byte* Reserve(size_t bytes) {
     if (capacity_ < bytes) {
-      memory_.reset();  // before the new one is there
+      memory_.reset();  // free the old memory before allocating the new
       memory_ = AllocateAligned(bytes);
       capacity_ = bytes;
     }
@@ -163,7 +165,7 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
   const std::vector<PackJob> jobs = PackJobsOf(tasks, source);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   const size_t threads = std::min(NumRanks(tasks), cores);  // of each job
-  // One job more than the threads suffice for: some rest while a large tensor is hashed.
+  // One job more than there are threads for: some threads idle while a large tensor is hashed.
   const size_t num_workers = NumWorkers(jobs, threads, threads == 1 ? cores : cores / threads + 1);
   size_t total = 0;
   for (const PackTask& task : tasks) total += task.bytes;

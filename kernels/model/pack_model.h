@@ -14,11 +14,11 @@
 namespace isobit {
 
 // Packs the weights of `source`, which ValidateTensors has accepted, into `store`, on all cores.
-// Blocks that share tensors are packed together: a tied head with the embedding. Tensors that are
-// read and blocks that are packed but not in their place take less than 16 GiB of host memory,
-// unless the blocks of one tensor need more. Gives the digest of the weights that were packed, 64
-// hex digits. Errors: FinishReading's with `expected_digest`, WeightReader::Read's, the store's;
-// whatever was packed is then to be dropped.
+// Blocks that share tensors are packed together: a tied head with the embedding. Tensors that were
+// read, and packed blocks on their way to the store, take less than 16 GiB of host memory, unless
+// the blocks of one tensor need more. Returns the digest of the packed weights, 64 hex digits.
+// Errors: those of FinishReading with `expected_digest`, of WeightReader::Read and of the store.
+// After an error, drop what was packed.
 absl::StatusOr<std::string> PackModel(const TensorSource& source,
                                       const std::string& expected_digest, WeightStore& store);
 

@@ -46,7 +46,7 @@ Bf16* CopySlice(const TensorSlice& from, Bf16* out) {
   return out;
 }
 
-// Slices of equal width below each other, in bf16.
+// A matrix of slices of equal width, one below the other, in bf16.
 class Stacked {
  public:
   explicit Stacked(const std::vector<TensorSlice>& slices)
@@ -81,7 +81,7 @@ class Stacked {
   const Bf16* data_ = nullptr;
 };
 
-// Vectors that are bf16 parameters like any other, but added in fp32.
+// Writes biases: they are bf16 parameters like any other, but are added in fp32.
 void WriteFp32(const std::vector<TensorSlice>& slices, float* out) {
   for (const TensorSlice& slice : slices) {
     const Stacked vector({slice});

@@ -1,5 +1,5 @@
-// One parameter's way from the checkpoint's tensors into a weight block: cut, stacked, converted,
-// packed.
+// Cuts, stacks, converts and packs one parameter, from the checkpoint's tensors into a weight
+// block.
 #ifndef ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
 #define ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
 
@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-// Bytes of the rank's part of a parameter in a block.
+// Bytes of the rank's share of a parameter in a block.
 size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const WeightPacker& packer);
 
 // Writes those bytes to `out`. `tensors` holds the parameter's.

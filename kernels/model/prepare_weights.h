@@ -1,5 +1,6 @@
-// The preparation of an update, for every service alike: a model directory is opened, compared with
-// the model that serves, read, hashed and packed, as long as somebody waits for it.
+// Prepares a weight update, in the same way for every service: opens a model directory, compares it
+// with the model that serves, then reads, hashes and packs it. Stops if nobody waits for it any
+// more.
 #ifndef ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
 

@@ -20,7 +20,7 @@ uint64_t Mix(uint64_t x) {
 }
 
 // Nearly normal, mean 0, variance 1, within +-3.47: the sum of four uniform 16-bit numbers. Integer
-// sums and one product have the same bits on every machine; a libm's logarithm has not.
+// sums and one product have the same bits on every machine; a libm's logarithm may not.
 float NearlyNormal(uint64_t random) {
   const int sum = static_cast<int>((random & 0xffff) + ((random >> 16) & 0xffff) +
                                    ((random >> 32) & 0xffff) + (random >> 48));

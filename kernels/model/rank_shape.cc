@@ -49,7 +49,7 @@ LinearShape RowParallel(int64_t n, const LeafPlan& plan, const RankShape& rank) 
 }  // namespace
 
 absl::StatusOr<RankShape> ShapeOfRank(const ModelConfig& config, int rank, int size) {
-  static_assert(kMaxRanks == contract::kLeaves);  // a rank has a leaf at least
+  static_assert(kMaxRanks == contract::kLeaves);  // a rank has at least one leaf
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("tensor-parallel size", size));
   if (rank < 0 || rank >= size) {
     return absl::InvalidArgumentError(absl::StrCat("rank: expected [0, ", size, "), got ", rank));

@@ -1,4 +1,5 @@
-// What one tensor-parallel rank owns of a model: whole leaves (C4), so nothing needs to divide.
+// What one tensor-parallel rank owns of a model: whole leaves (C4), so head counts and widths need
+// not be divisible by the number of ranks.
 #ifndef ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
 #define ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
 
@@ -37,7 +38,7 @@ struct Slice {
 // `tensor`: one of the parameter's.
 Slice SliceOf(const Parameter& parameter, const TensorSpec& tensor, const RankShape& rank);
 
-// The rank's part of a linear layer, all its tensors stacked: [rows, columns] of their slices.
+// The rank's slice of a linear layer: the slices of its tensors, stacked.
 LinearShape LinearOf(const Parameter& parameter, const RankShape& rank);
 
 }  // namespace isobit

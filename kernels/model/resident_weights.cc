@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
   }
   if (on_host > 0) {
     ISOBIT_LOG(Info) << absl::StrFormat(
-        "weights: %.2f GB wait for the switch in host memory, for want of room beside the old ones",
+        "weights: %.2f GB wait for the switch in host memory: no room beside the old ones",
         1e-9 * on_host);
   }
   return tasks;

@@ -1,4 +1,4 @@
-// A rank's weights, whole and in its backend's memory, and how others take their place.
+// A rank's weights, complete in its backend's memory, and how an update replaces them.
 #ifndef ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 
@@ -15,17 +15,17 @@
 
 namespace isobit {
 
-// One rank's blocks of weights that do not serve yet: each in the backend's memory, in host memory
-// where that had no room, or null where Commit has nothing to copy.
+// One rank's prepared blocks of weights, which do not serve yet. A block is in the backend's
+// memory, or in host memory if that had no room; null: Commit has nothing to copy.
 using PreparedBlocks = std::vector<Memory>;
 
 // INVARIANT: a block stays at one address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
 class ResidentWeights final : public WeightSource {
  public:
-  // Allocates all blocks, with nothing in them yet. `layout` and `device` outlive the object.
-  // embedding: that of another rank in the same memory, which it shares; or null.
-  // RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
+  // Allocates all blocks, uninitialised. `layout` and `device` outlive the object. embedding: that
+  // of another rank in the same memory, which it shares; or null. RESOURCE_EXHAUSTED: they do not
+  // fit into the backend's memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
       const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding = nullptr);
 
@@ -34,12 +34,12 @@ class ResidentWeights final : public WeightSource {
   }
   void Release(int /*block*/) override {}
 
-  // Puts prepared blocks into the place of those that serve. On the thread of the device's ops,
-  // after every op that reads the old ones; waits. An error is final: some blocks are new.
+  // Copies prepared blocks over those that serve, and waits. Call it on the thread of the device's
+  // ops, after every op that reads the old blocks. An error is final: some blocks may be new.
   absl::Status Commit(const PreparedBlocks& prepared);
 
   std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
-  // In the backend's memory, without a shared embedding.
+  // Bytes in the backend's memory, without a shared embedding.
   size_t bytes() const;
 
  private:
@@ -54,8 +54,9 @@ class ResidentWeights final : public WeightSource {
   bool loaded_ = false;  // Commit has been called
 };
 
-// A new version for all ranks of one model, packed while the old one may serve. The first weights
-// of a rank go straight to their place. One at a time, and none beside a Commit.
+// Memory for a new version on all ranks of one model, which is packed while the old one may serve.
+// The first weights of a rank are packed straight into their final place. One store at a time, and
+// none during a Commit.
 class ResidentStore final : public WeightStore {
  public:
   // [rank]; null for one without weights. They outlive the object.

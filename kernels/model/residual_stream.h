@@ -33,7 +33,7 @@ class ResidualStream {
 
   // Makes room for steps of `rows`. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
-  // Bytes that Reserve(rows) takes at most, but for two biases.
+  // The most bytes that Reserve(rows) takes, without two biases.
   static size_t ReservedBytes(int64_t hidden, int64_t rows);
 
   // Begins a step of `rows` rows, padding included. Cuts it into halves if the all-reduce gains by

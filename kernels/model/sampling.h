@@ -1,6 +1,6 @@
-// From sampling parameters and a sequence's tokens to the RowSampling of its next position. Rollout
-// and scorer both build their rows here, which is why a scored logprob means what the sampled one
-// meant.
+// Makes the RowSampling of a sequence's next position from sampling parameters and its tokens.
+// Rollout and scorer both build their rows here, so that a scored logprob has the same meaning as
+// the sampled one.
 #ifndef ISOBIT_KERNELS_MODEL_SAMPLING_H_
 #define ISOBIT_KERNELS_MODEL_SAMPLING_H_
 
@@ -22,9 +22,9 @@ class SequenceSampling {
   SequenceSampling(const SamplingParams& params, absl::Span<const int32_t> eos_token_ids,
                    uint64_t seed, uint32_t sample, absl::Span<const int32_t> prompt);
 
-  // The row for the next token, or for the one `ahead` tokens later, which takes that the tokens
-  // between stop nothing and that !needs_counts(). Its spans point into this object; `counts` holds
-  // until the next Append, the others as long as the object.
+  // The row for the next token, or for the token `ahead` positions later; that needs
+  // !needs_counts(), and that no token between stops the sequence. Its spans point into this
+  // object: `counts` is valid until the next Append, the others as long as the object.
   RowSampling NextRow(uint32_t ahead = 0) const;
   void Append(int32_t token);
 
@@ -43,7 +43,8 @@ class SequenceSampling {
   uint32_t num_completion_ = 0;
   bool counts_needed_;
   std::vector<int32_t> stop_ids_;    // sorted, each once
-  std::vector<int32_t> barred_ids_;  // before min_tokens: they and the model's; likewise
+  std::vector<int32_t> barred_ids_;  // stop_ids_ and the model's EOS ids, which are banned before
+                                     // min_tokens; sorted, each once
   std::vector<TokenBias> biases_;
   std::vector<TokenCount> counts_;
   std::unordered_map<int32_t, size_t> count_of_;  // id -> index in counts_

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kTile = 128;  // rows that a matrix product takes at once
 
-// Rows of the first half: whole tiles, if there are as many.
+// Rows of the first half: whole tiles, if the step has at least two.
 int64_t RowsOfFirstHalf(int64_t rows) {
   return rows < 2 * kTile ? rows / 2 : (rows + kTile) / (2 * kTile) * kTile;
 }

@@ -1,6 +1,6 @@
-// How a large step is cut in two, so that the sums over ranks of one half may travel while the
-// other is computed. Rows are independent and a prompt may be cut anywhere without changing a bit
-// (docs/NUMERICS.md), so where to cut is a matter of speed alone; but all ranks cut alike.
+// Cuts a large step into two halves, so that the sums of one half travel between ranks while the
+// other is computed. Rows are independent, and a prompt may be cut anywhere without changing a bit
+// (docs/NUMERICS.md), so the cut affects only speed; but all ranks must cut alike.
 #ifndef ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
 #define ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
 
@@ -22,8 +22,8 @@ struct StepHalves {
   StepHalf half[2];
 };
 
-// Cuts a step of at least two rows, which the sequences cover in order. A sequence may go on in the
-// second half, where it reads the keys of its part in the first.
+// Cuts a step of at least two rows, which the sequences cover in order. A sequence may continue in
+// the second half, where it reads the keys of its rows in the first.
 StepHalves CutStep(absl::Span<const SequenceRows> sequences);
 
 // The most rows of a half of a step of up to `rows`.

@@ -78,7 +78,7 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
                       .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
                       .hidden = layout_.config().hidden_size,
                       .out = residual_.data()}));
-  // In halves a layer ends with the norm of the block after it.
+  // In halves a layer uses the norm weight of the next block, too, so that block is acquired early.
   std::optional<HeldBlock> next;
   const auto advance = [&](int to) -> absl::Status {
     block.Release();

@@ -38,15 +38,15 @@ class Transformer {
   // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
   // RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
-  // Bytes that Reserve(rows) takes at most, but for the rotary table and one bias.
+  // The most bytes that Reserve(rows) takes, without the rotary table and two biases.
   static size_t ReservedBytes(const WeightLayout& layout, int64_t rows);
 
   // Runs every layer and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
-  // The batch must stay as it is until the ops have ended.
+  // The batch must not change until the ops have ended.
   absl::Status Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                        Bf16* hidden);
 
-  // The same for a step that has been uploaded, of `rows` rows with its padding.
+  // The same for a step that was uploaded, of `rows` rows, padding included.
   absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
@@ -57,7 +57,7 @@ class Transformer {
 
  private:
   absl::Status ShareRope();
-  // next_norm: the weight of the norm after this layer, if the step is in halves.
+  // next_norm: if the step is in halves, the weight of the norm after this layer; else null.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
   // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
   // qkv_ = the queries, keys and values. Keys and values go into the cache, too.

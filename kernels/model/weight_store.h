@@ -16,8 +16,8 @@ struct PackTask {
   const WeightLayout* layout;
   int block;
   size_t bytes;                // at least layout->BlockBytes(block); the rest is zeros
-  size_t rank = 0;             // the store's number of whom it is for
-  std::byte* place = nullptr;  // host memory of `bytes` to pack it into; null: it goes to Put
+  size_t rank = 0;             // whose block it is, as the store numbers ranks
+  std::byte* place = nullptr;  // host memory to pack into; null: pass the block to Put
 };
 
 // Filled once, by PackModel.
@@ -25,11 +25,11 @@ class WeightStore {
  public:
   virtual ~WeightStore() = default;
 
-  // Takes memory for all blocks, and says what is to be packed. The weights that serve stay as they
-  // are. RESOURCE_EXHAUSTED: not that much memory.
+  // Allocates memory for all blocks and returns the blocks to pack. The weights that serve do not
+  // change. RESOURCE_EXHAUSTED: not enough memory.
   virtual absl::StatusOr<std::vector<PackTask>> Plan() = 0;
 
-  // Takes the bytes of a packed block, which stay only for the call. Thread safe.
+  // Stores the bytes of a packed block, which are valid only during the call. Thread safe.
   virtual absl::Status Put(const PackTask& task, const std::byte* packed) = 0;
 };
 

@@ -16,7 +16,8 @@ constexpr size_t kAlignment = 128;  // what the GPU's bulk copies of packed weig
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// One place after the other, in the order of the operations (ParameterOp), each aligned.
+// Places the parameters one after the other in the order of the operations (ParameterOp), each
+// aligned.
 BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& rank,
                    const WeightPacker& packer) {
   BlockLayout layout;
@@ -95,7 +96,7 @@ void WeightLayout::PackBlock(const TensorSet& tensors, int block, std::byte* out
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::byte* const at = out + LayoutOf(block).places[i].offset;
     const size_t bytes = PackedBytesOf(parameters[i], shape_, packer_);
-    // Only the packing of a linear layer may leave bytes out.
+    // Only a packed linear layer may have bytes that its packer does not write.
     const size_t written = parameters[i].op == ParameterOp::kLinear ? 0 : bytes;
     std::memset(at + written, 0, RoundUp(bytes) - written);
     PackParameter(parameters[i], shape_, tensors, packer_, at);

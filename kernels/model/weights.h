@@ -33,8 +33,8 @@ struct BlockLayout {
   size_t bytes = 0;
 };
 
-// A block's parameters by role. Of a role that the block lacks, there is a null pointer, or a
-// weight with one.
+// A block's parameters by role. For a role that the block lacks they return a null pointer, or a
+// weight with a null pointer.
 class BlockWeights {
  public:
   // Both outlive the object.
@@ -52,8 +52,8 @@ class BlockWeights {
   const std::byte* block_;
 };
 
-// Where everything lies. Blocks are numbered 0 (embedding), 1 .. num_layers (layers), num_layers +
-// 1 (head).
+// The layout of a rank's weights. Blocks are numbered 0 (embedding), 1 .. num_layers (layers),
+// num_layers + 1 (head).
 class WeightLayout {
  public:
   // packer: of the backend that will read the blocks; outlives the object.
@@ -68,15 +68,15 @@ class WeightLayout {
   int head_block() const { return num_blocks() - 1; }
   size_t BlockBytes(int block) const { return LayoutOf(block).bytes; }
 
-  // The parameters of a block whose bytes are at `bytes`, which may be null for their shapes alone.
+  // The parameters of a block. bytes: the block's bytes, or null if only shapes are needed.
   BlockWeights Bind(int block, const std::byte* bytes) const { return {LayoutOf(block), bytes}; }
 
   // The names of the tensors that a block is packed from.
   std::vector<std::string> TensorsOf(int block) const;
 
-  // Converts, cuts and packs a block out of those tensors, which a source had that ValidateTensors
-  // accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned; padding is zeroed, so equal
-  // weights give equal bytes.
+  // Converts, cuts and packs a block from those tensors, which come from a source that
+  // ValidateTensors has accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned. Zeroes the
+  // padding, so that equal weights give equal bytes.
   void PackBlock(const TensorSet& tensors, int block, std::byte* out) const;
 
  private:
@@ -91,8 +91,8 @@ class WeightLayout {
   std::vector<BlockLayout> blocks_;
 };
 
-// Hands a forward pass its blocks: in order, each once, of which two may be held at one time. The
-// last one, the head, may be acquired again.
+// Gives a forward pass its blocks, in order and each once. Two may be held at one time. The last
+// block, the head, may be acquired again.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -103,7 +103,7 @@ class WeightSource {
   virtual void Release(int block) = 0;
 };
 
-// A block that is held until the object goes.
+// Holds a block until the object is destroyed.
 class HeldBlock {
  public:
   static absl::StatusOr<HeldBlock> Acquire(WeightSource& weights, int block) {

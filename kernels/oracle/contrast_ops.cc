@@ -21,7 +21,7 @@ class VanillaOracle final : public OracleOps {
   float Dot(const LinearShape& shape, int64_t m, const Bf16* x, const Bf16* w) const override;
 };
 
-// The k16 steps of all leaves, cut anew into as many splits as the batch asks for.
+// The k16 steps of all leaves, cut again into the number of splits that VanillaSplits gives.
 float VanillaOracle::Dot(const LinearShape& shape, int64_t m, const Bf16* x, const Bf16* w) const {
   int64_t steps = 0;
   for (int l = 0; l < shape.num_leaves; ++l)

@@ -1,5 +1,5 @@
-// The scalar definition of logprobs and sampling: sorts the whole row and follows C7 and C8 word by
-// word.
+// The scalar definition of logprobs and sampling: sorts the whole row and follows the text of C7
+// and C8.
 #include "kernels/oracle/log_probs.h"
 
 #include <algorithm>
