@@ -33,14 +33,14 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Of a layer's keys, or values.
+// Elements of a layer's keys, or of its values.
 size_t ElementsOf(const KvCache& cache) {
   const PagedKv kv = cache.layer(0);
   return static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
          static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim);
 }
 
-// What no position has been written to must not reach a bit.
+// Memory that no position was written to must not change a bit.
 void Poison(const KvCache& cache, int num_layers, Device& device) {
   const std::vector<Bf16> poison(ElementsOf(cache), 0xffff);
   for (int layer = 0; layer < num_layers; ++layer) {
@@ -185,7 +185,7 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
                                 logit_rows + columns.begin, config_.vocab_size));
         Must(ops->device().Copy(step_logits.data(), logit_rows, rows * vocab * sizeof(float)));
         Must(ops->device().Synchronize());
-        // Each rank has the columns of its part of the vocabulary.
+        // Each rank has the columns of its ranges of the vocabulary.
         for (size_t row = 0; row < step.targets.size(); ++row) {
           const auto [sequence, position] = step.targets[row];
           std::copy_n(

@@ -18,7 +18,7 @@
 namespace isobit::invariance {
 
 using Tokens = std::vector<int32_t>;
-// Of one sequence: [length, vocab_size], row i the logits after tokens 0..i.
+// Logits of one sequence: [length, vocab_size]; row i has the logits after tokens 0..i.
 using SequenceLogits = std::vector<float>;
 
 struct Schedule {
@@ -28,7 +28,7 @@ struct Schedule {
   // time; 0: all in one step.
   int64_t prefill = 0;
   int64_t decode_rows = 1;
-  // Least rows of a step that is computed in two halves, where there are several ranks.
+  // With several ranks, the fewest rows of a step that is computed in two halves.
   int64_t overlap_rows = std::numeric_limits<int64_t>::max();
   int32_t page_size = 16;
   bool scatter_pages = false;  // hand out pages in a scrambled order

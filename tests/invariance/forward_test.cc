@@ -144,7 +144,7 @@ TEST_P(ForwardInvarianceTest, RowsAtATime) {
   }
 }
 
-// The same of the scalar definition.
+// The same for the scalar definition.
 TEST_P(ForwardInvarianceTest, RowsAtATimeOfTheDefinition) {
   Schedule oracle;
   oracle.make_ops = [] { return MakeOracleOps(); };
@@ -211,7 +211,7 @@ TEST_P(ForwardInvarianceTest, ThreadsAndInstructionSets) {
 
 INSTANTIATE_TEST_SUITE_P(Architectures, ForwardInvarianceTest, testing::ValuesIn(TinyModelNames()),
                          testing_support::TestName);
-#ifndef ISOBIT_SANITIZED  // it shows bits that the others round away; no sanitizer judges those
+#ifndef ISOBIT_SANITIZED  // it shows bits that rounding hides elsewhere; sanitizers judge no bits
 INSTANTIATE_TEST_SUITE_P(Witness, ForwardInvarianceTest, testing::Values("witness-deep"),
                          testing_support::TestName);
 #endif

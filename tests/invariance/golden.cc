@@ -102,7 +102,7 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
 }
 
 nlohmann::json ManyWeightsDigest(Ops& ops) {
-  constexpr size_t kRange = 49152;  // the GPU's vocabularies end at 50,000 tokens a range
+  constexpr size_t kRange = 49152;  // the GPU backend takes at most 50,000 tokens in a range
   constexpr size_t kVocab = contract::kLeaves * kRange;
   std::vector<float> values;
   for (size_t variant = 0; variant < 4 * contract::kLeaves; ++variant) {
@@ -114,7 +114,7 @@ nlohmann::json ManyWeightsDigest(Ops& ops) {
     logits[first + 77] = 0.0f;
     const Memory memory = ops.device().Allocate(kVocab * sizeof(float)).value();
     EXPECT_TRUE(ops.device().Copy(memory.get(), logits.data(), kVocab * sizeof(float)).ok());
-    // -log(sum) alone: it shows the sum's last bit.
+    // Only -log(sum): it shows the last bit of the sum.
     const LogProbResult result =
         LogProbsOf(ops, reinterpret_cast<const float*>(memory.get()), kVocab,
                    {.sampling = {},

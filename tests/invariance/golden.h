@@ -17,20 +17,20 @@ namespace isobit::invariance {
 std::vector<std::string> GoldenNames();
 // Where the model lies. Only SmolLM2 may be absent.
 std::string GoldenModelDirectory(const std::string& name);
-// The tokens that its digests are of: enough, in the tiny models, for the second split of attention
-// (512 positions), and in witness-long for the third.
+// The tokens of its digests: enough to reach the second split of attention (512 positions) in the
+// tiny models, and the third in witness-long.
 Tokens GoldenTokens(const std::string& name, const ForwardHarness& model);
 nlohmann::json GoldenDigests(const std::string& name);
 
-// The digests of `logits` [tokens, vocab]: of themselves, and, teacher-forced over the tokens
-// behind a prompt, of raw logprobs of the tokens, of entropies, and of ids and processed logprobs
-// of what would be drawn.
+// The digests of `logits` [tokens, vocab] themselves, and of what follows from them, teacher-forced
+// over the tokens behind a prompt: raw logprobs of the tokens, entropies, and ids and processed
+// logprobs of the tokens that would be drawn.
 nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
                          const SequenceLogits& logits, Ops& ops);
 
-// The digest of what LogProbs makes of rows of 393,216 logits. In the range of the vocabulary that
-// counts, a tenth of the mass lies in weights so small that the fraction bits they are cut to show
-// in the sum. golden.json: "many-weights".
+// The digest of LogProbs' results for rows of 393,216 logits. In the range that has most of the
+// mass, a tenth of the mass is in such small weights that their number of fraction bits changes the
+// sum. golden.json: "many-weights".
 nlohmann::json ManyWeightsDigest(Ops& ops);
 
 }  // namespace isobit::invariance

@@ -281,7 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="parts of names of errors; none: all")
+    parser.add_argument("names", nargs="*", help="errors whose names contain one of these; none: all")
     parser.add_argument("--scratch", type=Path, default=ROOT / "build" / "mutations")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()

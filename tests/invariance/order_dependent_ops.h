@@ -1,5 +1,5 @@
-// The control of every dimension that only a wrong backend could break: shards, threads,
-// instruction sets.
+// The control for dimensions that only a wrong backend could break: shards, threads, instruction
+// sets.
 #ifndef ISOBIT_TESTS_INVARIANCE_ORDER_DEPENDENT_OPS_H_
 #define ISOBIT_TESTS_INVARIANCE_ORDER_DEPENDENT_OPS_H_
 

@@ -1,7 +1,7 @@
 // The services' half of the invariance matrix on GPUs: the engine's tokens and logprobs and the
 // scorer's are those of the CPU, bit for bit, at every parallel size and number of shards, with
 // CUDA graphs and without, through peer memory and through NCCL. Sizes for which there are too few
-// GPUs are left out, loudly.
+// GPUs are skipped with a message.
 #include <cuda_runtime_api.h>
 
 #include <iostream>
@@ -25,7 +25,7 @@ class ServiceBitsCudaTest : public ServiceBitsFixture {
     ASSERT_EQ(cudaGetDeviceCount(&num_gpus_), cudaSuccess);
   }
 
-  // Those of 1, 2, 4 and 8 for which there are as many GPUs.
+  // The sizes among 1, 2, 4 and 8 for which this machine has enough GPUs.
   std::vector<int> Sizes() const {
     std::vector<int> sizes;
     for (const int size : {1, 2, 4, 8}) {
@@ -61,14 +61,14 @@ class ServiceBitsCudaTest : public ServiceBitsFixture {
   int num_gpus_ = 0;
 };
 
-// INVARIANT: tensor-parallel size, graphs and the way between ranks.
+// INVARIANT: tensor-parallel size, graphs, and how ranks exchange data.
 TEST_P(ServiceBitsCudaTest, SamplingOnGpusEqualsTheCpus) {
   const std::vector<Completion> expected = Generate({});
   for (const int size : Sizes()) {
     for (const bool use_graphs : {true, false}) {
       for (const bool peer_memory : {true, false}) {
         RolloutSetup setup = OnGpus(size);
-        // Without graphs, steps are in halves too.
+        // Without graphs, steps are computed in halves, too.
         setup.make_rank = MakeCudaRank({.devices = Devices(size),
                                         .peer_memory = peer_memory,
                                         .overlap_rows = use_graphs ? kOverlapRows : 2,
@@ -83,7 +83,7 @@ TEST_P(ServiceBitsCudaTest, SamplingOnGpusEqualsTheCpus) {
   EXPECT_FALSE(Equal(Generate(vanilla), expected)) << "control";
 }
 
-// INVARIANT: pages, preemption and company.
+// INVARIANT: pages, preemption and the other requests in the batch.
 TEST_P(ServiceBitsCudaTest, PagesPreemptionAndCompanyOnGpus) {
   const std::vector<Completion> expected = Generate({});
   const int size = Sizes().back();

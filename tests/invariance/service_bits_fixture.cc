@@ -178,7 +178,7 @@ std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>&
 
 std::vector<std::string> ServiceBitsModels() {
 #ifdef ISOBIT_SANITIZED
-  return {"tiny-mistral"};  // the others differ in their weights, not in the services' code
+  return {"tiny-mistral"};  // one model is enough: the services' code is the same for all
 #else
   return TinyModelNames();
 #endif

@@ -1,5 +1,5 @@
-// The same requests through the rollout engine and the scorer in any configuration: what the tests
-// of the services' bits share.
+// Runs the same requests through the rollout engine and the scorer in any configuration: shared by
+// the tests of the services' bits.
 #ifndef ISOBIT_TESTS_INVARIANCE_SERVICE_BITS_FIXTURE_H_
 #define ISOBIT_TESTS_INVARIANCE_SERVICE_BITS_FIXTURE_H_
 
@@ -52,7 +52,7 @@ class ServiceBitsFixture : public testing::TestWithParam<std::string> {
  protected:
   ServiceBitsFixture();
 
-  // All requests at one time; only `count` of them from `first` on.
+  // All requests at one time, or only `count` of them from `first` on.
   std::vector<Completion> Generate(const RolloutSetup& setup, size_t first = 0,
                                    size_t count = 16) const;
 

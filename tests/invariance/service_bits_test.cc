@@ -1,7 +1,7 @@
 // The services' half of the invariance matrix: the same requests through the rollout engine and the
 // scorer, in every configuration, must give the same tokens and the same logprob bits. Dimensions:
-// tensor-parallel size, company, page size, preemption, threads, instruction set; shards, packing,
-// order. Each has a control.
+// tensor-parallel size, number of concurrent requests, page size, preemption, threads, instruction
+// set; shards, packing, order. Each has a control.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -25,7 +25,7 @@ TEST_P(ServiceBitsTest, TensorParallelSize) {
       << "control";
 }
 
-// INVARIANT: company: 1, 3 or 16 requests at a time.
+// INVARIANT: batch: 1, 3 or 16 requests at a time.
 TEST_P(ServiceBitsTest, Company) {
   const std::vector<Completion> expected = Generate({.tp_size = 4});
   const auto in_groups_of = [this](const RolloutSetup& setup, size_t size) {

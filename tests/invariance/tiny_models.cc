@@ -17,7 +17,7 @@ const testing_support::TempDir& Root() {
   return root;
 }
 
-// What the witnesses share; sizes that leaves cannot share equally.
+// Common to both witnesses: sizes that do not divide equally among the leaves.
 ModelConfig Witness(Architecture architecture) {
   ModelConfig config;
   config.architecture = architecture;

@@ -1,5 +1,5 @@
-// The tiny random models that the invariance, accuracy and golden tests share: made once a process,
-// the same everywhere.
+// The tiny random models that the invariance, accuracy and golden tests share. Each process makes
+// them once; they are the same on every machine.
 #ifndef ISOBIT_TESTS_INVARIANCE_TINY_MODELS_H_
 #define ISOBIT_TESTS_INVARIANCE_TINY_MODELS_H_
 
@@ -15,10 +15,11 @@ inline constexpr uint64_t kTinyModelSeed = 20;
 // One for each architecture, with awkward shapes (tools/model_shapes.h).
 std::vector<std::string> TinyModelNames();
 
-// Models in which little is hidden. In the ones above rounding to bf16 swallows most errors of an
-// fp32 ulp: an element shows one with a chance of some 2^-16. These have more elements for each
-// multiplication, and layers enough for what shows once to spread: "witness-deep" for all that is
-// not attention, "witness-long" for attention, over three splits. mutations.py is the proof.
+// Models that show small errors. In the models above rounding to bf16 hides most errors of one fp32
+// ulp: an element shows one with a probability of about 2^-16. The witnesses have more elements for
+// each multiplication, and enough layers to spread an error that shows once: "witness-deep" for
+// everything except attention, "witness-long" for attention, over three splits. mutations.py proves
+// it.
 std::vector<std::string> WitnessModelNames();
 
 // A directory of that name under TinyModelRoot(), holding the tiny or witness model.

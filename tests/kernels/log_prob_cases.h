@@ -1,4 +1,4 @@
-// What the tests of LogProbs share: rows of every kind under every parameter, and running a backend
+// Shared by the tests of LogProbs: rows of every kind under every parameter, and how a backend runs
 // on them. Not here: what a backend is compared with.
 #ifndef ISOBIT_TESTS_KERNELS_LOG_PROB_CASES_H_
 #define ISOBIT_TESTS_KERNELS_LOG_PROB_CASES_H_
@@ -21,7 +21,7 @@ T Pick(const T (&choices)[kSize], Random& random) {
 }
 
 enum class Logits {
-  kModel,  // as a language model's: a bulk, and some far above it
+  kModel,  // like a language model's: most logits close together, some far above them
   kPeaked,
   kFlat,
   kTied,
@@ -30,7 +30,7 @@ enum class Logits {
   kSignedZeros,
   kTiny,       // exponents far below 0 of either sign
   kHuge,       // exponents far above 0
-  kAscending,  // every range above the one before, the maximum last
+  kAscending,  // each range is above the one before it; the maximum comes last
   kTwoLevels,  // two values, one token apart from a quarter of the row
 };
 inline constexpr Logits kLogitKinds[] = {Logits::kModel,       Logits::kPeaked,   Logits::kFlat,
@@ -39,7 +39,7 @@ inline constexpr Logits kLogitKinds[] = {Logits::kModel,       Logits::kPeaked, 
                                          Logits::kAscending,   Logits::kTwoLevels};
 std::vector<float> MakeLogits(Logits kind, int64_t vocab, Random& random);
 
-// One row: its logits, and what is to be done with them, owning what RowSampling points to.
+// One row: its logits and the request. Owns what RowSampling points to.
 struct LogProbCase {
   RowSampling sampling;
   std::vector<TokenCount> counts;
@@ -53,14 +53,14 @@ struct LogProbCase {
 };
 std::string Describe(const LogProbCase& row);
 
-// Any parameters; one in forty has a logit that is not finite.
+// Cases with random parameters; one in forty has a logit that is not finite.
 LogProbCase RandomLogProbCase(int64_t vocab, Random& random);
 // Every combination of some values of the three filters.
 std::vector<LogProbCase> EveryFilter(Logits kind, int64_t vocab, Random& random);
-// Rows that are no distribution, then *num_sound that look as if they were none.
+// Rows that are no distribution, then *num_sound valid rows that look as if they were none.
 std::vector<LogProbCase> NonFiniteCases(Random& random, size_t* num_sound);
 
-// What a row holds where nothing was written.
+// The value of outputs that were not written.
 inline constexpr TokenLogProb kUnset = {-7, -7.0f};
 
 // All outputs of a row: finite, entropy, then ids and logprobs of the token and of the top list.
@@ -72,7 +72,7 @@ void AppendBits(const TokenLogProb& token, RowBits* bits);
 std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const float* logits,
                                  int64_t ld,
                                  absl::FunctionRef<absl::Status(const LogProbArgs& args)> run);
-// Of a backend in host memory.
+// The same for a backend in host memory.
 std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbCase>& cases);
 
 }  // namespace isobit::testing_support

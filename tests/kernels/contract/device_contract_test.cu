@@ -1,5 +1,5 @@
-// The contract's functions on a GPU against the same source on the CPU, bit for bit: what "host and
-// device share this code" means. Skips loudly without a device.
+// Compares the contract's functions on a GPU with the same source on the CPU, bit for bit. Skips
+// with a message if there is no device.
 #include <cstdint>
 #include <cstdio>
 #include <vector>

@@ -1,6 +1,6 @@
-// The error bounds that kernels/contract/exp_log.h states, over the whole range each function is
-// used on, its exact values, and digests of so many values that the last bit of the least
-// coefficient shows.
+// The error bounds that kernels/contract/exp_log.h states, over the whole range where each function
+// is used; its exact values; and digests of so many values that a change of the last bit of the
+// smallest coefficient shows.
 #include "kernels/contract/exp_log.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class ErrorBound {
   double worst_ = 0;
 };
 
-// Of function(0), ..., function(count - 1).
+// The digest of function(0), ..., function(count - 1).
 std::string Digest(uint32_t count, absl::FunctionRef<float(uint32_t)> function) {
   std::vector<float> values(count);
   for (uint32_t i = 0; i < count; ++i) values[i] = function(i);

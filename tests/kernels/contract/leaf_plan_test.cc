@@ -1,5 +1,5 @@
-// Every plan is a partition into whole units, near even, of which the ranks of every
-// tensor-parallel size own whole subtrees.
+// Every plan is a nearly even partition into whole units, and at every tensor-parallel size each
+// rank owns a whole subtree of it.
 #include "kernels/contract/leaf_plan.h"
 
 #include <algorithm>

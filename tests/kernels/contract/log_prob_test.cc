@@ -80,8 +80,8 @@ TEST(TokenWeightTest, IsAFractionOf2To40) {
   EXPECT_LT(TokenWeightedDistance(-1.0f, 0.0f), 0);
 }
 
-// A fifth of the sum lies in weights of some 2^-18, of which each loses by truncation: with a bit
-// more or less of fraction the sum would be another.
+// A fifth of the sum is in weights of about 2^-18, and each of them loses by truncation: one
+// fraction bit more or less would change the sum.
 TEST(TokenWeightTest, ManySmallWeightsShowTheirFractionBits) {
   std::vector<float> z(size_t{1} << 20, -40.0f);
   const size_t range = z.size() / kLeaves;

@@ -1,4 +1,4 @@
-// C1 and C2 on hand-made cases, each a sentence of the definition.
+// C1 and C2 on hand-made cases, one for each sentence of the definition.
 #include "kernels/contract/mma16.h"
 
 #include <array>

@@ -192,7 +192,8 @@ TEST(YarnTest, AttentionFactor) {
   EXPECT_EQ(AttentionFactor({.type = RopeScaling::Type::kYarn, .factor = 1}), 1);
 }
 
-// Where a context is too short or too long for the bounds, transformers' formula stands as it is.
+// If a context is too short or too long for the bounds, transformers' formula still applies
+// unchanged.
 TEST(YarnTest, BoundsThatMeetOrCross) {
   const std::vector<float> plain = InverseFrequencies(16, 1e4, {});
   RopeScaling scaling = {

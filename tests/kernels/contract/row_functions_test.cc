@@ -143,7 +143,7 @@ TEST(FoldTest, TheFirstSplitPassesUnchanged) {
   EXPECT_EQ(FoldAccumulator(0.0f, -0.7f, factors), -0.7f);
 }
 
-// Of two products and their sum each rounds; one of the factors is 1.
+// Two products and their sum round one by one; one of the factors is 1.
 TEST(FoldTest, EachProductRounds) {
   std::mt19937_64 random(4);
   std::uniform_real_distribution<float> uniform(0.5f, 1.0f);

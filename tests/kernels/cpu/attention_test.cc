@@ -1,5 +1,5 @@
-// Qkv and Attention on every instruction set and thread count against the scalar definition, and
-// the promise that prefill, decode, page size and what lies in unwritten pages change no bit.
+// Compares Qkv and Attention, on every instruction set and thread count, with the scalar
+// definition. Prefill, decode, page size and the contents of unwritten pages must change no bit.
 #include "kernels/contract/attention.h"
 
 #include <algorithm>
@@ -35,8 +35,8 @@ struct Model {
   int64_t qkv_columns() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
 };
 
-// A paged cache whose unwritten slots are NaN. Pages are dealt out in descending order, so that
-// neighbours in a sequence are no neighbours in memory.
+// A paged cache whose unwritten slots are NaN. Pages are given out in descending order, so that
+// neighbours in a sequence are not neighbours in memory.
 class Cache {
  public:
   Cache(const Model& model, int32_t page_size, int64_t num_pages)
@@ -281,7 +281,7 @@ TEST_F(DecodeTest, EqualsPrefillAtAnyPageSize) {
   }
 }
 
-// The control: the sliding window and the last key do reach the bits.
+// The control: the sliding window and the last key do change bits.
 TEST_F(DecodeTest, SeesItsKeys) {
   const Model full{.heads = 1, .kv_heads = 1, .head_dim = 16, .window = 0, .norm = false};
   const Model windowed{.heads = 1, .kv_heads = 1, .head_dim = 16, .window = 600, .norm = false};

@@ -120,7 +120,8 @@ TEST(LinearTest, RowCountsOfEveryVanillaSplit) {
 
 TEST(LinearTest, RankSubtrees) {
   Random random(3);
-  // Nine heads in three groups on four ranks: some leaves, and one rank's all, are empty.
+  // Nine heads with three KV heads on four ranks: some leaves are empty, and so are all leaves of
+  // one rank.
   for (const int size : {1, 2, 4, 8}) {
     for (int rank = 0; rank < size; ++rank) {
       ExpectOracleBits(
@@ -130,7 +131,8 @@ TEST(LinearTest, RankSubtrees) {
   }
 }
 
-// In bf16, where every NaN is one pattern: fp32 sums of two NaNs promise no payload.
+// Compared in bf16, where every NaN has one pattern: the payload of an fp32 sum of two NaNs is not
+// defined.
 TEST(LinearTest, NonFiniteOperands) {
   Random random(7);
   Problem p = MakeProblem(ShapeOf(70, 300, LeafSum::kTree), 6, Family::kWide, random);
@@ -151,7 +153,7 @@ TEST(LinearTest, AnEarlierCallLeavesNothingBehind) {
   const Problem p = MakeProblem(ShapeOf(40, 100, LeafSum::kChain), 2, Family::kNormal, random);
   Problem poison = MakeProblem(ShapeOf(40, 128, LeafSum::kChain), 3, Family::kNormal, random);
   std::ranges::fill(poison.x, Bf16{0x7fc0});
-  poison.shape.bounds[1] = 5;  // ragged, so that this x is copied too
+  poison.shape.bounds[1] = 5;  // ragged, so that x is copied
   const std::unique_ptr<Ops> ops = MakeCpuOps({});
   const auto alone = RunLinear<float>(*ops, p, false);
   RunLinear<float>(*ops, poison, false);
@@ -177,8 +179,8 @@ TEST(LinearTest, CancellingLeaves) {
   ExpectOracleBits(Cancelling(LeafSum::kTree));
 }
 
-// The control of all tests above: on these operands the two orders differ in most outputs, so a
-// backend that adds leaves in the wrong order cannot pass.
+// The control for all tests above: on these operands the two orders give different bits in most
+// outputs, so a backend that adds leaves in the wrong order cannot pass.
 TEST(LinearTest, CancellingLeavesTellChainFromTree) {
   const std::unique_ptr<Ops> oracle = MakeOracleOps();
   const auto chain = RunLinear<float>(*oracle, Cancelling(LeafSum::kChain), false);

@@ -225,7 +225,7 @@ TEST_P(MmaPanelTest, TheEdgesOfTheWindow) {
   }
 }
 
-// The chain grows as fast as it can within one block, beside products that are zero.
+// One chain value grows as fast as possible within one block, while other products are zero.
 TEST_P(MmaPanelTest, TheLargestChainsOfTheWindow) {
   for (int x = 0; x <= 8; ++x) {
     for (int w = 6; w <= 14; ++w) {
@@ -290,7 +290,7 @@ TEST_P(MmaPanelTest, ReadsAStridedViewInPlace) {
   const int64_t k = 48;
   const int64_t panels = 2;
   const int64_t stride = 100;
-  std::vector<uint16_t> values(k * stride, 0x7fc0);  // what no panel covers is NaN
+  std::vector<uint16_t> values(k * stride, 0x7fc0);  // elements that no panel covers are NaN
   std::vector<uint16_t> x(k);
   for (uint16_t& value : x) value = contract::FloatToBf16(Normal(random));
   for (int64_t i = 0; i < k; ++i) {

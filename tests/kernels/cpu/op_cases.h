@@ -1,5 +1,5 @@
-// What the op tests share: every configuration of the CPU backend, random operands of several
-// kinds, buffers with guard zones, and comparison by bit pattern.
+// Shared by the op tests: every configuration of the CPU backend, random operands of several kinds,
+// buffers with guard zones, and comparison by bit pattern.
 #ifndef ISOBIT_TESTS_KERNELS_CPU_OP_CASES_H_
 #define ISOBIT_TESTS_KERNELS_CPU_OP_CASES_H_
 
@@ -26,7 +26,7 @@ using Random = std::mt19937_64;
 std::vector<CpuOptions> AllCpuOptions();
 std::string Describe(const CpuOptions& options);
 
-// What the operands of a product look like.
+// Kinds of operands of a product.
 enum class Family {
   kNormal,
   kWide,      // exponents over 45 binades
@@ -40,8 +40,8 @@ float RandomValue(Family family, Random& random);
 std::vector<Bf16> RandomBf16(Family family, int64_t n, Random& random);
 std::vector<float> RandomFloats(Family family, int64_t n, Random& random);
 
-// Makes every leaf 4+i of x and w's columns minus the product of leaf (i+1) mod 4, for a K of eight
-// equal leaves: the leaves then cancel crosswise, and a wrong order of addition shows.
+// For a K of eight equal leaves, makes the product of leaf 4+i minus that of leaf (i+1) mod 4. The
+// leaves then cancel crosswise, so a wrong order of addition changes bits.
 void CancelLeaves(const LinearShape& shape, int64_t rows, std::vector<Bf16>* x,
                   std::vector<Bf16>* w);
 
@@ -91,7 +91,7 @@ testing::AssertionResult SameBits(std::span<const T> actual, std::span<const T> 
              first, std::bit_cast<Bits>(actual[first]), std::bit_cast<Bits>(expected[first]));
 }
 
-// A weight in a backend's layout, in memory of its own.
+// A weight in a backend's layout, with its own memory.
 class PackedWeight {
  public:
   PackedWeight(const Ops& ops, const LinearShape& shape, const Bf16* w, int64_t ldw);

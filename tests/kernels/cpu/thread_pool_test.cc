@@ -1,4 +1,4 @@
-// ThreadPool covers every item once, on workers with names of their own, loop after loop.
+// ThreadPool handles every item once, on workers with different numbers, in loop after loop.
 #include "kernels/cpu/thread_pool.h"
 
 #include <algorithm>

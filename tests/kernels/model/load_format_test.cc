@@ -1,5 +1,5 @@
-// Dummy weights: those that isobit-model writes for the same seed, through any cut, with a digest
-// that tells config and seed.
+// Dummy weights equal those that isobit-model writes for the same seed, for every cut, and their
+// digest tells configs and seeds apart.
 #include "kernels/model/load_format.h"
 
 #include <cstring>

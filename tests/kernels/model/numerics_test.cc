@@ -1,4 +1,4 @@
-// The fingerprint follows what changes a bit and nothing else; mode names round-trip.
+// The fingerprint changes with what can change a bit, and with nothing else; mode names round-trip.
 #include "kernels/model/numerics.h"
 
 #include <string>

@@ -1,5 +1,5 @@
-// The pass over a model's weights: which blocks are packed together, and that weights may come over
-// time instead of lying in files.
+// The pass over a model's weights: which blocks are packed together, and that weights may arrive
+// over time instead of being in files.
 #include "kernels/model/pack_model.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ const WeightPacker& Packer() {
   return packer;
 }
 
-// Random weights that are there at once.
+// Random weights that are all present from the start.
 class DrawnSource : public TensorSource {
  public:
   explicit DrawnSource(const ModelPlan& plan) {
@@ -57,8 +57,8 @@ class DrawnSource : public TensorSource {
   std::vector<RandomTensor> drawn_;  // [tensor]
 };
 
-// The same weights, sent by a thread of its own, in pieces; the source keeps a piece until it is
-// read, and the sender waits while more than `max_bytes` are kept.
+// The same weights, sent in pieces by a separate thread. The source keeps a piece until it is read,
+// and the sender waits while more than `max_bytes` are kept.
 class SentSource final : public DrawnSource {
  public:
   SentSource(const ModelPlan& plan, std::vector<size_t> order, size_t max_bytes,
@@ -131,7 +131,7 @@ class SentSource final : public DrawnSource {
   std::thread sender_;
 };
 
-// Keeps the blocks of two ranks in host memory; those of the second come by Put.
+// Keeps the blocks of two ranks in host memory; the second rank's blocks arrive through Put.
 class HostStore final : public WeightStore {
  public:
   explicit HostStore(const ModelPlan& plan) {
@@ -215,15 +215,16 @@ TEST(PackModelTest, GivesTheBytesAndZerosBehindThem) {
   EXPECT_EQ(store.Digests(), expected);
 }
 
-// A tied head needs the embedding's tensor, which is read once. Neither is a matter of the config:
-// in a plan where two layers share a matrix, these are packed together as well.
+// A tied head needs the embedding's tensor, which is read once. This follows from the plan, not
+// from the config: in a plan where two layers share a matrix, these layers are packed together as
+// well.
 TEST(PackModelTest, BlocksThatShareTensorsArePackedTogether) {
   ModelPlan plan = PlanOf("tiny-qwen2");
   const auto tensors_of = [&](size_t block, Role role) -> std::vector<TensorSpec>& {
     auto& parameters = plan.blocks[block];
     return std::ranges::find(parameters, role, &Parameter::role)->tensors;
   };
-  plan.config.tie_word_embeddings = false;  // says nothing of the table
+  plan.config.tie_word_embeddings = false;  // does not change the table
   tensors_of(plan.blocks.size() - 1, Role::kHead) = tensors_of(0, Role::kEmbedding);
   tensors_of(2, Role::kDown) = tensors_of(1, Role::kDown);
   plan.tied.clear();
@@ -234,7 +235,7 @@ TEST(PackModelTest, BlocksThatShareTensorsArePackedTogether) {
         for (size_t i = 0; i < order.size(); ++i) order[i] = i;
         return order;
       }(),
-      SIZE_MAX);  // complains of what is read twice
+      SIZE_MAX);  // fails if a byte is read twice
   EXPECT_EQ(Pack(source, plan), Pack(DrawnSource(plan), plan));
 }
 

@@ -1,5 +1,5 @@
-// A rank owns whole leaves of everything, whatever the head count: the parts of W ranks make the
-// whole, and the leaves that a rank sums are the leaves that one rank alone would sum.
+// A rank owns whole leaves of everything, whatever the head count. The shares of W ranks make the
+// whole, and the leaves that a rank sums are those that a single rank would sum.
 #include "kernels/model/rank_shape.h"
 
 #include <string>

@@ -1,5 +1,6 @@
-// Weights in place: prepared on all cores they are the bytes of serial packing, they serve from the
-// switch on and not before, where they always lay, and wherever they waited for it.
+// Resident weights. Preparing them on all cores gives the bytes of serial packing. They serve from
+// the switch on and not before, at an address that never changes, wherever they waited for the
+// switch.
 #include "kernels/model/resident_weights.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ using testing_support::PrepareBlocks;
 using testing_support::PreparedWeights;
 using testing_support::StatusIs;
 
-// What the memory of all ranks' devices does.
+// How the memory of all ranks' devices behaves.
 struct MemoryRules {
   size_t largest = SIZE_MAX;         // Allocate refuses more bytes
   size_t largest_beside = SIZE_MAX;  // AllocateBeside likewise
@@ -63,8 +64,8 @@ class RuledDevice final : public HostDevice {
   MemoryRules& rules_;
 };
 
-// Has the bytes of `once` wherever it is read for the first time, and those of `later` from then
-// on.
+// Gives the bytes of `once` where it is read for the first time, and those of `later` where it is
+// read again.
 class ChangingSource final : public TensorSource {
  public:
   ChangingSource(const Checkpoint& once, const Checkpoint& later) : once_(once), later_(later) {
@@ -117,7 +118,7 @@ class ResidentWeightsTest : public testing::Test {
     Commit(*prepared);
   }
 
-  // What serves on a rank.
+  // The weights that serve on a rank.
   Bytes Serving(size_t r) const {
     Bytes blocks;
     for (int block = 0; block < layouts_[r]->num_blocks(); ++block) {

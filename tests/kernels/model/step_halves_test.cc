@@ -1,4 +1,5 @@
-// A step cut in two: every row and position once, in order, halves of nearly equal size.
+// A step that is cut in two has every row and position once and in order, in halves of nearly equal
+// size.
 #include "kernels/model/step_halves.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace isobit {
 namespace {
 
-// Of each row of the step: which sequence's pages it has, and its position.
+// For each row of the step: which sequence's pages it has, and its position.
 using Places = std::vector<std::pair<const int32_t*, int64_t>>;
 
 void Append(const std::vector<SequenceRows>& sequences, Places& places) {

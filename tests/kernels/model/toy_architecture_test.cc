@@ -1,6 +1,6 @@
-// A new architecture is a table: with one row more in ToyPlan, and no other product file touched,
-// names, checks, counts, random weights, a rank's cut, places in a block, packing and binding all
-// have the new parameter.
+// A new architecture is only a table. With one more row in ToyPlan, and no other file of the
+// product changed, names, checks, counts, random weights, a rank's cut, places in a block, packing
+// and binding all have the new parameter.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,11 +30,11 @@ using testing::HasSubstr;
 using testing_support::StatusIs;
 
 constexpr Role kToyRole = static_cast<Role>(100);
-constexpr int kBlock = 2;  // the one whose bytes are looked at: layer 1
+constexpr int kBlock = 2;  // the block whose bytes are checked: layer 1
 
 ModelConfig Config() { return *NamedModelShape("tiny-llama"); }
 
-// The one place: rows that no architecture has today. "#" stands for the layer.
+// The only change: rows that no architecture has today. "#" stands for the layer.
 std::vector<Parameter> ToyRows() {
   const ModelConfig config = Config();
   const int64_t hidden = config.hidden_size;
@@ -73,7 +73,7 @@ ModelPlan ToyPlan(const Parameter& row) {
   return plan;
 }
 
-// Random weights of a plan, but for the tensor `absent`.
+// Random weights of a plan, without the tensor `absent`.
 class PlanSource final : public TensorSource {
  public:
   explicit PlanSource(const ModelPlan& plan, const std::string& absent = "") {
@@ -104,7 +104,7 @@ class PlanSource final : public TensorSource {
   std::vector<RandomTensor> drawn_;  // [tensor]
 };
 
-// Has kBlock alone packed.
+// Lets only kBlock be packed.
 class OneBlock final : public WeightStore {
  public:
   OneBlock(const WeightLayout& layout, std::byte* out) : layout_(layout), out_(out) {}

@@ -1,5 +1,5 @@
 // Blocks of weights: every parameter of the checkpoint is in exactly one rank's blocks (norms and
-// the embedding in all), in the place that the layer's binding points to.
+// the embedding are in all), at the place to which the block's binding points.
 #include "kernels/model/weights.h"
 
 #include <algorithm>

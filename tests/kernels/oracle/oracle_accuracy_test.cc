@@ -1,5 +1,5 @@
-// The oracle against float64: that the definition means a linear layer, an RMSNorm and an
-// attention, and is as accurate as bf16 outputs allow.
+// Compares the oracle with float64: its definition is that of a linear layer, an RMSNorm and an
+// attention, as accurate as bf16 outputs allow.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

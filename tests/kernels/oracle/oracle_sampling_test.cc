@@ -1,6 +1,6 @@
 // What the filters, penalties and draws of C8 mean, on rows small enough to check by hand. The CPU
-// backend equals the oracle on random rows (tests/kernels/cpu/log_probs_test.cc), so this holds for
-// both.
+// backend equals the oracle on random rows (tests/kernels/cpu/log_probs_test.cc), so these tests
+// hold for both.
 #include <cmath>
 #include <cstdint>
 #include <limits>
