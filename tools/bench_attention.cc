@@ -116,14 +116,14 @@ class Problem {
                              .first_position = c.past,
                              .pages = table.data() + (set * c.batch + i) * pages});
       }
-      problem->stages_.push_back(std::make_unique<cuda::SequenceStage>());
+      problem->uploads_.push_back(std::make_unique<cuda::StepTableUpload>());
       ISOBIT_RETURN_IF_ERROR(
-          problem->stages_.back()->Stage({}, sequences, page_size, {}, harness.stream()));
+          problem->uploads_.back()->Upload({}, sequences, page_size, {}, harness.stream()));
       problem->args_.push_back(
           {.q = reinterpret_cast<const Bf16*>(problem->q_.get()),
            .ldq = int64_t{c.heads.query} * c.heads.dim,
            .heads = c.heads.query,
-           .sequences = {.host = {}, .device = &problem->stages_.back()->device()},
+           .sequences = {.host = {}, .device = &problem->uploads_.back()->device()},
            .kv = {.k = reinterpret_cast<Bf16*>(problem->k_.get()),
                   .v = reinterpret_cast<Bf16*>(problem->v_.get()),
                   .page_size = page_size,
@@ -149,7 +149,7 @@ class Problem {
 
   DeviceMemory k_, v_, q_, out_, scratch_;
   cuda::AttentionWorkspace workspace_;
-  std::vector<std::unique_ptr<cuda::SequenceStage>> stages_;
+  std::vector<std::unique_ptr<cuda::StepTableUpload>> uploads_;
   std::vector<AttentionArgs> args_;
 };
 

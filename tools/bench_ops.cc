@@ -78,25 +78,25 @@ class Operands {
                              .first_position = length == 1 ? kPositions - 1 : 0,
                              .pages = pages.data() + i * kPages});
       }
-      o->stages_.push_back(std::make_unique<cuda::SequenceStage>());
-      ISOBIT_RETURN_IF_ERROR(o->stages_.back()->Stage(ids, sequences, kPageSize, {}, stream));
+      o->uploads_.push_back(std::make_unique<cuda::StepTableUpload>());
+      ISOBIT_RETURN_IF_ERROR(o->uploads_.back()->Upload(ids, sequences, kPageSize, {}, stream));
     }
     return o;
   }
 
   static constexpr size_t kArenaBytes = size_t{5} << 28;  // holds the embedding table
 
-  // Part `set` of an array of parts of `count` elements.
-  Bf16* Input(int64_t set, int64_t count) const { return Part<Bf16>(bf16_, set, count); }
-  float* Floats(int64_t set, int64_t count) const { return Part<float>(fp32_, set, count); }
+  // Slice `set` of an array of slices of `count` elements.
+  Bf16* Input(int64_t set, int64_t count) const { return Slice<Bf16>(bf16_, set, count); }
+  float* Floats(int64_t set, int64_t count) const { return Slice<float>(fp32_, set, count); }
   template <typename T>
   T* Output(int64_t set, int64_t count) const {
-    return Part<T>(out_, set, count);
+    return Slice<T>(out_, set, count);
   }
   const Bf16* norm() const { return reinterpret_cast<const Bf16*>(norm_.get()); }
   const float* table() const { return reinterpret_cast<const float*>(table_.get()); }
-  const cuda::SequenceStage& stage(int64_t rows) const {
-    return *stages_[static_cast<size_t>(std::ranges::find(kRows, rows) - std::begin(kRows))];
+  const cuda::StepTableUpload& upload(int64_t rows) const {
+    return *uploads_[static_cast<size_t>(std::ranges::find(kRows, rows) - std::begin(kRows))];
   }
   PagedKv kv() const {
     return {.k = reinterpret_cast<Bf16*>(k_.get()),
@@ -109,13 +109,13 @@ class Operands {
  private:
   Operands() = default;
   template <typename T>
-  static T* Part(const DeviceMemory& memory, int64_t set, int64_t count) {
-    const int64_t parts = static_cast<int64_t>(kArenaBytes / sizeof(T)) / count;
-    return reinterpret_cast<T*>(memory.get()) + set % parts * count;
+  static T* Slice(const DeviceMemory& memory, int64_t set, int64_t count) {
+    const int64_t slices = static_cast<int64_t>(kArenaBytes / sizeof(T)) / count;
+    return reinterpret_cast<T*>(memory.get()) + set % slices * count;
   }
 
   DeviceMemory bf16_, fp32_, out_, norm_, table_, k_, v_;
-  std::vector<std::unique_ptr<cuda::SequenceStage>> stages_;
+  std::vector<std::unique_ptr<cuda::StepTableUpload>> uploads_;
 };
 
 // Ops that read and write rows of activations.
@@ -151,7 +151,7 @@ std::vector<Op> RowOps(const Operands& o, int64_t rows) {
                                  .eps = 1e-6f,
                                  .cosine = o.table(),
                                  .sine = o.table(),
-                                 .sequences = {.host = {}, .device = &o.stage(rows).device()},
+                                 .sequences = {.host = {}, .device = &o.upload(rows).device()},
                                  .kv = o.kv()},
                                 stream);
        }},
@@ -164,7 +164,7 @@ std::vector<Op> RowOps(const Operands& o, int64_t rows) {
                                    stream);
        }},
       {"embedding", rows, n * kHidden * 4, 0, [&o, rows](int64_t set, const cuda::Stream& stream) {
-         return cuda::LaunchEmbedding({.ids = o.stage(rows).ids(),
+         return cuda::LaunchEmbedding({.ids = o.upload(rows).ids(),
                                        .rows = rows,
                                        .table = o.Input(0, kVocab * kHidden),
                                        .hidden = kHidden,

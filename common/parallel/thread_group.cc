@@ -17,13 +17,13 @@ class ThreadGroup::Rank final : public Communicator {
   absl::StatusOr<absl::Span<const void* const>> Gather(const void* send,
                                                        size_t /*bytes*/) override {
     const size_t round = rounds_++;
-    ISOBIT_RETURN_IF_ERROR(group_.Meet(rank_, send));
+    ISOBIT_RETURN_IF_ERROR(group_.Exchange(rank_, send));
     return absl::MakeConstSpan(group_.sent_[round % 2]);
   }
 
   absl::Status Barrier() override {
     ++rounds_;
-    return group_.Meet(rank_, nullptr);
+    return group_.Exchange(rank_, nullptr);
   }
 
   void Abort(const absl::Status& reason) override { group_.Abort(reason); }
@@ -51,7 +51,7 @@ void ThreadGroup::Abort(const absl::Status& reason) {
   changed_.notify_all();
 }
 
-absl::Status ThreadGroup::Meet(int rank, const void* send) {
+absl::Status ThreadGroup::Exchange(int rank, const void* send) {
   std::unique_lock lock(mutex_);
   const uint64_t round = round_;
   sent_[round % 2][static_cast<size_t>(rank)] = send;

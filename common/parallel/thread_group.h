@@ -27,7 +27,7 @@ class ThreadGroup {
   class Rank;
 
   // Publishes this rank's pointer and waits until all ranks have.
-  absl::Status Meet(int rank, const void* send);
+  absl::Status Exchange(int rank, const void* send);
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -10,7 +10,7 @@ absl::StatusOr<UploadedStep> CudaStepTables::UploadWithin(absl::Span<const int32
                                                           int32_t page_size,
                                                           const cuda::StepBounds& bounds) {
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
-  ISOBIT_RETURN_IF_ERROR(step_.Stage(ids, sequences, page_size, bounds, device_.stream().handle));
+  ISOBIT_RETURN_IF_ERROR(step_.Upload(ids, sequences, page_size, bounds, device_.stream().handle));
   return UploadedStep{step_.ids(), {sequences, &step_.device()}};
 }
 
@@ -18,16 +18,16 @@ absl::StatusOr<SequenceTable> CudaStepTables::UploadHalf(int half,
                                                          absl::Span<const SequenceRows> sequences,
                                                          int32_t page_size) {
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
-  cuda::SequenceStage& stage = halves_[half];
+  cuda::StepTableUpload& upload = halves_[half];
   ISOBIT_RETURN_IF_ERROR(
-      stage.Stage({}, sequences, page_size, {.part_of_step = true}, device_.stream().handle));
-  return SequenceTable{sequences, &stage.device()};
+      upload.Upload({}, sequences, page_size, {.half_of_step = true}, device_.stream().handle));
+  return SequenceTable{sequences, &upload.device()};
 }
 
 absl::Status CudaStepTables::Reserve(int64_t rows, int64_t sequences, int64_t pages) {
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
-  for (cuda::SequenceStage& stage : halves_) {
-    ISOBIT_RETURN_IF_ERROR(stage.Reserve(rows, sequences, pages));
+  for (cuda::StepTableUpload& upload : halves_) {
+    ISOBIT_RETURN_IF_ERROR(upload.Reserve(rows, sequences, pages));
   }
   return step_.Reserve(rows, sequences, pages);
 }

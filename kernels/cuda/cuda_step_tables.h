@@ -41,8 +41,8 @@ class CudaStepTables final : public StepTables {
 
  private:
   const CudaDevice& device_;
-  cuda::SequenceStage step_;
-  cuda::SequenceStage halves_[2];
+  cuda::StepTableUpload step_;
+  cuda::StepTableUpload halves_[2];
 };
 
 }  // namespace isobit

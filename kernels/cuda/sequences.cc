@@ -22,7 +22,7 @@ int64_t PagesOf(const SequenceRows& s, int32_t page_size) {
 }  // namespace
 
 // The pages come last, because their number is the only one that a graph's bounds do not fix.
-struct SequenceStage::Layout {
+struct StepTableUpload::Layout {
   Layout(size_t num_rows, size_t num_sequences)
       : sequence_of_row(Aligned(num_rows)),
         first_row(sequence_of_row + Aligned(num_rows)),
@@ -37,7 +37,7 @@ struct SequenceStage::Layout {
   size_t pages;
 };
 
-SequenceStage::~SequenceStage() {
+StepTableUpload::~StepTableUpload() {
   for (PinnedBuffer& buffer : pinned_) {
     if (buffer.copied != nullptr) {
       cudaEventSynchronize(buffer.copied);
@@ -48,12 +48,12 @@ SequenceStage::~SequenceStage() {
   cudaFree(device_words_);
 }
 
-absl::Status SequenceStage::Reserve(int64_t num_rows, int64_t num_sequences, int64_t num_pages) {
+absl::Status StepTableUpload::Reserve(int64_t num_rows, int64_t num_sequences, int64_t num_pages) {
   const Layout layout(static_cast<size_t>(num_rows), static_cast<size_t>(num_sequences));
   return Grow(layout.pages + static_cast<size_t>(num_pages));
 }
 
-absl::Status SequenceStage::Grow(size_t words) {
+absl::Status StepTableUpload::Grow(size_t words) {
   if (words <= capacity_) return absl::OkStatus();
   const size_t capacity = std::max(Aligned(words), 2 * capacity_);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // kernels may still read the old buffer
@@ -77,9 +77,9 @@ absl::Status SequenceStage::Grow(size_t words) {
   return absl::OkStatus();
 }
 
-absl::Status SequenceStage::Stage(absl::Span<const int32_t> ids,
-                                  absl::Span<const SequenceRows> sequences, int32_t page_size,
-                                  const StepBounds& bounds, cudaStream_t stream) {
+absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
+                                     absl::Span<const SequenceRows> sequences, int32_t page_size,
+                                     const StepBounds& bounds, cudaStream_t stream) {
   int64_t rows = 0;
   int64_t pages = 0;
   int64_t positions = 0;
@@ -143,7 +143,7 @@ absl::Status SequenceStage::Stage(absl::Span<const int32_t> ids,
   sequences_.min_rows = padded || most_rows == 0 ? 0 : static_cast<int32_t>(least_rows);
   sequences_.max_rows = std::max(static_cast<int32_t>(most_rows), bounds.max_rows);
   sequences_.max_positions = std::max(static_cast<int32_t>(positions), bounds.max_positions);
-  sequences_.past_is_written = !bounds.part_of_step;
+  sequences_.past_is_written = !bounds.half_of_step;
   return absl::OkStatus();
 }
 

@@ -21,20 +21,20 @@ struct StepBounds {
   int32_t num_sequences = 0;
   int32_t max_rows = 0;
   int32_t max_positions = 0;
-  bool part_of_step = false;  // another part of the same step may write what this one reads
+  bool half_of_step = false;  // the other half of the step may write what this one reads
 };
 
 // Brings what a step is about into GPU memory, with one copy a step.
 //
 // The addresses depend on nothing but the padded numbers of rows and sequences as long as the
-// buffer does not grow: a graph captured after one Stage reads, when replayed, what a later Stage
+// buffer does not grow: a graph captured after one Upload reads, when replayed, what a later Upload
 // with the same two numbers brought. `generation` tells when the buffer has grown.
-class SequenceStage {
+class StepTableUpload {
  public:
-  SequenceStage() = default;
-  ~SequenceStage();
-  SequenceStage(const SequenceStage&) = delete;
-  SequenceStage& operator=(const SequenceStage&) = delete;
+  StepTableUpload() = default;
+  ~StepTableUpload();
+  StepTableUpload(const StepTableUpload&) = delete;
+  StepTableUpload& operator=(const StepTableUpload&) = delete;
 
   // Makes room for steps of up to this many rows, sequences and pages (of all sequences together).
   // Waits for the device if it has to grow. RESOURCE_EXHAUSTED: no memory.
@@ -44,8 +44,8 @@ class SequenceStage {
   // Ops of `stream` before the copy still read the step before, ops after it this one; the copy is
   // not for capture. Ids of padding rows are 0. Grows as Reserve does. INVALID_ARGUMENT: a position
   // beyond 2^31.
-  absl::Status Stage(absl::Span<const int32_t> ids, absl::Span<const SequenceRows> sequences,
-                     int32_t page_size, const StepBounds& bounds, cudaStream_t stream);
+  absl::Status Upload(absl::Span<const int32_t> ids, absl::Span<const SequenceRows> sequences,
+                      int32_t page_size, const StepBounds& bounds, cudaStream_t stream);
 
   const int32_t* ids() const { return ids_; }  // [num_rows], in GPU memory
   const DeviceSequences& device() const { return sequences_; }

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/log_prob_transfer.h"
 
 namespace isobit {
 
@@ -42,7 +42,7 @@ class TreeCudaOps : public CudaOps {
   const std::string name_;
   const std::unique_ptr<CudaDevice> device_;
   CudaStepTables tables_;
-  cuda::LogProbStage log_probs_;
+  cuda::LogProbTransfer log_probs_;
   Scratch attention_;
   std::vector<Memory> outgrown_;
 };

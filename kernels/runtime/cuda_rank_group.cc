@@ -105,7 +105,7 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
   if (rank.mode == NumericsMode::kTree && rank.max_rows >= overlap_rows) {
     ISOBIT_ASSIGN_OR_RETURN(
         halves, group.Allocate(cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size()), 0));
-    meeting = std::make_unique<RankMeeting>(group.size());
+    barrier = std::make_unique<ThreadBarrier>(group.size());
   }
   return absl::OkStatus();
 }
@@ -149,10 +149,10 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
                                                              ops, *nccl[r], ops.device().stream()));
   } else if (!peers.empty()) {
     std::unique_ptr<OverlappedSum> overlapped;
-    if (meeting != nullptr) {
+    if (barrier != nullptr) {
       ISOBIT_ASSIGN_OR_RETURN(overlapped, cuda::CopyEngineSum::Create(
                                               HalvesOf(rank), rank.shape.rank, rank.shape.size,
-                                              halves, *meeting, *peers[r], ops.device().stream()));
+                                              halves, *barrier, *peers[r], ops.device().stream()));
     }
     sum = std::make_unique<PeerSum>(*peers[r], ops.device().stream(), std::move(overlapped),
                                     overlap_rows);
@@ -179,7 +179,7 @@ size_t CudaRankGroup::bytes_of_rank() const {
 
 void CudaRankGroup::Abort(const absl::Status& reason) const {
   for (const auto& end : nccl) end->Abort(reason);
-  if (meeting != nullptr) meeting->Abort(reason);
+  if (barrier != nullptr) barrier->Abort(reason);
 }
 
 }  // namespace isobit

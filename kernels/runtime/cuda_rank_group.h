@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/peer_group.h"
-#include "common/parallel/rank_meeting.h"
+#include "common/parallel/thread_barrier.h"
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
@@ -48,8 +48,8 @@ struct CudaRankGroup {
       peers;                                     // by rank; empty: one rank, or NCCL alone
   std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
   PeerBuffers exchanged;                         // not with NCCL alone
-  PeerMemory halves;                             // of CopyEngineSum, if there is a meeting
-  std::unique_ptr<RankMeeting> meeting;          // null: no step is computed in halves
+  PeerMemory halves;                             // of CopyEngineSum, if there is a barrier
+  std::unique_ptr<ThreadBarrier> barrier;        // null: no step is computed in halves
   int64_t overlap_rows = 0;                      // CudaRankOptions::overlap_rows
 
  private:

@@ -35,7 +35,7 @@ ExchangeBytes DrawShape::exchange_bytes() const {
   bytes[static_cast<size_t>(ExchangeBuffer::kLogits)] =
       rows * static_cast<size_t>(most_columns()) * sizeof(float);
   bytes[static_cast<size_t>(ExchangeBuffer::kRangeResults)] =
-      cuda::LogProbPartBytes(max_sequences, contract::kLeaves / num_ranks);
+      cuda::RangeResultBytes(max_sequences, contract::kLeaves / num_ranks);
   bytes[static_cast<size_t>(ExchangeBuffer::kDraws)] = rows * sizeof(int32_t);
   return bytes;
 }
@@ -112,15 +112,15 @@ absl::Status StepDraws::DrawByRanges(const std::vector<LogProbRequest>& requests
       const cuda::DeviceLogProbs sent,
       slot.log_probs.Send(slot.args, reinterpret_cast<int32_t*>(ids_.get()), stream));
   const int each = contract::kLeaves / shape_.num_ranks;
-  ISOBIT_RETURN_IF_ERROR(cuda::LaunchLogProbParts(sent, {.first = rank_ * each, .count = each},
+  ISOBIT_RETURN_IF_ERROR(cuda::LaunchRangeResults(sent, {.first = rank_ * each, .count = each},
                                                   exchange_.own(ExchangeBuffer::kRangeResults),
                                                   stream));
   ISOBIT_ASSIGN_OR_RETURN(const auto all,
                           exchange_.Share(ExchangeBuffer::kRangeResults,
-                                          cuda::LogProbPartBytes(slot.args.num_rows, each)));
-  cuda::LogProbParts parts = {.num_ranks = shape_.num_ranks};
-  std::copy_n(all.begin(), num_ranks(), parts.of_rank);
-  ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, parts, stream));
+                                          cuda::RangeResultBytes(slot.args.num_rows, each)));
+  cuda::RankRangeResults results = {.num_ranks = shape_.num_ranks};
+  std::copy_n(all.begin(), num_ranks(), results.of_rank);
+  ISOBIT_RETURN_IF_ERROR(cuda::LaunchJoinLogProbs(sent, results, stream));
   return slot.log_probs.Fetch(slot.args, stream);
 }
 

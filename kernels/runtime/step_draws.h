@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/rank_count.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/rank_exchange.h"
@@ -67,7 +67,7 @@ class StepDraws {
  private:
   // What a launched step leaves to be collected.
   struct Slot {
-    cuda::LogProbStage log_probs;
+    cuda::LogProbTransfer log_probs;
     LogProbArgs args;  // the rows of the step from first_row on, whose logits this rank has
     size_t first_row = 0;
     size_t own_begin = 0;  // of them, those that this rank reports

@@ -20,11 +20,11 @@ constexpr int kFewSplits = 8;          // up to which FoldFew is faster
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
 
 // Clusters of four blocks that the card holds at once, two blocks to a multiprocessor; and the
-// items up to which they are faster than teams, measured: more for the fewest groups of query rows.
+// items up to which they are faster than teams, measured: more for the fewest blocks of query rows.
 constexpr int64_t kClustersAtOnce = kH200.multiprocessors * 2 / 4;
 constexpr int64_t kMostItems = 48;
-constexpr int64_t kFewGroups = 2;
-constexpr int64_t kMostItemsOfFewGroups = 160;
+constexpr int64_t kFewRowBlocks = 2;
+constexpr int64_t kMostItemsOfFewRowBlocks = 160;
 
 // Thread t holds column t.
 __device__ __forceinline__ void StoreFolded(float total, float sum, int32_t head_dim, Bf16* out) {
@@ -70,12 +70,12 @@ __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const f
     float sum;
     bool skipped;
   };
-  extern __shared__ float4 staged_units[];  // accumulators [chunk][acc_stride]
+  extern __shared__ float4 copied_units[];  // accumulators [chunk][acc_stride]
   __shared__ Step steps[kMaxFoldThreads];
   __shared__ float warp_max[kMaxFoldThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  const float* const staged = reinterpret_cast<const float*>(staged_units);
+  const float* const copied = reinterpret_cast<const float*>(copied_units);
   const int column = min(thread, head_dim - 1);
   float before = contract::kMinusInfinity;  // the maximum of the splits folded so far
   float sum = 0.0f;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const f
   for (int32_t begin = 0; begin < splits; begin += chunk) {
     const int32_t count = min(splits - begin, chunk);
     for (int i = 4 * thread; i < count * acc_stride; i += 4 * threads) {
-      CopyUnit(SharedAddress(staged + i), acc + int64_t{begin} * acc_stride + i);
+      CopyUnit(SharedAddress(copied + i), acc + int64_t{begin} * acc_stride + i);
     }
     // A maximum has no order, so the factors of many steps can be had at once.
     contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
@@ -111,7 +111,7 @@ __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const f
 #pragma unroll 8
     for (int32_t i = 0; i < count; ++i) {
       const Step& step = steps[i];
-      const float value = staged[i * acc_stride + column];
+      const float value = copied[i * acc_stride + column];
       const float next_sum = contract::FoldAccumulator(sum, step.sum, step.factors);
       const float next_total = contract::FoldAccumulator(total, value, step.factors);
       sum = step.skipped ? sum : next_sum;
@@ -171,8 +171,8 @@ bool WholeUnits(const PagedKv& kv) {
   return Mappable(kv.k, kv.head_dim) && Mappable(kv.v, kv.head_dim);
 }
 
-// Groups of query rows, of at least 8, of all KV heads and sequences.
-int64_t RowGroups(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+// Blocks of query rows, of at least 8, of all KV heads and sequences.
+int64_t RowBlocks(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
   const int64_t rows = int64_t{max_tokens} * (args.heads / args.kv.kv_heads);
   return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDiv(rows, 8);
 }
@@ -202,7 +202,7 @@ absl::Status LaunchShape(const DecodeParams& params, int64_t blocks, const Strea
 
 template <bool kWalk>
 absl::Status LaunchDim(const DecodeParams& p, int64_t blocks, const Stream& stream) {
-  const bool narrow = !kWalk && int64_t{p.max_tokens} * p.group <= 8;
+  const bool narrow = !kWalk && int64_t{p.max_tokens} * p.heads_per_kv <= 8;
   if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, kWalk>>(p, blocks, stream);
   if (p.kv.head_dim > 64) {
     if (narrow) return LaunchShape<DecodeShape<128, 1, false>>(p, blocks, stream);
@@ -233,7 +233,7 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
   p.ldq = args.ldq;
   p.aligned_q = reinterpret_cast<uintptr_t>(args.q) % 4 == 0 && args.ldq % 2 == 0;
   p.heads = args.heads;
-  p.group = args.heads / args.kv.kv_heads;
+  p.heads_per_kv = args.heads / args.kv.kv_heads;
   p.kv = args.kv;
   p.scale = args.scale;
   constexpr int64_t kNoWindow = (int64_t{1} << 31) - 1;
@@ -271,11 +271,12 @@ size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& se
 
 DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
                                     int32_t max_tokens) {
-  const int64_t groups = std::max<int64_t>(RowGroups(args, sequences, max_tokens), 1);
+  const int64_t row_blocks = std::max<int64_t>(RowBlocks(args, sequences, max_tokens), 1);
   const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
-  const int64_t most = groups <= kFewGroups ? kMostItemsOfFewGroups : kMostItems;
-  if (!WholeUnits(args.kv) || groups * splits > most) return {DecodeSchedule::kTeams};
-  return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, kClustersAtOnce / groups))};
+  const int64_t most = row_blocks <= kFewRowBlocks ? kMostItemsOfFewRowBlocks : kMostItems;
+  if (!WholeUnits(args.kv) || row_blocks * splits > most) return {DecodeSchedule::kTeams};
+  return {DecodeSchedule::kClusters,
+          static_cast<int>(std::min(splits, kClustersAtOnce / row_blocks))};
 }
 
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
@@ -303,7 +304,7 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
   for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
-    const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->group, 8);
+    const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->heads_per_kv, 8);
     const absl::StatusOr<int64_t> grid =
         BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);
     if (!grid.ok()) return grid.status();
@@ -332,7 +333,7 @@ absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequence
   for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
-    const int64_t blocks = CeilDiv(int64_t{sequences.max_rows} * params->group, 8);
+    const int64_t blocks = CeilDiv(int64_t{sequences.max_rows} * params->heads_per_kv, 8);
     const absl::StatusOr<int64_t> grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads);
     if (!grid.ok()) return grid.status();
     if (absl::Status status = LaunchDim<true>(*params, *grid, stream); !status.ok()) {

@@ -98,7 +98,7 @@ class DecodeCluster {
       WaitForPredecessor();
       if (split == first) rows.Load(p_, queries);
       CopyNewRows(split, unit);
-      WaitForGroups<1>();  // the values may still be under way
+      WaitForCommitGroups<1>();  // the values may still be under way
       __syncthreads();
       float scores[kColumnBlocks][4] = {};
       Score(queries, scores);
@@ -114,7 +114,7 @@ class DecodeCluster {
       for (int b = 0; b < kColumnBlocks; ++b) {
         WeighRow<Shape>(p_, item_, split, warp_ + 8 * b, shared_.softmax);
       }
-      WaitForGroups<0>();
+      WaitForCommitGroups<0>();
       __syncthreads();
       const int chain = thread_ - (kThreads - 8 * Shape::kRows);
       if (chain >= 0) AddWeights<Shape>(item_, split, chain, shared_.softmax);
@@ -360,8 +360,8 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocksAtOnce)
   const int32_t* pages = p.sequences.pages + p.sequences.first_page[item.sequence];
   item.sequence_splits = SplitsOf(p, item.first_position, tokens);
   const int32_t first = item.sequence_splits.first + cluster;
-  if (tokens < p.min_tokens || tokens > p.max_tokens || block * Shape::kRows >= tokens * p.group ||
-      first >= item.sequence_splits.end) {
+  if (tokens < p.min_tokens || tokens > p.max_tokens ||
+      block * Shape::kRows >= tokens * p.heads_per_kv || first >= item.sequence_splits.end) {
     WaitForPredecessor();
     return;
   }
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocksAtOnce)
 template <int kDim, int kColumnBlocks>
 absl::Status LaunchShape(const DecodeParams& p, int clusters, const Stream& stream) {
   using Shape = ClusterShape<kDim, kColumnBlocks>;
-  const int32_t blocks = CeilDiv(p.max_tokens * p.group, Shape::kRows);
+  const int32_t blocks = CeilDiv(p.max_tokens * p.heads_per_kv, Shape::kRows);
   return Launch(DecodeClusterKernel<Shape>,
                 {.blocks = dim3(static_cast<unsigned>(clusters * kBlocks),
                                 static_cast<unsigned>(p.kv.kv_heads * blocks),
@@ -386,7 +386,7 @@ absl::Status LaunchShape(const DecodeParams& p, int clusters, const Stream& stre
 
 template <int kDim>
 absl::Status LaunchDim(const DecodeParams& p, int clusters, const Stream& stream) {
-  if (int64_t{p.max_tokens} * p.group <= 8) return LaunchShape<kDim, 1>(p, clusters, stream);
+  if (int64_t{p.max_tokens} * p.heads_per_kv <= 8) return LaunchShape<kDim, 1>(p, clusters, stream);
   return LaunchShape<kDim, 2>(p, clusters, stream);
 }
 

@@ -38,7 +38,7 @@ struct DecodeParams {
   int64_t ldq;
   bool aligned_q;  // pairs of elements can be read as words
   int32_t heads;
-  int32_t group;  // query heads of one KV head
+  int32_t heads_per_kv;  // query heads of one KV head
   PagedKv kv;
   int32_t page_shift;  // log2 of the page size; -1: no power of two
   int32_t run;  // consecutive positions, aligned, that never leave a page: 2^i; 0: no bulk copies
@@ -138,7 +138,7 @@ __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
     const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
     int32_t count = 0;
     if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
-      count = p.kv.kv_heads * ((tokens * p.group + Shape::kRows - 1) / Shape::kRows) *
+      count = p.kv.kv_heads * ((tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows) *
               (last           ? 1
                : Shape::kWalk ? 0
                               : splits.end - splits.first - 1);
@@ -175,7 +175,8 @@ struct DecodeItem {
   int32_t first_row;       // of the batch: the sequence's
   int32_t first_position;  // likewise
   int32_t first_block_row;
-  int32_t rows;       // of the block: row r is token r / group, head r % group of the group
+  int32_t
+      rows;  // of the block: row r is token r / heads_per_kv, head r % heads_per_kv of the KV head
   int32_t first_key;  // keys that any row of the block sees
   int32_t end_key;
   int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
@@ -209,17 +210,19 @@ struct DecodeItem {
     const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
     item.sequence_splits = SplitsOf(p, item.first_position, tokens);
     const int32_t before_last = item.sequence_splits.end - item.sequence_splits.first - 1;
-    const int32_t blocks = (tokens * p.group + Shape::kRows - 1) / Shape::kRows;
+    const int32_t blocks = (tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
     const int32_t splits = last ? 1 : before_last;
     const int32_t rest = index - list[low];
-    const int32_t group = splits == 1 ? rest : rest / splits;  // of rows; mostly all of a KV head's
-    const int32_t head = blocks == 1 ? group : group / blocks;
-    item.SetRows<Shape>(p, tokens, head, group - head * blocks);
+    const int32_t row_block =
+        splits == 1 ? rest : rest / splits;  // of rows; mostly all of a KV head's
+    const int32_t head = blocks == 1 ? row_block : row_block / blocks;
+    item.SetRows<Shape>(p, tokens, head, row_block - head * blocks);
     if (Shape::kWalk) {
       item.first_split = item.first_key / contract::kSplit;
       item.end_split = (item.end_key - 1) / contract::kSplit + 1;
     } else {
-      item.first_split = item.sequence_splits.first + (last ? before_last : rest - group * splits);
+      item.first_split =
+          item.sequence_splits.first + (last ? before_last : rest - row_block * splits);
       item.end_split = item.first_split + 1;
     }
     return item;
@@ -230,7 +233,7 @@ struct DecodeItem {
   __device__ void SetRows(const DecodeParams& p, int32_t tokens, int32_t head, int32_t block) {
     kv_head = head;
     first_block_row = block * Shape::kRows;
-    rows = min(Shape::kRows, tokens * p.group - first_block_row);
+    rows = min(Shape::kRows, tokens * p.heads_per_kv - first_block_row);
     const int32_t first = first_position + TokenOf(p, 0);
     const int32_t last = first_position + TokenOf(p, rows - 1);
     first_key = FirstSeen(p, first);
@@ -244,11 +247,11 @@ struct DecodeItem {
     return first_position + TokenOf(p, min(row, rows - 1));
   }
   __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
-    return p.max_tokens == 1 ? 0 : (first_block_row + row) / p.group;
+    return p.max_tokens == 1 ? 0 : (first_block_row + row) / p.heads_per_kv;
   }
   __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
     const int32_t index = first_block_row + row;
-    return kv_head * p.group + (p.max_tokens == 1 ? index : index % p.group);
+    return kv_head * p.heads_per_kv + (p.max_tokens == 1 ? index : index % p.heads_per_kv);
   }
 };
 

@@ -52,9 +52,9 @@ absl::Status LaunchPrefillAttention(const AttentionArgs& args, const DeviceSeque
   params.ldo = args.ldo;
   params.sequences = sequences;
   params.min_rows = std::max(min_rows, 1);
-  params.group = args.heads / kv.kv_heads;
-  params.inverse_group =
-      static_cast<uint32_t>(((uint64_t{1} << 32) + params.group - 1) / params.group);
+  params.heads_per_kv = args.heads / kv.kv_heads;
+  params.inverse_heads_per_kv =
+      static_cast<uint32_t>(((uint64_t{1} << 32) + params.heads_per_kv - 1) / params.heads_per_kv);
   params.kv_heads = kv.kv_heads;
   params.page_size = kv.page_size;
   params.box_rows = BoxRows(kv.page_size, contract::KvTile(kv.head_dim));

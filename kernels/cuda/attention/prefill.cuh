@@ -51,15 +51,16 @@ __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const Prefi
                                              int consumer, Use use) {
   constexpr int kChunks = kHeadDim / 8;
   const int first_pair = work.first_pair + consumer * 64;
-  const int first_token = first_pair / p.group;
-  const int first_head = first_pair - first_token * p.group;
+  const int first_token = first_pair / p.heads_per_kv;
+  const int first_head = first_pair - first_token * p.heads_per_kv;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x % 128); i < 64 * kChunks; i += 128) {
     const int r = i / kChunks;
     const int chunk = i % kChunks;
-    const int tokens =
-        p.group == 1 ? r : static_cast<int>(__umulhi(first_head + r, p.inverse_group));
-    const int head = work.kv_head * p.group + first_head + r - tokens * p.group;
+    const int tokens = p.heads_per_kv == 1
+                           ? r
+                           : static_cast<int>(__umulhi(first_head + r, p.inverse_heads_per_kv));
+    const int head = work.kv_head * p.heads_per_kv + first_head + r - tokens * p.heads_per_kv;
     use(first_pair + r < work.end_pair, int64_t{work.first_row} + first_token + tokens,
         head * kHeadDim + chunk * 8,
         chunk / 8 * Shape::kQueryBlockBytes + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
@@ -81,13 +82,13 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) Arrive(barrier);
   };
-  RingPlace<Shape> place;
+  RingCursor<Shape> cursor;
   const auto pass_over = [&](int tiles) {
-    for (int i = 0; i < tiles; ++i, place.Advance()) {
-      WaitBarrier(ring.KeysFull(place.stage), place.parity);
-      release(ring.KeysEmpty(place.stage));
-      WaitBarrier(ring.ValuesFull(place.stage), place.parity);
-      release(ring.ValuesEmpty(place.stage));
+    for (int i = 0; i < tiles; ++i, cursor.Advance()) {
+      WaitBarrier(ring.KeysFull(cursor.stage), cursor.parity);
+      release(ring.KeysEmpty(cursor.stage));
+      WaitBarrier(ring.ValuesFull(cursor.stage), cursor.parity);
+      release(ring.ValuesEmpty(cursor.stage));
     }
   };
   const int first_pair = work.first_pair + consumer * 64;
@@ -111,12 +112,12 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   SyncThreads(1 + consumer, 128);
 
   const int last_pair = min(work.end_pair, first_pair + 64) - 1;
-  const int first_position = work.PositionOf(first_pair, p.group);
-  const int last_position = work.PositionOf(last_pair, p.group);
+  const int first_position = work.PositionOf(first_pair, p.heads_per_kv);
+  const int last_position = work.PositionOf(last_pair, p.heads_per_kv);
   int position[2];
   for (int h = 0; h < 2; ++h) {
-    position[h] =
-        work.PositionOf(min(last_pair, first_pair + thread / 32 * 16 + lane / 4 + 8 * h), p.group);
+    position[h] = work.PositionOf(min(last_pair, first_pair + thread / 32 * 16 + lane / 4 + 8 * h),
+                                  p.heads_per_kv);
   }
 
   // The tiles of which these rows see any key; those of the block's others are passed over.
@@ -217,16 +218,16 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     }
   };
 
-  WaitBarrier(ring.KeysFull(place.stage), place.parity);
+  WaitBarrier(ring.KeysFull(cursor.stage), cursor.parity);
   FenceMma();
-  multiply_keys(place.stage);
+  multiply_keys(cursor.stage);
   WaitMma<0>();
-  release(ring.KeysEmpty(place.stage));
+  release(ring.KeysEmpty(cursor.stage));
   weigh(first_tile);
   SoftmaxFragment::Pack<kTile>(scores, weights);
   for (int tile = first_tile; tile + 1 < end_tile; ++tile) {
-    const RingPlace<Shape> now = place;
-    place.Advance();
+    const RingCursor<Shape> now = cursor;
+    cursor.Advance();
     const bool split_ends = (tile + 1) % Shape::kTilesOfSplit == 0;
     WaitBarrier(ring.ValuesFull(now.stage), now.parity);
     FenceMma();
@@ -235,11 +236,11 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     WaitMma<0>();
     release(ring.ValuesEmpty(now.stage));
     if (split_ends) fold();
-    WaitBarrier(ring.KeysFull(place.stage), place.parity);
+    WaitBarrier(ring.KeysFull(cursor.stage), cursor.parity);
     FenceMma();
-    multiply_keys(place.stage);
+    multiply_keys(cursor.stage);
     WaitMma<0>();
-    release(ring.KeysEmpty(place.stage));
+    release(ring.KeysEmpty(cursor.stage));
     weigh(tile + 1);
     if (!split_ends) {
 #pragma unroll
@@ -247,13 +248,13 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     }
     SoftmaxFragment::Pack<kTile>(scores, weights);
   }
-  WaitBarrier(ring.ValuesFull(place.stage), place.parity);
+  WaitBarrier(ring.ValuesFull(cursor.stage), cursor.parity);
   FenceMma();
-  multiply_values(place.stage, end_tile - 1);
+  multiply_values(cursor.stage, end_tile - 1);
   finish_split();
   WaitMma<0>();
-  release(ring.ValuesEmpty(place.stage));
-  place.Advance();
+  release(ring.ValuesEmpty(cursor.stage));
+  cursor.Advance();
   fold();
   pass_over(work.end_tile - end_tile);
 
@@ -334,7 +335,7 @@ template <int kHeadDim>
 absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
   using Shape = PrefillShape<kHeadDim>;
   // At most: blocks that are full, and one more for each sequence's last.
-  const int64_t pairs = int64_t{params.sequences.num_rows} * params.group;
+  const int64_t pairs = int64_t{params.sequences.num_rows} * params.heads_per_kv;
   const int64_t blocks = (pairs / Shape::kRows + params.sequences.num_sequences) * params.kv_heads;
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),
                      .threads = dim3(Shape::kThreads),

@@ -30,8 +30,9 @@ struct PrefillParams {
   int64_t ldo;
   DeviceSequences sequences;
   int32_t min_rows;
-  int32_t group;           // query heads of one KV head
-  uint32_t inverse_group;  // 2^32 / group, rounded up (0 for 1): divides x < 2^16 by multiplying
+  int32_t heads_per_kv;           // query heads of one KV head
+  uint32_t inverse_heads_per_kv;  // 2^32 / heads_per_kv, rounded up (0 for 1): divides x < 2^16 by
+                                  // multiplying
   int32_t kv_heads;
   int32_t page_size;
   int32_t box_rows;  // rows of the cache that one box copies; 0: no boxes, but a gather
@@ -92,8 +93,8 @@ struct PrefillBlock {
   int32_t first_tile;    // tiles of keys that the block's rows see
   int32_t end_tile;
 
-  __device__ __forceinline__ int32_t PositionOf(int32_t pair, int32_t group) const {
-    return first_position + pair / group;
+  __device__ __forceinline__ int32_t PositionOf(int32_t pair, int32_t heads_per_kv) const {
+    return first_position + pair / heads_per_kv;
   }
 };
 
@@ -110,7 +111,8 @@ __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* w
     const int sequence = first + lane;
     int rows = 0;
     if (sequence < s.num_sequences) rows = s.first_row[sequence + 1] - s.first_row[sequence];
-    const int blocks = rows < p.min_rows ? 0 : (rows * p.group + Shape::kRows - 1) / Shape::kRows;
+    const int blocks =
+        rows < p.min_rows ? 0 : (rows * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
     int end = blocks;  // blocks of these sequences up to this lane's
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(kAllLanes, end, step);
@@ -123,17 +125,18 @@ __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* w
     }
     const int owner = __ffs(static_cast<int>(beyond)) - 1;
     const int block = __shfl_sync(kAllLanes, end, owner) - 1 - item;
-    const int pairs = __shfl_sync(kAllLanes, rows, owner) * p.group;
+    const int pairs = __shfl_sync(kAllLanes, rows, owner) * p.heads_per_kv;
     work->sequence = first + owner;
     work->first_row = s.first_row[work->sequence];
     work->first_position = s.first_position[work->sequence];
     work->first_pair = block * Shape::kRows;
     work->end_pair = min(pairs, work->first_pair + Shape::kRows);
-    work->end_position = work->first_position + pairs / p.group;
+    work->end_position = work->first_position + pairs / p.heads_per_kv;
     const int first_seen =
-        p.window == 0 ? 0 : max(0, work->PositionOf(work->first_pair, p.group) - p.window + 1);
+        p.window == 0 ? 0
+                      : max(0, work->PositionOf(work->first_pair, p.heads_per_kv) - p.window + 1);
     work->first_tile = first_seen / Shape::kTile;
-    work->end_tile = work->PositionOf(work->end_pair - 1, p.group) / Shape::kTile + 1;
+    work->end_tile = work->PositionOf(work->end_pair - 1, p.heads_per_kv) / Shape::kTile + 1;
     return true;
   }
   return false;
@@ -169,7 +172,7 @@ struct PrefillRing {
 
 // A place in the ring, and the parity of its barriers' current phase.
 template <class Shape>
-struct RingPlace {
+struct RingCursor {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -189,8 +192,8 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t* pages = p.sequences.pages + p.sequences.first_page[work.sequence];
   const CUtensorMap& map = kOfValues ? p.v_map : p.k_map;
-  RingPlace<Shape> place;
-  for (int tile = work.first_tile; tile < work.end_tile; ++tile, place.Advance()) {
+  RingCursor<Shape> cursor;
+  for (int tile = work.first_tile; tile < work.end_tile; ++tile, cursor.Advance()) {
     const int position = tile * Shape::kTile + lane * p.box_rows;
     const bool mine = lane * p.box_rows < Shape::kTile && position < work.end_position;
     int row = 0;  // of the cache
@@ -201,12 +204,12 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
     const int boxes = __popc(__ballot_sync(kAllLanes, mine));
     const int valid = work.end_position - tile * Shape::kTile;  // rows before the sequence's end
     const bool clear = kOfValues && valid < Shape::kTile;
-    const uint32_t to = kOfValues ? ring.Values(place.stage) : ring.Keys(place.stage);
-    const uint32_t full = kOfValues ? ring.ValuesFull(place.stage) : ring.KeysFull(place.stage);
+    const uint32_t to = kOfValues ? ring.Values(cursor.stage) : ring.Keys(cursor.stage);
+    const uint32_t full = kOfValues ? ring.ValuesFull(cursor.stage) : ring.KeysFull(cursor.stage);
     const uint32_t landed = clear ? ring.ValuesLanded() : full;
 
-    WaitBarrier(kOfValues ? ring.ValuesEmpty(place.stage) : ring.KeysEmpty(place.stage),
-                place.parity ^ 1);
+    WaitBarrier(kOfValues ? ring.ValuesEmpty(cursor.stage) : ring.KeysEmpty(cursor.stage),
+                cursor.parity ^ 1);
     if (lane == 0) ExpectBytes(landed, boxes * p.box_rows * 128 * Shape::kColumnBlocks);
     __syncwarp();
     if (mine) {
@@ -243,8 +246,8 @@ __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const Prefil
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int first_slot = static_cast<int>(threadIdx.x) / 32 * kWarpSlots;
   const int32_t* pages = p.sequences.pages + p.sequences.first_page[work.sequence];
-  RingPlace<Shape> place;
-  for (int tile = work.first_tile; tile < work.end_tile; ++tile, place.Advance()) {
+  RingCursor<Shape> cursor;
+  for (int tile = work.first_tile; tile < work.end_tile; ++tile, cursor.Advance()) {
     const int position = tile * Shape::kTile + first_slot + lane;
     int my_row = -1;  // of the cache, for the slot of this lane
     if (lane < kWarpSlots && position < work.end_position) {
@@ -265,16 +268,16 @@ __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const Prefil
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    WaitBarrier(ring.KeysEmpty(place.stage), place.parity ^ 1);
-    gather(ring.Keys(place.stage), p.k);
-    WaitBarrier(ring.ValuesEmpty(place.stage), place.parity ^ 1);
-    gather(ring.Values(place.stage), p.v);
+    WaitBarrier(ring.KeysEmpty(cursor.stage), cursor.parity ^ 1);
+    gather(ring.Keys(cursor.stage), p.k);
+    WaitBarrier(ring.ValuesEmpty(cursor.stage), cursor.parity ^ 1);
+    gather(ring.Values(cursor.stage), p.v);
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     FenceSharedForAsync();
-    Arrive(ring.KeysFull(place.stage));
+    Arrive(ring.KeysFull(cursor.stage));
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     FenceSharedForAsync();
-    Arrive(ring.ValuesFull(place.stage));
+    Arrive(ring.ValuesFull(cursor.stage));
   }
 }
 

@@ -90,7 +90,7 @@ struct AllReduceState {
   PeerGroup group;
   AllReduceOptions options;
   size_t mailbox_bytes = 0;
-  PeerMemory memory;            // of each rank: RankControl, mailbox, mailbox
+  PeerMemory memory;            // of each rank: RankSignals, mailbox, mailbox
   uint32_t* reports = nullptr;  // RankGroup::reports
   std::vector<Plan> plans;
 };
@@ -102,9 +102,9 @@ absl::Status AllReduceState::AllocateMemory() {
     mailbox_bytes = std::max(mailbox_bytes, static_cast<size_t>(bytes));
   }
   mailbox_bytes = RoundUp(mailbox_bytes, 256);
-  ISOBIT_ASSIGN_OR_RETURN(memory, group.Allocate(sizeof(RankControl) + 2 * mailbox_bytes, 0xff));
+  ISOBIT_ASSIGN_OR_RETURN(memory, group.Allocate(sizeof(RankSignals) + 2 * mailbox_bytes, 0xff));
   for (int r = 0; r < group.size(); ++r) {
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemset(memory.of_rank(r), 0, sizeof(RankControl)));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemset(memory.of_rank(r), 0, sizeof(RankSignals)));
   }
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the ranks' streams do not wait for it
   const size_t bytes = static_cast<size_t>(group.size()) * sizeof(uint32_t);

@@ -12,14 +12,14 @@
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/partial_push.cuh"
-#include "kernels/cuda/device/rank_meeting.cuh"
+#include "kernels/cuda/device/rank_signals.cuh"
 #include "kernels/ops.h"
 
 namespace isobit::cuda {
 
 struct AllReduceJob {
   RankGroup group;
-  size_t mailbox_bytes;  // two mailboxes follow the RankControl
+  size_t mailbox_bytes;  // two mailboxes follow the RankSignals
   const float* partial;  // [norm.rows, norm.hidden], or null: it has been pushed
   RmsNormArgs norm;
   int quads;     // of a row
@@ -38,15 +38,15 @@ __device__ __forceinline__ bool Full(uint4 v) {
 }
 __device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != kEmpty; }
 
-// A block's part of the rows that its cluster computes. Rows, columns and quads are counted in 32
+// A block's slice of the rows that its cluster computes. Rows, columns and quads are counted in 32
 // bits: registers are few.
 template <int kRanks, int kChunks, bool kAligned>
-class RowPart {
+class RowSlice {
  public:
   // The sums of squares of 32 quads each, over the whole row; two rows' in turn.
   using Sums = float4[2][kMaxChunkSums / 4];
 
-  __device__ RowPart(const AllReduceJob& job, Sums& sums)
+  __device__ RowSlice(const AllReduceJob& job, Sums& sums)
       : job_(job),
         sums_(sums),
         first_(static_cast<int>(BlockInCluster() * kChunks * blockDim.x + threadIdx.x)) {
@@ -218,7 +218,7 @@ class RowPart {
 };
 
 // The blocks that meet the peers in every operation, off the way of the data.
-__device__ __forceinline__ void MeetPeers(const RankGroup& group, bool waits) {
+__device__ __forceinline__ void BarrierWithPeers(const RankGroup& group, bool waits) {
   if (waits) WaitForPredecessor();
   if (blockIdx.x == 0) AnnounceOperation(group);
   Operation operation(group);
@@ -252,7 +252,7 @@ __device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
 inline __global__ void __launch_bounds__(kWarp)
     BarrierKernel(const __grid_constant__ RankGroup group, bool alone) {
   ReleaseSuccessorIf(alone);
-  MeetPeers(group, true);
+  BarrierWithPeers(group, true);
 }
 
 inline __global__ void __launch_bounds__(kWarp)
@@ -265,29 +265,29 @@ inline __global__ void __launch_bounds__(kWarp)
 
 template <int kRanks, bool kAligned>
 __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
-  using Part = RowPart<kRanks, 1, kAligned>;
-  __shared__ typename Part::Sums sums;
+  using Slice = RowSlice<kRanks, 1, kAligned>;
+  __shared__ typename Slice::Sums sums;
   ReleaseSuccessorIf(job.alone);
   const bool waits = WaitsFirst<kAligned>(job);
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return BarrierWithPeers(job.group, waits);
   ArriveCluster();
-  Part part(job, sums);
+  Slice slice(job, sums);
   if (waits) WaitForPredecessor();
   Operation operation(job.group);
-  part.Choose(operation);
+  slice.Choose(operation);
   const int rank = job.group.rank;
   const int first = static_cast<int>(blockIdx.x) / job.cluster - 1;
   int turn = 0;
   for (int row = first; row < static_cast<int>(job.norm.rows); row += job.clusters, turn ^= 1) {
     uint4 own[1] = {};
     uint2 residual[1] = {};
-    if (part.active(0)) {
-      own[0] = part.Partial(row, 0);
-      residual[0] = part.Residual(row, 0);
+    if (slice.active(0)) {
+      own[0] = slice.Partial(row, 0);
+      residual[0] = slice.Residual(row, 0);
       if (job.partial != nullptr) {
 #pragma unroll
         for (int d = 1; d < kRanks; ++d) {
-          StoreRelaxed(part.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
+          StoreRelaxed(slice.FloatSlot((rank + d) % kRanks, row, 0) + rank * kWarp, own[0]);
         }
       }
     }
@@ -296,9 +296,9 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
       WaitCluster();
     }
     uint2 h[1] = {};
-    part.Collect(operation, own, residual, row, h);
-    part.Finish(row, h, turn);
-    part.Empty(row);
+    slice.Collect(operation, own, residual, row, h);
+    slice.Finish(row, h, turn);
+    slice.Empty(row);
   }
   if (!waits) WaitForPredecessor();
   operation.End();
@@ -309,16 +309,16 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
 template <int kRanks, int kChunks, bool kAligned>
 __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     TwoShotKernel(const __grid_constant__ AllReduceJob job) {
-  using Part = RowPart<kRanks, kChunks, kAligned>;
-  __shared__ typename Part::Sums sums;
+  using Slice = RowSlice<kRanks, kChunks, kAligned>;
+  __shared__ typename Slice::Sums sums;
   ReleaseSuccessorIf(job.alone);
   const bool waits = WaitsFirst<kAligned>(job);
-  if (static_cast<int>(blockIdx.x) < job.cluster) return MeetPeers(job.group, waits);
+  if (static_cast<int>(blockIdx.x) < job.cluster) return BarrierWithPeers(job.group, waits);
   ArriveCluster();
-  Part part(job, sums);
+  Slice slice(job, sums);
   if (waits) WaitForPredecessor();
   Operation operation(job.group);
-  part.Choose(operation);
+  slice.Choose(operation);
   const int rank = job.group.rank;
   const int rows = static_cast<int>(job.norm.rows);
   const int owned = (rows + kRanks - 1) / kRanks;
@@ -329,12 +329,12 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     uint4 own[kChunks];
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      if (part.active(j)) own[j] = part.Partial(row, j);
+      if (slice.active(j)) own[j] = slice.Partial(row, j);
     }
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      if (!part.active(j)) continue;
-      StoreRelaxed(part.FloatSlot(owner, row / kRanks, j) + rank * kWarp, own[j]);
+      if (!slice.active(j)) continue;
+      StoreRelaxed(slice.FloatSlot(owner, row / kRanks, j) + rank * kWarp, own[j]);
     }
   };
   give(first);
@@ -349,24 +349,24 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
       uint2 residual[kChunks] = {};
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-        if (!part.active(j)) continue;
-        own[j] = part.Partial(row, j);
-        residual[j] = part.Residual(row, j);
+        if (!slice.active(j)) continue;
+        own[j] = slice.Partial(row, j);
+        residual[j] = slice.Residual(row, j);
       }
-      part.Collect(operation, own, residual, row / kRanks, h);
+      slice.Collect(operation, own, residual, row / kRanks, h);
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-        if (!part.active(j)) continue;
+        if (!slice.active(j)) continue;
 #pragma unroll
         for (int d = 1; d < kRanks; ++d) {
-          StoreRelaxed(part.Bf16Slot((rank + d) % kRanks, owned, row, j), h[j]);
+          StoreRelaxed(slice.Bf16Slot((rank + d) % kRanks, owned, row, j), h[j]);
         }
       }
-      part.Empty(row / kRanks);
+      slice.Empty(row / kRanks);
     } else {
-      part.Receive(operation, owned, row, h);
+      slice.Receive(operation, owned, row, h);
     }
-    part.Finish(row, h, turn);
+    slice.Finish(row, h, turn);
   }
   if (!waits) WaitForPredecessor();
   operation.End();

@@ -46,7 +46,7 @@ struct AllReduceOptions {
 };
 
 struct AllReduceState;  // all_reduce.cu
-struct RankGroup;       // device/rank_meeting.cuh
+struct RankGroup;       // device/rank_signals.cuh
 
 // One rank's end.
 class PeerAllReduce {

@@ -46,7 +46,7 @@ size_t CopyEngineSum::SharedBytes(const CopyEngineSumOptions& options, int ranks
 
 absl::StatusOr<std::unique_ptr<CopyEngineSum>> CopyEngineSum::Create(
     const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
-    RankMeeting& meeting, PeerAllReduce& waits, const Stream& stream) {
+    ThreadBarrier& barrier, PeerAllReduce& waits, const Stream& stream) {
   if (options.hidden < 1 || options.max_rows < 1) {
     return absl::InvalidArgumentError(absl::StrCat("a sum over ranks by copy engines of up to ",
                                                    options.max_rows, " rows of ", options.hidden,
@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<CopyEngineSum>> CopyEngineSum::Create(
   }
   ISOBIT_RETURN_IF_ERROR(GetBatchMemOp().status());
   std::unique_ptr<CopyEngineSum> sum(
-      new CopyEngineSum(options, rank, ranks, memory, meeting, waits, stream));
+      new CopyEngineSum(options, rank, ranks, memory, barrier, waits, stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&sum->copies_, cudaStreamNonBlocking));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&sum->ready_, cudaEventDisableTiming));
   return sum;
@@ -104,10 +104,10 @@ absl::Status CopyEngineSum::Push(int half, Leg leg,
   return absl::OkStatus();
 }
 
-absl::Status CopyEngineSum::Meet() {
+absl::Status CopyEngineSum::WaitForRanks() {
   if (met_) return absl::OkStatus();
   met_ = true;
-  return meeting_.Meet(rank_, options_.timeout, [this] { return waits_.Check(); });
+  return barrier_.Wait(rank_, options_.timeout, [this] { return waits_.Check(); });
 }
 
 absl::Status CopyEngineSum::Send(int half, const float* partial, int64_t rows) {
@@ -136,7 +136,7 @@ absl::Status CopyEngineSum::Sum(int half, const RmsNormArgs& norm) {
   const int64_t rows = FirstRow(rank_ + 1, h.rows) - first;
   const int64_t begin = first * norm.hidden;
   const int64_t elements = rows * norm.hidden;
-  ISOBIT_RETURN_IF_ERROR(Meet());
+  ISOBIT_RETURN_IF_ERROR(WaitForRanks());
   ISOBIT_RETURN_IF_ERROR(waits_.Await(Counts(rank_, half, kPartials), h.number, stream_));
   const float* partials[kMaxRanks] = {};
   for (int q = 0; q < ranks_; ++q) {
@@ -154,7 +154,7 @@ absl::Status CopyEngineSum::Sum(int half, const RmsNormArgs& norm) {
 }
 
 absl::StatusOr<const Bf16*> CopyEngineSum::Receive(int half) {
-  ISOBIT_RETURN_IF_ERROR(Meet());
+  ISOBIT_RETURN_IF_ERROR(WaitForRanks());
   ISOBIT_RETURN_IF_ERROR(waits_.Await(Counts(rank_, half, kRows), halves_[half].number, stream_));
   return Rows(rank_, half);
 }

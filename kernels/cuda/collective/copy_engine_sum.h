@@ -29,7 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/parallel/peer_group.h"
-#include "common/parallel/rank_meeting.h"
+#include "common/parallel/thread_barrier.h"
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/device/launch.h"
@@ -57,7 +57,7 @@ class CopyEngineSum final : public OverlappedSum {
   // too old.
   static absl::StatusOr<std::unique_ptr<CopyEngineSum>> Create(
       const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
-      RankMeeting& meeting, PeerAllReduce& waits, const Stream& stream);
+      ThreadBarrier& barrier, PeerAllReduce& waits, const Stream& stream);
   ~CopyEngineSum() override;
 
   absl::Status Send(int half, const float* partial, int64_t rows) override;
@@ -74,12 +74,12 @@ class CopyEngineSum final : public OverlappedSum {
   };
 
   CopyEngineSum(const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
-                RankMeeting& meeting, PeerAllReduce& waits, const Stream& stream)
+                ThreadBarrier& barrier, PeerAllReduce& waits, const Stream& stream)
       : options_(options),
         rank_(rank),
         ranks_(ranks),
         memory_(memory),
-        meeting_(meeting),
+        barrier_(barrier),
         waits_(waits),
         stream_(stream) {}
 
@@ -95,13 +95,13 @@ class CopyEngineSum final : public OverlappedSum {
   absl::Status Push(int half, Leg leg, const std::function<cudaError_t(int, cudaStream_t)>& copy);
 
   // Waits until all ranks have issued their copies so far.
-  absl::Status Meet();
+  absl::Status WaitForRanks();
 
   const CopyEngineSumOptions options_;
   const int rank_;
   const int ranks_;
   const PeerMemory& memory_;
-  RankMeeting& meeting_;
+  ThreadBarrier& barrier_;
   PeerAllReduce& waits_;
   const Stream& stream_;
   // One for all copies: side by side they would get into each other's way.

@@ -16,13 +16,13 @@ __device__ __forceinline__ void CopyUnitOrZero(uint32_t to, const void* from, bo
                "r"(real ? 16 : 0)
                : "memory");
 }
-// Makes a group of this thread's copies since the last group; there may be none.
+// Makes a commit group of this thread's copies since the last one; there may be none.
 __device__ __forceinline__ void CommitUnits() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits for all groups of this thread but the last `left`.
+// Waits for all commit groups of this thread but the last `left`.
 template <int left>
-__device__ __forceinline__ void WaitForGroups() {
+__device__ __forceinline__ void WaitForCommitGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 // Waits for all copies of this thread; a barrier then makes them visible to others.

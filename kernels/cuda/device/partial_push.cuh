@@ -8,14 +8,14 @@
 #include <cstdint>
 
 #include "kernels/contract/portable.h"
-#include "kernels/cuda/device/rank_meeting.cuh"
+#include "kernels/cuda/device/rank_signals.cuh"
 
 namespace isobit {
 
 // Where the partials of the next sum go.
 struct PartialPush {
   cuda::RankGroup group;
-  size_t mailbox_bytes;  // two mailboxes follow the RankControl
+  size_t mailbox_bytes;  // two mailboxes follow the RankSignals
   int32_t quads;         // four columns each, of a row
   bool two_shots;        // row r goes to rank r % group.size alone, else every row to all
 };
@@ -37,7 +37,7 @@ __host__ __device__ __forceinline__ int32_t PiecesOf(int32_t quads) {
 
 // The mailbox of operation `number`, from the start of a rank's memory.
 __device__ __forceinline__ size_t MailboxOf(uint32_t number, size_t mailbox_bytes) {
-  return sizeof(RankControl) + number % 2 * mailbox_bytes;
+  return sizeof(RankSignals) + number % 2 * mailbox_bytes;
 }
 
 // Where a mailbox has a quad of fp32 row `slot` from rank 0; rank q's is q * kMailboxQuads quads
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint4* FloatSlotOf(std::byte* mailbox, int slot, int 
 
 // The number of the sum that comes next. After WaitForPredecessor.
 __device__ __forceinline__ uint32_t NextOperation(const PartialPush& push) {
-  return LoadRelaxed(&push.group.control(push.group.rank)->ended);
+  return LoadRelaxed(&push.group.signals(push.group.rank)->ended);
 }
 
 __device__ __forceinline__ uint4 WordsOf(float4 sum) {

@@ -18,13 +18,13 @@ namespace {
 
 constexpr int64_t kMaxStreamRows = 64;  // beyond, tiles are faster
 
-// Stages of 128 columns that a block's leaves have.
-int64_t StagesOf(const LinearShape& shape, int leaves) {
-  int64_t stages = 0;
+// K tiles that a block's leaves have.
+int64_t KTilesOf(const LinearShape& shape, int leaves) {
+  int64_t k_tiles = 0;
   for (int l = 0; l < leaves; ++l) {
-    stages += std::max<int64_t>(1, CeilDiv(shape.bounds[l + 1] - shape.bounds[l], 128));
+    k_tiles += std::max<int64_t>(1, CeilDiv(shape.bounds[l + 1] - shape.bounds[l], 128));
   }
-  return stages;
+  return k_tiles;
 }
 
 // As many stages as `bytes` of shared memory hold, but no more than are used.
@@ -49,7 +49,7 @@ int StagesAlone(const DeviceTraits& card, StreamSchedule schedule, const LinearS
   return schedule.stages;
 }
 
-// Shared memory of a block that has its multiprocessor to itself for a pass of `used` stages. A
+// Shared memory of a block that has its multiprocessor to itself for a pass of `used` K tiles. A
 // half leaves room for a block of the next kernel, which then fetches its weights early; the longer
 // the pass and the more of x it reads, the more bytes in flight pay instead.
 int64_t BytesOfOne(const DeviceTraits& card, int columns, int64_t used) {
@@ -61,8 +61,8 @@ int64_t BytesOfOne(const DeviceTraits& card, int columns, int64_t used) {
 // Every block has all leaves and an equal share of the rows: no sums are exchanged.
 StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int columns) {
   StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
-  const int64_t groups = CeilDiv(PackedRows(shape), 16);
-  const int64_t rows_each = groups * 16 / card.multiprocessors;
+  const int64_t strips = CeilDiv(PackedRows(shape), 16);
+  const int64_t rows_each = strips * 16 / card.multiprocessors;
   // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
   // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
   int64_t each = 1;
@@ -76,10 +76,10 @@ StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int col
   if (wide) each = 1;
   schedule.blocks = static_cast<int>(card.multiprocessors * each);
   // Passes of equal length.
-  const int64_t share = CeilDiv(groups, card.multiprocessors * each);
+  const int64_t share = CeilDiv(strips, card.multiprocessors * each);
   const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
-  const int64_t used = passes * StagesOf(shape, shape.num_leaves);
+  const int64_t used = passes * KTilesOf(shape, shape.num_leaves);
   const bool one = each == 1 && share * 16 <= kTileRows;
   const int64_t bytes = one ? BytesOfOne(card, columns, used) : card.block_shared_bytes / each;
   schedule.stages = one && columns <= 16 && used > 8
@@ -94,14 +94,14 @@ int MostStages(const LinearShape& shape, int columns, int64_t used) {
   if (shape.gated) return 5;  // of 8 columns: leaves room for a block of down_proj that is alone
   const bool chain = shape.sum == contract::LeafSum::kChain;
   if (columns == 8 && chain && used <= 8) return 6;
-  return StagesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five stages all
+  return KTilesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five K tiles all
 }
 
 // Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
 StreamSchedule Split(const DeviceTraits& card, const LinearShape& shape, int columns, int leaves) {
   StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
-  const int64_t used = StagesOf(shape, leaves);
+  const int64_t used = KTilesOf(shape, leaves);
   if (blocks > card.multiprocessors || (columns == 64 && used <= 8)) {
     schedule.stages =
         static_cast<int>(std::clamp<int64_t>(used, 2, MostStages(shape, columns, used)));
@@ -125,13 +125,13 @@ StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, 
   // All leaves in a block if there are rows enough for every multiprocessor; or, of a chain, so few
   // columns that exchanging sums takes longer than the products. For few rows of x it does not, and
   // blocks with a part of a short pass leave sooner.
-  const bool short_pass = columns <= 16 && StagesOf(shape, shape.num_leaves) <= (tree ? 16 : 32);
+  const bool short_pass = columns <= 16 && KTilesOf(shape, shape.num_leaves) <= (tree ? 16 : 32);
   const bool enough_rows =
       rows_each >= (short_pass ? 64 : 35) && !(tree && columns == 32 && shape.k <= 2048);
   const bool few_columns = columns > 16 && !tree && shape.k <= 1024 && tiles >= 48;
   if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(card, shape, columns);
   // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
-  // cheap to exchange, so more and smaller blocks pay; so do leaves of a single stage.
+  // cheap to exchange, so more and smaller blocks pay; so do leaves of a single K tile.
   const bool short_leaves = shape.bounds[1] <= 128;
   const int64_t wanted = columns == 8 && shape.k <= 4096 ? 160
                          : columns <= 32 || short_leaves ? 128

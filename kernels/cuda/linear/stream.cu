@@ -15,16 +15,16 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
   ISOBIT_ASSIGN_OR_RETURN(const CUtensorMap x_map, MapMatrix(args.x, args.m, shape.k, args.ldx,
                                                              schedule.columns, kBlockColumns));
   const int cluster = shape.num_leaves / schedule.leaves;
-  const int64_t groups = CeilDiv(PackedRows(shape), kGroupRows);
-  const int64_t blocks = cluster > 1 ? CeilDiv(groups * kGroupRows, schedule.rows) * cluster
-                                     : std::min<int64_t>(schedule.blocks, groups);
+  const int64_t strips = CeilDiv(PackedRows(shape), kStripRows);
+  const int64_t blocks = cluster > 1 ? CeilDiv(strips * kStripRows, schedule.rows) * cluster
+                                     : std::min<int64_t>(schedule.blocks, strips);
   const StreamArgs kernel_args = {
       .packed = args.weight.packed,
       .leaves = BlocksOf(shape),
       .target = TargetOf(args),
       .schedule = schedule,
-      .groups = static_cast<int32_t>(groups),
-      .groups_each = (static_cast<uint64_t>(groups) << 32) / static_cast<uint64_t>(blocks) + 1,
+      .strips = static_cast<int32_t>(strips),
+      .strips_each = (static_cast<uint64_t>(strips) << 32) / static_cast<uint64_t>(blocks) + 1,
       .cluster = cluster,
       .exchange = Exchange(schedule.columns, shape.sum, cluster, schedule.leaves)};
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks),

@@ -35,15 +35,15 @@ struct StreamArgs {
   LeafBlocks leaves;
   LinearTarget target;
   StreamSchedule schedule;
-  int32_t groups;  // of 16 packed weight rows
+  int32_t strips;  // of 16 packed weight rows
   // Of a block that has all leaves, in 2^-32: rounded up, so that the last one ends with them all.
-  uint64_t groups_each;
+  uint64_t strips_each;
   int32_t cluster;    // blocks that share a pass
   Exchange exchange;  // between them
 };
 
 // One stage of the pipeline: where its weights are.
-struct StageCursor {
+struct KTileCursor {
   int row;  // first packed row of the pass
   int leaf;
   int block;  // of the weight
@@ -85,10 +85,10 @@ struct LinearStream {
       first_leaf = block % args.cluster * args.schedule.leaves;
       end_leaf = first_leaf + args.schedule.leaves;
       first_row = block / args.cluster * args.schedule.rows;
-      end_row = min(first_row + args.schedule.rows, args.groups * kGroupRows);
+      end_row = min(first_row + args.schedule.rows, args.strips * kStripRows);
     } else {
       const auto share = [&](int i) {
-        return static_cast<int>(i * args.groups_each >> 32) * kGroupRows;
+        return static_cast<int>(i * args.strips_each >> 32) * kStripRows;
       };
       first_leaf = 0;
       end_leaf = args.leaves.num_leaves;
@@ -97,12 +97,12 @@ struct LinearStream {
     }
   }
 
-  __device__ __forceinline__ StageCursor Begin() const {
+  __device__ __forceinline__ KTileCursor Begin() const {
     return {first_row, first_leaf, args.leaves.block[first_leaf]};
   }
-  __device__ __forceinline__ bool Ended(const StageCursor& c) const { return c.row >= end_row; }
-  __device__ __forceinline__ void Next(StageCursor& c) const {
-    c.block += kStageBlocks;
+  __device__ __forceinline__ bool Ended(const KTileCursor& c) const { return c.row >= end_row; }
+  __device__ __forceinline__ void Next(KTileCursor& c) const {
+    c.block += kKTileBlocks;
     if (c.block < args.leaves.block[c.leaf + 1]) return;
     if (++c.leaf == end_leaf) {
       c.leaf = first_leaf;
@@ -110,16 +110,16 @@ struct LinearStream {
     }
     c.block = args.leaves.block[c.leaf];
   }
-  __device__ __forceinline__ void Skip(StageCursor& c, int stages) const {
+  __device__ __forceinline__ void Skip(KTileCursor& c, int stages) const {
 #pragma unroll 1
     for (int i = 0; i < stages && !Ended(c); ++i) Next(c);
   }
-  __device__ __forceinline__ int BlocksOf(const StageCursor& c) const {
-    return min(kStageBlocks, args.leaves.block[c.leaf + 1] - c.block);
+  __device__ __forceinline__ int BlocksOf(const KTileCursor& c) const {
+    return min(kKTileBlocks, args.leaves.block[c.leaf + 1] - c.block);
   }
 
   // Arms a stage for weights and x, and starts the weights.
-  __device__ __forceinline__ void CopyWeights(const StageCursor& c, int stage) const {
+  __device__ __forceinline__ void CopyWeights(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
     const int rows = min(args.schedule.rows, end_row - c.row);
     const int row_in_tile = c.row % kTileRows;
@@ -149,7 +149,7 @@ struct LinearStream {
     }
   }
 
-  __device__ __forceinline__ void CopyX(const StageCursor& c, int stage) const {
+  __device__ __forceinline__ void CopyX(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
     // An empty leaf after a ragged one starts inside a step; its columns do not matter, but a box
     // must start at a multiple of 16 bytes.
@@ -165,8 +165,8 @@ struct LinearStream {
 
   // One thread of copying warp number `warp`: arms the barriers of its first stages and starts
   // their weights. Returns what comes next.
-  __device__ __forceinline__ StageCursor Prefetch(int warp) const {
-    StageCursor c = Begin();
+  __device__ __forceinline__ KTileCursor Prefetch(int warp) const {
+    KTileCursor c = Begin();
     Skip(c, warp);
 #pragma unroll 1
     for (int stage = warp; stage < args.schedule.stages; stage += copy_warps) {
@@ -181,10 +181,10 @@ struct LinearStream {
   }
 
   // The same thread: x of those stages, then all of the others.
-  __device__ __forceinline__ void Copy(StageCursor c, int warp) const {
+  __device__ __forceinline__ void Copy(KTileCursor c, int warp) const {
     WaitForPredecessor();
     ReleaseAfterWait(args.target);
-    StageCursor x = Begin();
+    KTileCursor x = Begin();
     Skip(x, warp);
     int stage = warp;
 #pragma unroll 1
@@ -219,14 +219,14 @@ struct LinearStream {
   __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage) const {
     // A reduction's result is in a uniform register, where descriptors are wanted.
     const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, XOf(stage, 0)));
-    uint64_t w_operand[kStageBlocks];
+    uint64_t w_operand[kKTileBlocks];
 #pragma unroll
-    for (int b = 0; b < kStageBlocks; ++b) {
+    for (int b = 0; b < kKTileBlocks; ++b) {
       w_operand[b] = KMajorOperand(__reduce_or_sync(0xffffffffu, WeightsOf(stage, b)));
     }
     FenceMma();
 #pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) {
+    for (int i = 0; i < kKTileSteps; ++i) {
       const int block = i / kBlockSteps;
       const int step = 2 * (i % kBlockSteps);
       Wgmma<kColumns>::Mma(sums, w_operand[block] + step,
@@ -314,11 +314,11 @@ struct LinearStream {
         const int steps =
             (args.leaves.column[leaf + 1] - args.leaves.column[leaf] + contract::kMmaK - 1) /
             contract::kMmaK;
-        const int full_stages = steps / kStageSteps;
+        const int full_k_tiles = steps / kKTileSteps;
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
 #pragma unroll 1
-        for (int i = 0; i < full_stages; ++i) {
+        for (int i = 0; i < full_k_tiles; ++i) {
           WaitBarrier(full(stage), parity);
           MultiplyStage(sums, stage);
           if (i > 0) {
@@ -329,11 +329,11 @@ struct LinearStream {
         }
         WaitMma<0>();
         Hold(sums);
-        if (full_stages > 0) Release(stage == 0 ? stages - 1 : stage - 1);
+        if (full_k_tiles > 0) Release(stage == 0 ? stages - 1 : stage - 1);
         // An empty leaf has a stage too.
-        if (steps == 0 || steps % kStageSteps != 0) {
+        if (steps == 0 || steps % kKTileSteps != 0) {
           WaitBarrier(full(stage), parity);
-          MultiplySteps(sums, stage, steps % kStageSteps);
+          MultiplySteps(sums, stage, steps % kKTileSteps);
           Release(stage);
           advance();
         }
@@ -351,8 +351,8 @@ struct LinearStream {
       }
       if constexpr (!kSplit) {
         const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (row + warp * kGroupRows < end_row && warp * kGroupRows < args.schedule.rows) {
-          Finish<kColumns / 8>(row + warp * kGroupRows, 0, sums);
+        if (row + warp * kStripRows < end_row && warp * kStripRows < args.schedule.rows) {
+          Finish<kColumns / 8>(row + warp * kStripRows, 0, sums);
         }
       }
     }
@@ -381,8 +381,8 @@ struct LinearStream {
     for (int j = 0; j < kColumns / 8; ++j) {
       const int unit = 4 * j + warp;
       const int to = unit >> log_units;
-      const int place = (slot << log_units) + (unit & (args.exchange.units_each - 1));
-      StoreToBlock(AddressInBlock(shared + plan.received + place * kUnitBytes + lane * 16, to),
+      const int at = (slot << log_units) + (unit & (args.exchange.units_each - 1));
+      StoreToBlock(AddressInBlock(shared + plan.received + at * kUnitBytes + lane * 16, to),
                    sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3],
                    AddressInBlock(received(), to));
     }
@@ -403,7 +403,7 @@ struct LinearStream {
     extern __shared__ __align__(1024) std::byte memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int unit = rank * args.exchange.units_each + warp;
-    const int row = first_row + unit % 4 * kGroupRows;
+    const int row = first_row + unit % 4 * kStripRows;
     if (row >= end_row) return;
     float sums[4 * kUnits];
     const auto load = [&](int slot, float(&to)[4 * kUnits]) {
@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int copy_warp = warp - 4 * kWarpgroups;
   const bool copies = copy_warp >= 0 && copy_warp < stream.copy_warps && threadIdx.x % 32 == 0;
-  StageCursor cursor = stream.Begin();
+  KTileCursor cursor = stream.Begin();
   if (kSplit && threadIdx.x == 0) {
     InitBarrier(stream.received(), 1);
     FenceBarrierInit();

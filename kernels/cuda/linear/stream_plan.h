@@ -12,13 +12,13 @@
 namespace isobit::cuda {
 
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
-inline constexpr int kGroupRows = 16;  // of the weight: the rows of a warp, the unit of a share
+inline constexpr int kStripRows = 16;  // of the weight: the rows of a warp, the unit of a share
 inline constexpr int kCopyWarps = 4;
 constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
 inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
-inline constexpr int kStageBlocks = 2;  // 64-column blocks of a stage of the pipeline
+inline constexpr int kKTileBlocks = 2;  // 64-column blocks of a stage of the pipeline
 inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
-inline constexpr int kStageSteps = kStageBlocks * kBlockSteps;
+inline constexpr int kKTileSteps = kKTileBlocks * kBlockSteps;
 
 // How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
 // 0, 1, ... finish units_each consecutive ones each.
@@ -40,8 +40,8 @@ struct StreamPlan {
   int barriers;      // offset: full and empty of each stage, then one for the received sums
   int total;
   ISOBIT_HD StreamPlan(const StreamSchedule& schedule, int columns, int received_bytes)
-      : weight_bytes(kStageBlocks * schedule.rows * kRowBytes),
-        x_bytes(kStageBlocks * columns * kRowBytes),
+      : weight_bytes(kKTileBlocks * schedule.rows * kRowBytes),
+        x_bytes(kKTileBlocks * columns * kRowBytes),
         x(schedule.stages * weight_bytes),
         received(x + schedule.stages * x_bytes),
         barriers(received + received_bytes),

@@ -69,7 +69,7 @@ struct TileSize {
   static constexpr int kConsumerRowOffset = kRows == 128 ? 64 : 0;
   static constexpr int kConsumerColumnOffset = kColumns - kConsumerColumns;
   static constexpr int kValues = kConsumerColumns / 2;  // sums of a thread
-  static constexpr int kGroups = kConsumerColumns / 8;
+  static constexpr int kOctets = kConsumerColumns / 8;
   static constexpr int kBlocks = kRows == 128 ? 1 : 2;                 // of a multiprocessor
   static constexpr int kSharedLimit = kBlocks == 1 ? 232448 : 115712;  // bytes of a block
   static_assert(kConsumerColumns % 8 == 0);

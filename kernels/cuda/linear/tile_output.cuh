@@ -1,7 +1,7 @@
 // From a wgmma fragment of finished sums to y: bias, rounding, SwiGLU, and stores of whole sectors.
 //
-// A fragment is 64 rows by 8 G packed columns over a warpgroup; a group is 8 packed columns. A
-// gated weight's groups alternate between gates and ups.
+// A fragment is 64 rows by 8 G packed columns over a warpgroup; an octet is 8 packed columns. A
+// gated weight's octets alternate between gates and ups.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 
@@ -15,16 +15,16 @@
 
 namespace isobit::cuda::tile {
 
-// Where y's columns of a group begin, and how many there are: 8 or more, fewer at the edge, or
+// Where y's columns of an octet begin, and how many there are: 8 or more, fewer at the edge, or
 // none.
-struct GroupColumns {
+struct OctetColumns {
   int32_t column;
   int32_t count;
 };
-__device__ __forceinline__ GroupColumns ColumnsOf(const LinearTarget& target, int group) {
-  if (!target.gated) return {8 * group, target.n - 8 * group};
-  const int column = 8 * (group / 2);
-  return {column + group % 2 * target.ups, target.n - column};
+__device__ __forceinline__ OctetColumns ColumnsOf(const LinearTarget& target, int octet) {
+  if (!target.gated) return {8 * octet, target.n - 8 * octet};
+  const int column = 8 * (octet / 2);
+  return {column + octet % 2 * target.ups, target.n - column};
 }
 
 // Whether y's rows take 16 bytes at once, from every eighth column on.
@@ -60,14 +60,14 @@ struct OutputRows {
       if (has_upper) *reinterpret_cast<Vector*>(upper + at) = high;
       if (has_lower) *reinterpret_cast<Vector*>(lower + at) = low;
     } else {
-      StorePart(upper + at, has_upper ? count : 0, high);
-      StorePart(lower + at, has_lower ? count : 0, low);
+      StoreEdge(upper + at, has_upper ? count : 0, high);
+      StoreEdge(lower + at, has_lower ? count : 0, low);
     }
   }
 
  private:
   template <class Vector>
-  static __device__ __forceinline__ void StorePart(T* y, int count, const Vector& vector) {
+  static __device__ __forceinline__ void StoreEdge(T* y, int count, const Vector& vector) {
     constexpr int kElements = sizeof(Vector) / sizeof(T);
     if (count >= kElements && reinterpret_cast<uintptr_t>(y) % sizeof(Vector) == 0) {
       *reinterpret_cast<Vector*>(y) = vector;
@@ -89,12 +89,12 @@ struct OutputRows {
   }
 };
 
-template <int kGroups, int kValues>
-__device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kValues], int group) {
+template <int kOctets, int kValues>
+__device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kValues], int octet) {
   const int pair = 2 * (threadIdx.x % 4);
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const GroupColumns at = ColumnsOf(out.target, group + i);
+  for (int i = 0; i < kOctets; ++i) {
+    const OctetColumns at = ColumnsOf(out.target, octet + i);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       if (pair + e >= at.count) continue;
@@ -105,18 +105,18 @@ __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kVa
   }
 }
 
-// Of two groups the even lanes take the first, the odd ones the second: four neighbouring columns
-// each, so that four lanes store 64 bytes of a row. Both have an odd last group.
-template <int kGroups, bool kWhole, int kValues>
+// Of two octets the even lanes take the first, the odd ones the second: four neighbouring columns
+// each, so that four lanes store 64 bytes of a row. Both have an odd last octet.
+template <int kOctets, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
-                                          int row, int group, uint32_t operation) {
+                                          int row, int octet, uint32_t operation) {
   const int lane = threadIdx.x % 4;
   const bool odd = lane % 2 == 1;
   const int column = lane / 2 * 4;
-  OutputRows<float> rows(out, row, kWhole ? 8 * (group + lane % 2) + column : 0);
+  OutputRows<float> rows(out, row, kWhole ? 8 * (octet + lane % 2) + column : 0);
 #pragma unroll
-  for (int i = 0; i < kGroups; i += 2) {
-    const bool paired = i + 1 < kGroups;
+  for (int i = 0; i < kOctets; i += 2) {
+    const bool paired = i + 1 < kOctets;
     const float* const first = &sums[4 * i];
     const float* const second = &sums[paired ? 4 * i + 4 : 4 * i];
     float got[4];
@@ -129,7 +129,7 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
     const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
                            : make_float4(first[2], first[3], got[2], got[3]);
     if (out.target.pushes) {
-      const int quad = (8 * (group + i + (paired ? lane % 2 : 0)) + column) / 4;
+      const int quad = (8 * (octet + i + (paired ? lane % 2 : 0)) + column) / 4;
       if (paired || !odd) {
         if (rows.has_upper) PushQuad(out.target.push, operation, row, quad, high);
         if (rows.has_lower) PushQuad(out.target.push, operation, row + 8, quad, low);
@@ -139,76 +139,76 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
     if constexpr (kWhole) {
       rows.template Store<true>(paired ? 8 * i : 8 * (i - lane % 2), 4, high, low);
     } else {
-      const GroupColumns at = ColumnsOf(out.target, group + i + (paired ? lane % 2 : 0));
+      const OctetColumns at = ColumnsOf(out.target, octet + i + (paired ? lane % 2 : 0));
       rows.template Store<false>(at.column + column, at.count - column, high, low);
     }
   }
 }
 
-// kStep groups of sums make one group of y: 1, or gates and their ups.
-template <int kGroups, int kStep, bool kWhole, int kValues>
+// kStep octets of sums make one octet of y: 1, or gates and their ups.
+template <int kOctets, int kStep, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&sums)[kValues],
-                                          int row, int group) {
-  constexpr int kOutputs = kGroups / kStep;
+                                          int row, int octet) {
+  constexpr int kOutputs = kOctets / kStep;
   const int lane = threadIdx.x % 4;
-  OutputRows<Bf16> rows(out, row, kWhole ? 8 * (group / kStep + lane) : 0);
+  OutputRows<Bf16> rows(out, row, kWhole ? 8 * (octet / kStep + lane) : 0);
 #pragma unroll
   for (int i = 0; i < kOutputs; i += 4) {
     Columns high[kStep] = {}, low[kStep] = {};
 #pragma unroll
     for (int t = 0; t < 4 && i + t < kOutputs; ++t) {
 #pragma unroll
-      for (int part = 0; part < kStep; ++part) {
-        const float* const values = &sums[4 * ((i + t) * kStep + part)];
-        high[part].pairs[t] = PackBf16(values[0], values[1]);
-        low[part].pairs[t] = PackBf16(values[2], values[3]);
+      for (int pair = 0; pair < kStep; ++pair) {
+        const float* const values = &sums[4 * ((i + t) * kStep + pair)];
+        high[pair].pairs[t] = PackBf16(values[0], values[1]);
+        low[pair].pairs[t] = PackBf16(values[2], values[3]);
       }
     }
     Columns upper = kStep == 1 ? high[0] : SwiGluColumns(high[0], high[kStep - 1]);
     Columns lower = kStep == 1 ? low[0] : SwiGluColumns(low[0], low[kStep - 1]);
     Transpose4x4<1>(upper.pairs, threadIdx.x & 1, threadIdx.x & 2);
     Transpose4x4<1>(lower.pairs, threadIdx.x & 1, threadIdx.x & 2);
-    const uint4 upper_group =
+    const uint4 upper_octet =
         make_uint4(upper.pairs[0], upper.pairs[1], upper.pairs[2], upper.pairs[3]);
-    const uint4 lower_group =
+    const uint4 lower_octet =
         make_uint4(lower.pairs[0], lower.pairs[1], lower.pairs[2], lower.pairs[3]);
     if (i + lane < kOutputs) {
       if constexpr (kWhole) {
-        rows.template Store<true>(8 * i, 8, upper_group, lower_group);
+        rows.template Store<true>(8 * i, 8, upper_octet, lower_octet);
       } else {
-        const GroupColumns at = ColumnsOf(out.target, group + kStep * (i + lane));
-        rows.template Store<false>(at.column, at.count, upper_group, lower_group);
+        const OctetColumns at = ColumnsOf(out.target, octet + kStep * (i + lane));
+        rows.template Store<false>(at.column, at.count, upper_octet, lower_octet);
       }
     }
   }
 }
 
 // Stores the first 4 G of `sums`, and may change them. This thread's rows are `row` and row + 8;
-// the fragment's first group is `group` (even where the weight is gated).
-template <int kGroups, int kValues>
+// the fragment's first octet is `octet` (even where the weight is gated).
+template <int kOctets, int kValues>
 __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
-                                          int group, uint32_t operation) {
-  if (out.target.bias != nullptr) AddBias<kGroups>(out, sums, group);
+                                          int octet, uint32_t operation) {
+  if (out.target.bias != nullptr) AddBias<kOctets>(out, sums, octet);
   const bool swiglu = out.kind == LinearOutput::kSwiGlu;
-  const int end = 8 * (group + kGroups) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
+  const int end = 8 * (octet + kOctets) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
   const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
   if (out.kind == LinearOutput::kFp32) {
     if (whole) {
-      StoreFp32<kGroups, true>(out, sums, row, group, operation);
+      StoreFp32<kOctets, true>(out, sums, row, octet, operation);
     } else {
-      StoreFp32<kGroups, false>(out, sums, row, group, operation);
+      StoreFp32<kOctets, false>(out, sums, row, octet, operation);
     }
   } else if (out.kind == LinearOutput::kBf16) {
     if (whole) {
-      StoreBf16<kGroups, 1, true>(out, sums, row, group);
+      StoreBf16<kOctets, 1, true>(out, sums, row, octet);
     } else {
-      StoreBf16<kGroups, 1, false>(out, sums, row, group);
+      StoreBf16<kOctets, 1, false>(out, sums, row, octet);
     }
-  } else if constexpr (kGroups % 2 == 0) {
+  } else if constexpr (kOctets % 2 == 0) {
     if (whole) {
-      StoreBf16<kGroups, 2, true>(out, sums, row, group);
+      StoreBf16<kOctets, 2, true>(out, sums, row, octet);
     } else {
-      StoreBf16<kGroups, 2, false>(out, sums, row, group);
+      StoreBf16<kOctets, 2, false>(out, sums, row, octet);
     }
   }
 }

@@ -29,7 +29,7 @@ struct PersistentTraits {
 };
 
 // Row tiles whose weights are fetched from memory once and then stay in L2.
-inline constexpr int kRowGroup = 8;
+inline constexpr int kBandRows = 8;
 
 struct TilePosition {
   int row_tile;
@@ -37,11 +37,11 @@ struct TilePosition {
 };
 // The tile that is computed as number `tile`.
 __device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
-  const int per_group = kRowGroup * work.column_tiles;
-  const int group = tile / per_group;
-  const int within = tile - group * per_group;
-  const int rows = min(work.row_tiles - group * kRowGroup, kRowGroup);
-  return {group * kRowGroup + within % rows, within / rows};
+  const int per_band = kBandRows * work.column_tiles;
+  const int band = tile / per_band;
+  const int within = tile - band * per_band;
+  const int rows = min(work.row_tiles - band * kBandRows, kBandRows);
+  return {band * kBandRows + within % rows, within / rows};
 }
 
 // The producer's copies for one tile.
@@ -130,7 +130,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
     };
     const int row = at.row_tile * Size::kRows + consumer * Size::kConsumerRowOffset +
                     thread / 32 * 16 + thread % 32 / 4;
-    const int group =
+    const int octet =
         at.column_tile * (Size::kColumns / 8) + consumer * (Size::kConsumerColumnOffset / 8);
     float x[kValues];
     float y[kValues];
@@ -164,7 +164,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
         AddSaved<0, kValues>(x, left);
       }
     }
-    StoreSums<Size::kGroups>(work.out, x, row, group, operation);
+    StoreSums<Size::kOctets>(work.out, x, row, octet, operation);
   }
 }
 

@@ -173,7 +173,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
   const int tile = static_cast<int>(blockIdx.x) / Traits::kSplit;
   const int row = tile % work.row_tiles * Size::kRows + consumer * Size::kConsumerRowOffset +
                   thread / 32 * 16 + thread % 32 / 4;
-  const int group = tile / work.row_tiles * (Size::kColumns / 8) +
+  const int octet = tile / work.row_tiles * (Size::kColumns / 8) +
                     consumer * (Size::kConsumerColumnOffset / 8) +
                     static_cast<int>(rank) * (kOwn / 4);
   const int mine = work.leaves.num_leaves / Traits::kSplit;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
     exchange.Send(x);
     exchange.WaitArrived(0);
     AddTree(exchange, x);
-    StoreSums<kOwn / 4>(work.out, x, row, group, operation);
+    StoreSums<kOwn / 4>(work.out, x, row, octet, operation);
   } else {
     float own[kOwn];
     float total[kOwn];
@@ -227,7 +227,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
     }
     exchange.WaitArrived(mine - 1);
     AddRound(exchange, own, total);
-    StoreSums<kOwn / 4>(work.out, total, row, group, operation);
+    StoreSums<kOwn / 4>(work.out, total, row, octet, operation);
   }
 }
 

@@ -18,8 +18,8 @@ struct RangeResult;
 // DeviceLogProbs and where the ranges are cut.
 struct LogProbJob {
   DeviceLogProbs args;
-  RankRanges ranges;             // whose logits args.rows have
-  RangeResult* parts = nullptr;  // [num_rows][ranges.count]; null: ranges join to results
+  RankRanges ranges;                     // whose logits args.rows have
+  RangeResult* range_results = nullptr;  // [num_rows][ranges.count]; null: ranges join to results
   int32_t bounds[contract::kLeaves + 1] = {};
   int32_t longest = 0;  // range
   int32_t slots = 0;    // for chunks of logits in a block's shared memory
@@ -27,7 +27,8 @@ struct LogProbJob {
 
 // Rows without filters and top lists, or parts of them.
 absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream);
-absl::Status LaunchJoin(const LogProbJob& job, const LogProbParts& parts, const Stream& stream);
+absl::Status LaunchJoin(const LogProbJob& job, const RankRangeResults& results,
+                        const Stream& stream);
 size_t PlainLogProbWorkspaceBytes(int64_t num_rows);
 
 // Rows with.

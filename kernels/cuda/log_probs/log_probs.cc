@@ -38,18 +38,18 @@ absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream) {
   return status.ok() && args.ranked_rows ? LaunchRankedLogProbs(job, stream) : status;
 }
 
-absl::Status LaunchLogProbParts(const DeviceLogProbs& args, const RankRanges& ranges,
-                                std::byte* parts, const Stream& stream) {
+absl::Status LaunchRangeResults(const DeviceLogProbs& args, const RankRanges& ranges,
+                                std::byte* results, const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(LogProbJob job, JobOf(args));
   job.ranges = ranges;
-  job.parts = reinterpret_cast<RangeResult*>(parts);
+  job.range_results = reinterpret_cast<RangeResult*>(results);
   return LaunchPlainLogProbs(job, stream);
 }
 
-absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const LogProbParts& parts,
+absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const RankRangeResults& results,
                                 const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(const LogProbJob job, JobOf(args));
-  return LaunchJoin(job, parts, stream);
+  return LaunchJoin(job, results, stream);
 }
 
 }  // namespace isobit::cuda

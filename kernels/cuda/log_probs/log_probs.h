@@ -24,7 +24,7 @@ inline constexpr int64_t kMaxDeviceVocab = 8 * 50'000;
 inline constexpr int32_t kMaxTopLogProbs = 1024;
 
 // A part of one of the flat arrays of DeviceLogProbs.
-struct ListPart {
+struct ListSpan {
   int32_t first = 0;
   int32_t size = 0;
 };
@@ -43,9 +43,9 @@ struct DeviceLogProbRow {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  ListPart counts;
-  ListPart biases;
-  ListPart banned;
+  ListSpan counts;
+  ListSpan biases;
+  ListSpan banned;
   int32_t target = -1;
   int32_t top_logprobs = 0;  // at most kMaxTopLogProbs and DeviceLogProbs::top_stride
   bool raw = false;
@@ -92,17 +92,17 @@ struct RankRanges {
   int count = contract::kLeaves;
 };
 // What they hand on, [num_rows][ranges]: bytes.
-size_t LogProbPartBytes(int64_t num_rows, int num_ranges);
-// args.rows[i].logits are those of the ranges alone; no outputs are written but `parts`.
-absl::Status LaunchLogProbParts(const DeviceLogProbs& args, const RankRanges& ranges,
-                                std::byte* parts, const Stream& stream);
+size_t RangeResultBytes(int64_t num_rows, int num_ranges);
+// args.rows[i].logits are those of the ranges alone; no outputs are written but `results`.
+absl::Status LaunchRangeResults(const DeviceLogProbs& args, const RankRanges& ranges,
+                                std::byte* results, const Stream& stream);
 
-struct LogProbParts {
+struct RankRangeResults {
   const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or mapped by it
   int num_ranks = 0;
 };
 // Of args.rows[i].logits none is read. Errors of both: LaunchLogProbs'.
-absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const LogProbParts& parts,
+absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const RankRangeResults& results,
                                 const Stream& stream);
 
 }  // namespace isobit::cuda

@@ -61,42 +61,42 @@ struct Task {
 };
 
 // Tasks that a block has in hand: one is fetched and one worked on while others are handed on.
-constexpr int kPlaces = 4;
+constexpr int kTaskSlots = 4;
 
-// In front of the ring of chunks. The n-th task that a block works on lies in place n % kPlaces,
+// In front of the ring of chunks. The n-th task that a block works on lies in slot n % kTaskSlots,
 // and its chunks follow those of the one before.
 struct alignas(kCopyAlignment) Shared {
-  uint64_t full[kMaxChunks];   // barriers, one a slot: its chunk has arrived
-  uint64_t empty[kMaxChunks];  // it may be overwritten
-  uint64_t posted[kPlaces];    // the task's parameters are there
-  uint64_t ready[kPlaces];     // its logits have arrived and are surveyed
-  uint64_t done[kPlaces];      // the workers are done with it
-  uint64_t free[kPlaces];      // its place may be overwritten
-  Task tasks[kPlaces];
+  uint64_t full[kMaxChunks];    // barriers, one a slot: its chunk has arrived
+  uint64_t empty[kMaxChunks];   // it may be overwritten
+  uint64_t posted[kTaskSlots];  // the task's parameters are there
+  uint64_t ready[kTaskSlots];   // its logits have arrived and are surveyed
+  uint64_t done[kTaskSlots];    // the workers are done with it
+  uint64_t free[kTaskSlots];    // its place may be overwritten
+  Task tasks[kTaskSlots];
 };
 extern __shared__ __align__(128) std::byte shared_memory[];
 
 // A task's range. Its logits lie as far from a multiple of kCopyAlignment as in memory: between
 // places that differ in this, bulk copies are slow.
 __device__ VocabRange RangeOfTask(const LogProbJob& job, int range, const float* logits,
-                                  const RingPlace& place) {
+                                  const RingCursor& cursor) {
   VocabRange result =
-      RangeOf(job, range, reinterpret_cast<float*>(shared_memory + sizeof(Shared)), place);
+      RangeOf(job, range, reinterpret_cast<float*>(shared_memory + sizeof(Shared)), cursor);
   result.stride = kSlot;
   result.ring += reinterpret_cast<uintptr_t>(logits + result.first) % kCopyAlignment / 16 * 4;
   return result;
 }
 
 // Waits for what `barriers` say of task n.
-__device__ void Await(const uint64_t (&barriers)[kPlaces], int n) {
-  WaitBarrier(SharedAddress(&barriers[n % kPlaces]), static_cast<uint32_t>(n / kPlaces) % 2);
+__device__ void Await(const uint64_t (&barriers)[kTaskSlots], int n) {
+  WaitBarrier(SharedAddress(&barriers[n % kTaskSlots]), static_cast<uint32_t>(n / kTaskSlots) % 2);
 }
 // Says it, by every thread that calls.
-__device__ void Tell(const uint64_t (&barriers)[kPlaces], int n) {
-  Arrive(SharedAddress(&barriers[n % kPlaces]));
+__device__ void Tell(const uint64_t (&barriers)[kTaskSlots], int n) {
+  Arrive(SharedAddress(&barriers[n % kTaskSlots]));
 }
 // Says it, by one lane, once all lanes of the warp have come here.
-__device__ void TellByOne(const uint64_t (&barriers)[kPlaces], int n) {
+__device__ void TellByOne(const uint64_t (&barriers)[kTaskSlots], int n) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) Tell(barriers, n);
 }
@@ -106,7 +106,7 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int chunks = NumChunks(job);
   const int64_t num_tasks = job.args.num_rows * job.ranges.count;
-  RingPlace place;
+  RingCursor cursor;
   int n = 0;
   for (int64_t t = blockIdx.x;; t += gridDim.x) {
     const bool end = t >= num_tasks;
@@ -116,8 +116,8 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
     const RowPlan plan(*row, job.args.vocab);
     if (!end && (row->logits == nullptr || IsRanked(plan, *row))) continue;
     const float* const logits = row->logits - job.bounds[job.ranges.first];  // of id 0
-    if (n >= kPlaces) Await(shared.free, n - kPlaces);
-    Task& task = shared.tasks[n % kPlaces];
+    if (n >= kTaskSlots) Await(shared.free, n - kTaskSlots);
+    Task& task = shared.tasks[n % kTaskSlots];
     static_assert(sizeof(DeviceLogProbRow) % 4 == 0 && sizeof(DeviceLogProbRow) <= 4 * 32);
     if (lane < static_cast<int>(sizeof(DeviceLogProbRow) / 4)) {
       reinterpret_cast<uint32_t*>(&task.row)[lane] = reinterpret_cast<const uint32_t*>(row)[lane];
@@ -131,14 +131,14 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
     }
     Tell(shared.posted, n);
     if (end) return;
-    const VocabRange range = RangeOfTask(job, range_id, logits, place);
+    const VocabRange range = RangeOfTask(job, range_id, logits, cursor);
     for (int c = 0; c < chunks; ++c) {
       const int slot = range.SlotOf(c);
       WaitBarrier(SharedAddress(&shared.empty[slot]), range.PhaseOf(c) ^ 1);
       __syncwarp();
       StartChunk<kFetchThreads>(range, logits, c, lane, SharedAddress(&shared.full[slot]));
     }
-    place.Advance(chunks, job.slots);
+    cursor.Advance(chunks, job.slots);
     ++n;
   }
 }
@@ -147,12 +147,12 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
 __device__ void Survey(const LogProbJob& job, Shared& shared, int thread) {
   constexpr int kStep = 4 * kSurveyThreads;
   const int chunks = NumChunks(job);
-  RingPlace place;
-  for (int n = 0;; ++n, place.Advance(chunks, job.slots)) {
+  RingCursor cursor;
+  for (int n = 0;; ++n, cursor.Advance(chunks, job.slots)) {
     Await(shared.posted, n);
-    Task& task = shared.tasks[n % kPlaces];
+    Task& task = shared.tasks[n % kTaskSlots];
     if (task.range < 0) return Tell(shared.ready, n);
-    const VocabRange range = RangeOfTask(job, task.range, task.row.logits, place);
+    const VocabRange range = RangeOfTask(job, task.range, task.row.logits, cursor);
     LogitMax max;
     for (int c = 0; c < chunks; ++c) {
       WaitBarrier(SharedAddress(&shared.full[range.SlotOf(c)]), range.PhaseOf(c));
@@ -179,12 +179,12 @@ __device__ void Survey(const LogProbJob& job, Shared& shared, int thread) {
   }
 }
 
-// The workers' part of a task whose chunks begin at `place`.
-__device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, Shared& shared) {
+// The workers' part of a task whose chunks begin at `cursor`.
+__device__ void Work(const LogProbJob& job, Task& task, const RingCursor& cursor, Shared& shared) {
   const DeviceLogProbRow& row = task.row;
   const RowPlan& plan = task.plan;
   const int chunks = NumChunks(job);
-  const VocabRange range = RangeOfTask(job, task.range, task.row.logits, place);
+  const VocabRange range = RangeOfTask(job, task.range, task.row.logits, cursor);
   RangeScratch& scratch = task.scratch;
   const bool first_lane = threadIdx.x % 32 == 0;
   const auto keep = [](int) {};
@@ -220,7 +220,7 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingPlace& place, 
 // The warp that hands results on.
 __device__ void HandOn(const LogProbJob& job, Shared& shared) {
   for (int n = 0;; ++n) {
-    const Task& task = shared.tasks[n % kPlaces];
+    const Task& task = shared.tasks[n % kTaskSlots];
     Await(shared.done, n);
     if (task.range < 0) return;
     const RowPlan& plan = task.plan;
@@ -235,7 +235,7 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
         .unfit = raw.unfit || task.processed.unfit,
         .alive = task.processed.max > kMinusInfinity,
     };
-    if (job.parts != nullptr) {
+    if (job.range_results != nullptr) {
       const bool found = plan.draws ? draw.best != 0
                                     : task.row.target >= job.bounds[task.range] &&
                                           task.row.target < job.bounds[task.range + 1];
@@ -243,7 +243,7 @@ __device__ void HandOn(const LogProbJob& job, Shared& shared) {
         result.raw_logit = task.row.logits[plan.draws ? IdOf(draw.best) : task.row.target];
       }
       if (threadIdx.x % 32 == 0) {
-        job.parts[task.index * job.ranges.count + task.range - job.ranges.first] = result;
+        job.range_results[task.index * job.ranges.count + task.range - job.ranges.first] = result;
       }
       TellByOne(shared.free, n);
       continue;
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     InitBarrier(SharedAddress(&shared.full[threadIdx.x]), kFetchThreads);
     InitBarrier(SharedAddress(&shared.empty[threadIdx.x]), kRangeWarps);
   }
-  if (threadIdx.x < kPlaces) {
+  if (threadIdx.x < kTaskSlots) {
     InitBarrier(SharedAddress(&shared.posted[threadIdx.x]), kFetchThreads);
     InitBarrier(SharedAddress(&shared.ready[threadIdx.x]), kSurveyThreads);
     InitBarrier(SharedAddress(&shared.done[threadIdx.x]), kRangeWarps);
@@ -284,12 +284,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (thread >= kFetchThreads + kSurveyThreads) return HandOn(job, shared);
   if (thread >= kFetchThreads) return Survey(job, shared, thread - kFetchThreads);
   if (thread >= 0) return Fetch(job, shared);
-  RingPlace place;
-  for (int n = 0;; ++n, place.Advance(NumChunks(job), job.slots)) {
+  RingCursor cursor;
+  for (int n = 0;; ++n, cursor.Advance(NumChunks(job), job.slots)) {
     Await(shared.ready, n);
-    Task& task = shared.tasks[n % kPlaces];
+    Task& task = shared.tasks[n % kTaskSlots];
     const bool end = task.range < 0;
-    if (!end) Work(job, task, place, shared);
+    if (!end) Work(job, task, cursor, shared);
     TellByOne(shared.done, n);
     if (end) return;
   }
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 constexpr int kJoinThreads = 128;
 __global__ void __launch_bounds__(kJoinThreads)
     JoinLogProbs(const __grid_constant__ LogProbJob job,
-                 const __grid_constant__ LogProbParts parts) {
+                 const __grid_constant__ RankRangeResults results) {
   ReleaseSuccessor();
   WaitForPredecessor();
   const int64_t index = (int64_t{blockIdx.x} * kJoinThreads + threadIdx.x) / 32;
@@ -307,23 +307,24 @@ __global__ void __launch_bounds__(kJoinThreads)
   const DeviceLogProbRow& row = job.args.rows[index];
   if (row.logits == nullptr) return;
   const int range = static_cast<int>(threadIdx.x % kRanges);
-  const int each = kRanges / parts.num_ranks;
-  const auto* const of_rank = reinterpret_cast<const RangeResult*>(parts.of_rank[range / each]);
+  const int each = kRanges / results.num_ranks;
+  const auto* const of_rank = reinterpret_cast<const RangeResult*>(results.of_rank[range / each]);
   FinishRow<true>(job, index, row, RowPlan(row, job.args.vocab),
                   of_rank[index * each + range % each]);
 }
 
 }  // namespace
 
-size_t LogProbPartBytes(int64_t num_rows, int num_ranges) {
+size_t RangeResultBytes(int64_t num_rows, int num_ranges) {
   return static_cast<size_t>(num_rows * num_ranges) * sizeof(RangeResult);
 }
 
-absl::Status LaunchJoin(const LogProbJob& job, const LogProbParts& parts, const Stream& stream) {
+absl::Status LaunchJoin(const LogProbJob& job, const RankRangeResults& results,
+                        const Stream& stream) {
   const int64_t threads = job.args.num_rows * 32;
   const auto blocks = static_cast<unsigned>(CeilDiv(threads, kJoinThreads));
   return Launch(JoinLogProbs, {.blocks = dim3(blocks), .threads = dim3(kJoinThreads)}, stream, job,
-                parts);
+                results);
 }
 
 size_t PlainLogProbWorkspaceBytes(int64_t num_rows) {

@@ -88,9 +88,9 @@ __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& min
 }
 
 // Joins a row's ranges and writes its result. Returns the row's VocabSum. One warp, whose lane l
-// looks after range r = l % 8: `mine` is what that has handed on. kParts: the row is not whole
+// looks after range r = l % 8: `mine` is what that has handed on. kByRanges: the row is not whole
 // here.
-template <bool kParts = false>
+template <bool kByRanges = false>
 __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
                                                         const DeviceLogProbRow& row,
                                                         const RowPlan& plan,
@@ -108,7 +108,7 @@ __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, i
   float logit = plan.draws ? mine.best_logit : mine.target_logit;
   const int lane = __ffs(static_cast<int>(__ballot_sync(~0u, owner))) - 1;
   logit = __shfl_sync(~0u, logit, lane);
-  const float raw = kParts ? __shfl_sync(~0u, mine.raw_logit, lane) : 0.0f;
+  const float raw = kByRanges ? __shfl_sync(~0u, mine.raw_logit, lane) : 0.0f;
   const int32_t id = !finite ? 0 : plan.draws ? IdOf(best) : row.target;
   contract::VocabSum sum = CombineAcross(CombineAcross(CombineAcross(mine.sum, 1), 2), 4);
   if (threadIdx.x % 32 != 0) return sum;
@@ -118,7 +118,7 @@ __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, i
   result.id = id;
   if (job.args.ids != nullptr) job.args.ids[index] = id;
   if (!finite) return sum;
-  if (plan.separate) logit = kParts ? raw : row.logits[id];
+  if (plan.separate) logit = kByRanges ? raw : row.logits[id];
   // A maximum of zero has either sign; so that this cannot show, the logit has none.
   result.logprob = contract::LogProb(contract::Add(logit, 0.0f), sum);
   if (row.want_entropy) result.entropy = contract::Entropy(sum);
@@ -131,7 +131,7 @@ __host__ __device__ inline int NumChunks(const LogProbJob& job) {
 }
 
 // Where the next range's chunks begin in a ring of slots.
-struct RingPlace {
+struct RingCursor {
   int32_t slot = 0;
   uint32_t phase = 0;
 
@@ -144,11 +144,11 @@ struct RingPlace {
 };
 
 __device__ inline VocabRange RangeOf(const LogProbJob& job, int range, float* ring,
-                                     const RingPlace& place) {
+                                     const RingCursor& cursor) {
   return {.ring = ring,
           .slots = job.slots,
-          .first_slot = place.slot,
-          .first_phase = place.phase,
+          .first_slot = cursor.slot,
+          .first_phase = cursor.phase,
           .size = job.bounds[range + 1] - job.bounds[range],
           .first = job.bounds[range]};
 }

@@ -354,9 +354,10 @@ __device__ __forceinline__ uint64_t WideProduct(uint32_t a, uint32_t b) {
 }
 
 // contract::TokenNoise. INVARIANT: NoiseEqualsTheContract.
-__device__ __forceinline__ contract::PhiloxBlock GroupNoise(const RoundKeys& keys,
-                                                            const NoiseKey& key, uint32_t group) {
-  uint32_t c[4] = {group, key.position, key.sample, 0};
+__device__ __forceinline__ contract::PhiloxBlock CounterNoise(const RoundKeys& keys,
+                                                              const NoiseKey& key,
+                                                              uint32_t id_counter) {
+  uint32_t c[4] = {id_counter, key.position, key.sample, 0};
   static_assert(contract::kPhiloxRounds % 2 == 0);
 #pragma unroll
   for (int pair = 0; pair < contract::kPhiloxRounds / 2; ++pair) {
@@ -469,7 +470,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
     }
     if constexpr (kRule == DrawRule::kGumbel) {
       const contract::PhiloxBlock noise =
-          GroupNoise(scratch.keys, noise_key, static_cast<uint32_t>(id) / 4);
+          CounterNoise(scratch.keys, noise_key, static_cast<uint32_t>(id) / 4);
       const float prune = *const_cast<volatile float*>(&scratch.prune);
       uint32_t candidates = 0;
 #pragma unroll

@@ -44,11 +44,11 @@ struct Task {
   int32_t index;  // among the row's tasks of its kind
 };
 
-__device__ __forceinline__ Task TaskOfGroup(const QkvParams& p, int groups, int group) {
+__device__ __forceinline__ Task TaskOfHeadLanes(const QkvParams& p, int heads_per_warp, int head) {
   const auto warp = static_cast<int>(blockIdx.x * kWarpsOfBlock + threadIdx.y);
   const bool queries = warp < p.query_warps;
   const auto tasks = static_cast<unsigned>(queries ? p.query_tasks : p.kv_tasks);
-  const unsigned task = (queries ? warp : warp - p.query_warps) * groups + group;
+  const unsigned task = (queries ? warp : warp - p.query_warps) * heads_per_warp + head;
   const unsigned row = task / tasks;
   const bool inside = row < static_cast<unsigned>(p.sequences.num_rows);
   return {queries, inside, inside ? row : 0, static_cast<int32_t>(task - row * tasks)};
@@ -83,11 +83,11 @@ constexpr int LanesFor(int head_dim) {
 }
 // Lanes of a group: the least power of two that holds a head.
 template <int kHeadDim>
-constexpr int kLanesOfGroup = LanesFor(kHeadDim);
+constexpr int kLanesOfHead = LanesFor(kHeadDim);
 
 // What a lane needs to know of its place in the warp and of the row's position.
 struct Lane {
-  int group;
+  int head;
   int partner;  // the lane that holds the other halves of this one's pairs
   float cosine[kColumns];
   float sine[kColumns];  // negative in the first half: both halves of a pair are one expression
@@ -108,16 +108,16 @@ __device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position,
 // contract::InverseRms of every head. Computed by every lane for all of its heads it would be a
 // third of the work, so each lane computes one head's and hands it round the group.
 template <int kHeadDim, int kHeads>
-__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int group, float eps) {
-  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
-  static_assert(kHeads <= kGroup);
+__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int head, float eps) {
+  constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
+  static_assert(kHeads <= kLanesEach);
   float mine = sums[0];
 #pragma unroll
   for (int i = 1; i < kHeads; ++i) mine = threadIdx.x % kHeads == i ? sums[i] : mine;
   mine = contract::InverseRms(mine, kHeadDim, eps);
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
-    sums[i] = kHeads == 1 ? mine : __shfl_sync(0xffffffffu, mine, group * kGroup + i);
+    sums[i] = kHeads == 1 ? mine : __shfl_sync(0xffffffffu, mine, head * kLanesEach + i);
   }
 }
 
@@ -131,9 +131,9 @@ __device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool no
     float inverse[kHeads];
 #pragma unroll
     for (int i = 0; i < kHeads; ++i) {
-      inverse[i] = TreeOfLanes<kLanesOfGroup<kHeadDim>>(SumOfSquares(x[i]));
+      inverse[i] = TreeOfLanes<kLanesOfHead<kHeadDim>>(SumOfSquares(x[i]));
     }
-    InverseRmsOfHeads<kHeadDim>(inverse, lane.group, eps);
+    InverseRmsOfHeads<kHeadDim>(inverse, lane.head, eps);
 #pragma unroll
     for (int i = 0; i < kHeads; ++i) x[i] = NormaliseColumns(x[i], inverse[i], weight);
   }
@@ -162,11 +162,11 @@ __device__ __forceinline__ bool AllFinite(const Columns& x) {
 
 // Marks a head whose v is not finite: every lane of its group gets the poisoned key and +0.
 template <int kHeadDim>
-__device__ __forceinline__ void MarkUnfit(int group, Columns* k, Columns* v) {
-  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
-  constexpr unsigned kGroupMask = kGroup == kWarp ? ~0u : (1u << kGroup % kWarp) - 1;
+__device__ __forceinline__ void MarkUnfit(int head, Columns* k, Columns* v) {
+  constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
+  constexpr unsigned kHeadMask = kLanesEach == kWarp ? ~0u : (1u << kLanesEach % kWarp) - 1;
   const unsigned unfit = __ballot_sync(0xffffffffu, !AllFinite(*v));
-  if ((unfit >> (group * kGroup) & kGroupMask) == 0) return;
+  if ((unfit >> (head * kLanesEach) & kHeadMask) == 0) return;
   constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
   *k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
   *v = {};
@@ -175,16 +175,16 @@ __device__ __forceinline__ void MarkUnfit(int group, Columns* k, Columns* v) {
 // A task is kQueries query heads, or up to half as many KV heads.
 template <int kHeadDim, int kQueries>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParams p) {
-  constexpr int kGroup = kLanesOfGroup<kHeadDim>;
+  constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
   constexpr int kLanes = kHeadDim / kColumns;  // of a group that hold columns
   constexpr int kKeys = (kQueries + 1) / 2;
   ReleaseSuccessor();
   Lane lane = {};
-  lane.group = static_cast<int>(threadIdx.x) / kGroup;
-  const Task task = TaskOfGroup(p, kWarp / kGroup, lane.group);
-  const int index = static_cast<int>(threadIdx.x) % kGroup;
+  lane.head = static_cast<int>(threadIdx.x) / kLanesEach;
+  const Task task = TaskOfHeadLanes(p, kWarp / kLanesEach, lane.head);
+  const int index = static_cast<int>(threadIdx.x) % kLanesEach;
   const bool inside = task.inside && index < kLanes;
-  lane.partner = lane.group * kGroup + (index + kLanes / 2) % kLanes;
+  lane.partner = lane.head * kLanesEach + (index + kLanes / 2) % kLanes;
   const int column = index * kColumns;
   const Bf16* norm = task.queries ? p.q_norm : p.k_norm;
   Columns weight = {};
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
   NormaliseAndRotate<kHeadDim>(k, norm != nullptr, weight, p.eps, lane);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    MarkUnfit<kHeadDim>(lane.group, &k[i], &v[i]);
+    MarkUnfit<kHeadDim>(lane.head, &k[i], &v[i]);
     if (!used || first + i >= end) continue;
     const int64_t offset = place.first + int64_t{first + i} * p.kv.page_size * kHeadDim + column;
     StoreColumns(p.kv.k + offset, k[i]);
@@ -249,7 +249,7 @@ __device__ float SumOfSquaresOfWarp(const Bf16* x, int32_t n) {
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const QkvParams p) {
   ReleaseSuccessor();
   WaitForPredecessor();
-  const Task task = TaskOfGroup(p, 1, 0);
+  const Task task = TaskOfHeadLanes(p, 1, 0);
   Place place;
   if (!task.inside || !FindPlace(p.sequences, p.kv, task.row, !task.queries, &place)) return;
   const int lane = static_cast<int>(threadIdx.x);
@@ -289,14 +289,14 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
 
 // Launches `kernel` on tasks of so many heads, groups of which make a warp.
 absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv_per_task,
-                         int groups, QkvParams params, const Stream& stream) {
+                         int heads_per_warp, QkvParams params, const Stream& stream) {
   const auto count = [](int64_t n, int64_t unit) { return static_cast<int32_t>(CeilDiv(n, unit)); };
   const int64_t rows = params.sequences.num_rows;
   params.query_tasks = count(params.heads, queries_per_task);
   params.kv_tasks = count(params.kv.kv_heads, kv_per_task);
   params.kv_per_task = kv_per_task;
-  params.query_warps = count(rows * params.query_tasks, groups);
-  const int32_t warps = params.query_warps + count(rows * params.kv_tasks, groups);
+  params.query_warps = count(rows * params.query_tasks, heads_per_warp);
+  const int32_t warps = params.query_warps + count(rows * params.kv_tasks, heads_per_warp);
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(count(warps, kWarpsOfBlock))),
                      .threads = dim3(kWarp, kWarpsOfBlock)};
   return Launch(kernel, grid, stream, params);
@@ -304,12 +304,12 @@ absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv
 
 template <int kHeadDim>
 absl::Status LaunchHeads(const QkvParams& params, const Stream& stream) {
-  constexpr int kGroups = kWarp / kLanesOfGroup<kHeadDim>;
+  constexpr int kHeadsPerWarp = kWarp / kLanesOfHead<kHeadDim>;
   const int64_t heads_in_all = int64_t{params.sequences.num_rows} * params.heads;
   if (params.heads < 4 || heads_in_all <= kFewHeads) {
-    return LaunchTasks(QkvKernel<kHeadDim, 1>, 1, 1, kGroups, params, stream);
+    return LaunchTasks(QkvKernel<kHeadDim, 1>, 1, 1, kHeadsPerWarp, params, stream);
   }
-  return LaunchTasks(QkvKernel<kHeadDim, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kGroups,
+  return LaunchTasks(QkvKernel<kHeadDim, 4>, 4, std::clamp(params.kv.kv_heads, 1, 2), kHeadsPerWarp,
                      params, stream);
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 using testing_support::DeviceBuffer;
 
-class SequenceStageTest : public testing::Test {
+class StepTableUploadTest : public testing::Test {
  protected:
   void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
 
@@ -26,24 +26,24 @@ class SequenceStageTest : public testing::Test {
   }
 };
 
-TEST_F(SequenceStageTest, HoldsTheStepAndItsPadding) {
+TEST_F(StepTableUploadTest, HoldsTheStepAndItsPadding) {
   const std::vector<int32_t> first_pages = {7, 3};
   const std::vector<int32_t> last_pages = {9, 1, 4};
   const std::vector<SequenceRows> sequences = {
       {0, 3, 20, first_pages.data()}, {3, 0, 5, nullptr}, {3, 1, 32, last_pages.data()}};
-  SequenceStage stage;
-  ASSERT_TRUE(stage
-                  .Stage({11, 12, 13, 14}, sequences, 16,
-                         {.num_rows = 6, .num_sequences = 5, .max_rows = 4, .max_positions = 99},
-                         nullptr)
+  StepTableUpload upload;
+  ASSERT_TRUE(upload
+                  .Upload({11, 12, 13, 14}, sequences, 16,
+                          {.num_rows = 6, .num_sequences = 5, .max_rows = 4, .max_positions = 99},
+                          nullptr)
                   .ok());
-  const DeviceSequences& s = stage.device();
+  const DeviceSequences& s = upload.device();
   EXPECT_EQ(s.num_rows, 6);
   EXPECT_EQ(s.num_sequences, 5);
   EXPECT_EQ(s.min_rows, 0);
   EXPECT_EQ(s.max_rows, 4);
   EXPECT_EQ(s.max_positions, 99);
-  EXPECT_EQ(Read(stage.ids(), 6), (std::vector<int32_t>{11, 12, 13, 14, 0, 0}));
+  EXPECT_EQ(Read(upload.ids(), 6), (std::vector<int32_t>{11, 12, 13, 14, 0, 0}));
   EXPECT_EQ(Read(s.first_row, 6), (std::vector<int32_t>{0, 3, 3, 4, 4, 4}));
   EXPECT_EQ(Read(s.sequence_of_row, 6), (std::vector<int32_t>{0, 0, 0, 2, -1, -1}));
   EXPECT_EQ(Read(s.first_position, 3), (std::vector<int32_t>{20, 5, 32}));
@@ -51,35 +51,35 @@ TEST_F(SequenceStageTest, HoldsTheStepAndItsPadding) {
   EXPECT_EQ(Read(s.pages, 5), (std::vector<int32_t>{7, 3, 9, 1, 4}));
 }
 
-TEST_F(SequenceStageTest, BoundsAreTheStepsOwnUnlessGiven) {
+TEST_F(StepTableUploadTest, BoundsAreTheStepsOwnUnlessGiven) {
   const std::vector<int32_t> pages = {0, 1, 2};
   const std::vector<SequenceRows> sequences = {{0, 2, 0, pages.data()}, {2, 5, 30, pages.data()}};
-  SequenceStage stage;
-  ASSERT_TRUE(stage.Stage({}, sequences, 16, {}, nullptr).ok());
-  EXPECT_EQ(stage.device().num_rows, 7);
-  EXPECT_EQ(stage.device().num_sequences, 2);
-  EXPECT_EQ(stage.device().min_rows, 2);
-  EXPECT_EQ(stage.device().max_rows, 5);
-  EXPECT_EQ(stage.device().max_positions, 35);
+  StepTableUpload upload;
+  ASSERT_TRUE(upload.Upload({}, sequences, 16, {}, nullptr).ok());
+  EXPECT_EQ(upload.device().num_rows, 7);
+  EXPECT_EQ(upload.device().num_sequences, 2);
+  EXPECT_EQ(upload.device().min_rows, 2);
+  EXPECT_EQ(upload.device().max_rows, 5);
+  EXPECT_EQ(upload.device().max_positions, 35);
 }
 
 // The host writes steps far ahead of the device, which copies each table away in turn.
-TEST_F(SequenceStageTest, StepsOverlapSafely) {
+TEST_F(StepTableUploadTest, StepsOverlapSafely) {
   constexpr int kSteps = 200;
   constexpr int kPages = 20000;
   cudaStream_t stream;
   ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   DeviceBuffer<int32_t> seen(int64_t{kSteps} * kPages);
-  SequenceStage stage;
+  StepTableUpload upload;
   std::vector<int32_t> pages(kPages);
   for (int step = 0; step < kSteps; ++step) {
     std::iota(pages.begin(), pages.end(), step);
     const std::vector<SequenceRows> sequences = {{0, 1, kPages - 1, pages.data()}};
-    ASSERT_TRUE(stage.Stage({}, sequences, 1, {}, stream).ok());
-    ISOBIT_CHECK_CUDA(cudaMemcpyAsync(seen.data() + int64_t{step} * kPages, stage.device().pages,
+    ASSERT_TRUE(upload.Upload({}, sequences, 1, {}, stream).ok());
+    ISOBIT_CHECK_CUDA(cudaMemcpyAsync(seen.data() + int64_t{step} * kPages, upload.device().pages,
                                       kPages * sizeof(int32_t), cudaMemcpyDefault, stream));
   }
-  EXPECT_EQ(stage.generation(), 1);
+  EXPECT_EQ(upload.generation(), 1);
   const std::vector<int32_t> values = seen.CopyOut();
   for (int step = 0; step < kSteps; ++step) {
     for (int i = 0; i < kPages; ++i) {
@@ -89,30 +89,31 @@ TEST_F(SequenceStageTest, StepsOverlapSafely) {
   ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-TEST_F(SequenceStageTest, AddressesDependOnThePaddedSizesAlone) {
+TEST_F(StepTableUploadTest, AddressesDependOnThePaddedSizesAlone) {
   const std::vector<int32_t> pages(100, 5);
   const StepBounds bounds = {.num_rows = 8, .num_sequences = 8};
-  SequenceStage stage;
-  ASSERT_TRUE(stage.Reserve(64, 64, 4096).ok());
-  const int64_t generation = stage.generation();
-  ASSERT_TRUE(stage.Stage({1}, {{0, 1, 0, pages.data()}}, 16, bounds, nullptr).ok());
-  const DeviceSequences before = stage.device();
+  StepTableUpload upload;
+  ASSERT_TRUE(upload.Reserve(64, 64, 4096).ok());
+  const int64_t generation = upload.generation();
+  ASSERT_TRUE(upload.Upload({1}, {{0, 1, 0, pages.data()}}, 16, bounds, nullptr).ok());
+  const DeviceSequences before = upload.device();
   const std::vector<SequenceRows> larger = {{0, 4, 1000, pages.data()}, {4, 4, 7, pages.data()}};
-  ASSERT_TRUE(stage.Stage({1, 2, 3}, larger, 16, bounds, nullptr).ok());
-  EXPECT_EQ(stage.generation(), generation);
-  EXPECT_EQ(stage.device().first_row, before.first_row);
-  EXPECT_EQ(stage.device().first_position, before.first_position);
-  EXPECT_EQ(stage.device().first_page, before.first_page);
-  EXPECT_EQ(stage.device().pages, before.pages);
-  EXPECT_EQ(stage.device().sequence_of_row, before.sequence_of_row);
-  ASSERT_TRUE(stage.Reserve(64, 64, 1 << 20).ok());
-  EXPECT_GT(stage.generation(), generation);
+  ASSERT_TRUE(upload.Upload({1, 2, 3}, larger, 16, bounds, nullptr).ok());
+  EXPECT_EQ(upload.generation(), generation);
+  EXPECT_EQ(upload.device().first_row, before.first_row);
+  EXPECT_EQ(upload.device().first_position, before.first_position);
+  EXPECT_EQ(upload.device().first_page, before.first_page);
+  EXPECT_EQ(upload.device().pages, before.pages);
+  EXPECT_EQ(upload.device().sequence_of_row, before.sequence_of_row);
+  ASSERT_TRUE(upload.Reserve(64, 64, 1 << 20).ok());
+  EXPECT_GT(upload.generation(), generation);
 }
 
-TEST_F(SequenceStageTest, RefusesPositionsBeyondInt32) {
-  SequenceStage stage;
+TEST_F(StepTableUploadTest, RefusesPositionsBeyondInt32) {
+  StepTableUpload upload;
   const std::vector<SequenceRows> sequences = {{0, 1, int64_t{1} << 31, nullptr}};
-  EXPECT_EQ(stage.Stage({}, sequences, 16, {}, nullptr).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(upload.Upload({}, sequences, 16, {}, nullptr).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

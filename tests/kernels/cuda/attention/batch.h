@@ -198,27 +198,27 @@ class DeviceBatch {
         v_(batch.v()),
         q_(batch.q(), batch.shape().q_offset),
         out_(batch.rows() * batch.ldo()) {
-    Stage(bounds);
+    Upload(bounds);
   }
 
-  void Stage(const StepBounds& bounds, cudaStream_t stream = nullptr) {
+  void Upload(const StepBounds& bounds, cudaStream_t stream = nullptr) {
     const std::vector<int32_t> ids(static_cast<size_t>(batch_.rows()), 1);
     const absl::Status status =
-        stage_.Stage(ids, batch_.host(), batch_.shape().page_size, bounds, stream);
+        upload_.Upload(ids, batch_.host(), batch_.shape().page_size, bounds, stream);
     EXPECT_TRUE(status.ok()) << status;
   }
 
   AttentionArgs Args() {
     AttentionArgs args = batch_.Args(q_.data(), k_.data(), v_.data(), out_.data());
-    args.sequences.device = &stage_.device();
+    args.sequences.device = &upload_.device();
     return args;
   }
-  const DeviceSequences& sequences() const { return stage_.device(); }
+  const DeviceSequences& sequences() const { return upload_.device(); }
   DeviceBuffer<Bf16>& out() { return out_; }
   DeviceBuffer<Bf16>& k() { return k_; }
   DeviceBuffer<Bf16>& v() { return v_; }
   DeviceBuffer<Bf16>& q() { return q_; }
-  SequenceStage& stage() { return stage_; }
+  StepTableUpload& upload() { return upload_; }
 
   // Launches into poisoned memory; what was written, and no guard touched.
   std::vector<Bf16> Run(const Launcher& launch, size_t workspace_bytes, const Stream& stream = {}) {
@@ -268,7 +268,7 @@ class DeviceBatch {
   DeviceBuffer<Bf16> v_;
   DeviceBuffer<Bf16> q_;
   DeviceBuffer<Bf16> out_;
-  SequenceStage stage_;
+  StepTableUpload upload_;
 };
 
 inline Shape RandomShape(Random& random) {

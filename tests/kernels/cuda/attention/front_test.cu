@@ -110,10 +110,10 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
     DeviceBuffer<Bf16> k(batch.k());
     DeviceBuffer<Bf16> v(batch.v());
     DeviceBuffer<Bf16> q(batch.q());
-    const bool part_of_step = i % 3 == 0;
+    const bool half_of_step = i % 3 == 0;
     for (size_t s = 0; s < sequences.size(); ++s) {
       const int64_t end = sequences[s].first_position + sequences[s].rows;
-      for (int64_t position = part_of_step ? 0 : sequences[s].first_position; position < end;
+      for (int64_t position = half_of_step ? 0 : sequences[s].first_position; position < end;
            ++position) {
         const int64_t page = batch.tables()[s][static_cast<size_t>(position / shape.page_size)];
         for (int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -126,7 +126,7 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
     }
     std::ranges::fill(batch.q(), kPoison);
     const auto expect = [&](const char* name, const DeviceBatch::Launcher& launch) {
-      DeviceBatch device(batch, {.part_of_step = part_of_step});
+      DeviceBatch device(batch, {.half_of_step = half_of_step});
       const std::vector<Bf16> actual = device.Run(
           [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
             const Grid grid = {.blocks = dim3(8), .threads = dim3(512)};
@@ -165,8 +165,8 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
   // The largest step first: its memory is what the graph holds.
   Batch largest(shape, std::vector<Rows>(8, {1, 3000}), 1);
   DeviceBatch device(largest, bounds);
-  ASSERT_TRUE(device.stage().Reserve(8, 8, 8 * 4096 / 16).ok());
-  device.Stage(bounds);
+  ASSERT_TRUE(device.upload().Reserve(8, 8, 8 * 4096 / 16).ok());
+  device.Upload(bounds);
   const size_t bytes = AttentionWorkspaceBytes(device.Args());
   DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
 
@@ -178,7 +178,7 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
   ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, {stream}).ok());
   ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  const int64_t generation = device.stage().generation();
+  const int64_t generation = device.upload().generation();
   for (int i = 0; i < 30; ++i) {
     std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
     for (Rows& s : sequences) s = {Below(random, 5) == 0 ? 0 : 1, LogUniform(random, 3000) - 1};
@@ -188,13 +188,13 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
     device.q().CopyIn(batch.q());
     device.out().Poison();
     const std::vector<int32_t> ids(static_cast<size_t>(batch.rows()), 1);
-    ASSERT_TRUE(device.stage().Stage(ids, batch.host(), shape.page_size, bounds, stream).ok());
+    ASSERT_TRUE(device.upload().Upload(ids, batch.host(), shape.page_size, bounds, stream).ok());
     ISOBIT_CHECK_CUDA(cudaGraphLaunch(exec, stream));
     std::vector<Bf16> actual = device.out().CopyOut();
     actual.resize(static_cast<size_t>(batch.rows() * batch.ldo()));
     ASSERT_TRUE(SameBits<Bf16>(actual, batch.Expected())) << i;
   }
-  EXPECT_EQ(device.stage().generation(), generation);
+  EXPECT_EQ(device.upload().generation(), generation);
   ISOBIT_CHECK_CUDA(cudaGraphExecDestroy(exec));
   ISOBIT_CHECK_CUDA(cudaGraphDestroy(graph));
   ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));

@@ -176,26 +176,26 @@ class DeviceCase {
         k_(c.k),
         v_(c.v),
         out_(c.rows * c.ldo(), unaligned ? 6 : 0) {
-    Stage(c.sequences, {});
+    Upload(c.sequences, {});
   }
-  void Stage(const std::vector<SequenceRows>& sequences, const StepBounds& bounds) {
+  void Upload(const std::vector<SequenceRows>& sequences, const StepBounds& bounds) {
     const std::vector<int32_t> ids(static_cast<size_t>(case_.rows));
-    EXPECT_TRUE(stage_.Stage(ids, sequences, case_.shape.page_size, bounds, nullptr).ok());
+    EXPECT_TRUE(upload_.Upload(ids, sequences, case_.shape.page_size, bounds, nullptr).ok());
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
   }
   absl::Status Launch(cudaStream_t stream, int32_t min_rows = 1) {
     return LaunchPrefillAttention(ArgsOf(case_, q_.data(), k_.data(), v_.data(), out_.data()),
-                                  stage_.device(), min_rows, {.handle = stream});
+                                  upload_.device(), min_rows, {.handle = stream});
   }
   // The decode schedule over the same rows.
   std::vector<Bf16> RunDecode() {
     const AttentionArgs args = ArgsOf(case_, q_.data(), k_.data(), v_.data(), out_.data());
     const auto rows = static_cast<int32_t>(case_.rows);
-    const size_t bytes = DecodeWorkspaceBytes(args, stage_.device(), rows);
+    const size_t bytes = DecodeWorkspaceBytes(args, upload_.device(), rows);
     DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
     out_.Poison();
     EXPECT_TRUE(
-        LaunchDecodeAttention(args, stage_.device(), rows, {workspace.data(), bytes}, {}).ok());
+        LaunchDecodeAttention(args, upload_.device(), rows, {workspace.data(), bytes}, {}).ok());
     return out_.CopyOut();
   }
   std::vector<Bf16> Run(int32_t min_rows = 1) {
@@ -213,7 +213,7 @@ class DeviceCase {
   DeviceBuffer<Bf16> k_;
   DeviceBuffer<Bf16> v_;
   DeviceBuffer<Bf16> out_;
-  SequenceStage stage_;
+  StepTableUpload upload_;
 };
 
 void ExpectCpuBits(Case c, bool unaligned = false) {
@@ -469,7 +469,7 @@ TEST_F(AttentionPrefillTest, GraphReplay) {
   DeviceCase device(c, false);
   const StepBounds bounds = {
       .num_rows = 512, .num_sequences = 8, .max_rows = 512, .max_positions = 4096};
-  device.Stage({c.sequences[0]}, bounds);  // one sequence only
+  device.Upload({c.sequences[0]}, bounds);  // one sequence only
 
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -479,7 +479,7 @@ TEST_F(AttentionPrefillTest, GraphReplay) {
   ASSERT_TRUE(device.Launch(stream).ok());
   ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-  device.Stage(c.sequences, bounds);
+  device.Upload(c.sequences, bounds);
   for (int i = 0; i < 3; ++i) {
     device.out().Poison();
     ISOBIT_CHECK_CUDA(cudaGraphLaunch(replay, stream));

@@ -34,7 +34,7 @@ class CopyRanks : public RankStreams {
  public:
   CopyRanks(std::vector<int> devices, const CopyEngineSumOptions& options,
             absl::Duration timeout = kRankTimeout)
-      : RankStreams(std::move(devices)), meeting_(size()) {
+      : RankStreams(std::move(devices)), barrier_(size()) {
     auto group = PeerGroup::Create(this->devices());
     EXPECT_TRUE(group.ok()) << group.status();
     auto waits = PeerAllReduce::Create(
@@ -46,7 +46,7 @@ class CopyRanks : public RankStreams {
     memory_ = *std::move(memory);
     Each([&](int r) {
       auto sum =
-          CopyEngineSum::Create(options, r, size(), memory_, meeting_, *waits_[r], stream(r));
+          CopyEngineSum::Create(options, r, size(), memory_, barrier_, *waits_[r], stream(r));
       EXPECT_TRUE(sum.ok()) << sum.status();
       sums_.push_back(*std::move(sum));
     });
@@ -57,13 +57,13 @@ class CopyRanks : public RankStreams {
 
   OverlappedSum& sum(int r) { return *sums_[r]; }
   PeerAllReduce& waits(int r) { return *waits_[r]; }
-  RankMeeting& meeting() { return meeting_; }
+  ThreadBarrier& barrier() { return barrier_; }
   void ExpectOk() const {
     for (const auto& waits : waits_) EXPECT_TRUE(waits->Check().ok()) << waits->Check();
   }
 
  private:
-  RankMeeting meeting_;
+  ThreadBarrier barrier_;
   std::vector<std::unique_ptr<PeerAllReduce>> waits_;
   PeerMemory memory_;
   std::vector<std::unique_ptr<CopyEngineSum>> sums_;
@@ -346,7 +346,7 @@ TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
         if (r != 2 || sends) send(r);
         if (r != 2) return finish(r);
         for (int i = 0; i < 2; ++i) {  // the thread comes, its GPU does not
-          ASSERT_TRUE(ranks.meeting().Meet(r, kRankTimeout, [] { return absl::OkStatus(); }).ok());
+          ASSERT_TRUE(ranks.barrier().Wait(r, kRankTimeout, [] { return absl::OkStatus(); }).ok());
         }
       });
       ranks.Synchronize();
@@ -379,8 +379,8 @@ TEST_F(CopyEngineSumTest, RefusesWhatItCannotDo) {
             absl::StatusCode::kInvalidArgument);
   const auto group = PeerGroup::Create({0, 0});
   const auto memory = group->Allocate(1 << 20, 0);
-  RankMeeting meeting(2);
-  EXPECT_EQ(CopyEngineSum::Create({.hidden = 64, .max_rows = 0}, 0, 2, *memory, meeting,
+  ThreadBarrier barrier(2);
+  EXPECT_EQ(CopyEngineSum::Create({.hidden = 64, .max_rows = 0}, 0, 2, *memory, barrier,
                                   ranks.waits(0), ranks.stream(0))
                 .status()
                 .code(),

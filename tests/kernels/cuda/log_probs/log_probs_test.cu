@@ -14,7 +14,7 @@
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/log_prob_cases.h"
@@ -70,7 +70,7 @@ class LogProbsTest : public testing::Test {
   std::vector<RowBits> RunGpu(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
     const DeviceLogits logits(requests, gap);
     return RunLogProbs(requests, logits.data(), logits.ld(),
-                       [this](const LogProbArgs& args) { return stage_.Run(args, Stream{}); });
+                       [this](const LogProbArgs& args) { return transfer_.Run(args, Stream{}); });
   }
 
   void ExpectCpuBits(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
@@ -92,7 +92,7 @@ class LogProbsTest : public testing::Test {
 
   // The same of requests without filters and top lists, whose logits lie in parts as those of
   // `num_ranks` ranks do.
-  void ExpectCpuBitsInParts(const std::vector<LogProbCase>& requests, int num_ranks, int64_t gap) {
+  void ExpectCpuBitsByRanges(const std::vector<LogProbCase>& requests, int num_ranks, int64_t gap) {
     const auto num_rows = static_cast<int64_t>(requests.size());
     const auto vocab = static_cast<int64_t>(requests.front().logits.size());
     const contract::LeafPlan plan = contract::PlanColumns(vocab);
@@ -100,8 +100,8 @@ class LogProbsTest : public testing::Test {
     const size_t each = contract::kLeaves / ranks;
     std::vector<std::unique_ptr<DeviceLogits>> logits;
     std::vector<std::unique_ptr<DeviceBuffer<unsigned char>>> buffers;
-    std::vector<LogProbStage> stages(ranks);
-    LogProbParts parts{.num_ranks = num_ranks};
+    std::vector<LogProbTransfer> transfers(ranks);
+    RankRangeResults results{.num_ranks = num_ranks};
     for (size_t r = 0; r < ranks; ++r) {
       std::vector<LogProbCase> mine = requests;
       for (LogProbCase& request : mine) {
@@ -110,8 +110,8 @@ class LogProbsTest : public testing::Test {
       }
       logits.push_back(std::make_unique<DeviceLogits>(mine, gap));
       buffers.push_back(std::make_unique<DeviceBuffer<unsigned char>>(
-          static_cast<int64_t>(LogProbPartBytes(num_rows, static_cast<int>(each)))));
-      parts.of_rank[r] = reinterpret_cast<const std::byte*>(buffers.back()->data());
+          static_cast<int64_t>(RangeResultBytes(num_rows, static_cast<int>(each)))));
+      results.of_rank[r] = reinterpret_cast<const std::byte*>(buffers.back()->data());
     }
     const auto run = [&](const LogProbArgs& args) -> absl::Status {
       DeviceLogProbs sent;
@@ -119,15 +119,15 @@ class LogProbsTest : public testing::Test {
         LogProbArgs mine = args;
         mine.logits = logits[r]->data();
         mine.ld = logits[r]->ld();
-        ISOBIT_ASSIGN_OR_RETURN(sent, stages[r].Send(mine, nullptr, Stream{}));
-        ISOBIT_RETURN_IF_ERROR(LaunchLogProbParts(
+        ISOBIT_ASSIGN_OR_RETURN(sent, transfers[r].Send(mine, nullptr, Stream{}));
+        ISOBIT_RETURN_IF_ERROR(LaunchRangeResults(
             sent, {.first = static_cast<int>(r * each), .count = static_cast<int>(each)},
             reinterpret_cast<std::byte*>(buffers[r]->data()), Stream{}));
       }
-      ISOBIT_RETURN_IF_ERROR(LaunchJoinLogProbs(sent, parts, Stream{}));
-      ISOBIT_RETURN_IF_ERROR(stages.back().Fetch(args, Stream{}));
+      ISOBIT_RETURN_IF_ERROR(LaunchJoinLogProbs(sent, results, Stream{}));
+      ISOBIT_RETURN_IF_ERROR(transfers.back().Fetch(args, Stream{}));
       ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
-      stages.back().Read(args);
+      transfers.back().Read(args);
       return absl::OkStatus();
     };
     EXPECT_EQ(RunLogProbs(requests, nullptr, 0, run), RunCpu(requests))
@@ -141,7 +141,7 @@ class LogProbsTest : public testing::Test {
   }
 
   size_t rows_ = 0;
-  LogProbStage stage_;
+  LogProbTransfer transfer_;
 };
 
 // The share of the requests that Scaled leaves.
@@ -246,7 +246,7 @@ TEST_F(LogProbsTest, EveryTargetOfASmallRow) {
   ExpectCpuBits(Share(std::move(requests), random), 1);
 }
 
-TEST_F(LogProbsTest, RowsInParts) {
+TEST_F(LogProbsTest, RowsByRanges) {
   Random random(9);
   for (const int64_t vocab : {1, 2, 17, 100, 130, 1000, 5003, 32000, 50257, 151936}) {
     std::vector<LogProbCase> requests;
@@ -259,7 +259,7 @@ TEST_F(LogProbsTest, RowsInParts) {
       requests.push_back(std::move(r));
     }
     for (const int num_ranks : {1, 2, 4, 8}) {
-      ExpectCpuBitsInParts(requests, num_ranks, 1 + static_cast<int64_t>(random() % 4));
+      ExpectCpuBitsByRanges(requests, num_ranks, 1 + static_cast<int64_t>(random() % 4));
     }
   }
 }
@@ -269,11 +269,11 @@ TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
   LogProbResult result;
   LogProbArgs args = {.requests = &request, .results = &result, .num_rows = 1, .vocab = 5000};
   request.top_logprobs = kMaxTopLogProbs + 1;
-  EXPECT_EQ(stage_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(transfer_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
   request.top_logprobs = 0;
   args.vocab = kMaxDeviceVocab + 1;
-  EXPECT_EQ(stage_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(stage_.Run({.vocab = 5000}, Stream{}).ok());
+  EXPECT_EQ(transfer_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(transfer_.Run({.vocab = 5000}, Stream{}).ok());
 }
 
 // ---- The device interface

@@ -78,10 +78,10 @@ __global__ void CheckNoise(unsigned* failures) {
   keys.Set(key.seed, threadIdx.x);
   __syncthreads();
   for (uint32_t i = 0; i < 64; ++i) {
-    const auto group = static_cast<uint32_t>(Mix(uint64_t{i} << 32 | threadIdx.x));
-    const contract::PhiloxBlock actual = GroupNoise(keys, key, group);
+    const auto id_counter = static_cast<uint32_t>(Mix(uint64_t{i} << 32 | threadIdx.x));
+    const contract::PhiloxBlock actual = CounterNoise(keys, key, id_counter);
     const contract::PhiloxBlock expected =
-        contract::TokenNoise(key.seed, key.sample, key.position, group);
+        contract::TokenNoise(key.seed, key.sample, key.position, id_counter);
     for (int w = 0; w < 4; ++w) {
       if (actual.words[w] != expected.words[w]) atomicAdd(failures, 1u);
     }

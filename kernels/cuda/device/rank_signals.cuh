@@ -1,7 +1,7 @@
 // Where the ranks of a group meet in each other's memory: the words that count what each has begun,
 // and waits that end.
-#ifndef ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
-#define ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
+#ifndef ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
+#define ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace isobit::cuda {
 
 // At the start of each rank's shared memory; all zero at first. Operations are counted modulo 2^32.
-struct alignas(256) RankControl {
+struct alignas(256) RankSignals {
   uint32_t ended;             // operations that this rank has ended; it alone writes it
   uint32_t failed;            // a failure word, or 0; any rank writes it
   uint32_t tickets;           // blocks that have begun the present operation
@@ -28,13 +28,13 @@ inline constexpr int64_t kTick = 1024;  // nanoseconds
 
 // The group as one rank's kernels see it.
 struct RankGroup {
-  std::byte* memory[kMaxRanks];  // of each rank, the RankControl first
+  std::byte* memory[kMaxRanks];  // of each rank, the RankSignals first
   uint32_t* reports;             // a failure word for each rank, in host memory
   uint32_t timeout;              // in ticks
   int rank;
   int size;
 
-  __device__ RankControl* control(int r) const { return reinterpret_cast<RankControl*>(memory[r]); }
+  __device__ RankSignals* signals(int r) const { return reinterpret_cast<RankSignals*>(memory[r]); }
 };
 
 // One operation of a rank, in one block. Every thread makes it at the block's start, after
@@ -42,7 +42,7 @@ struct RankGroup {
 class Operation {
  public:
   __device__ explicit Operation(const RankGroup& group) : group_(group) {
-    const uint2 state = LoadRelaxed(reinterpret_cast<const uint2*>(group.control(group.rank)));
+    const uint2 state = LoadRelaxed(reinterpret_cast<const uint2*>(group.signals(group.rank)));
     number_ = state.x;
     failed_ = state.y != 0;
   }
@@ -54,14 +54,14 @@ class Operation {
   __device__ void TakeTicket() {
     failed_ = __syncthreads_or(failed_) != 0;
     if (threadIdx.x == 0) {
-      ticket_ = atomicInc(&group_.control(group_.rank)->tickets, gridDim.x - 1);
+      ticket_ = atomicInc(&group_.signals(group_.rank)->tickets, gridDim.x - 1);
     }
   }
 
   // At the block's end, so that nobody waits for the ticket.
   __device__ void End() const {
     if (threadIdx.x == 0 && ticket_ == gridDim.x - 1) {
-      group_.control(group_.rank)->ended = number_ + 1;
+      group_.signals(group_.rank)->ended = number_ + 1;
     }
   }
 
@@ -72,7 +72,7 @@ class Operation {
   __device__ const RankGroup& group() const { return group_; }
   __device__ bool failed() const { return failed_; }
   __device__ bool Begun(int q) const {
-    const uint32_t begun = LoadAcquire(&group_.control(group_.rank)->begun[q]);
+    const uint32_t begun = LoadAcquire(&group_.signals(group_.rank)->begun[q]);
     return static_cast<int32_t>(begun - number_) > 0;
   }
 
@@ -91,7 +91,7 @@ class Arrivals {
       : group_(group),
         counts_(counts),
         wanted_(wanted),
-        failed_(LoadRelaxed(&group.control(group.rank)->failed) != 0) {}
+        failed_(LoadRelaxed(&group.signals(group.rank)->failed) != 0) {}
 
   // Returns when all have come. For the first threads of a block.
   __device__ void Await() const;
@@ -109,19 +109,19 @@ class Arrivals {
   bool failed_;
 };
 
-// A thread's patience: while (!there) if (!wait.Again()) break; Meeting: an Operation or Arrivals.
-template <class Meeting>
+// A thread's patience: while (!there) if (!wait.Again()) break; Signals: an Operation or Arrivals.
+template <class Signals>
 class Wait {
  public:
-  __device__ explicit Wait(const Meeting& meeting) : meeting_(meeting) {}
+  __device__ explicit Wait(const Signals& signals) : signals_(signals) {}
 
   // Called after a look in vain: whether to look again. Gives up, for the whole group, when the
   // time is over.
   __device__ bool Again() {
-    if (meeting_.failed()) return false;
+    if (signals_.failed()) return false;
     if (++looks_ % kLooks != 0) return true;
-    const RankGroup& group = meeting_.group();
-    if (LoadRelaxed(&group.control(group.rank)->failed) != 0) return false;
+    const RankGroup& group = signals_.group();
+    if (LoadRelaxed(&group.signals(group.rank)->failed) != 0) return false;
     const auto now = static_cast<uint32_t>(GlobalTimer() / kTick);
     if (looks_ == kLooks) began_ = now;
     if (now - began_ < group.timeout) return true;
@@ -133,30 +133,30 @@ class Wait {
   static constexpr uint32_t kLooks = 64;
 
   __device__ void Fail() const {
-    const RankGroup& group = meeting_.group();
+    const RankGroup& group = signals_.group();
     uint32_t word = kFailed | static_cast<uint32_t>(group.rank) << kReporterShift;
     for (int q = 0; q < group.size; ++q) {
-      if (q != group.rank && !meeting_.Begun(q)) word |= 1u << q;
+      if (q != group.rank && !signals_.Begun(q)) word |= 1u << q;
     }
-    if (atomicCAS_system(&group.control(group.rank)->failed, 0u, word) != 0) return;
+    if (atomicCAS_system(&group.signals(group.rank)->failed, 0u, word) != 0) return;
     for (int q = 0; q < group.size; ++q) {
-      if (q != group.rank) StoreRelaxed(&group.control(q)->failed, word);
+      if (q != group.rank) StoreRelaxed(&group.signals(q)->failed, word);
       StoreRelaxed(&group.reports[q], word);
     }
   }
 
-  const Meeting& meeting_;
+  const Signals& signals_;
   uint32_t looks_ = 0;
   uint32_t began_ = 0;  // in ticks
 };
 
 // Each of a block's first threads waits for a peer.
-template <class Meeting>
-__device__ __forceinline__ void AwaitEachPeer(const Meeting& meeting) {
+template <class Signals>
+__device__ __forceinline__ void AwaitEachPeer(const Signals& signals) {
   const int q = static_cast<int>(threadIdx.x);
-  if (q >= meeting.group().size || q == meeting.group().rank) return;
-  Wait wait(meeting);
-  while (!meeting.Begun(q) && wait.Again()) {
+  if (q >= signals.group().size || q == signals.group().rank) return;
+  Wait wait(signals);
+  while (!signals.Begun(q) && wait.Again()) {
   }
 }
 
@@ -169,9 +169,9 @@ __device__ inline void Arrivals::Await() const { AwaitEachPeer(*this); }
 __device__ __forceinline__ void AnnounceOperation(const RankGroup& group) {
   const int q = static_cast<int>(threadIdx.x);
   if (q >= group.size || q == group.rank) return;
-  AddRelease(&group.control(q)->begun[group.rank], 1);
+  AddRelease(&group.signals(q)->begun[group.rank], 1);
 }
 
 }  // namespace isobit::cuda
 
-#endif  // ISOBIT_KERNELS_CUDA_DEVICE_RANK_MEETING_CUH_
+#endif  // ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_

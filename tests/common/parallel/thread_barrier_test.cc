@@ -1,5 +1,5 @@
 // Threads that meet: nobody goes on before all have come, and waits end.
-#include "common/parallel/rank_meeting.h"
+#include "common/parallel/thread_barrier.h"
 
 #include <atomic>
 #include <chrono>
@@ -13,9 +13,9 @@ namespace {
 
 absl::Status Fine() { return absl::OkStatus(); }
 
-TEST(RankMeetingTest, NobodyGoesOnBeforeAllHaveCome) {
+TEST(ThreadBarrierTest, NobodyGoesOnBeforeAllHaveCome) {
   for (const int ranks : {1, 2, 8}) {
-    RankMeeting meeting(ranks);
+    ThreadBarrier barrier(ranks);
     constexpr int kRounds = 300;
     std::atomic<int> come{0};
     std::vector<std::thread> threads;
@@ -24,7 +24,7 @@ TEST(RankMeetingTest, NobodyGoesOnBeforeAllHaveCome) {
         for (int round = 1; round <= kRounds; ++round) {
           if (round % 100 == r) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           come.fetch_add(1);
-          ASSERT_TRUE(meeting.Meet(r, absl::Seconds(30), Fine).ok());
+          ASSERT_TRUE(barrier.Wait(r, absl::Seconds(30), Fine).ok());
           ASSERT_GE(come.load(), round * ranks);
         }
       });
@@ -34,25 +34,25 @@ TEST(RankMeetingTest, NobodyGoesOnBeforeAllHaveCome) {
   }
 }
 
-TEST(RankMeetingTest, NamesWhoHasNotCome) {
-  RankMeeting meeting(2);
-  const absl::Status status = meeting.Meet(0, absl::Milliseconds(20), Fine);
+TEST(ThreadBarrierTest, NamesWhoHasNotCome) {
+  ThreadBarrier barrier(2);
+  const absl::Status status = barrier.Wait(0, absl::Milliseconds(20), Fine);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(status.message(), "rank 0 waited 20ms for rank 1");
 }
 
-TEST(RankMeetingTest, EndsWhenAPeerFails) {
-  RankMeeting meeting(2);
-  EXPECT_EQ(meeting.Meet(0, absl::Seconds(30), [] { return absl::DataLossError("gone"); }),
+TEST(ThreadBarrierTest, EndsWhenAPeerFails) {
+  ThreadBarrier barrier(2);
+  EXPECT_EQ(barrier.Wait(0, absl::Seconds(30), [] { return absl::DataLossError("gone"); }),
             absl::DataLossError("gone"));
   std::thread late([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    meeting.Abort(absl::InternalError("a fault"));
-    meeting.Abort(absl::InternalError("a later one"));
+    barrier.Abort(absl::InternalError("a fault"));
+    barrier.Abort(absl::InternalError("a later one"));
   });
-  EXPECT_EQ(meeting.Meet(0, absl::Seconds(30), Fine), absl::InternalError("a fault"));
+  EXPECT_EQ(barrier.Wait(0, absl::Seconds(30), Fine), absl::InternalError("a fault"));
   late.join();
-  EXPECT_EQ(meeting.Meet(0, absl::Seconds(30), Fine), absl::InternalError("a fault"));
+  EXPECT_EQ(barrier.Wait(0, absl::Seconds(30), Fine), absl::InternalError("a fault"));
 }
 
 }  // namespace

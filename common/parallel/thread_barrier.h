@@ -1,7 +1,7 @@
 // Where the threads of a group's ranks meet many times a millisecond, to go on together. Not here:
 // anything that they exchange (communicator.h).
-#ifndef ISOBIT_COMMON_PARALLEL_RANK_MEETING_H_
-#define ISOBIT_COMMON_PARALLEL_RANK_MEETING_H_
+#ifndef ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
+#define ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace isobit {
 
-class RankMeeting {
+class ThreadBarrier {
  public:
-  explicit RankMeeting(int ranks) : ranks_(ranks) {}
+  explicit ThreadBarrier(int ranks) : ranks_(ranks) {}
 
   // Returns when every rank has come as often as this one; who comes late finds the others awake
   // for a while. `peers` is asked now and then, and ends the wait with its error.
   // DEADLINE_EXCEEDED: a rank, which it names, has not come for `timeout`. Or the reason of Abort.
-  absl::Status Meet(int rank, absl::Duration timeout, absl::FunctionRef<absl::Status()> peers);
+  absl::Status Wait(int rank, absl::Duration timeout, absl::FunctionRef<absl::Status()> peers);
 
   // Ends all waits, also those to come, with `reason`, an error. From any thread.
   void Abort(const absl::Status& reason);
@@ -46,4 +46,4 @@ class RankMeeting {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_PARALLEL_RANK_MEETING_H_
+#endif  // ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_

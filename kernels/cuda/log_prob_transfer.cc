@@ -1,6 +1,6 @@
 // One block of memory goes to the GPU and one part of it comes back: rows and their lists, then
 // results and top lists.
-#include "kernels/cuda/log_prob_stage.h"
+#include "kernels/cuda/log_prob_transfer.h"
 
 #include <cuda_runtime_api.h>
 
@@ -60,11 +60,11 @@ struct Layout {
 
 // Appends a span to a flat array that holds `*size` elements.
 template <typename T>
-ListPart Append(absl::Span<const T> span, T* array, int32_t* size) {
+ListSpan Append(absl::Span<const T> span, T* array, int32_t* size) {
   std::copy(span.begin(), span.end(), array + *size);
-  const ListPart part{*size, static_cast<int32_t>(span.size())};
-  *size += part.size;
-  return part;
+  const ListSpan result{*size, static_cast<int32_t>(span.size())};
+  *size += result.size;
+  return result;
 }
 
 void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
@@ -117,21 +117,21 @@ void ReadRows(const LogProbArgs& args, const Layout& layout, int64_t begin, int6
 
 }  // namespace
 
-LogProbStage::~LogProbStage() {
+LogProbTransfer::~LogProbTransfer() {
   // Nothing can be done about an error here: the process or the device is going away.
   static_cast<void>(cudaFreeHost(host_.data));
   static_cast<void>(cudaFree(device_.data));
   static_cast<void>(cudaFree(workspace_.data));
 }
 
-absl::Status LogProbStage::Reserve(int64_t num_rows, const Stream& stream) {
+absl::Status LogProbTransfer::Reserve(int64_t num_rows, const Stream& stream) {
   const std::vector<LogProbRequest> plain(static_cast<size_t>(num_rows));
   const Layout layout({.requests = plain.data(), .num_rows = num_rows});
   return Grow(layout.bytes, LogProbWorkspaceBytes(num_rows), stream);
 }
 
 // Twice as large each time: lists of counts grow with every token, and growth stops the device.
-absl::Status LogProbStage::Grow(size_t bytes, size_t workspace_bytes, const Stream& stream) {
+absl::Status LogProbTransfer::Grow(size_t bytes, size_t workspace_bytes, const Stream& stream) {
   if (bytes > host_.bytes) {
     bytes = std::max(bytes, 2 * host_.bytes);
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFreeHost(host_.data));
@@ -155,26 +155,26 @@ absl::Status LogProbStage::Grow(size_t bytes, size_t workspace_bytes, const Stre
   return grow_zeroed(workspace_, workspace_bytes);
 }
 
-absl::Status LogProbStage::Run(const LogProbArgs& args, const Stream& stream) {
+absl::Status LogProbTransfer::Run(const LogProbArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(Launch(args, nullptr, stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
   Read(args);
   return absl::OkStatus();
 }
 
-void LogProbStage::Read(const LogProbArgs& args, int64_t begin, int64_t end) const {
+void LogProbTransfer::Read(const LogProbArgs& args, int64_t begin, int64_t end) const {
   if (begin < end) ReadRows(args, Layout(args), begin, end, host_.data);
 }
 
-absl::Status LogProbStage::Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream) {
+absl::Status LogProbTransfer::Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream) {
   if (args.num_rows == 0) return absl::OkStatus();
   ISOBIT_ASSIGN_OR_RETURN(const DeviceLogProbs sent, Send(args, ids, stream));
   ISOBIT_RETURN_IF_ERROR(LaunchLogProbs(sent, stream));
   return Fetch(args, stream);
 }
 
-absl::StatusOr<DeviceLogProbs> LogProbStage::Send(const LogProbArgs& args, int32_t* ids,
-                                                  const Stream& stream) {
+absl::StatusOr<DeviceLogProbs> LogProbTransfer::Send(const LogProbArgs& args, int32_t* ids,
+                                                     const Stream& stream) {
   const Layout layout(args);
   if (layout.top_stride > kMaxTopLogProbs) {
     return absl::InvalidArgumentError(absl::StrCat("a list of ", layout.top_stride,
@@ -201,7 +201,7 @@ absl::StatusOr<DeviceLogProbs> LogProbStage::Send(const LogProbArgs& args, int32
   };
 }
 
-absl::Status LogProbStage::Fetch(const LogProbArgs& args, const Stream& stream) {
+absl::Status LogProbTransfer::Fetch(const LogProbArgs& args, const Stream& stream) {
   const Layout layout(args);
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(host_.data + layout.results, device_.data + layout.results,

@@ -1,5 +1,5 @@
-// See rank_meeting.h.
-#include "common/parallel/rank_meeting.h"
+// See thread_barrier.h.
+#include "common/parallel/thread_barrier.h"
 
 #include <chrono>
 #include <thread>
@@ -10,8 +10,8 @@
 
 namespace isobit {
 
-absl::Status RankMeeting::Meet(int rank, absl::Duration timeout,
-                               absl::FunctionRef<absl::Status()> peers) {
+absl::Status ThreadBarrier::Wait(int rank, absl::Duration timeout,
+                                 absl::FunctionRef<absl::Status()> peers) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kAwake(200);
   const uint32_t number = counts_[rank].come.load(std::memory_order_relaxed) + 1;
@@ -39,7 +39,7 @@ absl::Status RankMeeting::Meet(int rank, absl::Duration timeout,
   return absl::OkStatus();
 }
 
-void RankMeeting::Abort(const absl::Status& reason) {
+void ThreadBarrier::Abort(const absl::Status& reason) {
   const std::lock_guard lock(mutex_);
   if (reason_.ok()) reason_ = reason;
   aborted_.store(true, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // LogProbArgs, whose requests and results lie in host memory, brought to the GPU kernels and back.
-#ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
-#define ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
+#ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
+#define ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace isobit::cuda {
 bool IsRanked(const LogProbRequest& request);
 
 // The memory between host rows and device rows, kept from call to call. One caller at a time.
-class LogProbStage {
+class LogProbTransfer {
  public:
-  LogProbStage() = default;
-  ~LogProbStage();
-  LogProbStage(const LogProbStage&) = delete;
-  LogProbStage& operator=(const LogProbStage&) = delete;
+  LogProbTransfer() = default;
+  ~LogProbTransfer();
+  LogProbTransfer(const LogProbTransfer&) = delete;
+  LogProbTransfer& operator=(const LogProbTransfer&) = delete;
 
   // Allocates what `num_rows` rows without lists take, so that no such call has to: freeing waits
   // for the device. RESOURCE_EXHAUSTED: no memory.
@@ -61,4 +61,4 @@ class LogProbStage {
 
 }  // namespace isobit::cuda
 
-#endif  // ISOBIT_KERNELS_CUDA_LOG_PROB_STAGE_H_
+#endif  // ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
