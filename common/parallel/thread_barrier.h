@@ -1,5 +1,5 @@
-// Where the threads of a group's ranks meet many times a millisecond, to go on together. Not here:
-// anything that they exchange (communicator.h).
+// A barrier for the host threads of a group's ranks, fast enough for many uses a millisecond. Not
+// here: exchanging data (communicator.h).
 #ifndef ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
 #define ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
 
@@ -18,16 +18,16 @@ class ThreadBarrier {
  public:
   explicit ThreadBarrier(int ranks) : ranks_(ranks) {}
 
-  // Returns when every rank has come as often as this one; who comes late finds the others awake
-  // for a while. `peers` is asked now and then, and ends the wait with its error.
-  // DEADLINE_EXCEEDED: a rank, which it names, has not come for `timeout`. Or the reason of Abort.
+  // Returns when every rank has called Wait as often as this one. Spins for a while, then sleeps.
+  // Calls `peers` now and then; an error from it ends the wait. DEADLINE_EXCEEDED: a rank, which
+  // the message names, has not come within `timeout`. After Abort: its reason.
   absl::Status Wait(int rank, absl::Duration timeout, absl::FunctionRef<absl::Status()> peers);
 
-  // Ends all waits, also those to come, with `reason`, an error. From any thread.
+  // Ends all present and later waits with `reason`, an error. From any thread.
   void Abort(const absl::Status& reason);
 
  private:
-  // How often a rank has come, modulo 2^32; a cache line each.
+  // How often a rank has called Wait, modulo 2^32; a cache line each.
   struct alignas(64) Count {
     std::atomic<uint32_t> come = 0;
   };

@@ -1,5 +1,5 @@
-// The contrast modes of the CUDA backend: what each does unlike TreeCudaOps. The serving path needs
-// none of it.
+// The contrast modes of the CUDA backend: what each does differently from TreeCudaOps. The serving
+// path needs none of it.
 #ifndef ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 
@@ -12,14 +12,15 @@
 
 namespace isobit {
 
-// Mode batch_invariant: sums over ranks go from rank to rank, with bf16 between.
+// Mode batch_invariant: sums over ranks are added in rank order and rounded to bf16 each time.
 class BatchInvariantCudaOps final : public TreeCudaOps {
  public:
   using TreeCudaOps::TreeCudaOps;
   absl::Status Reduce(const ReduceArgs& args) override;
 };
 
-// Mode vanilla: cuBLAS multiplies, weights are packed for it, and sums start where a ring's would.
+// Mode vanilla: cuBLAS multiplies, weights are packed for it, and sums over ranks start at the rank
+// where a ring all-reduce would start them.
 class VanillaCudaOps final : public TreeCudaOps {
  public:
   // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
@@ -33,7 +34,7 @@ class VanillaCudaOps final : public TreeCudaOps {
   using TreeCudaOps::TreeCudaOps;
 
   std::unique_ptr<cuda::CublasLinear> cublas_;
-  Scratch gate_up_;  // before SwiGLU
+  Scratch gate_up_;  // the product, before SwiGLU
 };
 
 }  // namespace isobit

@@ -13,7 +13,7 @@ namespace {
 
 using cuda::CudaStatus;
 
-// Memory that AllocateBeside leaves for scratch of the ops that has yet to grow.
+// Memory that AllocateBeside leaves free for the ops' scratch, which may still grow.
 constexpr size_t kSpareBytes = size_t{1} << 30;
 
 }  // namespace
@@ -57,7 +57,7 @@ absl::StatusOr<Memory> CudaDevice::Allocate(size_t bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
   if (error != cudaSuccess) {
-    cudaGetLastError();  // it stays set, and would be taken for a later launch's
+    cudaGetLastError();  // clears the error, which a later launch would otherwise report
     return CudaStatus(error, absl::StrCat("cudaMalloc of ", bytes, " bytes"));
   }
   *allocated_ += bytes;
@@ -76,8 +76,8 @@ absl::StatusOr<std::shared_ptr<const std::byte>> CudaDevice::Share(
   return std::shared_ptr<const std::byte>(std::make_shared<Memory>(std::move(memory)), copy);
 }
 
-// From the GPU's pool, in the order of the side stream: cudaMalloc and cudaFree wait for kernels,
-// also for those that wait for a peer which the caller holds up.
+// Allocates from the GPU's pool, in the order of the side stream. cudaMalloc and cudaFree would
+// wait for all kernels, also for one that waits for a peer that in turn waits for the caller.
 absl::StatusOr<Memory> CudaDevice::AllocateBeside(size_t bytes) {
   ISOBIT_RETURN_IF_ERROR(Enter());
   size_t free = 0;
@@ -94,7 +94,7 @@ absl::StatusOr<Memory> CudaDevice::AllocateBeside(size_t bytes) {
   }
   return Memory(static_cast<std::byte*>(memory), [side = side_](std::byte* p) {
     cudaFreeAsync(p, side->handle());
-    cudaStreamSynchronize(side->handle());  // then the pool gives back to the GPU
+    cudaStreamSynchronize(side->handle());  // the pool then returns the memory to the GPU
   });
 }
 

@@ -1,5 +1,5 @@
-// One GPU as a rank sees it: its memory, and the stream on which copies and ops run, its own or the
-// caller's.
+// One GPU as a rank sees it: its memory, and the stream on which copies and ops run, which is its
+// own or the caller's.
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
 
@@ -19,10 +19,10 @@
 
 namespace isobit {
 
-// A stream that lasts as long as the object; moved, not copied.
+// A stream that exists as long as the object. It can be moved, not copied.
 class CudaStream {
  public:
-  // Of a GPU that is there. The stream and the legacy default stream do not wait for each other.
+  // The GPU must exist. The stream and the legacy default stream do not wait for each other.
   static absl::StatusOr<CudaStream> Create(int ordinal);
   CudaStream(CudaStream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   CudaStream& operator=(CudaStream&& other) noexcept {
@@ -40,16 +40,16 @@ class CudaStream {
 
 class CudaDevice final : public Device {
  public:
-  // stream: of that GPU, where the ops are to run in the caller's order, which may be the default
-  // stream, nullptr; it outlives the object. Without one: a stream of its own. FAILED_PRECONDITION:
-  // no such GPU, or it is not Hopper.
+  // stream: a stream of that GPU on which the ops are to run, in the caller's order; it outlives
+  // the object. It may be nullptr, the default stream. Without one, the device has a stream of its
+  // own. FAILED_PRECONDITION: no such GPU, or it is not Hopper.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
       int ordinal, std::optional<cudaStream_t> stream = std::nullopt);
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }  // the GPU's
   const cuda::Stream& stream() const { return stream_; }
-  // Makes this GPU the calling thread's.
+  // Makes this GPU the calling thread's current device.
   absl::Status Enter() const;
 
   bool is_host() const override { return false; }
@@ -61,7 +61,7 @@ class CudaDevice final : public Device {
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
 
-  // Bytes that Allocate has given out and that are not freed. Any thread.
+  // Bytes that Allocate has given out and that have not been freed. From any thread.
   size_t allocated_bytes() const { return *allocated_; }
 
  private:
@@ -71,8 +71,8 @@ class CudaDevice final : public Device {
   const std::string name_;
   std::unique_ptr<CudaStream> own_stream_;  // null: the caller's is used
   cuda::Stream stream_;
-  std::shared_ptr<const CudaStream>
-      side_;  // of AllocateBeside and Upload; the memory keeps it alive
+  // For AllocateBeside and Upload; the memory keeps it alive.
+  std::shared_ptr<const CudaStream> side_;
   const std::shared_ptr<std::atomic<size_t>> allocated_ =
       std::make_shared<std::atomic<size_t>>(0);  // memory may outlive the device
 };

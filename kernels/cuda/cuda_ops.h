@@ -18,10 +18,10 @@ namespace isobit {
 struct CudaOptions {
   int device = 0;
   NumericsMode mode = NumericsMode::kTree;
-  std::optional<cudaStream_t> stream = {};  // where the ops run, as CudaDevice::Create has it
+  std::optional<cudaStream_t> stream = {};  // where the ops run: see CudaDevice::Create
 };
 
-// Use the object from one thread at a time. Scratch that an op has used stays allocated, since a
+// To be used by one thread at a time. Scratch that an op has used stays allocated, because a
 // captured graph may still use it.
 class CudaOps : public Ops {
  public:
@@ -32,7 +32,7 @@ class CudaOps : public Ops {
 // FAILED_PRECONDITION: no such device, or it is not Hopper. RESOURCE_EXHAUSTED: no memory.
 absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options);
 
-// Of the CUDA backend in that mode; needs no GPU.
+// The weight packer of the CUDA backend in that mode; needs no GPU.
 const WeightPacker& CudaWeightPacker(NumericsMode mode);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The tables of a step on one GPU: of the whole step, and of its halves.
+// The tables of a step on one GPU: those of the whole step and those of its halves.
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
 
@@ -26,8 +26,8 @@ class CudaStepTables final : public StepTables {
   absl::StatusOr<SequenceTable> UploadHalf(int half, absl::Span<const SequenceRows> sequences,
                                            int32_t page_size) override;
 
-  // Upload, padded to `bounds`, for a graph that was captured after such a call with the same
-  // bounds. Rows of padding have id 0.
+  // Upload, padded to `bounds`, for a graph that was captured after a call with the same bounds.
+  // Rows of padding have id 0.
   absl::StatusOr<UploadedStep> UploadWithin(absl::Span<const int32_t> ids,
                                             absl::Span<const SequenceRows> sequences,
                                             int32_t page_size, const cuda::StepBounds& bounds);

@@ -1,5 +1,5 @@
-// One block of memory goes to the GPU and one part of it comes back: rows and their lists, then
-// results and top lists.
+// One block of memory holds rows and their lists, then results and top lists. The former are copied
+// to the GPU, the latter back.
 #include "kernels/cuda/log_prob_transfer.h"
 
 #include <cuda_runtime_api.h>
@@ -130,7 +130,7 @@ absl::Status LogProbTransfer::Reserve(int64_t num_rows, const Stream& stream) {
   return Grow(layout.bytes, LogProbWorkspaceBytes(num_rows), stream);
 }
 
-// Twice as large each time: lists of counts grow with every token, and growth stops the device.
+// Doubles each time: lists of counts grow with every token, and growing waits for the device.
 absl::Status LogProbTransfer::Grow(size_t bytes, size_t workspace_bytes, const Stream& stream) {
   if (bytes > host_.bytes) {
     bytes = std::max(bytes, 2 * host_.bytes);
@@ -139,8 +139,8 @@ absl::Status LogProbTransfer::Grow(size_t bytes, size_t workspace_bytes, const S
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&host_.data), bytes));
     host_.bytes = bytes;
   }
-  // Outputs come back whole, also those that no row asked for; and kernels leave their workspace as
-  // they found it.
+  // Zeroed, because outputs are copied back whole, including those that no row asked for, and
+  // because kernels expect a zeroed workspace, which they leave as they found it.
   const auto grow_zeroed = [&](Block& block, size_t size) -> absl::Status {
     if (size <= block.bytes) return absl::OkStatus();
     size = std::max(size, 2 * block.bytes);

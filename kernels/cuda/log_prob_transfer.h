@@ -1,4 +1,4 @@
-// LogProbArgs, whose requests and results lie in host memory, brought to the GPU kernels and back.
+// The transfer of LogProbArgs: requests from host memory to the GPU kernels, results back.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 
@@ -16,7 +16,7 @@ namespace isobit::cuda {
 // Whether a row has filters or a top list.
 bool IsRanked(const LogProbRequest& request);
 
-// The memory between host rows and device rows, kept from call to call. One caller at a time.
+// Owns the buffers of the transfer, kept from call to call. One caller at a time.
 class LogProbTransfer {
  public:
   LogProbTransfer() = default;
@@ -24,8 +24,8 @@ class LogProbTransfer {
   LogProbTransfer(const LogProbTransfer&) = delete;
   LogProbTransfer& operator=(const LogProbTransfer&) = delete;
 
-  // Allocates what `num_rows` rows without lists take, so that no such call has to: freeing waits
-  // for the device. RESOURCE_EXHAUSTED: no memory.
+  // Allocates what `num_rows` rows without lists take, so that later calls for such rows need not
+  // grow the buffers: freeing waits for the device. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t num_rows, const Stream& stream);
   size_t device_bytes() const { return device_.bytes + workspace_.bytes; }
 
@@ -34,14 +34,14 @@ class LogProbTransfer {
   // or a list beyond kMaxTopLogProbs; RESOURCE_EXHAUSTED: no memory.
   absl::Status Run(const LogProbArgs& args, const Stream& stream);
 
-  // Run without the wait: once the stream has got here, Read sets the results. Errors as Run's.
-  // The requests and all they point to stay until then. ids: the drawn ids go there too, in GPU
-  // memory [num_rows]; may be null.
+  // Run without the wait: once the stream has reached this point, Read sets the results. Errors as
+  // Run's. The requests and all that they point to must stay until then. ids: also gets the drawn
+  // ids, in GPU memory [num_rows]; may be null.
   absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
   void Read(const LogProbArgs& args) const { Read(args, 0, args.num_rows); }
 
-  // Launch in its three parts, for rows in parts: what the kernels take is sent, the caller
-  // launches them, and their outputs are fetched. Read: of rows [begin, end) alone.
+  // The steps of Launch, for rows whose ranges lie on several GPUs: Send the kernels' input, launch
+  // them (the caller does), Fetch their output. Read: of rows [begin, end) alone.
   absl::StatusOr<DeviceLogProbs> Send(const LogProbArgs& args, int32_t* ids, const Stream& stream);
   absl::Status Fetch(const LogProbArgs& args, const Stream& stream);
   void Read(const LogProbArgs& args, int64_t begin, int64_t end) const;

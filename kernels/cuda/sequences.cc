@@ -21,7 +21,7 @@ int64_t PagesOf(const SequenceRows& s, int32_t page_size) {
 
 }  // namespace
 
-// The pages come last, because their number is the only one that a graph's bounds do not fix.
+// The pages come last, because a graph's bounds fix all sizes but theirs.
 struct StepTableUpload::Layout {
   Layout(size_t num_rows, size_t num_sequences)
       : sequence_of_row(Aligned(num_rows)),

@@ -1,4 +1,4 @@
-// Brings a step's ids and sequences (device/device_sequences.h) into GPU memory.
+// Uploads a step's tables, its ids and sequences (device/device_sequences.h), to GPU memory.
 #ifndef ISOBIT_KERNELS_CUDA_SEQUENCES_H_
 #define ISOBIT_KERNELS_CUDA_SEQUENCES_H_
 
@@ -14,8 +14,8 @@
 
 namespace isobit::cuda {
 
-// What a step is padded to, so that one captured graph serves many steps: 0 is what the step needs.
-// A step that exceeds a bound takes what it needs.
+// What a step is padded to, so that one captured graph serves many steps. 0: no padding. A step
+// that exceeds a bound takes what it needs.
 struct StepBounds {
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
@@ -24,11 +24,11 @@ struct StepBounds {
   bool half_of_step = false;  // the other half of the step may write what this one reads
 };
 
-// Brings what a step is about into GPU memory, with one copy a step.
+// Uploads a step's tables with one copy for each step.
 //
-// The addresses depend on nothing but the padded numbers of rows and sequences as long as the
-// buffer does not grow: a graph captured after one Upload reads, when replayed, what a later Upload
-// with the same two numbers brought. `generation` tells when the buffer has grown.
+// As long as the buffer does not grow, the addresses depend only on the padded numbers of rows and
+// sequences. A graph captured after one Upload therefore reads, when replayed, the tables of the
+// latest Upload with the same two numbers. `generation` changes when the buffer grows.
 class StepTableUpload {
  public:
   StepTableUpload() = default;
@@ -40,8 +40,8 @@ class StepTableUpload {
   // Waits for the device if it has to grow. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t num_rows, int64_t num_sequences, int64_t num_pages);
 
-  // Copies ids [rows] and the sequences, both in host memory and free to be reused on return.
-  // Ops of `stream` before the copy still read the step before, ops after it this one; the copy is
+  // Copies ids [rows] and the sequences, both in host memory, which may be reused on return. Ops of
+  // `stream` before the copy still read the previous step's tables, ops after it these. The copy is
   // not for capture. Ids of padding rows are 0. Grows as Reserve does. INVALID_ARGUMENT: a position
   // beyond 2^31.
   absl::Status Upload(absl::Span<const int32_t> ids, absl::Span<const SequenceRows> sequences,
@@ -53,12 +53,12 @@ class StepTableUpload {
   size_t device_bytes() const { return capacity_ * sizeof(int32_t); }
 
  private:
-  // Words of a step's tables, and where each begins.
+  // Where each of a step's tables begins, in words.
   struct Layout;
 
   absl::Status Grow(size_t words);
 
-  // Two buffers in turn: the copy out of one may still be under way while the next step is written.
+  // A double buffer: the copy from one may still be in flight while the next step is written.
   struct PinnedBuffer {
     int32_t* words = nullptr;
     cudaEvent_t copied = nullptr;

@@ -61,7 +61,8 @@ absl::Status TreeCudaOps::LogProbs(const LogProbArgs& args) {
 absl::Status TreeCudaOps::Reserve(Scratch& scratch, size_t bytes) {
   if (bytes <= scratch.bytes) return absl::OkStatus();
   if (scratch.memory != nullptr) outgrown_.push_back(std::move(scratch.memory));
-  scratch.bytes = std::max(bytes, 2 * scratch.bytes);  // so that the outgrown are less than it
+  // Doubling keeps the sum of all outgrown scratch below the size in use.
+  scratch.bytes = std::max(bytes, 2 * scratch.bytes);
   absl::StatusOr<Memory> memory = device_->Allocate(scratch.bytes);
   if (!memory.ok()) scratch.bytes = 0;
   ISOBIT_ASSIGN_OR_RETURN(scratch.memory, std::move(memory));

@@ -12,12 +12,13 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int32_t kDecodeRows = 16;  // query rows of a KV head that one pass over its keys takes
-// Passes up to which decoding several rows is faster than prefilling them: the prefill schedule
-// makes one pass for many rows, but a long context keeps few multiprocessors busy for long.
+// Up to so many passes, the decode schedule is faster for several rows than the prefill schedule.
+// The latter makes one pass for many rows, but in a long context few multiprocessors do it all.
 constexpr int64_t kDecodePasses = 160;
 constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for single tokens
 
-// Whether to decode sequences of `tokens` rows, as many of them as the step may hold.
+// Whether the decode schedule takes sequences of `tokens` rows, if the step holds as many of them
+// as it can.
 bool IsDecoded(const AttentionArgs& args, const DeviceSequences& sequences, int32_t tokens) {
   if (tokens == 1) return true;
   if (DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) return false;
@@ -27,7 +28,7 @@ bool IsDecoded(const AttentionArgs& args, const DeviceSequences& sequences, int3
   return args.kv.kv_heads * count * passes <= kDecodePasses;
 }
 
-// Rows up to which a sequence is decoded.
+// The decode schedule takes sequences of up to so many rows.
 int32_t DecodeTokens(const AttentionArgs& args, const DeviceSequences& sequences) {
   int32_t tokens = 1;
   while (tokens < sequences.max_rows) {

@@ -1,8 +1,8 @@
 // Attention over paged keys and values (contract C6): which schedule takes which sequence.
 //
-// Sequences of few rows go to the decode schedule (decode.h), the others to the prefill schedule
-// (prefill.h) if it has the head dimension, else to the decode schedule's walk over all splits. How
-// many rows are few follows from the step's bounds. All give the same bits.
+// Sequences of few rows go to the decode schedule (decode.h). The others go to the prefill schedule
+// (prefill.h) if it is built for the head dimension, else to the decode schedule's walk over all
+// splits. The step's bounds determine how many rows are few. All schedules give the same bits.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
 

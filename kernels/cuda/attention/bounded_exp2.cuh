@@ -1,4 +1,4 @@
-// The contract's exp2 where the argument is known not to be large: the same bits in fewer
+// The contract's exp2 for arguments that are known to be small: the same bits in fewer
 // instructions.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_BOUNDED_EXP2_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_BOUNDED_EXP2_CUH_
@@ -8,13 +8,13 @@
 
 namespace isobit::cuda {
 
-// x[i] = contract::Exp2(x[i]), for every x[i] <= 126, for -inf and for NaN. The n run in step, so
-// that one warp alone can hide the latency of their chains.
+// x[i] = contract::Exp2(x[i]), for every x[i] <= 126, for -inf and for NaN. The n computations are
+// interleaved, so that a single warp hides the latency of their dependent instructions.
 //
-// The polynomial's coefficients are halved and the power doubled, both exact, so that the power's
-// exponent field is the low byte of `shifted` as it stands. Below -126 the product is subnormal,
-// which a flushing multiplication turns into the contract's +0; the clamp keeps the field from
-// wrapping round.
+// The polynomial's coefficients are halved and the power is doubled. Both are exact, and the low
+// byte of `shifted` then is the power's exponent field without further change. Below -126 the
+// product is subnormal; the multiplication flushes it to zero, which is the contract's +0. The
+// clamp keeps the exponent field from wrapping round.
 // INVARIANT: attention_prefill_test, BoundedExp2Test.EveryArgument.
 template <int n>
 __device__ __forceinline__ void BoundedExp2(float (&x)[n]) {

@@ -16,12 +16,13 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kMaxFoldThreads = 256;
-constexpr int kFewSplits = 8;          // up to which FoldFew is faster
-constexpr int kFoldBytes = 64 * 1024;  // of accumulators under way at a time, at most
+constexpr int kFewSplits = 8;          // up to so many, FoldFew is faster
+constexpr int kFoldBytes = 64 * 1024;  // of accumulators in flight, at most
 
-// Clusters of four blocks that the card holds at once, two blocks to a multiprocessor; and the
-// items up to which they are faster than teams, measured: more for the fewest blocks of query rows.
+// Clusters of four blocks that the card holds at once, two blocks to a multiprocessor.
 constexpr int64_t kClustersAtOnce = kH200.multiprocessors * 2 / 4;
+// Up to so many items clusters are faster than teams, as measured: with at most kFewRowBlocks
+// blocks of query rows, up to more items.
 constexpr int64_t kMostItems = 48;
 constexpr int64_t kFewRowBlocks = 2;
 constexpr int64_t kMostItemsOfFewRowBlocks = 160;
@@ -32,8 +33,8 @@ __device__ __forceinline__ void StoreFolded(float total, float sum, int32_t head
   out[threadIdx.x] = contract::FloatToBf16(contract::Mul(total, contract::Div(1.0f, sum)));
 }
 
-// By each thread on its own, a column to a thread: for few splits that takes less time than to
-// share the factors.
+// Each thread folds one column on its own. For few splits that takes less time than sharing the
+// factors.
 __device__ __forceinline__ void FoldFew(const contract::SplitSum* sums, const float* acc,
                                         int32_t acc_stride, int32_t splits, int32_t head_dim,
                                         Bf16* out) {
@@ -61,7 +62,8 @@ __device__ __forceinline__ void FoldFew(const contract::SplitSum* sums, const fl
   StoreFolded(total, folded.sum, head_dim, out);
 }
 
-// By the whole block, a column to a thread, `chunk` splits at a time, at most a thread each.
+// The whole block folds, one column to a thread, `chunk` splits at a time: at most as many as the
+// block has threads.
 __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const float* acc,
                                          int32_t acc_stride, int32_t splits, int32_t head_dim,
                                          Bf16* out, int32_t chunk) {
@@ -85,7 +87,7 @@ __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const f
     for (int i = 4 * thread; i < count * acc_stride; i += 4 * threads) {
       CopyUnit(SharedAddress(copied + i), acc + int64_t{begin} * acc_stride + i);
     }
-    // A maximum has no order, so the factors of many steps can be had at once.
+    // Maxima may be taken in any order, so the factors of many splits are computed at once.
     contract::SplitSum mine = {contract::kMinusInfinity, 0.0f};
     if (thread < count) mine = sums[begin + thread];
     float running = mine.max;
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(kMaxFoldThreads)
   Bf16* const out = p.out + (first_row + token) * p.ldo + int64_t{head} * head_dim;
   WaitForPredecessor();
   if (token >= tokens || tokens > p.max_tokens) return;
-  if (splits == 1) return;  // its only team has written the row
+  if (splits == 1) return;  // the kernel before has written the row
   if (splits <= kFewSplits) {
     FoldFew(sums, acc, p.acc_stride, splits, head_dim, out);
   } else {
@@ -181,7 +183,7 @@ size_t SumBytes(int64_t results) {
   return static_cast<size_t>(RoundUp(results * int64_t{sizeof(contract::SplitSum)}, 256));
 }
 
-// Blocks of a grid that walks a list of at most so many items.
+// Blocks of the grid that works through a list of at most `items` items.
 absl::StatusOr<int64_t> BlocksFor(int64_t items) {
   int device = 0;
   int multiprocessors = 0;

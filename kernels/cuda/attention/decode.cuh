@@ -1,9 +1,9 @@
-// The kernel of the decode schedule by teams (decode.h): makes the list of items, deals
-// them to the teams of all blocks, and lets one warp of each load and two compute.
+// The kernel of the decode schedule by teams (decode.h): it makes the list of items and distributes
+// them over the teams of all blocks. One warp of a team loads, two compute.
 //
-// At a small batch half of its time would go by before its first copy, so all on the way there is
-// short: the threads' barriers are made while the list is, what is rarely run lies elsewhere
-// (Gather), and no division is done that a shift or a comparison can replace.
+// At a small batch the kernel could spend half of its time before its first copy. That stretch is
+// therefore kept short: some warps initialise the barriers while the others make the list, rarely
+// run code is out of line (Gather), and shifts and comparisons replace divisions where they can.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 
@@ -17,7 +17,7 @@
 
 namespace isobit::cuda {
 
-// A team's part of the list, items first, first + stride, ... below end, and of shared memory.
+// A team's share of the list (items first, first + stride, ... below end) and of shared memory.
 template <typename Shape>
 struct TeamShare {
   RingCursor<Shape> ring;
@@ -25,8 +25,8 @@ struct TeamShare {
   int32_t stride;
   int32_t end;
 
-  // Neighbouring items go to different multiprocessors, so that a short list uses all of them. A
-  // list too short for all teams leaves the rings of the idle ones to the others.
+  // Neighbouring items go to different multiprocessors, so that a short list uses all of them. If
+  // the list is too short for all teams, the busy teams also get the rings of the idle ones.
   __device__ TeamShare(int32_t items, int team, uint32_t shared) {
     const int32_t blocks = static_cast<int32_t>(gridDim.x);
     const int teams = 1 + (items > blocks) + (items > 2 * blocks) + (items > 3 * blocks);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
       consumer.Run(DecodeItem::Find<Shape>(p, list, i));
     }
   }
-  WaitForPredecessor();  // if nothing else did
+  WaitForPredecessor();  // a block without items has not waited yet
 }
 
 }  // namespace isobit::cuda

@@ -1,16 +1,18 @@
-// The decode schedule of attention: few query rows of a sequence against all its keys, cut into the
-// contract's splits so that the cache streams through the whole GPU. Not here: which sequences it
-// gets (attention.h).
+// The decode schedule of attention: few query rows of a sequence against all its keys. The keys are
+// cut into the contract's splits, so that the whole GPU reads the cache. Not here: which sequences
+// the schedule gets (attention.h).
 //
-// The query rows of one KV head's group (tokens x heads of the group) are packed into blocks of 8
-// or 16, and a block of rows against one split is an item of work. Two schedules have the same
-// bits. By teams: three warps take an item, one of which brings keys and values into a ring in
-// shared memory while two compute; a list of the items is made from the tables on the device, and a
-// grid that fills the GPU walks it. By clusters (decode_cluster.h): for items so few that
-// teams would leave most of the GPU idle. The splits' results meet in a second, small kernel.
+// The query rows of one KV head (tokens x heads per KV head) are packed into blocks of 8 or 16. A
+// block of rows against one split is an item of work. Two schedules compute the same bits:
+// - By teams: three warps take an item; one loads keys and values into a ring buffer in shared
+//   memory, two compute. The device makes a list of the items from the step's tables, and a grid
+//   that fills the GPU works through it.
+// - By clusters (decode_cluster.h): for so few items that teams would leave most of the GPU idle.
+// A second, small kernel folds the results of the splits.
 //
-// The walk is the same kernel with a block's splits taken one after the other by one team, which
-// folds as it goes: any number of rows, no workspace, little parallelism for short batches.
+// The walk is the kernel by teams, but one team takes all splits of a block of rows one after the
+// other and folds as it goes. It takes any number of rows and no workspace; small batches leave
+// most of the GPU idle.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_H_
 
@@ -32,30 +34,31 @@ size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& se
                             int32_t max_tokens);
 
 // Attention for the sequences of 1 to max_tokens rows; rows of longer ones are left as they are.
-// args.sequences is not read: `sequences` is the same table in GPU memory. INTERNAL: CUDA refused.
+// args.sequences is not read: `sequences` is the same table in GPU memory. INTERNAL: CUDA refused
+// a launch.
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                    int32_t max_tokens, const AttentionWorkspace& workspace,
                                    const Stream& stream);
 
 // How the splits are spread over the GPU.
 struct DecodeSchedule {
-  enum Kind { kTeams, kClusters };  // what takes a split
+  enum Kind { kTeams, kClusters };  // what computes a split
   Kind kind = kTeams;
-  int clusters = 0;  // kClusters: for each block of query rows
+  int clusters = 0;  // kClusters: number of clusters for each block of query rows
 };
 
 // The schedule that LaunchDecodeAttention takes: a pure function of the shapes and bounds.
 DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
                                     int32_t max_tokens);
 
-// The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: clusters cannot take
-// these keys, which are no whole 16-byte units.
+// The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: kClusters with keys that
+// are not whole 16-byte units.
 absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
                                      const DeviceSequences& sequences, int32_t max_tokens,
                                      const AttentionWorkspace& workspace, const Stream& stream);
 
 // Attention for the sequences of at least min_tokens rows, for head sizes and page sizes that no
-// other schedule has. INTERNAL: CUDA refused.
+// other schedule takes. INTERNAL: CUDA refused a launch.
 absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                  int32_t min_tokens, const Stream& stream);
 

@@ -1,10 +1,10 @@
 // See decode_cluster.h.
 //
-// Of a split's 512 keys each block of the cluster brings a quarter of the keys, whole, and a
-// quarter of the columns of all values. It computes its keys' scores, eight warps abreast, and
-// stores them into every block of the cluster. Each block then has what the softmax needs and adds
-// up its own columns: one warp takes 16 of them through the split's chain of products, the order of
-// which the contract fixes and which is therefore the kernel's critical path.
+// A split has 512 keys. Each block of the cluster loads a quarter of the keys, all their columns,
+// and a quarter of the columns of all values. Its eight warps compute the scores of its keys and
+// store them into every block of the cluster. Each block then has what the softmax needs and adds
+// up its own columns: one warp takes 16 of them through the split's chain of products. The contract
+// fixes the order of that chain, so it is the kernel's critical path.
 #include <algorithm>
 
 #include "common/base/round_up.h"
@@ -50,10 +50,10 @@ struct ClusterShared {
   uint4 keys[kKeys * Shape::kKeyUnits];
   uint4 values[contract::kSplit * Shape::kValueUnits];
   SplitSoftmax<Shape> softmax;
-  int64_t result[Shape::kRows];     // of the row's first split, among the split results
-  int64_t out[Shape::kRows];        // of the row's column 0, in the output
+  int64_t result[Shape::kRows];     // index of the row's first split among the split results
+  int64_t out[Shape::kRows];        // index of the row's column 0 in the output
   int32_t slots[contract::kSplit];  // of the cache, where the keys lie; -1: not seen
-  uint64_t pushed;                  // barrier: all blocks' scores of a split have come
+  uint64_t pushed;                  // barrier: all blocks' scores of a split have arrived
 };
 
 template <typename Shape>
@@ -61,7 +61,7 @@ class DecodeCluster {
  public:
   using Shared = ClusterShared<Shape>;
 
-  // pages: the sequence's.
+  // pages: the page numbers of the sequence.
   __device__ DecodeCluster(const DecodeParams& p, const DecodeItem& item, const int32_t* pages,
                            Shared& shared)
       : p_(p),
@@ -73,8 +73,8 @@ class DecodeCluster {
         warp_(thread_ / 32),
         lane_(thread_ % 32) {}
 
-  // Splits first, first + stride, ... below end. What takes long to find is found before the
-  // predecessor has ended.
+  // Computes splits first, first + stride, ... below end. Finding the addresses takes long, so it
+  // is done before the predecessor has ended.
   __device__ void Run(int32_t first, int32_t end, int32_t stride) {
     if (thread_ == 0) {
       InitBarrier(SharedAddress(&shared_.pushed), 1);
@@ -87,7 +87,8 @@ class DecodeCluster {
     uint32_t parity = 0;
 #pragma unroll 1
     for (int32_t split = first; split < end; split += stride) {
-      // Addresses stay in the loop, which mostly runs once: there are too many to keep.
+      // Keeps the compiler from computing addresses before the loop: there are too many to keep in
+      // registers, and the loop mostly runs once.
       asm volatile("" : "+r"(thread_), "+r"(warp_), "+r"(lane_), "+r"(rank_));
       FindSlots(split);
       __syncthreads();
@@ -98,12 +99,12 @@ class DecodeCluster {
       WaitForPredecessor();
       if (split == first) rows.Load(p_, queries);
       CopyNewRows(split, unit);
-      WaitForCommitGroups<1>();  // the values may still be under way
+      WaitForCommitGroups<1>();  // the values may still be in flight
       __syncthreads();
       float scores[kColumnBlocks][4] = {};
       Score(queries, scores);
       MaskScores<Shape>(p_, item_, Begin(split) + rank_ * kKeys + 16 * warp_, scores);
-      WaitCluster();  // every block has made its barrier, or done with the split before
+      WaitCluster();  // every block has initialised its barrier, or has finished the split before
       PushScores(scores);
       if (thread_ == 0) {
         ExpectBytes(SharedAddress(&shared_.pushed), sizeof(shared_.softmax.scores));
@@ -144,7 +145,7 @@ class DecodeCluster {
 
   // ---- Keys and values into shared memory
 
-  // Where unit `unit` of a row lies: consecutive rows have it in different banks.
+  // Where unit `unit` of a row lies. In consecutive rows it lies in different banks.
   __device__ static uint4* KeyUnit(Shared& shared, int key, int unit) {
     return &shared.keys[key * Shape::kKeyUnits + (unit ^ (key % 8))];
   }
@@ -198,8 +199,8 @@ class DecodeCluster {
     CommitUnits();
   }
 
-  // Positions that no row sees read as +0. Those of this step are left to CopyNewRows: the others
-  // can be read before the predecessor has ended (device_sequences.h).
+  // Positions that no row sees read as +0. This step's positions are left to CopyNewRows; all
+  // others can be read before the predecessor has ended (device_sequences.h).
   __device__ void Fetch(int32_t split, int key, bool inside, uint4* to, const Bf16* column) {
     const int32_t slot = shared_.slots[key];
     if (slot >= 0 && Begin(split) + key >= item_.first_position) return;  // new
@@ -239,7 +240,7 @@ class DecodeCluster {
     return found;
   }
 
-  // unit: what FindNew says of this thread's first.
+  // unit: FindNew's answer for this thread's first unit.
   __device__ void CopyNewRows(int32_t split, NewUnit unit) {
     const int32_t count = (EndNew(split) - FirstNew(split)) * kNewUnits;
 #pragma unroll 1
@@ -278,11 +279,11 @@ class DecodeCluster {
     }
   }
 
-  // Warp w takes the w-th pair of 16 of the block's columns and 8 rows. Lane (g, q) gets columns g
-  // and g + 8 of rows 2q and 2q + 1.
+  // Warp w computes 8 rows (FirstRow) and 16 of the block's columns (FirstColumn). Lane (g, q) gets
+  // columns g and g + 8 of rows 2q and 2q + 1.
   __device__ void AddValues(int32_t split, float (&acc)[4]) {
     const TileRange tiles = TilesOf<Shape>(item_, split);
-    // The swizzle depends on the key's place among 8, so steps of 16 keys are of equal distance.
+    // The swizzle depends on key % 8 alone, so steps of 16 keys are equally far apart.
     const uint32_t base = SharedAddress(
         ValueUnit(shared_, lane_ / 16 * 8 + lane_ % 8, FirstColumn() / 8 + lane_ / 8 % 2));
 #pragma unroll 1
@@ -306,7 +307,7 @@ class DecodeCluster {
   __device__ int FirstRow() const { return warp_ % kColumnBlocks * 8; }
   __device__ int FirstColumn() const { return warp_ / kColumnBlocks * 16; }
 
-  // The split's results, or the output if it is the sequence's only split.
+  // Stores the split's results, or the output if the sequence has no other split.
   __device__ void Store(int32_t split, const float (&acc)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -1,10 +1,10 @@
-// The warps of a team that compute, in the decode schedule (decode.h). Not here: who
-// brings keys and values (decode_load.cuh).
+// The consumer warps of a team in the decode schedule (decode.h): they compute. Not here: the
+// producer warp, which loads keys and values (decode_load.cuh).
 //
-// Scores are computed transposed, keys x rows, and so is the output, head_dim x rows: keys and
-// values are the 16-row operand of mma.sync and the few query rows its 8 columns. A thread then
-// holds, of its two rows, the keys of one residue mod 8 in ascending order, which is one of the
-// contract's row-sum lanes, and the weights become an operand by transposing 8 x 8 matrices.
+// Scores are computed transposed (keys x rows), and so is the output (head_dim x rows): keys and
+// values are the 16-row operand of mma.sync, the few query rows are its 8 columns. For each of its
+// two rows, a thread then holds the keys of one residue mod 8 in ascending order. That is one of
+// the contract's row-sum lanes. Transposing 8 x 8 matrices makes the weights an operand.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CONSUMER_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CONSUMER_CUH_
 
@@ -22,18 +22,18 @@
 
 namespace isobit::cuda {
 
-// What the two consumer warps of a team tell each other of a tile.
+// What the two consumer warps of a team exchange for each tile.
 template <typename Shape>
 struct TeamExchange {
-  // bf16, 8 keys x 8 rows to a matrix: mma.sync's other operand when transposed.
+  // bf16, matrices of 8 keys x 8 rows; transposed, they are mma.sync's other operand.
   alignas(16) uint32_t weights[Shape::kKeyBlocks][Shape::kColumnBlocks][2][32];
-  float lane_sums[kTeamConsumers][Shape::kColumnBlocks][2][32];  // as each warp leaves them
+  float lane_sums[kTeamConsumers][Shape::kColumnBlocks][2][32];  // written by each warp
   float max[kTeamConsumers][Shape::kRows];                       // of each warp's keys
 };
 
-// A consumer warp: of every tile it computes the scores and weights of one chunk's keys, and then
-// one half of the head's columns. Lane l, g = l / 4, q = l % 4, holds of each block of 8 query rows
-// the rows 2q and 2q + 1.
+// A consumer warp. For every tile it computes the scores and weights of one chunk's keys, then the
+// output's sums for one half of the head's columns. With g = l / 4 and q = l % 4, lane l holds rows
+// 2q and 2q + 1 of each block of 8 query rows.
 template <typename Shape>
 class DecodeConsumer {
  public:
@@ -119,7 +119,7 @@ class DecodeConsumer {
       Release();
     }
 
-    // Every row sees the whole tile, as nearly always: nothing to mask.
+    // Nearly always every row sees the whole tile, and there is nothing to mask.
     const bool all_seen = tile + Shape::kTile <= item.first_end && tile >= item.last_begin;
     if (!all_seen) Mask(item, tile + warp_ * Shape::kChunk, scores);
     float alpha[kColumnBlocks][2];
@@ -168,7 +168,7 @@ class DecodeConsumer {
     }
   }
 
-  // Of this thread's row i of a block.
+  // The position of this thread's row i of block b.
   __device__ int32_t PositionOf(const DecodeItem& item, int b, int i) {
     return item.PositionOf(p_, 8 * b + 2 * q_ + i);
   }
@@ -193,8 +193,9 @@ class DecodeConsumer {
     }
   }
 
-  // The first half of the contract's UpdateSoftmax: the new maxima. Whether all exponents of two
-  // are small enough for BoundedExp2: a score's is what rounding its row's shift left over.
+  // The first half of the contract's UpdateSoftmax: the new maxima. Returns whether every argument
+  // of exp2 is small enough for BoundedExp2: a score's argument exceeds 0 by no more than the
+  // rounding error of its row's shift.
   __device__ bool Shift(const float (&scores)[kChunkBlocks][kColumnBlocks][4],
                         float (&alpha)[kColumnBlocks][2], float (&shift)[kColumnBlocks][2]) {
     float max[kColumnBlocks][2];  // fmaxf is the contract's Max but for the sign of a zero
@@ -232,15 +233,15 @@ class DecodeConsumer {
     return __all_sync(0xffffffffu, bounded);
   }
 
-  // The second half: the weights, in place of the scores and as operands. kPlain: every row sees
-  // every key, and the exponents are bounded.
+  // The second half of UpdateSoftmax: the weights, which replace the scores and are also written as
+  // operands. kPlain: every row sees every key, and the arguments of exp2 are bounded.
   template <bool kPlain>
   __device__ void Weigh(const DecodeItem& item, int32_t tile,
                         float (&scores)[kChunkBlocks][kColumnBlocks][4],
                         const float (&shift)[kColumnBlocks][2], float (&alpha)[kColumnBlocks][2]) {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
-      bool sees[2] = {true, true};  // a tile of which a row sees no key leaves the row as it is
+      bool sees[2] = {true, true};  // a row that sees no key of the tile stays as it is
       if (!kPlain) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -278,8 +279,8 @@ class DecodeConsumer {
     }
   }
 
-  // The row sums. The keys are the first warp's and then the second's, so the sums go from one to
-  // the other and, for the next tile, back.
+  // The row sums. A tile's keys are first the first warp's, then the second's, so the first warp
+  // hands its sums to the second, which hands them back for the next tile.
   __device__ void SumWeights(const float (&weights)[kChunkBlocks][kColumnBlocks][4],
                              const float (&alpha)[kColumnBlocks][2]) {
     if (warp_ == 0) {
@@ -294,7 +295,7 @@ class DecodeConsumer {
       AddWeights(weights);
       LeaveSums(0);
     }
-    SyncTeam();  // the weights are there
+    SyncTeam();  // both warps have written their weights
     if (warp_ == 1) {
       TakeSums(0);
       AddWeights(weights);
@@ -329,7 +330,7 @@ class DecodeConsumer {
     }
   }
 
-  // The unit of 8 of the warp's columns in a key of a stage.
+  // The address, within a stage, of the warp's columns 8 * unit to 8 * unit + 7 of a key.
   __device__ uint32_t UnitAt(int key, int unit) const {
     if constexpr (Shape::kHalves == 1) return Swizzled(key, warp_ * Shape::kSteps + unit);
     return static_cast<uint32_t>(warp_ * (Shape::kHalves / 2) + unit / 8) * Shape::kHalfBytes +
@@ -360,8 +361,8 @@ class DecodeConsumer {
     }
   }
 
-  // +0 into what this warp reads of the rows of a stage that hold no written key: their weight is
-  // +0, but 0 * NaN is not.
+  // Writes +0 over what this warp reads of a stage's rows from `keys` on, which hold no written
+  // key. Their weight is +0, but 0 * NaN is not.
   __device__ void ClearFrom(uint32_t base, int32_t keys) {
     for (int32_t i = keys * Shape::kSteps + lane_; i < Shape::kChunk * Shape::kSteps; i += 32) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
@@ -390,10 +391,10 @@ class DecodeConsumer {
     }
   }
 
-  // Worked out where it is wanted: there is no register to keep it in.
+  // Computed where it is used: there is no register to keep it in.
   __device__ int g() const { return lane_ / 4; }
 
-  // This thread's columns of 16 of the warp's: this one and the one 8 further.
+  // Of the warp's m-th 16 columns this thread has this one and the one 8 further.
   __device__ int32_t ColumnOf(int m) const { return 16 * (warp_ * Shape::kMine + m) + g(); }
 
   // Calls visit(b, i, row) for this thread's rows of the item.
@@ -408,7 +409,7 @@ class DecodeConsumer {
       }
     }
   }
-  // Calls visit(m, half, column) for this thread's columns of a row that has `end`.
+  // Calls visit(m, half, column) for this thread's columns below `end`.
   template <typename Visit>
   __device__ void ForEachColumn(int32_t end, const Visit& visit) const {
 #pragma unroll
@@ -434,7 +435,8 @@ class DecodeConsumer {
     });
   }
 
-  // Folds a split into those before it: a walk's totals, which its only split is otherwise.
+  // Folds a split into the earlier ones, which a walk keeps as its totals. Otherwise the sequence
+  // has one split, which is folded alone.
   __device__ void FoldSplit(bool first, const contract::SplitSum (&sums)[kColumnBlocks][2]) {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
@@ -485,7 +487,7 @@ class DecodeConsumer {
     });
   }
 
-  // This thread's words of a walk's totals: its accumulators, then its rows' maxima and sums.
+  // This thread's words among a walk's totals: its accumulators, then its rows' maxima and sums.
   static constexpr int kSums = Shape::kMine * kColumnBlocks * 4;
   __device__ float* Total(int index) const { return totals_ + index * 32; }
 
@@ -500,8 +502,8 @@ class DecodeConsumer {
   bool fresh_ = true;  // no tile of the split has been computed yet
   uint32_t queries_[Shape::kSteps][kColumnBlocks][2];
   float max_[kColumnBlocks][2];
-  float lane_sum_[kColumnBlocks][2];           // the contract's lane g, when it is this warp's turn
-  float acc_[Shape::kMine][kColumnBlocks][4];  // columns 16m + g and 8 more of both rows
+  float lane_sum_[kColumnBlocks][2];           // the contract's lane g, while this warp adds to it
+  float acc_[Shape::kMine][kColumnBlocks][4];  // columns 16m + g and 16m + g + 8 of both rows
 };
 
 }  // namespace isobit::cuda

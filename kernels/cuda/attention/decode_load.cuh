@@ -1,5 +1,5 @@
-// How keys and values reach shared memory in the decode schedule (decode.h): a team's
-// ring and the warp that fills it.
+// How keys and values reach shared memory in the decode schedule (decode.h): a team's ring buffer
+// and the producer warp that fills it.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 
@@ -12,11 +12,11 @@
 
 namespace isobit::cuda {
 
-// Arrivals that complete a phase of a ring's barriers: every lane's where lanes write and read the
-// same stage, one for the warp where the copy engine writes.
+// Arrivals that complete a phase of a ring's barriers: 32, one for each lane, if the lanes fill the
+// stage themselves; 1 for the warp if the copy engine fills it.
 __device__ __forceinline__ uint32_t ArrivalsOf(const DecodeParams& p) { return p.run > 0 ? 1 : 32; }
 
-// A position in a team's ring. Producer and consumers step through the same stages.
+// A cursor into a team's ring. Producer and consumers step through the same stages.
 template <typename Shape>
 struct RingCursor {
   uint32_t buffers;  // shared-memory addresses
@@ -36,10 +36,10 @@ struct RingCursor {
   }
 };
 
-// Makes all rings' barriers and brings the tensor maps near: by the warps that load.
+// Initialises the barriers of all rings and prefetches the tensor maps. Run by the warps that load.
 template <typename Shape>
 __device__ __forceinline__ void PrepareToLoad(const DecodeParams& p, uint32_t barriers) {
-  if (threadIdx.x % 32 != 0) return;  // threads of a warp would do it one after the other
+  if (threadIdx.x % 32 != 0) return;  // the threads of a warp would run it one after the other
   const int warp = (static_cast<int>(threadIdx.x) - kListThreads) / 32;
   if (p.run > 0) PrefetchMap(warp % 2 == 0 ? p.keys : p.values);
 #pragma unroll 1
@@ -55,9 +55,9 @@ __device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
   return static_cast<uint32_t>(key * 128 + ((unit ^ (key & 7)) << 4));
 }
 
-// The block's query rows as a warp's operands: lane l holds of row l / 4 of each 8 the columns that
-// mma.sync asks for. Rows of padding and columns beyond head_dim are +0. Made before they may be
-// read, because finding them takes long.
+// The block's query rows as a warp's operands: lane l holds row l / 4 of each 8 rows, the columns
+// that mma.sync asks for. Rows of padding and columns beyond head_dim are +0. The constructor finds
+// the addresses, which takes long, before the rows may be read; Load reads them.
 template <typename Shape>
 class QueryRows {
  public:
@@ -98,16 +98,16 @@ class QueryRows {
   const Bf16* rows_[Shape::kColumnBlocks];
 };
 
-// A chunk's keys or values for a cache of any page size and head_dim: by ordinary loads of whole
-// words into the stage at `buffer`. Out of line, because what is rarely run delays, between what
-// is, the first instructions of a kernel that runs for microseconds.
+// Loads a chunk's keys or values into the stage at `buffer`, for a cache of any page size and
+// head_dim: by ordinary loads of whole words. Out of line: rarely run code that lies between the
+// kernel's first instructions delays them, and the kernel runs for microseconds only.
 template <typename Shape, typename Word>
 __device__ __noinline__ void Gather(const DecodeParams& p, int32_t first_page, int32_t kv_head,
                                     int32_t chunk, int32_t end_key, const Bf16* cache,
                                     uint32_t buffer) {
   constexpr int kElements = sizeof(Word) / sizeof(Bf16);
   constexpr int kWords = Shape::kDim / kElements;  // of a key
-  constexpr int kAhead = 8;                        // words of a lane under way
+  constexpr int kAhead = 8;                        // words of a lane in flight
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t keys = min(end_key - chunk, Shape::kChunk);
   const int32_t* pages = p.sequences.pages + first_page;
@@ -153,7 +153,8 @@ class DecodeProducer {
   __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
       : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // Starts before the predecessor has ended, with the keys of earlier steps (device_sequences.h).
+  // Starts before the predecessor has ended, with keys that earlier steps wrote
+  // (device_sequences.h).
   __device__ void Run(const DecodeItem& item) {
     for (int32_t split = item.first_split; split < item.end_split; ++split) {
       const int32_t end = EndOfSplit(item, split);
@@ -196,8 +197,8 @@ class DecodeProducer {
     }
   }
 
-  // The pages of positions [begin, end), at most 64 as they hold 8 positions or more: lane l gets
-  // pages l and l + 32 of them.
+  // Loads the page numbers of positions [begin, end): lane l gets the l-th and the (l + 32)-th.
+  // There are at most 64, because a page holds 8 positions or more.
   __device__ void LoadPages(const DecodeItem& item, int32_t begin, int32_t end) {
     first_page_ = PageOf(p_, begin);
     const int32_t count = PageOf(p_, end - 1) - first_page_ + 1;
@@ -206,7 +207,7 @@ class DecodeProducer {
     if (lane_ + 32 < count) pages_[1] = pages[lane_ + 32];
   }
 
-  // Keys from end_key to the end of their run come along unseen: they are masked later.
+  // Also copies the keys from end_key to the end of their run. They are masked later.
   __device__ void CopyRuns(const DecodeItem& item, int32_t chunk, const CUtensorMap& map) {
     const int shift = 31 - __clz(p_.run);
     const int32_t runs = (min(item.end_key - chunk, Shape::kChunk) + p_.run - 1) >> shift;

@@ -1,4 +1,4 @@
-// The softmax of one split for a block of warps that has all its scores in shared memory
+// The softmax of one split, for a thread block that has all scores of the split in shared memory
 // (decode_cluster.h). Not here: the scores, and the products with the values.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
@@ -13,8 +13,8 @@
 
 namespace isobit::cuda {
 
-// In shared memory. Rows of weights are padded so that the 8 that a warp reads at once lie in
-// different banks.
+// Lies in shared memory. Rows of weights are padded, so that the 8 rows that a warp reads at once
+// lie in different banks.
 template <typename Shape>
 struct SplitSoftmax {
   static constexpr int kTiles = contract::kSplit / Shape::kTile;
@@ -25,16 +25,16 @@ struct SplitSoftmax {
   contract::SplitSum sums[Shape::kRows];
 };
 
-// The four scores that mma.sync gives a lane (keys g and g + 8 of 16, rows 2q and 2q + 1 of 8) lie
-// together, those of 16 keys and 8 rows at unit 8q + g of 32, so that the keys of one row lie in
-// different banks.
+// The index of a score. The four scores that mma.sync gives a lane (keys g and g + 8 of 16, rows 2q
+// and 2q + 1 of 8) lie together as one unit. Of the 32 units of 16 keys and 8 rows they are unit
+// 8q + g, so that the keys of one row lie in different banks.
 template <typename Shape>
 __device__ __forceinline__ int ScoreIndex(int row, int key) {
   const int unit = (key / 16 * Shape::kColumnBlocks + row / 8) * 32 + row % 8 / 2 * 8 + key % 8;
   return unit * 4 + key % 16 / 8 * 2 + row % 2;
 }
 
-// The tiles of a split, counted from its first, of which some row sees a key: [first, end).
+// The tiles [first, end) of a split, counted from its first tile, with a key that some row sees.
 struct TileRange {
   int32_t first;
   int32_t end;
@@ -46,8 +46,8 @@ __device__ __forceinline__ TileRange TilesOf(const DecodeItem& item, int32_t spl
           (min(item.end_key - begin, contract::kSplit) + Shape::kTile - 1) / Shape::kTile};
 }
 
-// -inf where a row does not see the key; lane (g, q) holds keys `key` + g and + 8 of the cache's
-// positions against rows 2q and 2q + 1 of each 8.
+// Makes a score -inf where the row does not see the key. Lane (g, q) holds positions key + g and
+// key + g + 8 against rows 2q and 2q + 1 of each 8.
 template <typename Shape>
 __device__ __forceinline__ void MaskScores(const DecodeParams& p, const DecodeItem& item,
                                            int32_t key, float (&scores)[Shape::kColumnBlocks][4]) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ void MaskScores(const DecodeParams& p, const DecodeIt
   }
 }
 
-// contract::UpdateSoftmax for all tiles of a row at once, by a warp: a maximum has no order, so
-// every tile's running maximum is known before the first weight.
+// contract::UpdateSoftmax for all tiles of a row at once, by a warp. Maxima may be taken in any
+// order, so every tile's running maximum is known before the first weight is computed.
 template <typename Shape>
 __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem& item,
                                          int32_t split, int row, SplitSoftmax<Shape>& softmax) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
       max[t] = fmaxf(max[t], __shfl_xor_sync(0xffffffffu, max[t], lanes));
     }
   }
-  float max_of_lane = max[0];  // lane t keeps tile t's
+  float max_of_lane = max[0];  // lane t keeps the maximum of tile t
 #pragma unroll
   for (int t = 1; t < kTiles; ++t) max_of_lane = lane == t ? max[t] : max_of_lane;
 
@@ -99,19 +99,19 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
   const int32_t position = item.PositionOf(p, row);
   const int32_t first_seen = FirstSeen(p, position);
   float before = contract::kMinusInfinity;
-  // Not unrolled: most of the time a kernel runs this once, and fetching the instructions of all
-  // tiles would take longer than executing one tile's so many times.
+  // Not unrolled: a kernel mostly runs this loop once, and fetching separate instructions for every
+  // tile would take longer than executing the same ones again.
 #pragma unroll 1
   for (int t = 0; t < kTiles; ++t) {
     const int32_t tile = split * contract::kSplit + t * Shape::kTile;
-    // A tile of no use to the block has no scores; one of which the row sees no key leaves the row
+    // A tile that no row of the block sees has no scores. A row that sees no key of the tile stays
     // as it is.
     const bool sees =
         position >= tile && first_seen < tile + Shape::kTile && t >= tiles.first && t < tiles.end;
     const float max_of_tile = __shfl_sync(0xffffffffu, max_of_lane, t);
     const float running = sees ? fmaxf(before, max_of_tile) : before;
     const float shift = contract::Mul(running, p.scale);
-    float x[kOfTile + 1];  // and alpha's exponent
+    float x[kOfTile + 1];  // arguments of exp2; the last one gives alpha
 #pragma unroll
     for (int i = 0; i < kOfTile; ++i) {
       const int key = 32 * (t * kOfTile + i) + lane;
@@ -137,8 +137,8 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
   if (lane == 0) softmax.max[row] = contract::Mul(before, p.scale);
 }
 
-// The row sums, by 8 * kRows threads, whole warps: `chain` says which of the contract's lanes of
-// which row the thread has.
+// The row sums, by 8 * kRows threads in whole warps. The thread adds up lane chain % 8 of the
+// contract's row-sum lanes of row chain / 8.
 template <typename Shape>
 __device__ __forceinline__ void AddWeights(const DecodeItem& item, int32_t split, int chain,
                                            SplitSoftmax<Shape>& softmax) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void AddWeights(const DecodeItem& item, int32_t split
   if (chain % 8 == 0) softmax.sums[row] = {softmax.max[row], sum};
 }
 
-// A split's weights as an operand: of 16 keys from `key` against the 8 rows from `first_row`.
+// A split's weights as an operand: 16 keys from `key` on, the 8 rows from `first_row` on.
 template <typename Shape>
 __device__ __forceinline__ void LoadWeights(const SplitSoftmax<Shape>& softmax, int first_row,
                                             int key, uint32_t (&operand)[2]) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void LoadWeights(const SplitSoftmax<Shape>& softmax, 
   operand[1] = *reinterpret_cast<const uint32_t*>(weights + 8);
 }
 
-// The outputs of a sequence's only split, from its sum and its accumulator.
+// An output of a sequence's only split, from the split's sum and accumulator.
 __device__ __forceinline__ Bf16 OutputOfOnly(const contract::SplitSum& sum, float acc) {
   contract::SplitSum folded = {contract::kMinusInfinity, 0.0f};
   float total = 0.0f;

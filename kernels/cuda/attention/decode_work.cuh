@@ -1,5 +1,5 @@
-// The work of the decode schedule (decode.h): its parameters, the shapes it is built for,
-// and the list of items that the kernel makes from the tables.
+// The work of the decode schedule (decode.h): its parameters, the shapes that it is built for, and
+// the list of items that the kernel makes from the step's tables.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
 
@@ -15,11 +15,11 @@
 namespace isobit::cuda {
 
 inline constexpr int kTeams = 4;          // of a block: three warps that work on one item
-inline constexpr int kTeamConsumers = 2;  // warps that compute; one more brings keys and values
+inline constexpr int kTeamConsumers = 2;  // warps that compute; one more loads keys and values
 inline constexpr int kDecodeThreads = kTeams * (kTeamConsumers + 1) * 32;
 inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // that make the list
 inline constexpr int kMaxListed = 1024;                            // sequences of one launch
-inline constexpr int kFirstPages = 2 * kMaxListed + 1;             // in the list, of each sequence
+inline constexpr int kFirstPages = 2 * kMaxListed + 1;             // where the list has first_page
 inline constexpr int kListWords = kFirstPages + kMaxListed;
 inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
 
@@ -38,23 +38,24 @@ struct DecodeParams {
   int64_t ldq;
   bool aligned_q;  // pairs of elements can be read as words
   int32_t heads;
-  int32_t heads_per_kv;  // query heads of one KV head
+  int32_t heads_per_kv;  // query heads that share a KV head
   PagedKv kv;
-  int32_t page_shift;  // log2 of the page size; -1: no power of two
-  int32_t run;  // consecutive positions, aligned, that never leave a page: 2^i; 0: no bulk copies
+  int32_t page_shift;  // log2 of the page size; -1: the page size is no power of two
+  int32_t run;  // aligned runs of so many positions, 2^i, never leave a page; 0: no bulk copies
   bool whole_units;  // every key and value is a whole number of aligned 16-byte units
   float scale;
   int32_t window;  // 2^31 - 1: none
   Bf16* out;
   int64_t ldo;
-  // [sequence][token < max_tokens][head][split < max_splits]: what each split hands on.
+  // [sequence][token < max_tokens][head][split < max_splits]: the results of each split.
   contract::SplitSum* split_sums;
   float* split_acc;  // likewise, acc_stride each
   int32_t acc_stride;
   int32_t max_splits;
 };
 
-// Which of a sequence's pages holds a position. (A division takes longer than a load.)
+// Which of a sequence's pages holds a position. Shifts where it can: a division takes longer than a
+// load.
 __device__ __forceinline__ int32_t PageOf(const DecodeParams& p, int32_t position) {
   return p.page_shift >= 0 ? position >> p.page_shift : position / p.kv.page_size;
 }
@@ -64,7 +65,7 @@ __device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t posi
   return max(0, position - p.window + 1);
 }
 
-// The splits of which some row of a sequence sees a key: [first, end).
+// The splits [first, end) with a key that some row of a sequence sees.
 struct SplitRange {
   int32_t first;
   int32_t end;
@@ -95,18 +96,19 @@ struct DecodeShape {
   static constexpr int kAbreast = kColumnBlocks == 1 ? kChunkBlocks : kWalk ? 1 : 2;
   static constexpr int kKeyBlocks = kTile / 16;
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kMine = kSteps / kTeamConsumers;  // 16 columns that a consumer warp has
+  static constexpr int kMine = kSteps / kTeamConsumers;  // a consumer warp's columns, in 16s
   static_assert(kChunks == kTeamConsumers);
   static constexpr int kHalves = kDim / kHalfColumns;
   static constexpr uint32_t kHalfBytes = kChunk * 128;
   static constexpr uint32_t kStageBytes = kHalves * kHalfBytes;
   static constexpr int kStages = (kWalk ? 40 : 48) * 1024 / static_cast<int>(kStageBytes);
-  // What a walking team has folded, fp32 [warp][accumulators, maxima and sums of a lane][32 lanes].
+  // The folded results of a walk's team, fp32 [warp][accumulators, maxima and sums of a lane][32
+  // lanes].
   static constexpr int kTotalsOfWarp = kWalk ? (kMine + 1) * kColumnBlocks * 4 * 32 : 0;
   static constexpr uint32_t kTotalBytes = kTeamConsumers * kTotalsOfWarp * sizeof(float);
 
-  // Shared memory, from a multiple of 1024 bytes: rings, totals, what teams exchange, barriers, the
-  // work list.
+  // Offsets in shared memory, from a multiple of 1024 bytes: rings, totals, what teams exchange,
+  // barriers, the work list.
   static constexpr uint32_t kTotals = kTeams * kStages * kStageBytes;
   static constexpr uint32_t kExchange = kTotals + kTeams * kTotalBytes;
   static constexpr uint32_t kExchangeBytes = (2 * kTile + kTeamConsumers * (32 + 4)) * kRows;
@@ -115,11 +117,12 @@ struct DecodeShape {
   static constexpr uint32_t kSharedBytes = kList + kListWords * sizeof(int32_t) + 1024;
 };
 
-// The work list, of n listed sequences: entry i < n is sequence i without its last split, entry
-// n + i its last split; a walk's sequences have one of all splits. Items of entry e are [list[e],
-// list[e + 1]). The last splits, which may be short, come last so that dealing the items round
-// gives every multiprocessor about as many keys. Behind it, what takes a producer another load to
-// find. Called by the whole block, of which the consumer warps do the work.
+// Makes the work list for n listed sequences. Entry i < n stands for sequence i without its last
+// split, entry n + i for its last split; in a walk, entry n + i stands for all splits together.
+// Entry e has the items [list[e], list[e + 1]). Last splits may be short: they come last, so that
+// distributing the items in turn gives every multiprocessor about as many keys. Behind the entries
+// lies each sequence's first_page, which saves the producers a load. The whole block calls it; the
+// consumer warps do the work.
 template <typename Shape>
 __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __shared__ int32_t warp_sums[kDecodeThreads / 32];
@@ -146,7 +149,7 @@ __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
     list[entry] = count;
     sum += count;
   }
-  int32_t before = sum;  // and before this thread, once the inclusive sum is complete
+  int32_t before = sum;  // the inclusive sum up to this thread; below, of the threads before it
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int32_t other = __shfl_up_sync(0xffffffffu, before, offset);
@@ -167,7 +170,7 @@ __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __syncthreads();
 }
 
-// One block of query rows against one split, or in a walk against all it sees.
+// One block of query rows against one split, or in a walk against all splits that it sees.
 struct DecodeItem {
   int32_t sequence;
   int32_t first_page;  // of the sequence, among all pages
@@ -175,8 +178,7 @@ struct DecodeItem {
   int32_t first_row;       // of the batch: the sequence's
   int32_t first_position;  // likewise
   int32_t first_block_row;
-  int32_t
-      rows;  // of the block: row r is token r / heads_per_kv, head r % heads_per_kv of the KV head
+  int32_t rows;       // of the block: row r is token r / heads_per_kv, its head r % heads_per_kv
   int32_t first_key;  // keys that any row of the block sees
   int32_t end_key;
   int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
@@ -213,8 +215,7 @@ struct DecodeItem {
     const int32_t blocks = (tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
     const int32_t splits = last ? 1 : before_last;
     const int32_t rest = index - list[low];
-    const int32_t row_block =
-        splits == 1 ? rest : rest / splits;  // of rows; mostly all of a KV head's
+    const int32_t row_block = splits == 1 ? rest : rest / splits;
     const int32_t head = blocks == 1 ? row_block : row_block / blocks;
     item.SetRows<Shape>(p, tokens, head, row_block - head * blocks);
     if (Shape::kWalk) {
@@ -228,7 +229,7 @@ struct DecodeItem {
     return item;
   }
 
-  // Makes it block `block` of the rows of KV head `head`'s group.
+  // Sets the item's rows: block `block` of the rows of KV head `head`.
   template <typename Shape>
   __device__ void SetRows(const DecodeParams& p, int32_t tokens, int32_t head, int32_t block) {
     kv_head = head;
@@ -242,7 +243,7 @@ struct DecodeItem {
     first_end = first + 1;
   }
 
-  // A row of padding stands where the last row does.
+  // A row of padding has the last row's position.
   __device__ int32_t PositionOf(const DecodeParams& p, int32_t row) const {
     return first_position + TokenOf(p, min(row, rows - 1));
   }

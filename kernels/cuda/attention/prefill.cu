@@ -1,4 +1,4 @@
-// See prefill.h: what does not depend on the head size.
+// See prefill.h. Here is what does not depend on the head size.
 #include <algorithm>
 #include <cstdint>
 
@@ -12,15 +12,15 @@
 namespace isobit::cuda {
 namespace {
 
-// Rows of a page that one box copies: as many as fit both the page and a tile, in whole groups of
-// 8, the swizzle's period. 0: a page has no such rows.
+// Rows of a page that one box copies: as many as fit both the page and a tile, a multiple of 8,
+// which is the swizzle's period. 0: the page size has no such divisor.
 int32_t BoxRows(int32_t page_size, int32_t tile) {
   const int32_t power = page_size & -page_size;
   return power < 8 ? 0 : std::min(power, tile);
 }
 
-// The cache as one matrix of heads. How many pages it has is not known here and not needed: the
-// copies never leave the pages of the tables.
+// The cache as one matrix of heads. The number of its pages is not known here, nor needed: copies
+// never leave the pages that the tables name.
 absl::StatusOr<CUtensorMap> MapCache(const Bf16* data, int32_t head_dim, int32_t box_rows) {
   return MapMatrix(data, INT32_MAX, head_dim, head_dim, box_rows, 64);
 }

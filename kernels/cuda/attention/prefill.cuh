@@ -1,10 +1,10 @@
 // The kernel behind LaunchPrefillAttention, for one head size.
 //
-// A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head; a row is
-// a (token, query head of the KV head's group) pair, tokens outermost. One more warpgroup copies
-// tiles of keys and values into a ring (prefill_ring.cuh). A consumer holds its scores
-// and the accumulators of the split under way in registers, and the folded result of earlier splits
-// in shared memory. While one consumer weighs its scores, others have the tensor cores.
+// A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head. A row is
+// a pair of a token and a query head of that KV head, tokens outermost. One more warpgroup copies
+// tiles of keys and values into a ring buffer (prefill_ring.cuh). A consumer holds its scores and
+// the accumulators of the current split in registers, and the folded result of earlier splits in
+// shared memory. While one consumer computes its softmax, others use the tensor cores.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 
@@ -22,8 +22,8 @@
 
 namespace isobit::cuda {
 
-// The same value. `hidden`: from the compiler, which else keeps what follows from it in registers
-// through a loop that needs them all.
+// Returns x. `hidden`: the compiler cannot see that it is x. Otherwise it would keep values derived
+// from x in registers through a loop that needs all of them.
 template <bool hidden>
 __device__ __forceinline__ uint32_t Afresh(uint32_t x) {
   if constexpr (!hidden) return x;
@@ -38,14 +38,14 @@ __device__ __forceinline__ uint64_t ValueOperand(uint32_t address, uint32_t bloc
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
-// An operand that begins `bytes` further on. Only the low word changes, in 32-bit arithmetic.
+// The operand that begins `bytes` further on. Only the low word changes, so 32-bit arithmetic does.
 __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
   return (operand & 0xffffffff00000000ull) |
          (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
 }
 
-// Calls use(whether there is such a row, its row of q and out, column of its head, swizzled offset)
-// for each 16 bytes of a consumer's 64 rows.
+// Calls use(valid, row, column, offset) for each 16 bytes of a consumer's 64 rows. valid: there is
+// such a row; row, column: where it lies in q and out; offset: in shared memory, swizzled.
 template <class Shape, int kHeadDim, typename Use>
 __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const PrefillBlock& work,
                                              int consumer, Use use) {
@@ -120,10 +120,10 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
                                   p.heads_per_kv);
   }
 
-  // The tiles of which these rows see any key; those of the block's others are passed over.
+  // The tiles with a key that these rows see. The block's other tiles are passed over.
   const int first_tile = Uniform(p.window == 0 ? 0 : max(0, first_position - p.window + 1) / kTile);
   const int end_tile = Uniform(last_position / kTile + 1);
-  // Of these, the tiles [full_tile, full_end_tile) are seen whole by every row.
+  // Every row sees all keys of the tiles [full_tile, full_end_tile).
   const int full_tile =
       Uniform(p.window == 0 ? 0 : max(0, last_position - p.window + kTile) / kTile);
   const int full_end_tile = Uniform((first_position + 1) / kTile);
@@ -258,7 +258,7 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   fold();
   pass_over(work.end_tile - end_tile);
 
-  // The output goes through the place of q, which has been read.
+  // The output overwrites q in shared memory, which has been read.
   const float inverse[2] = {contract::Div(1.0f, sum[0].sum), contract::Div(1.0f, sum[1].sum)};
 #pragma unroll
   for (int i = 0; i < kAccumulators; i += 4) {
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
   ReleaseSuccessor();
   PrefillBlock work;
   if (!FindWork<Shape>(p, &work)) return;
-  const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // with any row
+  const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // that have a row
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       InitBarrier(ring.KeysFull(stage), kGather ? 128 : 1);
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
 template <int kHeadDim>
 absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
   using Shape = PrefillShape<kHeadDim>;
-  // At most: blocks that are full, and one more for each sequence's last.
+  // At most so many: full blocks, and one more for the end of each sequence.
   const int64_t pairs = int64_t{params.sequences.num_rows} * params.heads_per_kv;
   const int64_t blocks = (pairs / Shape::kRows + params.sequences.num_sequences) * params.kv_heads;
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),

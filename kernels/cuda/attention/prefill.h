@@ -16,9 +16,9 @@ namespace isobit::cuda {
 bool HasPrefillSchedule(int32_t head_dim);
 
 // Runs attention for the sequences of at least min_rows rows; rows of shorter ones are left as they
-// are. args.sequences is not read: `sequences` is the same table in GPU memory. The row order, the
-// page size and the batch change no bit. Best with page sizes that are a multiple of 8; any other
-// goes through a slower gather.
+// are. args.sequences is not read: `sequences` is the same table in GPU memory. The order of the
+// rows, the page size and the batch change no bit. Fastest if the page size is a multiple of 8: any
+// other page size takes a slower gather.
 // INVALID_ARGUMENT: no schedule for the head size, or a cache that is not aligned to 16 bytes;
 // INTERNAL: CUDA refused.
 absl::Status LaunchPrefillAttention(const AttentionArgs& args, const DeviceSequences& sequences,

@@ -1,6 +1,5 @@
-// What the prefill kernel works on, and the warps that bring keys and values into shared memory.
-//
-// Not here: the arithmetic (prefill.cuh).
+// What the prefill kernel works on, and the warps that load keys and values into shared memory. Not
+// here: the arithmetic (prefill.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_RING_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_RING_CUH_
 
@@ -18,7 +17,7 @@
 
 namespace isobit::cuda {
 
-// What the kernel is told, by value.
+// The kernel's parameters, passed by value.
 struct PrefillParams {
   CUtensorMap k_map;  // unused where box_rows is 0
   CUtensorMap v_map;
@@ -30,9 +29,9 @@ struct PrefillParams {
   int64_t ldo;
   DeviceSequences sequences;
   int32_t min_rows;
-  int32_t heads_per_kv;           // query heads of one KV head
-  uint32_t inverse_heads_per_kv;  // 2^32 / heads_per_kv, rounded up (0 for 1): divides x < 2^16 by
-                                  // multiplying
+  int32_t heads_per_kv;  // query heads that share a KV head
+  // 2^32 / heads_per_kv, rounded up (0 for 1): divides x < 2^16 by multiplying.
+  uint32_t inverse_heads_per_kv;
   int32_t kv_heads;
   int32_t page_size;
   int32_t box_rows;  // rows of the cache that one box copies; 0: no boxes, but a gather
@@ -48,23 +47,23 @@ struct PrefillShape {
   static constexpr int kTile = contract::KvTile(kHeadDim);
   static constexpr int kTilesOfSplit = contract::kSplit / kTile;
   static constexpr int kColumnBlocks = (kHeadDim + 63) / 64;  // of 64 columns: 128 bytes a row
-  // A warp's own instructions depend closely on one another: three consumers, each waiting for its
-  // products, keep the GPU busier than two whose products overlap with their softmax.
+  // The instructions of a warp form long chains. Three consumers that each wait for their products
+  // keep the GPU busier than two whose products overlap with their softmax.
   static constexpr int kConsumers = kHeadDim == 256 ? 2 : 3;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kHeadDim == 64 ? 2 : 1;
-  // Registers of a thread, as setmaxnreg deals them out.
+  // Registers of a thread, as setmaxnreg assigns them.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   static constexpr int kAccumulators = kHeadDim / 2;
-  // How many of a thread's accumulators keep their folded result in shared memory, the others in
-  // registers. All of them, where there is room: what registers are left over lets the compiler
-  // interleave the exponentials.
+  // So many of a thread's accumulators have their folded results in shared memory, the others in
+  // registers. Where there is room it is all of them: the registers that this leaves free let the
+  // compiler interleave the exponentials.
   static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : kAccumulators;
   static constexpr int kRegisterTotals = kAccumulators - kSharedTotals;
 
-  // Shared memory, from its start.
+  // Offsets and sizes in shared memory.
   static constexpr int kQueryBlockBytes = 64 * 128;
   static constexpr int kQueryBytes = kColumnBlocks * kQueryBlockBytes;  // of one consumer
   static constexpr int kTileBlockBytes = kTile * 128;
@@ -78,7 +77,7 @@ struct PrefillShape {
   static_assert(kSharedBytes <= kH200.block_shared_bytes);
 };
 
-// A value that a warp's lanes share, so that the compiler knows it.
+// x, which is the same in all lanes of the warp, in a form that tells the compiler so.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
 // What a block works on.
@@ -98,8 +97,8 @@ struct PrefillBlock {
   }
 };
 
-// Finds this block's work; false: there is none. Blocks of a sequence come last tokens first, for
-// these take longest.
+// Finds this block's work; false: there is none. A sequence's last tokens get its first blocks,
+// because they take longest.
 template <class Shape>
 __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* work) {
   const DeviceSequences& s = p.sequences;
@@ -166,11 +165,11 @@ struct PrefillRing {
   __device__ __forceinline__ uint32_t ValuesEmpty(int stage) const {
     return Barrier(3 * Shape::kStages + stage);
   }
-  // The last values have landed, before the rows after the sequence's end become +0.
+  // The last tile's values have landed. The rows after the sequence's end are then made +0.
   __device__ __forceinline__ uint32_t ValuesLanded() const { return Barrier(4 * Shape::kStages); }
 };
 
-// A place in the ring, and the parity of its barriers' current phase.
+// A cursor into the ring, with the parity of its barriers' current phase.
 template <class Shape>
 struct RingCursor {
   int stage = 0;
@@ -184,8 +183,8 @@ struct RingCursor {
   }
 };
 
-// Fills the ring's keys, or its values, by boxes; run by one warp. A lane copies the boxes of one
-// run of positions.
+// Fills the ring's keys (or values, if kOfValues) by box copies; run by one warp. A lane copies the
+// boxes of one run of positions.
 template <class Shape, bool kOfValues>
 __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillBlock& work,
                                           const PrefillRing<Shape>& ring) {
@@ -236,8 +235,8 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
   }
 }
 
-// Fills the ring 16 bytes at a time, for page sizes without boxes; run by a warpgroup. What lies
-// after the sequence's end becomes +0.
+// Fills the ring 16 bytes at a time, for page sizes that boxes cannot copy; run by a warpgroup.
+// What lies after the sequence's end becomes +0.
 template <class Shape, int kHeadDim>
 __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const PrefillBlock& work,
                                             const PrefillRing<Shape>& ring) {

@@ -1,9 +1,9 @@
 // The contract's online softmax (C6) on scores as a tensor-core product leaves them in registers.
 //
 // A thread holds two rows h = 0, 1 of a fragment: scores[4j + 2h + e] is row h's column
-// 8j + 2q + e, q = lane % 4. These columns are exactly the row-sum lanes 2q and 2q + 1, keys
-// ascending with j, so that only the maximum, and the sum when a split ends, cross threads. A row's
-// four threads hold the same maximum.
+// 8j + 2q + e, with q = lane % 4. These columns are exactly the row-sum lanes 2q and 2q + 1, and
+// keys ascend with j. Threads therefore exchange only the maximum, and the sum when a split ends.
+// The four threads of a row hold the same maximum.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_SOFTMAX_FRAGMENT_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_SOFTMAX_FRAGMENT_CUH_
 
@@ -28,7 +28,7 @@ struct SeenKeys {
   }
 };
 
-// The state of the two rows in the split under way.
+// The state of the two rows in the current split.
 struct SoftmaxFragment {
   float max[2];
   float lanes[2][2];
@@ -52,15 +52,14 @@ struct SoftmaxFragment {
     }
   }
 
-  // One update (contract::UpdateSoftmax): scores become weights, and alpha[h] what row h's
-  // accumulators are multiplied by. shift_of_none: the shift of a row whose maximum is -inf. That
-  // is -inf by the contract, if the row sees any key of the tile. With a shift of 0, a row that
-  // sees none weighs every key +0, and its alpha of 0 meets a state of zeros or NaN: it stays as it
-  // is.
+  // One update (contract::UpdateSoftmax): scores become weights, and row h's accumulators are to be
+  // multiplied by alpha[h]. shift_of_none: the shift of a row whose maximum is -inf. If the row
+  // sees any key of the tile, the contract says -inf. For a row that sees none it is 0: every
+  // weight is then +0, and alpha, which is 0, multiplies zeros or NaN, so the row stays as it is.
   template <int kTile>
   __device__ __forceinline__ void Update(float (&scores)[kTile / 2], float scale,
                                          const float (&shift_of_none)[2], float (&alpha)[2]) {
-    // Four chains for each row, so that their latency is hidden.
+    // Four chains of maxima for each row hide their latency.
     float top[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -92,8 +91,8 @@ struct SoftmaxFragment {
           tops[h] == contract::kMinusInfinity ? shift_of_none[h] : contract::Mul(tops[h], scale);
       alpha[h] = contract::Sub(contract::Mul(max[h], scale), shift[h]);  // at most 0
       max[h] = tops[h];
-      // A score is at most the maximum, so its exponent exceeds 0 by the rounding of the shift
-      // only.
+      // A score is at most the maximum, so the argument of exp2 exceeds 0 by no more than the
+      // rounding error of the shift.
       bounded = bounded && fabsf(shift[h]) < 0x1p29f;
     }
     if (__builtin_expect(__all_sync(kAllLanes, bounded), 1)) {

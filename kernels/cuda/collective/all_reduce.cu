@@ -17,7 +17,7 @@
 namespace isobit::cuda {
 namespace {
 
-// What decode steps of up to 64 sequences have; more has not been measured.
+// The rows of decode steps of up to 64 sequences; more has not been measured.
 constexpr int64_t kMaxPushRows = 64;
 
 int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>(CeilDiv(hidden, kQuad)); }
@@ -44,7 +44,7 @@ Kernel KernelOf(const AllReduceSchedule& schedule, int ranks, bool aligned) {
   }
 }
 
-// Clusters of the kernel that the present device holds at once.
+// Clusters of the kernel that the current device holds at once.
 absl::StatusOr<int> ResidentClusters(Kernel kernel, const AllReduceSchedule& schedule,
                                      int num_sms) {
   int count = 0;
@@ -69,8 +69,8 @@ absl::StatusOr<int> ResidentClusters(Kernel kernel, const AllReduceSchedule& sch
 }  // namespace
 
 struct AllReduceState {
-  // A schedule of this size of row, and the most clusters of a launch: all of a launch run at once,
-  // on every device, since a block waits for its like on the other ranks.
+  // A schedule for this hidden size, and the most clusters that a launch may have: all of them must
+  // run at once on every device, because a block waits for its counterparts on the other ranks.
   struct Plan {
     AllReduceSchedule schedule;
     int64_t clusters = 0;
@@ -106,7 +106,8 @@ absl::Status AllReduceState::AllocateMemory() {
   for (int r = 0; r < group.size(); ++r) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemset(memory.of_rank(r), 0, sizeof(RankSignals)));
   }
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the ranks' streams do not wait for it
+  // The ranks' streams do not wait for the memory to be set.
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   const size_t bytes = static_cast<size_t>(group.size()) * sizeof(uint32_t);
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&reports), bytes,
                                             cudaHostAllocPortable | cudaHostAllocMapped));
@@ -120,7 +121,7 @@ absl::Status AllReduceState::PlanSchedules() {
     const auto same = [&](const Plan& plan) { return plan.schedule == schedule; };
     if (std::ranges::none_of(plans, same)) plans.push_back({schedule, INT64_MAX});
   }
-  // Ranks that share a device leave room for each other, and for what else their streams run.
+  // Ranks that share a device leave room for each other and for the other kernels of their streams.
   const int share = alone() ? 1 : 2 * group.most_ranks_on_a_device();
   for (int r = 0; r < group.size(); ++r) {
     ISOBIT_ASSIGN_OR_RETURN(const DeviceInfo info, GetDeviceInfo(group.device(r)));
@@ -142,7 +143,7 @@ absl::Status AllReduceState::PlanSchedules() {
 
 absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Create(
     const PeerGroup& group, const AllReduceOptions& options) {
-  constexpr int64_t kMostRows = 32768;  // whose places in a mailbox 32 bits count
+  constexpr int64_t kMostRows = 32768;  // so that 32 bits count the elements of a mailbox
   if (options.hidden < 1 || options.hidden > kMaxAllReduceHidden || options.max_rows < 1 ||
       options.max_rows > kMostRows) {
     return absl::InvalidArgumentError(
@@ -224,8 +225,8 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
     job.norm.rows = std::min(norm.rows - begin, state.options.max_rows);
     const AllReduceSchedule schedule = ChooseAllReduce(job.norm.rows, norm.hidden, ranks);
     const auto& plan = *std::ranges::find(state.plans, schedule, &AllReduceState::Plan::schedule);
-    // One cluster meets the peers. If clusters take several rows, an odd number of them makes each
-    // the owner of some.
+    // One cluster runs the barrier with the peers. If clusters take several rows each, their number
+    // is made odd: every cluster then takes some rows that this rank owns.
     int64_t clusters = std::min(job.norm.rows, plan.clusters - 1);
     if (clusters < job.norm.rows && clusters % 2 == 0) --clusters;
     job.cluster = schedule.cluster;

@@ -1,6 +1,6 @@
-// The kernels of all_reduce.h. A row is spread over a cluster of blocks, a thread having kChunks
-// times four columns ("quads") of it. Rows go round the clusters, the same way on every rank; the
-// first cluster only meets the other ranks'.
+// The kernels of all_reduce.h. A row is spread over a cluster of blocks; each thread has kChunks
+// times four columns of it, called quads. Clusters take the rows in turn, in the same way on every
+// rank. The first cluster takes no rows: it only runs the barrier with the other ranks.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
 
@@ -20,14 +20,14 @@ namespace isobit::cuda {
 struct AllReduceJob {
   RankGroup group;
   size_t mailbox_bytes;  // two mailboxes follow the RankSignals
-  const float* partial;  // [norm.rows, norm.hidden], or null: it has been pushed
+  const float* partial;  // [norm.rows, norm.hidden]; null: the linear layer has pushed it
   RmsNormArgs norm;
   int quads;     // of a row
-  int pieces;    // likewise, of kWarp quads each
-  int cluster;   // blocks
+  int pieces;    // of a row: kWarp quads each
+  int cluster;   // blocks of a cluster
   int clusters;  // that take rows; one more comes before them
-  bool hops;     // add in rank order with bf16 between (vanilla.h), not in tree order
-  bool alone;    // no other rank has this GPU
+  bool hops;     // add in rank order, rounding to bf16 each time (vanilla.h), not in tree order
+  bool alone;    // no other rank uses this GPU
 };
 
 inline constexpr int kWarp = 32;
@@ -38,12 +38,12 @@ __device__ __forceinline__ bool Full(uint4 v) {
 }
 __device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != kEmpty; }
 
-// A block's slice of the rows that its cluster computes. Rows, columns and quads are counted in 32
-// bits: registers are few.
+// A block's slice (some of the columns) of the rows that its cluster computes. Rows, columns and
+// quads are counted in 32 bits to save registers.
 template <int kRanks, int kChunks, bool kAligned>
 class RowSlice {
  public:
-  // The sums of squares of 32 quads each, over the whole row; two rows' in turn.
+  // The sums of squares of the whole row, one for each 32 quads; a double buffer over the rows.
   using Sums = float4[2][kMaxChunkSums / 4];
 
   __device__ RowSlice(const AllReduceJob& job, Sums& sums)
@@ -58,14 +58,15 @@ class RowSlice {
     if constexpr (kKeepsWeight) LoadWeight();
   }
 
-  // Before any access to a mailbox: the operation that chooses between the two.
+  // Chooses between the two mailboxes by the operation's number. Call it before any access to one.
   __device__ void Choose(const Operation& operation) {
     mailbox_ = MailboxOf(operation.number(), job_.mailbox_bytes);
   }
 
   __device__ bool active(int j) const { return quad(j) < job_.quads; }
 
-  // All kEmpty, to be collected like the peers', if it has been pushed.
+  // This rank's partial. If the linear layer has pushed it: kEmpty, so that Collect reads it from
+  // the mailbox like those of the peers.
   __device__ uint4 Partial(int row, int j) const {
     if (job_.partial == nullptr) return {kEmpty, kEmpty, kEmpty, kEmpty};
     const uint4 v = LoadFloatQuad<kAligned>(job_.partial + Element(row, j), left(j));
@@ -81,15 +82,16 @@ class RowSlice {
   __device__ uint4* FloatSlot(int to, int slot, int j) const {
     return FloatSlotOf(job_.group.memory[to] + mailbox_, slot, job_.pieces, kRanks, quad(j));
   }
-  // Where it has this thread's quad of bf16 row `slot`, behind `before` fp32 rows of all ranks.
+  // Where that mailbox has this thread's quad of bf16 row `slot`. The bf16 rows lie behind `before`
+  // fp32 rows of every rank.
   __device__ uint2* Bf16Slot(int to, int before, int slot, int j) const {
     const int piece = (2 * kRanks * before + slot) * job_.pieces + quad(j) / kWarp;
     return reinterpret_cast<uint2*>(job_.group.memory[to] + mailbox_) +
            (static_cast<uint32_t>(piece * kWarp) + quad(j) % kWarp);
   }
 
-  // Gathers the peers' partials of a row from fp32 row `slot` of the own mailbox, and adds them to
-  // the residual.
+  // Gathers the peers' partials of a row from fp32 row `slot` of this rank's mailbox, and adds them
+  // to the residual.
   __device__ void Collect(const Operation& operation, const uint4 (&own)[kChunks],
                           const uint2 (&residual)[kChunks], int slot, uint2 (&h)[kChunks]) const {
     const int rank = job_.group.rank;
@@ -106,7 +108,7 @@ class RowSlice {
       while (true) {
         bool full = true;
 #pragma unroll
-        for (int q = 0; q < kRanks; ++q) {  // asks for what is missing
+        for (int q = 0; q < kRanks; ++q) {  // loads again what has not arrived
           if (!Full(partials[q])) partials[q] = LoadRelaxed(from + q * kWarp);
         }
 #pragma unroll
@@ -117,7 +119,7 @@ class RowSlice {
     }
   }
 
-  // Waits for the owner's h in bf16 row `slot`, and makes that empty again.
+  // Waits for h from the row's owner in bf16 row `slot`, and makes that row empty again.
   __device__ void Receive(const Operation& operation, int before, int slot,
                           uint2 (&h)[kChunks]) const {
     const int rank = job_.group.rank;
@@ -138,7 +140,7 @@ class RowSlice {
     }
   }
 
-  // Makes fp32 row `slot` of the own mailbox empty again.
+  // Makes fp32 row `slot` of this rank's mailbox empty again.
   __device__ void Empty(int slot) const {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -151,7 +153,8 @@ class RowSlice {
     }
   }
 
-  // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 in turn.
+  // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 alternately, the half of the
+  // double buffer.
   __device__ void Finish(int row, const uint2 (&h)[kChunks], int turn) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
@@ -189,8 +192,8 @@ class RowSlice {
   }
 
  private:
-  // Of a single row it is fetched before the predecessor has ended; for many there are no
-  // registers.
+  // With one chunk, the weight is loaded once, before the predecessor has ended. With more there
+  // are no registers to keep it in.
   static constexpr bool kKeepsWeight = kChunks == 1;
   __device__ void LoadWeight() {
 #pragma unroll
@@ -217,7 +220,8 @@ class RowSlice {
   uint2 weight_[kChunks];
 };
 
-// The blocks that meet the peers in every operation, off the way of the data.
+// What the first cluster does: the barrier with the peers that belongs to every operation. It runs
+// beside the data, which does not wait for it.
 __device__ __forceinline__ void BarrierWithPeers(const RankGroup& group, bool waits) {
   if (waits) WaitForPredecessor();
   if (blockIdx.x == 0) AnnounceOperation(group);
@@ -228,23 +232,23 @@ __device__ __forceinline__ void BarrierWithPeers(const RankGroup& group, bool wa
   operation.End();
 }
 
-// Whether the sum waits for the kernel before it at its start. Not if that pushes its partials:
-// their words say themselves when they are there. The sum then waits before it counts itself as
-// ended, since the kernel that pushes reads that count.
+// Whether the sum waits for the kernel before it at its start. It does not if that kernel pushes
+// the partials, because every word of them shows whether it has arrived. The sum then waits before
+// it counts itself as ended, because the kernel that pushes reads that count.
 //
 // INVARIANT: when a sum of pushed partials starts, everything before the kernel that pushes has
-// ended, the sum before among it, which wrote the residual and counted itself
-// (AllReduceTest.ReplaysWithDelays): that kernel lets its successor start no sooner. The
-// first-level cache may not know yet, so what was written is read past it.
+// ended (AllReduceTest.ReplaysWithDelays), also the sum before, which wrote the residual and
+// counted itself: the kernel that pushes lets its successor start no sooner. The L1 cache may still
+// hold old data, so the loads bypass it.
 template <bool kAligned>
 __device__ __forceinline__ bool WaitsFirst(const AllReduceJob& job) {
   return job.partial != nullptr || !kAligned;
 }
 
-// What follows in a step is a linear layer, which fetches its weights while this kernel waits for
-// the peers: 2 us less for each sum of a decode step than with a release at the end
-// (rows/rows.h). But its blocks would keep those of another rank, for which this one waits, from
-// a shared GPU.
+// Releases the successor at the start. In a step it is a linear layer, which fetches its weights
+// while this kernel waits for the peers: that saves 2 us for each sum of a decode step, compared
+// with a release at the end (rows/rows.h). Not on a GPU that ranks share: there the successor's
+// blocks could keep out those of another rank, for which this rank waits.
 __device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
   if (early) ReleaseSuccessor();
 }
@@ -304,8 +308,8 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
   operation.End();
 }
 
-// Row r belongs to rank r % kRanks, whose mailbox has the peers' partials of its rows, then a bf16
-// row of the new residual for every row.
+// Rank r % kRanks owns row r. A rank's mailbox holds the peers' partials of the rows that it owns,
+// then a bf16 row of the new residual for every row.
 template <int kRanks, int kChunks, bool kAligned>
 __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     TwoShotKernel(const __grid_constant__ AllReduceJob job) {

@@ -1,5 +1,5 @@
-// The table, measured on two and four H200 over NVLink at hidden 4096, alone and between the linear
-// layers of a decode step, and carried over to other sizes by bytes and threads.
+// The table. It was measured on two and four H200 over NVLink at hidden 4096, alone and between the
+// linear layers of a decode step. Other sizes follow from it by their bytes and threads.
 #include "kernels/cuda/collective/all_reduce_schedule.h"
 
 #include <algorithm>
@@ -12,9 +12,10 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int64_t kQuad = 4;                   // columns of a vector
 constexpr int64_t kOneShotBytes = 400 * 1024;  // that a rank may send in one shot
-constexpr int64_t kFewRows = 48;               // for which four small blocks a row are at hand
+constexpr int64_t kFewRows = 48;  // up to so many, the GPU holds four small blocks each
 
-// A row over the smallest cluster whose blocks have at most `most_threads`, or over four blocks.
+// Spreads a row over the smallest cluster whose blocks have at most `most_threads` threads, but
+// over no more than four blocks.
 AllReduceSchedule Spread(bool two_shots, int64_t hidden, int chunks, int64_t most_threads) {
   AllReduceSchedule schedule = {.two_shots = two_shots, .chunks = chunks};
   const int64_t quads = CeilDiv(hidden, kQuad);
@@ -30,10 +31,10 @@ AllReduceSchedule Spread(bool two_shots, int64_t hidden, int chunks, int64_t mos
 
 AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks) {
   const int64_t sent = rows * hidden * static_cast<int64_t>(sizeof(float)) * (ranks - 1);
-  // Small blocks leave the next kernel room on every multiprocessor to fetch its weights.
+  // Small blocks leave room on every multiprocessor, so that the next kernel can fetch its weights.
   if (sent <= kOneShotBytes) return Spread(false, hidden, 1, 256);
   if (rows <= kFewRows) return Spread(true, hidden, 1, 256);
-  // Where the links are the limit, a thread with more in flight.
+  // Where the links are the limit, each thread has more in flight.
   const bool many = (ranks == 2 && rows > 256) || (ranks == 4 && rows > 2048);
   return many ? Spread(true, hidden, 2, 512) : Spread(true, hidden, 1, 1024);
 }

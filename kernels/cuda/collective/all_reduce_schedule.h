@@ -1,5 +1,5 @@
-// How an all-reduce is cut: a pure function of its shape. Every schedule gives the same bits, so
-// this is a matter of speed alone; but all ranks must choose the same, because they meet in each
+// How an all-reduce is divided up: a pure function of its shape. Every schedule gives the same bits
+// and only the speed differs, but all ranks must choose the same one, because they write into each
 // other's mailboxes.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_SCHEDULE_H_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_SCHEDULE_H_
@@ -11,8 +11,8 @@ namespace isobit::cuda {
 inline constexpr int64_t kMaxAllReduceHidden = 16384;
 
 struct AllReduceSchedule {
-  // One shot: every rank sends its rows to every other, and adds them up itself. Two shots: a row's
-  // partials go to one rank, its owner, which sends the sum back to all.
+  // One shot: every rank sends its partials to every other rank, and each adds up all rows. Two
+  // shots: a row's partials go to one rank, its owner, which sends the sum to all.
   bool two_shots = false;
   // A row of `hidden` columns is spread over a cluster of blocks, whose threads have `chunks` times
   // four columns each.

@@ -18,8 +18,8 @@ constexpr int kLegs = 2;
 
 size_t Aligned(size_t bytes) { return RoundUp(bytes, 256); }
 
-// A rank's part of the shared memory: counts, [half][leg][kMaxRanks]; mailboxes, [half][ranks] of a
-// run of fp32 rows, the own one being where the run is summed; and each half's rows in bf16.
+// The shared memory of one rank: counts, [half][phase][kMaxRanks]; mailboxes, [half][ranks], each
+// for a run of fp32 rows; and each half's rows in bf16.
 struct Layout {
   Layout(const CopyEngineSumOptions& options, int ranks) {
     const int64_t run = CeilDiv(options.max_rows, ranks);
@@ -86,14 +86,14 @@ absl::Status CopyEngineSum::Push(int half, Leg leg,
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(ready_, stream_.handle));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copies_, ready_, 0));
   CUstreamBatchMemOpParams counts[kMaxRanks] = {};
-  for (int d = 1; d < ranks_; ++d) {  // each rank begins with another one
+  for (int d = 1; d < ranks_; ++d) {  // the ranks begin with different peers
     const int q = (rank_ + d) % ranks_;
     ISOBIT_RETURN_IF_CUDA_ERROR(copy(q, copies_));
     auto& write = counts[d - 1].writeValue;
     write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
     write.address = reinterpret_cast<CUdeviceptr>(Counts(q, half, leg) + rank_);
     write.value = halves_[half].number;
-    write.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after the copies, for every reader
+    write.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // every reader sees the copies first
   }
   const CUresult result =
       (*GetBatchMemOp().value())(copies_, static_cast<unsigned>(ranks_ - 1), counts, 0);

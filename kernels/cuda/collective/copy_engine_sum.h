@@ -1,20 +1,23 @@
-// The sum over tensor-parallel ranks of a step in two halves, carried by the GPUs' copy engines: it
-// takes no multiprocessor from the matrix products that run meanwhile.
+// The sum over tensor-parallel ranks for a step in two halves (micro-batch overlap), by the GPUs'
+// copy engines: it takes no multiprocessor from the matrix products that run meanwhile.
 //
-// A half's rows are dealt out to the ranks in runs. Every rank copies its partial sums of a run
-// into the mailbox of the run's owner, which adds them up, takes them into the residual, normalises
-// and copies the rows to all. The bits are those of LaunchReduce followed by LaunchRmsNorm. What
-// has arrived is counted in the receiver's memory, by a write that follows the copy on its stream;
-// the receiver waits in a kernel, PeerAllReduce::Await, bounded as all waits for peers are.
+// The ranks share a half's rows; each owns a run of them. In the reduce-scatter every rank copies
+// its partial sums of a run into the mailbox of the run's owner. The owner adds them up, updates
+// the residual and normalises. In the all-gather it copies its rows to all ranks. The bits are
+// those of LaunchReduce followed by LaunchRmsNorm. A write that follows each copy on its stream
+// counts it in the receiver's memory. The receiver waits in a kernel, PeerAllReduce::Await, with
+// the timeout of all waits for peers.
 //
-// The ranks' threads meet before one of them launches a kernel that waits: nothing waits on a GPU
-// for what a peer's thread has yet to issue. For CUDA may hold a thread up until its GPU has come
-// to rest (it loads a kernel, or allocates memory), and with it another that copies to that GPU.
+// The ranks' threads pass a barrier before one of them launches a kernel that waits, so that no GPU
+// waits for work that a peer's thread has yet to issue. Otherwise a deadlock is possible: CUDA may
+// block a thread until its GPU is idle (to load a kernel or to allocate memory), and with it
+// another thread that copies to that GPU.
 //
 // INVARIANT: nothing is overwritten before it has been read (CopyEngineSumTest.RepeatsWithDelays).
-// A rank sends the partials of a half's next sum after it has received all rows of this one, and
-// their owners sent those after they had read its partials. A row's owner sends the next one after
-// it has received the next partials of every rank, which each made out of this row.
+// Mailboxes: a rank sends the partials of a half's next sum after it has received all rows of this
+// sum, and the owners sent those rows after they had read the rank's partials. Rows: an owner sends
+// its next rows after it has received the next partials of every rank, which each rank computed
+// from these rows.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_COPY_ENGINE_SUM_H_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_COPY_ENGINE_SUM_H_
 
@@ -43,18 +46,18 @@ struct CopyEngineSumOptions {
   absl::Duration timeout = absl::Seconds(30);
 };
 
-// One rank's end. Not for capture into a graph. Errors: INVALID_ARGUMENT: rows or columns that the
-// object was not made for. INTERNAL: CUDA refused. DEADLINE_EXCEEDED: a peer's thread has not come.
-// A peer's GPU that does not come: PeerAllReduce::Check.
+// One rank's end of the sum. Not for capture into a graph. Errors: INVALID_ARGUMENT: rows or
+// columns that the object was not made for. INTERNAL: CUDA refused. DEADLINE_EXCEEDED: a peer's
+// thread has not come. If a peer's GPU does not come, PeerAllReduce::Check says so.
 class CopyEngineSum final : public OverlappedSum {
  public:
   // Bytes of the memory that the ranks share, on each.
   static size_t SharedBytes(const CopyEngineSumOptions& options, int ranks);
 
-  // `memory`, of SharedBytes, all zero at first, and `meeting`, both the same for all ranks,
-  // `waits`, the rank's, and `stream`, where its ops run, outlive the object. On the rank's device,
-  // which must be the calling thread's, as in every later call. FAILED_PRECONDITION: the driver is
-  // too old.
+  // All ranks share `memory` (SharedBytes bytes on each, all zero at first) and `barrier`. `waits`
+  // is this rank's, and its ops run on `stream`. All four outlive the object. The rank's device
+  // must be the calling thread's current one, here and in every later call. FAILED_PRECONDITION:
+  // the driver is too old.
   static absl::StatusOr<std::unique_ptr<CopyEngineSum>> Create(
       const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
       ThreadBarrier& barrier, PeerAllReduce& waits, const Stream& stream);
@@ -65,12 +68,12 @@ class CopyEngineSum final : public OverlappedSum {
   absl::StatusOr<const Bf16*> Receive(int half) override;
 
  private:
-  enum Leg { kPartials, kRows };
-  // The present sum of a half.
+  enum Leg { kPartials, kRows };  // the phases: reduce-scatter of partials, all-gather of rows
+  // The current sum of a half.
   struct Half {
     const float* partial = nullptr;
     int64_t rows = 0;
-    uint32_t number = 0;  // of sums so far
+    uint32_t number = 0;  // sums so far
   };
 
   CopyEngineSum(const CopyEngineSumOptions& options, int rank, int ranks, const PeerMemory& memory,
@@ -85,13 +88,14 @@ class CopyEngineSum final : public OverlappedSum {
 
   // The first row that rank q owns of a half's `rows`.
   int64_t FirstRow(int q, int64_t rows) const { return rows * q / ranks_; }
-  // In the memory of rank `of`: what has come of a leg, [ranks]; the mailbox for the partials of
-  // rank `from`; the half's rows.
+  // In the memory of rank `of`: the counts of a phase's arrivals, [ranks]; the mailbox for the
+  // partials of rank `from`; the half's rows.
   uint32_t* Counts(int of, int half, Leg leg) const;
   float* Mailbox(int of, int half, int from) const;
   Bf16* Rows(int of, int half) const;
 
-  // Has `copy` put a copy to each peer on copies_, behind the ops so far, and then counts.
+  // Calls `copy` to put a copy to each peer on copies_, after the ops issued so far, and then
+  // counts the copies in the peers' memory.
   absl::Status Push(int half, Leg leg, const std::function<cudaError_t(int, cudaStream_t)>& copy);
 
   // Waits until all ranks have issued their copies so far.
@@ -104,11 +108,11 @@ class CopyEngineSum final : public OverlappedSum {
   ThreadBarrier& barrier_;
   PeerAllReduce& waits_;
   const Stream& stream_;
-  // One for all copies: side by side they would get into each other's way.
+  // One stream for all copies: copies that run at the same time would slow each other down.
   cudaStream_t copies_ = nullptr;
   cudaEvent_t ready_ = nullptr;  // what the next copies wait for
   Half halves_[2];
-  bool met_ = false;  // since the last copies were issued
+  bool met_ = false;  // the threads have passed the barrier since the last copies were issued
 };
 
 }  // namespace isobit::cuda

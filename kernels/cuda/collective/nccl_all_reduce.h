@@ -12,8 +12,8 @@
 
 namespace isobit::cuda {
 
-// All partials are gathered, then each rank adds them with its ops, so the bits are those of every
-// other path. May be captured into a graph.
+// An all-gather of the partials; then each rank adds them with its ops, so the bits are those of
+// every other path. May be captured into a graph.
 class NcclAllReduce final : public AllReduce {
  public:
   // For up to max_rows rows of `hidden` columns. `ops`, which run on `stream`, and `nccl` outlive

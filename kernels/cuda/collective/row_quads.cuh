@@ -1,6 +1,6 @@
 // Four columns of a row in one thread: the residual's update with the sum over ranks, and RMSNorm
-// (C4, C5). Eight columns are in row_columns.cuh; here a row is spread over as many threads as
-// there are leaves of its tree of squares.
+// (C4, C5). A row has as many threads here as its tree of squares has leaves. row_columns.cuh has
+// eight columns in a thread.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ROW_QUADS_CUH_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ROW_QUADS_CUH_
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ void StoreBf16Quad(contract::Bf16* x, uint2 v, int le
   }
 }
 
-// What the ranks' partials of a column add to the residual, before it rounds to bf16. hops: in rank
-// order, with bf16 between (vanilla.h), instead of the tree's.
+// What the ranks' partials of a column add to the residual, not yet rounded to bf16. hops: add in
+// rank order and round to bf16 each time (vanilla.h), instead of in tree order.
 template <int kRanks>
 __device__ __forceinline__ float DeltaOf(const uint32_t (&partials)[kRanks], float bias,
                                          bool hops) {

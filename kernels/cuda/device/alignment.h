@@ -6,7 +6,7 @@
 
 namespace isobit::cuda {
 
-// Every pointer is a multiple of 16 bytes; null is.
+// Whether every pointer is a multiple of 16 bytes; null counts as one.
 template <typename... T>
 bool Aligned16(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);

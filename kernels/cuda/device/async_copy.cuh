@@ -1,4 +1,4 @@
-// cp.async: global to shared memory by a thread that goes on meanwhile.
+// cp.async: copies from global to shared memory while the thread goes on.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void CopyUnitOrZero(uint32_t to, const void* from, bo
                "r"(real ? 16 : 0)
                : "memory");
 }
-// Makes a commit group of this thread's copies since the last one; there may be none.
+// Closes a commit group: this thread's copies since the last commit, possibly none.
 __device__ __forceinline__ void CommitUnits() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -14,7 +14,8 @@ __device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals)
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Makes initialised barriers visible to the copy engine and to the cluster. Then synchronise.
+// Makes initialised barriers visible to the copy engine and to the cluster, once the threads have
+// synchronised after it.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -42,12 +43,12 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// A barrier of `threads` threads (a multiple of 32) of the block; id 0 is __syncthreads'.
+// A barrier of `threads` threads of the block, a multiple of 32. Id 0 is that of __syncthreads.
 __device__ __forceinline__ void SyncThreads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Orders this thread's ordinary writes to shared memory before later reads by the copy engine and
+// Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and
 // the tensor cores, once a barrier has followed.
 __device__ __forceinline__ void FenceSharedForAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -23,12 +23,12 @@ __device__ __forceinline__ void CopyBytes(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
-// Brings a kernel parameter's tensor map to where its first use finds it fast.
+// Prefetches a kernel parameter's tensor map, so that its first use is fast.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// The box of a matrix whose first element is (row, column).
+// Copies the box of a matrix whose first element is (row, column) to shared memory.
 __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int32_t row,
                                         int32_t column, uint32_t barrier, uint64_t policy) {
   asm volatile(
@@ -38,7 +38,7 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int
       : "memory");
 }
 
-// Shared memory to the box at (row, column); parts outside the matrix are not written.
+// Copies shared memory to the box at (row, column); what lies outside the matrix is not written.
 __device__ __forceinline__ void StoreBox(const CUtensorMap& map, uint32_t from, int32_t row,
                                          int32_t column) {
   asm volatile(
@@ -49,11 +49,11 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap& map, uint32_t from, 
 __device__ __forceinline__ void CommitStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// This thread's stores have read shared memory.
+// Waits until this thread's stores have read shared memory.
 __device__ __forceinline__ void WaitForStoreReads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// This thread's stores have been written.
+// Waits until this thread's stores have been written.
 __device__ __forceinline__ void WaitForStores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

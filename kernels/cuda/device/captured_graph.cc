@@ -8,7 +8,7 @@ namespace isobit::cuda {
 
 absl::StatusOr<CapturedGraph> CapturedGraph::Capture(cudaStream_t stream,
                                                      const std::function<absl::Status()>& work) {
-  // Thread local: the other ranks' threads may allocate meanwhile.
+  // Thread local: the threads of other ranks may allocate memory at the same time.
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   absl::Status status = work();
   cudaGraph_t graph = nullptr;

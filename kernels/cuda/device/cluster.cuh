@@ -7,8 +7,8 @@
 
 namespace isobit::cuda {
 
-// Every thread of every block of the cluster arrives once and, before it reads or writes another
-// block's shared memory, waits.
+// The cluster's barrier. Every thread of every block arrives once, and waits before it reads or
+// writes another block's shared memory.
 __device__ __forceinline__ void ArriveCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -22,19 +22,19 @@ __device__ __forceinline__ uint32_t BlockInCluster() {
   return block;
 }
 
-// Where block `rank` of the cluster has what lies at `address` in this one.
+// The address in block `rank` of the cluster that corresponds to `address` in this block.
 __device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t rank) {
   uint32_t result;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
 }
 
-// Visible to the block after the cluster's next barrier.
+// The value is visible to that block after the cluster's next barrier.
 __device__ __forceinline__ void StoreToBlock(uint32_t to, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
-// 16 bytes to `to`; they count for `barrier`, which is in the same block.
+// Stores 16 bytes at `to`; `barrier`, in the same block as `to`, counts them.
 __device__ __forceinline__ void StoreToBlock(uint32_t to, float a, float b, float c, float d,
                                              uint32_t barrier) {
   asm volatile(

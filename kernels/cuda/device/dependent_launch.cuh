@@ -4,13 +4,14 @@
 
 namespace isobit::cuda {
 
-// The next kernel of the stream may start when every block has called this or has ended.
+// The next kernel of the stream may start once every block has called this or has ended.
 __device__ __forceinline__ void ReleaseSuccessor() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Waits until the kernel before this one has completed and its writes are visible. Only weights,
-// and what device_sequences.h says of a step's tables and past, may be read before.
+// Waits until the kernel before this one has completed and its writes are visible. Before that,
+// only weights may be read, and the tables and keys and values of earlier steps that
+// device_sequences.h names.
 __device__ __forceinline__ void WaitForPredecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// What this machine's GPUs are, and whether the kernels run on one.
+// What GPUs this machine has, and whether the kernels run on one.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_INFO_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_INFO_H_
 
@@ -16,7 +16,7 @@ struct DeviceInfo {
   size_t l2_bytes = 0;
 };
 
-// Looks a device up, once a process. FAILED_PRECONDITION: no driver, no such device, or a compute
+// Looks a device up. FAILED_PRECONDITION: no driver, no such device, or a compute
 // capability other than 9.0 (the kernels' machine code is sm_90a, and the contract's arithmetic is
 // Hopper's).
 absl::StatusOr<DeviceInfo> GetDeviceInfo(int ordinal);

@@ -1,5 +1,5 @@
 // What the schedules must know of a card. They are pure functions of a layer's shape and of these
-// numbers, so that another card is another constant, and measuring again. Bits depend on none.
+// numbers: another card needs another constant and new measurements. No bit depends on them.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_TRAITS_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_TRAITS_H_
 
@@ -12,8 +12,8 @@ struct DeviceTraits {
   int64_t shared_bytes;           // of a multiprocessor, for all its blocks
   int64_t block_shared_bytes;     // of a block, at most
   int64_t reserved_shared_bytes;  // by the system, for each block
-  // Clusters of 1, 2, 4 and 8 blocks at once, each block alone on its multiprocessor. Clusters do
-  // not straddle the groups that the multiprocessors come in.
+  // Clusters of 1, 2, 4 and 8 blocks that run at once, each block alone on its multiprocessor. A
+  // cluster cannot reach beyond a GPC (up to 18 multiprocessors).
   int64_t clusters_at_once[4];
   double memory_bytes_per_us;  // read, as measured
 };

@@ -1,4 +1,4 @@
-// The CUDA driver's own functions, looked up at run time, so that nothing links libcuda.
+// Functions of the CUDA driver, looked up at run time, so that nothing links libcuda.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DRIVER_FUNCTION_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DRIVER_FUNCTION_H_
 

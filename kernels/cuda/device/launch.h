@@ -1,5 +1,5 @@
-// How every kernel of kernels/cuda is launched: on a stream, checked, and as a dependent of the
-// kernel before it.
+// How every kernel of kernels/cuda is launched: on a stream, with its status checked, and as a
+// dependent of the kernel before it.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_LAUNCH_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_LAUNCH_H_
 
@@ -13,11 +13,11 @@
 
 namespace isobit::cuda {
 
-// Where an op runs. `dependent`: the kernel may start while the one before it in the stream still
-// runs (programmatic dependent launch). Every kernel therefore calls WaitForPredecessor
-// (dependent_launch.cuh) before its first access to anything but weights (but for one: WaitsFirst
-// in collective/all_reduce.cuh), and every kernel calls it, so that completion is transitive along
-// the stream.
+// Where an op runs. `dependent`: the kernel may start while the kernel before it in the stream
+// still runs (programmatic dependent launch). Every kernel therefore calls WaitForPredecessor
+// (dependent_launch.cuh) before its first access to anything but weights; the one exception is
+// WaitsFirst in collective/all_reduce.cuh. Because every kernel calls it, completion is transitive
+// along the stream.
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;
@@ -30,12 +30,12 @@ struct Grid {
   int cluster = 1;  // blocks of a cluster, along x
 };
 
-// Dynamic shared memory up to which a kernel needs no higher limit: a block may have 48 KB, of
-// which no kernel's own variables take more than 16. INVARIANT: resource_usage_test.py.
+// Up to so much dynamic shared memory, a kernel needs no higher limit: a block may have 48 KB, and
+// the static variables of no kernel take more than 16. INVARIANT: resource_usage_test.py.
 inline constexpr size_t kUnraisedSharedBytes = 32 * 1024;
 
-// Launches kernel<<<grid>>>(args...), with the limit of shared memory raised as needed. An empty
-// grid is no launch. INTERNAL: CUDA refused.
+// Launches kernel<<<grid>>>(args...), with the limit of shared memory raised as needed. For an
+// empty grid nothing is launched. INTERNAL: CUDA refused.
 template <typename... Params, typename... Args>
 absl::Status Launch(void (*kernel)(Params...), const Grid& grid, const Stream& stream,
                     Args&&... args) {

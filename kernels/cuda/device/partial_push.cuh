@@ -1,6 +1,6 @@
-// A row-parallel linear layer's partial sums, stored by the layer itself into the mailboxes of the
-// ranks that add them up: the words that the sum over ranks (collective/all_reduce.cuh) would
-// otherwise read from memory and send there.
+// The push: a row-parallel linear layer stores its partial sums itself into the mailboxes of the
+// ranks that add them up. Otherwise the sum over ranks (collective/all_reduce.cuh) would read them
+// from memory and send them there.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 
@@ -16,8 +16,8 @@ namespace isobit {
 struct PartialPush {
   cuda::RankGroup group;
   size_t mailbox_bytes;  // two mailboxes follow the RankSignals
-  int32_t quads;         // four columns each, of a row
-  bool two_shots;        // row r goes to rank r % group.size alone, else every row to all
+  int32_t quads;         // of a row; a quad is four columns
+  bool two_shots;        // row r goes only to rank r % group.size; otherwise every row to all ranks
 };
 
 namespace cuda {
@@ -26,7 +26,7 @@ inline constexpr int kMailboxQuads = 32;  // of a piece of a row
 inline constexpr uint32_t kEmpty = ~0u;   // a word of a mailbox that nobody has written
 inline constexpr uint32_t kAnyNan = 0x7fffffffu;
 
-// Every NaN as one that is not kEmpty. All of them end as the same bf16.
+// Maps every NaN to one that is not kEmpty. All of them become the same bf16 in the end.
 __device__ __forceinline__ uint32_t Sendable(uint32_t v) {
   return (v & 0x7fffffffu) > 0x7f800000u ? kAnyNan : v;
 }
@@ -40,9 +40,9 @@ __device__ __forceinline__ size_t MailboxOf(uint32_t number, size_t mailbox_byte
   return sizeof(RankSignals) + number % 2 * mailbox_bytes;
 }
 
-// Where a mailbox has a quad of fp32 row `slot` from rank 0; rank q's is q * kMailboxQuads quads
-// on. Ranks lie side by side in pieces, so that a reader needs one address for all and a writer
-// fills 512 bytes at once.
+// Where a mailbox has a quad of fp32 row `slot` from rank 0; rank q's lies q * kMailboxQuads quads
+// further. The ranks' pieces of a row lie side by side: a reader needs one address for all ranks,
+// and a writer fills 512 bytes at once.
 __device__ __forceinline__ uint4* FloatSlotOf(std::byte* mailbox, int slot, int pieces, int ranks,
                                               int quad) {
   const int piece = slot * pieces + quad / kMailboxQuads;
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint4* FloatSlotOf(std::byte* mailbox, int slot, int 
          (static_cast<uint32_t>(piece * ranks * kMailboxQuads) + quad % kMailboxQuads);
 }
 
-// The number of the sum that comes next. After WaitForPredecessor.
+// The number of the next sum. To be called after WaitForPredecessor.
 __device__ __forceinline__ uint32_t NextOperation(const PartialPush& push) {
   return LoadRelaxed(&push.group.signals(push.group.rank)->ended);
 }
@@ -60,8 +60,8 @@ __device__ __forceinline__ uint4 WordsOf(float4 sum) {
           Sendable(contract::BitsOf(sum.z)), Sendable(contract::BitsOf(sum.w))};
 }
 
-// Sends a quad of row `row` for operation `operation`; the own rank gets it through its mailbox
-// too. Quads beyond the row are left out; columns beyond it, in its last quad, may be anything.
+// Sends a quad of row `row` for operation `operation`, also to this rank's own mailbox. Skips quads
+// beyond the row; columns beyond the row, in its last quad, may hold anything.
 __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t operation, int row,
                                          int quad, float4 sum) {
   if (quad >= push.quads) return;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t opera
   for (int d = 1; d <= group.size; ++d) send((group.rank + d) % group.size, row);
 }
 
-// Likewise a quad of each of the rows row, row + 8, ..., less those from end_row on.
+// The same for a quad of each of the rows row, row + 8, ... that are below end_row.
 template <int kRows>
 __device__ __forceinline__ void PushQuads(const PartialPush& push, uint32_t operation, int row,
                                           int end_row, int quad, const float4 (&sums)[kRows]) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void PushQuads(const PartialPush& push, uint32_t oper
     return;
   }
   if (quad >= push.quads) return;
-  // The number of ranks divides 8: the rows are all one rank's, and equally far apart there.
+  // The number of ranks divides 8, so all these rows go to the same rank and lie equally far apart.
   const RankGroup& group = push.group;
   const int pieces = PiecesOf(push.quads);
   uint4* const at =

@@ -1,5 +1,5 @@
-// Where the ranks of a group meet in each other's memory: the words that count what each has begun,
-// and waits that end.
+// Rank signals: words in each other's memory by which the kernels of a group's ranks count the
+// operations that they have begun, and waits for them that end after a timeout.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
 
@@ -13,14 +13,14 @@ namespace isobit::cuda {
 
 // At the start of each rank's shared memory; all zero at first. Operations are counted modulo 2^32.
 struct alignas(256) RankSignals {
-  uint32_t ended;             // operations that this rank has ended; it alone writes it
+  uint32_t ended;             // operations that this rank has ended; only this rank writes it
   uint32_t failed;            // a failure word, or 0; any rank writes it
-  uint32_t tickets;           // blocks that have begun the present operation
+  uint32_t tickets;           // blocks that have begun the current operation
   uint32_t begun[kMaxRanks];  // [q]: operations that rank q has begun; q adds to it
 };
 
-// A failure word: this bit, the number of the rank that gave up, and a bit for each rank that had
-// not begun the operation then.
+// A failure word: this bit, the number of the rank that gave up, and one bit for each rank that had
+// not begun the operation by then.
 inline constexpr uint32_t kFailed = 0x80000000u;
 inline constexpr int kReporterShift = 8;
 
@@ -37,8 +37,8 @@ struct RankGroup {
   __device__ RankSignals* signals(int r) const { return reinterpret_cast<RankSignals*>(memory[r]); }
 };
 
-// One operation of a rank, in one block. Every thread makes it at the block's start, after
-// WaitForPredecessor.
+// One operation of a rank, as one block sees it. Every thread constructs it at the block's start,
+// after WaitForPredecessor.
 class Operation {
  public:
   __device__ explicit Operation(const RankGroup& group) : group_(group) {
@@ -49,8 +49,8 @@ class Operation {
 
   __device__ uint32_t number() const { return number_; }
 
-  // Every thread of the block calls it once, anywhere. The barrier depends on what each has loaded,
-  // so that nobody has yet to read what the last block's End overwrites.
+  // Every thread of the block calls it once, at any point. Its barrier depends on what each thread
+  // has loaded, so every thread has read the words that the last block's End overwrites.
   __device__ void TakeTicket() {
     failed_ = __syncthreads_or(failed_) != 0;
     if (threadIdx.x == 0) {
@@ -58,14 +58,14 @@ class Operation {
     }
   }
 
-  // At the block's end, so that nobody waits for the ticket.
+  // Called at the block's end, when the ticket has long arrived and no thread waits for it.
   __device__ void End() const {
     if (threadIdx.x == 0 && ticket_ == gridDim.x - 1) {
       group_.signals(group_.rank)->ended = number_ + 1;
     }
   }
 
-  // Returns when every peer has announced this operation. For the first threads of a block.
+  // Returns when every peer has announced this operation. Called by the first threads of a block.
   __device__ void AwaitPeers() const;
 
   // What a Wait asks for.
@@ -83,8 +83,7 @@ class Operation {
   uint32_t ticket_ = 0;
 };
 
-// What has come from each rank, counted in words of this rank's memory, and the count that is
-// waited for.
+// The counts of what has arrived from each rank, in this rank's memory, and the count to wait for.
 class Arrivals {
  public:
   __device__ Arrivals(const RankGroup& group, const uint32_t* counts, uint32_t wanted)
@@ -93,7 +92,7 @@ class Arrivals {
         wanted_(wanted),
         failed_(LoadRelaxed(&group.signals(group.rank)->failed) != 0) {}
 
-  // Returns when all have come. For the first threads of a block.
+  // Returns when every peer's count has reached `wanted`. Called by the first threads of a block.
   __device__ void Await() const;
 
   __device__ const RankGroup& group() const { return group_; }
@@ -104,19 +103,20 @@ class Arrivals {
 
  private:
   const RankGroup& group_;
-  const uint32_t* counts_;  // [group.size]; the own one is not looked at
+  const uint32_t* counts_;  // [group.size]; this rank's own count is not read
   uint32_t wanted_;
   bool failed_;
 };
 
-// A thread's patience: while (!there) if (!wait.Again()) break; Signals: an Operation or Arrivals.
+// A thread's wait with a timeout: while (!there) if (!wait.Again()) break; Signals: Operation or
+// Arrivals.
 template <class Signals>
 class Wait {
  public:
   __device__ explicit Wait(const Signals& signals) : signals_(signals) {}
 
-  // Called after a look in vain: whether to look again. Gives up, for the whole group, when the
-  // time is over.
+  // Called when what the thread waits for is not there yet. Returns whether to look again. After
+  // the timeout it gives up for the whole group.
   __device__ bool Again() {
     if (signals_.failed()) return false;
     if (++looks_ % kLooks != 0) return true;
@@ -163,9 +163,9 @@ __device__ __forceinline__ void AwaitEachPeer(const Signals& signals) {
 __device__ inline void Operation::AwaitPeers() const { AwaitEachPeer(*this); }
 __device__ inline void Arrivals::Await() const { AwaitEachPeer(*this); }
 
-// Tells every peer that this rank has begun its next operation, with all that it wrote before. For
-// the first threads of one block, once; together with AwaitPeers, this is what formally orders the
-// operations of different ranks.
+// Tells every peer that this rank has begun its next operation, and releases all that it wrote
+// before. Called once, by the first threads of one block. In the memory model, this call and
+// AwaitPeers order the operations of different ranks.
 __device__ __forceinline__ void AnnounceOperation(const RankGroup& group) {
   const int q = static_cast<int>(threadIdx.x);
   if (q >= group.size || q == group.rank) return;

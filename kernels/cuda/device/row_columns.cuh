@@ -13,8 +13,8 @@ namespace isobit::cuda {
 
 inline constexpr int kColumns = 8;  // of a thread's vector: 16 bytes of bf16
 
-// Stores 16 bytes at once, to GPU memory at a multiple of 16. The compiler takes a plain store of a
-// vector apart, now and then, when its words come out of different branches.
+// Stores 16 bytes at once, to GPU memory at a multiple of 16. The compiler sometimes splits a plain
+// store of a vector whose words come from different branches.
 __device__ __forceinline__ void StoreWord(void* to, uint32_t a, uint32_t b, uint32_t c,
                                           uint32_t d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
@@ -66,9 +66,9 @@ __device__ __forceinline__ float SumOfSquares(const Columns& v) {
   return contract::Add(leaves[0], leaves[1]);
 }
 
-// The tree over kLanes consecutive lanes, a power of two; every lane of the warp takes part and
-// gets its own group's sum. fp32 addition commutes, so both sides of an exchange have the same
-// bits.
+// The tree over kLanes consecutive lanes, a power of two. Every lane of the warp takes part and
+// gets the sum over the kLanes lanes that it belongs to. fp32 addition commutes, so both sides of
+// an exchange have the same bits.
 template <int kLanes = 32>
 __device__ __forceinline__ float TreeOfLanes(float sum) {
 #pragma unroll

@@ -11,8 +11,8 @@
 
 namespace isobit::cuda {
 
-// 1 / d for d in [1, 2^126], correctly rounded: the hardware's estimate, within one unit in the
-// last place, and one Newton step whose residual is exact.
+// 1 / d for d in [1, 2^126], correctly rounded: the hardware's estimate is within one unit in the
+// last place, and one Newton step with an exact residual corrects it.
 __device__ __forceinline__ float ReciprocalOfSum(float d) {
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(d));
@@ -22,9 +22,9 @@ __device__ __forceinline__ float ReciprocalOfSum(float d) {
 
 inline constexpr float kLeastModerateGate = -86.0f;
 
-// contract::Sigmoid of a bf16 x >= kLeastModerateGate. The exponent is cut off at -126: from there
-// on 1 + 2^e rounds to 1, as 1 + 0 does. Above, a product with 2^n is exact, so that it and the sum
-// are one fma. INVARIANT: equal to contract::Sigmoid for every bf16
+// contract::Sigmoid of a bf16 x >= kLeastModerateGate. The exponent e is clamped to at least -126:
+// below that 1 + 2^e rounds to 1, as 1 + 0 does. Above it, the product with 2^n is exact, so the
+// product and the sum are one fma. INVARIANT: equal to contract::Sigmoid for every bf16
 // (RowKernelsTest.SigmoidOfEveryGate).
 __device__ __forceinline__ float SigmoidOfModerate(float x) {
   const float kMagic = 0x1.8p23f;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float SigmoidOfModerate(float x) {
   const float shifted = contract::Add(exponent, kMagic);
   const float f = contract::Sub(exponent, contract::Sub(shifted, kMagic));
   const float p = contract::Exp2OfFraction(f);
-  // The low nine bits of the magic number are zero: they shift out.
+  // The low nine bits of the magic number are zero, so the shift leaves nothing of it.
   const float scale = contract::FromBits((contract::BitsOf(shifted) << 23) + (127u << 23));
   return ReciprocalOfSum(contract::Fma(p, scale, 1.0f));
 }

@@ -1,8 +1,8 @@
-// wgmma: D[64, N] += A[64, 16] B[N, 16]^T in bf16 with fp32 sums, one k16 step of the contract (C1)
-// a call, issued by a warpgroup. Not here: which product, or when.
+// wgmma: D[64, N] += A[64, 16] B[N, 16]^T in bf16 with fp32 sums. A warpgroup issues it; one call
+// is one k16 step of the contract (C1). Not here: which product, or when.
 //
-// Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (elements 4j, 4j+1) and 8 more
-// (4j+2, 4j+3), columns 8j + 2 (t % 4) + {0, 1}.
+// With r = 16 (t / 32) + t % 32 / 4, thread t of the warpgroup holds row r (elements 4j, 4j+1) and
+// row r + 8 (elements 4j+2, 4j+3), columns 8j + 2 (t % 4) + {0, 1}.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_WGMMA_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_WGMMA_CUH_
 
@@ -10,28 +10,29 @@
 
 namespace isobit::cuda {
 
-// Before the first Mma of a group, if registers or (after FenceSharedForAsync) shared memory
-// changed.
+// To be called before the first Mma of a commit group, if registers or (after FenceSharedForAsync)
+// shared memory have changed.
 __device__ __forceinline__ void FenceMma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void CommitMma() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most `pending` of the committed groups are unfinished.
+// Waits until at most `pending` commit groups are unfinished.
 template <int pending>
 __device__ __forceinline__ void WaitMma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// An operand in shared memory at a multiple of 1024 bytes, K-major (64 columns of bf16 a row) under
-// the 128-byte swizzle: groups of 8 rows lie 1024 bytes apart. Step k of the 4 in 64 columns is at
-// descriptor + 2k.
+// The descriptor of an operand in shared memory at a multiple of 1024 bytes, K-major (64 columns of
+// bf16 a row) under the 128-byte swizzle: core matrices of 8 rows lie 1024 bytes apart. K16 step k
+// of the 4 in 64 columns is at descriptor + 2k.
 __device__ __forceinline__ uint64_t KMajorOperand(uint32_t address) {
   return (uint64_t{(address & 0x3ffffu) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
 }
-// 1024 bytes of zeros seen as an operand of any number of rows: every group of 8 rows is the same.
+// The descriptor of 1024 bytes of zeros as an operand of any number of rows: all core matrices of 8
+// rows are the same bytes.
 __device__ __forceinline__ uint64_t ZeroOperand(uint32_t address) {
   return (uint64_t{(address & 0x3ffffu) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1} << 62);
 }

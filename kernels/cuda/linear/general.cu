@@ -1,4 +1,4 @@
-// One warp for 16 packed weight rows and 8 rows of x, with mma.sync on plain loads.
+// One warp computes 16 packed weight rows by 8 rows of x, with mma.sync and plain loads.
 #include <algorithm>
 
 #include "common/base/round_up.h"
@@ -23,7 +23,7 @@ struct GeneralArgs {
   LinearTarget target;
 };
 
-// Two neighbours of x, +0 where there is nothing: beyond the leaf, or beyond x's last row.
+// Two neighbouring elements of x; +0 beyond the leaf and beyond x's last row.
 __device__ __forceinline__ uint32_t LoadX(const GeneralArgs& args, int row, int column, int end) {
   if (row >= args.target.m) return 0;
   const Bf16* x = args.x + row * args.ldx + column;
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       const int column = args.leaves.column[l];
       const int end = args.leaves.column[l + 1];
       for (int k = 0; k < end - column; k += contract::kMmaK) {
-        // The packed blocks lie as the 128-byte swizzle has them: of row r, the 16 bytes number c
-        // are at c ^ (r % 8).
+        // The packed blocks are in the order of the 128-byte swizzle: of row r, 16-byte unit c lies
+        // at c ^ (r % 8).
         const std::byte* block =
             tile + (args.leaves.block[l] + k / kBlockColumns) * int64_t{kBlockBytes};
         const auto load_w = [&](int row, int chunk) {

@@ -1,4 +1,4 @@
-// The linear layer for shapes and alignments that no other kernel takes.
+// The linear layer for shapes and alignments that no other kernel supports.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_GENERAL_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_GENERAL_H_
 

@@ -1,16 +1,16 @@
-// How a weight matrix lies in GPU memory: one layout, chosen at load, that every schedule reads.
+// How a weight matrix lies in GPU memory: one layout, made at load, that every schedule reads.
 //
-// W [n, k] is cut into row tiles of 64 and, inside each leaf of the K it holds, into column blocks
-// of 64; a leaf's last block is filled with +0, and an empty leaf keeps one block of +0. Block (t,
-// b) is 8192 consecutive bytes at (t * num_blocks + b) * 8192: its 64 x 64 bf16 as they stand in
-// shared memory under the 128-byte swizzle, which is what wgmma reads as a K-major operand. So one
-// plain bulk copy brings any number of blocks, a row tile's stream over K is contiguous, no tensor
-// map is needed, and no leaf boundary falls inside a block. The 8 rows 8g .. 8g+7 of a block are
-// its bytes [1024 g, 1024 (g + 1)): a copy may bring any multiple of 8 rows.
+// W [n, k] is cut into row tiles of 64 rows and, inside each leaf, into blocks of 64 columns. A
+// leaf's last block is filled up with +0, and an empty leaf has one block of +0. Block (t, b) is
+// 8192 consecutive bytes at (t * num_blocks + b) * 8192. They are its 64 x 64 bf16 in the order of
+// the 128-byte swizzle, which wgmma reads from shared memory as a K-major operand. Hence one plain
+// bulk copy brings any number of blocks, a row tile is contiguous over K, no tensor map is needed,
+// and no leaf boundary falls inside a block. Rows 8g .. 8g+7 of a block are its bytes [1024 g,
+// 1024 (g + 1)), so a copy may bring any multiple of 8 rows.
 //
 // A gated shape (gate_up_proj: n/2 gates, then n/2 ups) interleaves its rows by 8: gates 0-7, ups
-// 0-7, gates 8-15, ups 8-15, ...; each group of 8 is filled up with rows of +0. A gate and its up
-// then meet in one thread's accumulators, whichever operand of the product the weights are.
+// 0-7, gates 8-15, ups 8-15, ...; every 8 are filled up with rows of +0. A gate and its up are then
+// in the same thread's accumulators, whichever operand of the product the weights are.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_LAYOUT_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_LAYOUT_H_
 
@@ -46,7 +46,7 @@ struct LeafBlocks {
 };
 LeafBlocks BlocksOf(const LinearShape& shape);
 
-// Rows of the packed matrix: n, or with gates and ups each padded to a multiple of 8.
+// Rows of the packed matrix: n; if gated, the gates and the ups are each padded to a multiple of 8.
 int64_t PackedRows(const LinearShape& shape);
 // Row tiles.
 int64_t NumTiles(const LinearShape& shape);

@@ -10,10 +10,9 @@
 namespace isobit::cuda {
 
 // y = round(combine(leaves of x W^T) + bias), see LinearArgs; all pointers are to GPU memory and
-// weight.packed is PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. args.mode
-// is ignored: these are the contract's leaves. Fast if x and ldx are multiples of 16 bytes; any
-// other alignment is served by a slower kernel. Nothing to do (m or n is 0) is no launch. INTERNAL:
-// CUDA refused.
+// weight.packed has PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. args.mode
+// is ignored: the leaves are the contract's. Fast if x and ldx are multiples of 16 bytes; a slower
+// kernel serves any other alignment. If m or n is 0, nothing is launched. INTERNAL: CUDA refused.
 absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream);
 
 // The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: the schedule cannot

@@ -28,11 +28,11 @@ struct LinearTarget {
   int64_t ldy = 0;
   const float* bias = nullptr;
   int32_t m = 0;
-  int32_t n = 0;    // columns of y; of one half if gated
+  int32_t n = 0;    // columns of y; if gated, of its gates alone
   int32_t ups = 0;  // gated: y's column of the first up (bf16, fp32) and bias'; else 0
   bool gated = false;
-  bool pushes = false;  // kFp32: to the ranks that `push` names, not to y
-  bool pairs = false;   // kBf16, kSwiGlu: two columns from an even one on can be stored at once
+  bool pushes = false;  // kFp32: the sums go to the ranks that `push` names, not to y
+  bool pairs = false;   // kBf16, kSwiGlu: two columns, the first one even, can be stored at once
   PartialPush push = {};
 };
 
@@ -63,15 +63,14 @@ inline LinearTarget TargetOf(const LinearArgs& args) {
   return target;
 }
 
-// The 8 x 8 matrix of bf16 whose row g lane l has as two neighbours, g = l / 4, transposed.
+// Transposes an 8 x 8 matrix of bf16 of which lane l holds two neighbours in row l / 4.
 __device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {
   uint32_t result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
 }
 
-// The 4 x 4 matrix whose row 2 high + odd is v of one of four lanes that lie kStride apart,
-// transposed.
+// Transposes a 4 x 4 matrix over four lanes that lie kStride apart: v is row 2 * high + odd.
 template <int kStride, typename T>
 __device__ __forceinline__ void Transpose4x4(T (&v)[4], bool odd, bool high) {
 #pragma unroll
@@ -86,7 +85,7 @@ __device__ __forceinline__ void Transpose4x4(T (&v)[4], bool odd, bool high) {
   }
 }
 
-// Stores a pair of columns of each of the rows row, row + 8, ..., less those from m on.
+// Stores a pair of columns of each of the rows row, row + 8, ... that are below m.
 template <int kPairs>
 __device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t row, int32_t column,
                                            int32_t end, const uint32_t (&pairs)[kPairs]) {
@@ -106,10 +105,10 @@ __device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t r
   }
 }
 
-// A block that pushes lets its successor, the sum over ranks, start when all before this kernel has
-// ended, because the sum does not wait for this kernel (collective/all_reduce.cuh); any other lets
-// it start at once. One thread of the block calls the first at its start and the second after
-// WaitForPredecessor.
+// The successor of a block that pushes is the sum over ranks, which does not wait for this kernel
+// (collective/all_reduce.cuh). The block therefore lets it start only when everything before this
+// kernel has ended. Any other block lets its successor start at once. One thread of the block calls
+// ReleaseAtStart at its start and ReleaseAfterWait after WaitForPredecessor.
 __device__ __forceinline__ void ReleaseAtStart(const LinearTarget& target) {
   if (!target.pushes) ReleaseSuccessor();
 }
@@ -117,13 +116,13 @@ __device__ __forceinline__ void ReleaseAfterWait(const LinearTarget& target) {
   if (target.pushes) ReleaseSuccessor();
 }
 
-// The operation that a push belongs to. After WaitForPredecessor.
+// The operation that a push belongs to. To be called after WaitForPredecessor.
 __device__ __forceinline__ uint32_t OperationOf(const LinearTarget& target) {
   return target.pushes ? NextOperation(target.push) : 0;
 }
 
-// Pushes units held as in FinishUnits: a 4 x 4 transposition over the lanes of four neighbouring
-// columns gives each lane four columns of one row of each unit.
+// Pushes units that the warp holds as in FinishUnits. A 4 x 4 transposition over the lanes of four
+// neighbouring columns gives each lane four columns of one row of each unit.
 template <int kUnits>
 __device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t first_column,
                                           int32_t first_row, const float (&sums)[4 * kUnits],
@@ -143,19 +142,19 @@ __device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t fi
   PushQuads(target.push, operation, row, target.m, column / 4, quads);
 }
 
-// Finishes units of 16 packed weight rows x 8 rows of x: those weight rows by kUnits times 8
-// consecutive rows of x. A warp holds a unit as a product with the weights as its first operand has
-// it: lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4, q = l % 4.
-// first_row: packed, a multiple of 16; first_x_row: a multiple of 8. Units are finished together
-// because at the end of a kernel a warp is alone on its scheduler: addresses are worked out once
-// for all of them, and what is computed of one fills the waits of another.
+// Finishes kUnits units of 16 packed weight rows x 8 rows of x: the same weight rows, consecutive
+// rows of x. A warp holds a unit as the fragment of a product whose first operand is the weights:
+// lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4, q = l % 4.
+// first_row: packed, a multiple of 16; first_x_row: a multiple of 8. At the end of a kernel a warp
+// is alone on its scheduler. Units are therefore finished together: they share addresses, and the
+// instructions of one fill the waits of another.
 template <LinearOutput kOutput, int kUnits>
 __device__ __forceinline__ void FinishUnits(const LinearTarget& target, int32_t first_row,
                                             int32_t first_x_row, float (&sums)[4 * kUnits],
                                             uint32_t operation) {
   const int32_t g = static_cast<int32_t>(threadIdx.x) % 32 / 4;
   const int32_t q = static_cast<int32_t>(threadIdx.x) % 4;
-  // Rows 0-7 of a unit are y's columns `low` and on, rows 8-15 are `high` and on.
+  // Rows 0-7 of a unit are y's columns from `low` on, rows 8-15 those from `high` on.
   const int32_t low = target.gated ? first_row / 2 : first_row;
   const int32_t high = target.gated ? target.ups + low : low + 8;
   const int32_t low_end = target.n;
@@ -190,7 +189,7 @@ __device__ __forceinline__ void FinishUnits(const LinearTarget& target, int32_t 
       }
     }
   } else {
-    // Four pairs at a time hide SwiGLU's waits and leave registers for what is pending.
+    // Four pairs at a time hide SwiGLU's latency and leave registers for the pending sums.
     constexpr int kPairs = kOutput == LinearOutput::kSwiGlu && kUnits > 4 ? 4 : kUnits;
 #pragma unroll
     for (int u = 0; u < kUnits; u += kPairs) {

@@ -1,7 +1,7 @@
-// The schedule table, measured on an H200. Blocks of its multiprocessors are meant to be equally
-// loaded, with as many bytes in flight as shared memory holds. What streams up to 16 rows is fitted
-// to whole decode steps, where other kernels come before and after: in a chain of equal layers a
-// block that leaves room for the next one's looks better than it is.
+// The schedule table, measured on an H200. It aims at equal loads on all multiprocessors and at as
+// many bytes in flight as shared memory holds. The entries for up to 16 rows are fitted to whole
+// decode steps, where other kernels run before and after: in a chain of equal layers, a block that
+// leaves room for the next layer's blocks looks better than it is.
 #include "kernels/cuda/linear/schedule.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMaxStreamRows = 64;  // beyond, tiles are faster
 
-// K tiles that a block's leaves have.
+// The K tiles (128 columns each) of a block's `leaves` leaves.
 int64_t KTilesOf(const LinearShape& shape, int leaves) {
   int64_t k_tiles = 0;
   for (int l = 0; l < leaves; ++l) {
@@ -27,7 +27,7 @@ int64_t KTilesOf(const LinearShape& shape, int leaves) {
   return k_tiles;
 }
 
-// As many stages as `bytes` of shared memory hold, but no more than are used.
+// As many stages as `bytes` of shared memory hold, but at most `used`, the number of K tiles.
 int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes, int64_t used) {
   int stages = 2;
   for (; stages < used; ++stages) {
@@ -37,10 +37,11 @@ int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes,
   return stages;
 }
 
-// Stages of blocks that are no more than the multiprocessors, for few rows of x. Launched early,
-// two would crowd onto a multiprocessor that the kernel before leaves first, and a long pass would
-// wait for them: each takes more than half of the shared memory, so that they spread, and leaves
-// the rest to blocks of the next kernel, which then fetch their weights early.
+// Stages for few rows of x and at most one block for each multiprocessor. Such blocks are launched
+// early. Without a limit, two of them would go to the multiprocessor that the kernel before leaves
+// first, and a long pass would wait for both. So each takes more than half of the shared memory,
+// which spreads them, and leaves the rest to blocks of the next kernel, which then fetch their
+// weights early.
 int StagesAlone(const DeviceTraits& card, StreamSchedule schedule, const LinearShape& shape,
                 int64_t used) {
   const int64_t bytes = card.block_shared_bytes * 5 / 8 - card.reserved_shared_bytes;
@@ -49,22 +50,23 @@ int StagesAlone(const DeviceTraits& card, StreamSchedule schedule, const LinearS
   return schedule.stages;
 }
 
-// Shared memory of a block that has its multiprocessor to itself for a pass of `used` K tiles. A
-// half leaves room for a block of the next kernel, which then fetches its weights early; the longer
-// the pass and the more of x it reads, the more bytes in flight pay instead.
+// Shared memory of a block that is alone on its multiprocessor for a pass of `used` K tiles. Half
+// of it leaves room for a block of the next kernel, which then fetches its weights early. The
+// longer the pass and the more of x it reads, the more it pays to have more bytes in flight.
 int64_t BytesOfOne(const DeviceTraits& card, int columns, int64_t used) {
   const int64_t all = card.block_shared_bytes;
   if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return all / 2;
   return columns == 32 || used <= 32 ? all * 3 / 4 : all;
 }
 
-// Every block has all leaves and an equal share of the rows: no sums are exchanged.
+// Every block has all leaves and an equal share of the rows, so the blocks exchange no sums.
 StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int columns) {
   StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
   const int64_t strips = CeilDiv(PackedRows(shape), 16);
   const int64_t rows_each = strips * 16 / card.multiprocessors;
-  // Blocks of a multiprocessor. Several finish their passes at different times, so that the weights
-  // never stop; but each reads an x of its own, which in a wide pass is read once for 128 rows.
+  // Blocks of a multiprocessor. Several blocks finish their passes at different times, so that
+  // weights arrive without a break. But each block reads x for itself, whereas a wide pass reads x
+  // once for 128 rows.
   int64_t each = 1;
   if (columns <= 32) {
     each = rows_each >= 136 ? 3 : rows_each >= 66 && (rows_each < 90 || columns == 8) ? 2 : 1;
@@ -75,7 +77,7 @@ StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int col
   const bool wide = HasWideStream(columns, shape.sum) && wide_pays;
   if (wide) each = 1;
   schedule.blocks = static_cast<int>(card.multiprocessors * each);
-  // Passes of equal length.
+  // All passes get the same length.
   const int64_t share = CeilDiv(strips, card.multiprocessors * each);
   const int64_t passes = CeilDiv(share, (wide ? 2 : 1) * kTileRows / 16);
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
@@ -88,16 +90,16 @@ StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int col
   return schedule;
 }
 
-// Stages, at most, of blocks that share multiprocessors.
+// The most stages of a block that shares its multiprocessor.
 int MostStages(const LinearShape& shape, int columns, int64_t used) {
   if (columns > 16) return 4;
-  if (shape.gated) return 5;  // of 8 columns: leaves room for a block of down_proj that is alone
+  if (shape.gated) return 5;  // with 8 columns it leaves room for a block of down_proj
   const bool chain = shape.sum == contract::LeafSum::kChain;
   if (columns == 8 && chain && used <= 8) return 6;
-  return KTilesOf(shape, 1) == 5 ? 5 : 4;  // of a leaf of five K tiles all
+  return KTilesOf(shape, 1) == 5 ? 5 : 4;  // a leaf of five K tiles fits whole
 }
 
-// Passes of 64 rows, each shared by a cluster of num_leaves / leaves blocks.
+// Passes of 64 rows. A cluster of num_leaves / leaves blocks shares each pass.
 StreamSchedule Split(const DeviceTraits& card, const LinearShape& shape, int columns, int leaves) {
   StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
@@ -122,16 +124,17 @@ StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, 
   const int64_t rows_each = PackedRows(shape) / card.multiprocessors;
   const int64_t tiles = NumTiles(shape);
   const bool tree = shape.sum == contract::LeafSum::kTree;
-  // All leaves in a block if there are rows enough for every multiprocessor; or, of a chain, so few
-  // columns that exchanging sums takes longer than the products. For few rows of x it does not, and
-  // blocks with a part of a short pass leave sooner.
+  // A block gets all leaves in two cases: there are enough rows for every multiprocessor; or the
+  // sum is a chain of so few columns that exchanging sums would take longer than the products. For
+  // few rows of x the exchange is short, and blocks that have a share of a short pass end sooner.
   const bool short_pass = columns <= 16 && KTilesOf(shape, shape.num_leaves) <= (tree ? 16 : 32);
   const bool enough_rows =
       rows_each >= (short_pass ? 64 : 35) && !(tree && columns == 32 && shape.k <= 2048);
   const bool few_columns = columns > 16 && !tree && shape.k <= 1024 && tiles >= 48;
   if (shape.num_leaves == 1 || enough_rows || few_columns) return Whole(card, shape, columns);
-  // Otherwise the largest part of the leaves that still fills the machine. Few rows of x make sums
-  // cheap to exchange, so more and smaller blocks pay; so do leaves of a single K tile.
+  // Otherwise a block gets the largest share of the leaves that still gives every multiprocessor
+  // work. With few rows of x, sums are cheap to exchange, so more and smaller blocks pay. They also
+  // pay if a leaf is a single K tile.
   const bool short_leaves = shape.bounds[1] <= 128;
   const int64_t wanted = columns == 8 && shape.k <= 4096 ? 160
                          : columns <= 32 || short_leaves ? 128
@@ -141,13 +144,14 @@ StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, 
   return Split(card, shape, columns, leaves);
 }
 
-// The head of a vocabulary: a tile of 144 rows of the weight for every multiprocessor at least.
+// Whether this is the output head (the vocabulary): every multiprocessor gets at least one tile of
+// 144 rows of the weight.
 bool IsHead(const DeviceTraits& card, const LinearShape& shape) {
   return shape.sum == contract::LeafSum::kChain && !shape.gated &&
          shape.n > 143 * card.multiprocessors && BlocksOf(shape).uniform;
 }
 
-// Of 33 to 64 rows.
+// The schedule for 33 to 64 rows of x.
 LinearSchedule ChooseMiddle(const DeviceTraits& card, const LinearShape& shape) {
   LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
   if (IsHead(card, shape)) {

@@ -1,5 +1,5 @@
 // Which kernel computes a linear layer, and with which parameters. Every schedule gives the same
-// bits (docs/NUMERICS.md C1 to C3), so this is a matter of speed alone.
+// bits (docs/NUMERICS.md C1 to C3); only the speed differs.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_SCHEDULE_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_SCHEDULE_H_
 
@@ -13,18 +13,18 @@
 
 namespace isobit::cuda {
 
-// Few rows of x: the weights stream through shared memory once and are the 64-row operand of wgmma,
-// x is the narrow one (stream.cuh).
+// The streaming schedule, for few rows of x: the weights pass through shared memory once and are
+// the 64-row operand of wgmma; x is the narrow operand (stream.cuh).
 struct StreamSchedule {
-  int columns = 0;  // rows of x in one product: 8, 16, 32 or 64; more rows of x are more grids
+  int columns = 0;  // rows of x in one product: 8, 16, 32 or 64; more rows of x take more grids
   int rows = 64;   // packed weight rows of one pass: a multiple of 16 up to 64 (HasWideStream: 128)
-  int leaves = 0;  // of a block; num_leaves / leaves of them (1, 2, 4, 8) make a cluster
-  int stages = 0;  // of the pipeline, 128 columns of K each
-  int blocks = 0;  // if a block holds all leaves: at most so many share the weight's rows
+  int leaves = 0;  // of a block; num_leaves / leaves blocks (1, 2, 4, 8) make a cluster
+  int stages = 0;  // of the ring buffer, each for one K tile of 128 columns
+  int blocks = 0;  // if a block has all leaves: at most so many blocks share the weight's rows
 };
 
-// Whether a block that has all leaves may take passes of up to 128 rows, which two warpgroups
-// share: where x is wide enough for that to pay, and the pending sums leave registers for it.
+// Whether a block that has all leaves may take passes of up to 128 rows, shared by two warpgroups:
+// x must be wide enough for that to pay, and the pending sums must leave enough registers.
 constexpr bool HasWideStream(int columns, contract::LeafSum sum) {
   return columns >= 16 && sum == contract::LeafSum::kChain;
 }
@@ -45,8 +45,8 @@ LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, 
 absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,
                            const LinearShape& shape, bool mappable);
 
-// Whether every leaf but the last is a multiple of 16 columns wide: no k16 step then has columns of
-// two leaves.
+// Whether every leaf but the last is a multiple of 16 columns wide, so that no k16 step has columns
+// of two leaves.
 bool WholeSteps(const LinearShape& shape);
 
 // e.g. "stream 16x64 l4 s6"

@@ -1,13 +1,14 @@
 // The linear layer for few rows of x. Weights are the 64-row operand of wgmma and pass through
 // shared memory once; x, padded to kColumns rows, is the narrow operand.
 //
-// A block is four warps that multiply, or with kWarpgroups 2 eight, and four that copy: a copy
-// takes about 150 cycles to issue, so the copying warps take the stages in turn. A block takes
-// passes of up to 64 kWarpgroups packed weight rows, and for each of them its leaves in order,
-// stage by stage. Without kSplit it holds all leaves and works on its share of the rows. With
-// kSplit the leaves of a pass are spread over a cluster: each block pushes what the order of
-// addition lets it add up alone (of a tree its subtree; of a chain the prefix if it is the first,
-// else its single leaves) to the blocks that finish the outputs, each a part of them.
+// A block has four warps that multiply (eight if kWarpgroups is 2) and four that copy. A copy takes
+// about 150 cycles to issue, so the copying warps take the stages in turn. A block makes passes
+// over up to 64 kWarpgroups packed weight rows. In each pass it takes its leaves in order, K tile
+// by K tile. Without kSplit a block has all leaves and a share of the rows. With kSplit the leaves
+// of a pass are spread over a cluster. Each block adds up alone what the order of addition allows:
+// the subtree of its leaves in a tree; in a chain the prefix if it is the first block, else nothing
+// beyond single leaves. It sends these sums to the blocks of the cluster, each of which finishes
+// some of the outputs.
 //
 // Weights are fetched before the kernel waits for its predecessor.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
@@ -36,13 +37,14 @@ struct StreamArgs {
   LinearTarget target;
   StreamSchedule schedule;
   int32_t strips;  // of 16 packed weight rows
-  // Of a block that has all leaves, in 2^-32: rounded up, so that the last one ends with them all.
+  // Strips of a block that has all leaves, in units of 2^-32. Rounded up, so that the last block
+  // ends with the last strip.
   uint64_t strips_each;
   int32_t cluster;    // blocks that share a pass
   Exchange exchange;  // between them
 };
 
-// One stage of the pipeline: where its weights are.
+// A cursor over a block's K tiles: where the next one's weights are.
 struct KTileCursor {
   int row;  // first packed row of the pass
   int leaf;
@@ -58,8 +60,8 @@ struct LinearStream {
   const CUtensorMap& x_map;
   const StreamPlan plan;
   const uint32_t shared;
-  // No more than stages, so that no warp gets two turns ahead of a stage, which a parity cannot
-  // tell from none.
+  // At most the number of stages. Otherwise a warp could get two rounds ahead of a stage, which the
+  // parity cannot tell from none.
   const int copy_warps;
   int first_leaf;
   int end_leaf;
@@ -118,7 +120,7 @@ struct LinearStream {
     return min(kKTileBlocks, args.leaves.block[c.leaf + 1] - c.block);
   }
 
-  // Arms a stage for weights and x, and starts the weights.
+  // Makes a stage's barrier expect weights and x, and starts the copies of the weights.
   __device__ __forceinline__ void CopyWeights(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
     const int rows = min(args.schedule.rows, end_row - c.row);
@@ -134,7 +136,7 @@ struct LinearStream {
     }
 #pragma unroll 1
     for (int b = 0; b < blocks; ++b) {
-      // Tile by tile: of the first one the rows from row_in_tile on.
+      // Copies row tile by row tile; the first one from row_in_tile on.
       const std::byte* piece = from;
       int in_tile = row_in_tile;
       for (int done = 0; done < rows;) {
@@ -151,8 +153,8 @@ struct LinearStream {
 
   __device__ __forceinline__ void CopyX(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
-    // An empty leaf after a ragged one starts inside a step; its columns do not matter, but a box
-    // must start at a multiple of 16 bytes.
+    // An empty leaf after a ragged one starts inside a k16 step. Its columns do not matter, but a
+    // box must start at a multiple of 16 bytes.
     const int column = args.leaves.column[c.leaf] / contract::kMmaK * contract::kMmaK +
                        (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
 #pragma unroll 1
@@ -163,8 +165,8 @@ struct LinearStream {
     }
   }
 
-  // One thread of copying warp number `warp`: arms the barriers of its first stages and starts
-  // their weights. Returns what comes next.
+  // Run by one thread of copying warp number `warp`: initialises the barriers of its first stages
+  // and starts the copies of their weights. Returns the cursor to the K tile that comes next.
   __device__ __forceinline__ KTileCursor Prefetch(int warp) const {
     KTileCursor c = Begin();
     Skip(c, warp);
@@ -180,7 +182,7 @@ struct LinearStream {
     return c;
   }
 
-  // The same thread: x of those stages, then all of the others.
+  // Run by the same thread: copies x for those stages, then weights and x for all others.
   __device__ __forceinline__ void Copy(KTileCursor c, int warp) const {
     WaitForPredecessor();
     ReleaseAfterWait(args.target);
@@ -192,7 +194,7 @@ struct LinearStream {
       CopyX(x, stage);
       Skip(x, copy_warps);
     }
-    int turn = 0;  // around the ring
+    int turn = 0;  // rounds of the ring so far
 #pragma unroll 1
     for (; !Ended(c); stage += copy_warps) {
       while (stage >= args.schedule.stages) {
@@ -214,10 +216,11 @@ struct LinearStream {
     return shared + plan.x + stage * plan.x_bytes + block * kColumns * kRowBytes;
   }
 
-  // Starts the products of a stage that is full. There is one run of products, whose descriptors
-  // differ by constants: a choice between two would make each product wait for the one before it.
+  // Starts the products of a stage whose k16 steps are all the leaf's. There is one run of
+  // products, whose descriptors differ by constants: a choice between two runs would make each
+  // product wait for the one before it.
   __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage) const {
-    // A reduction's result is in a uniform register, where descriptors are wanted.
+    // The result of a reduction is in a uniform register, which is where descriptors have to be.
     const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, XOf(stage, 0)));
     uint64_t w_operand[kKTileBlocks];
 #pragma unroll
@@ -235,8 +238,8 @@ struct LinearStream {
     CommitMma();
   }
 
-  // The products of a leaf's last stage if the leaf has only `steps` of its k16 steps, one by one:
-  // what lies beyond them is not the leaf's, and may be anything.
+  // The products of a leaf's last stage if only its first `steps` k16 steps are the leaf's, one by
+  // one. What lies beyond them may be anything.
   __device__ __forceinline__ void MultiplySteps(float (&sums)[kSums], int stage, int steps) const {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
@@ -256,8 +259,8 @@ struct LinearStream {
     for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
-  // Adds leaf number `leaf` of the block (from 0) to what is pending of a tree; sums then holds the
-  // largest finished subtree. The branches are outside the loops for speed.
+  // Adds leaf number `leaf` of the block (from 0) to the pending sums of a tree; `sums` then holds
+  // the largest finished subtree. The branches are outside the loops for speed.
   struct Tree {
     float pair[kSums];
     float four[kSums];
@@ -289,7 +292,7 @@ struct LinearStream {
     for (int i = 0; i < kSums; ++i) sums[i] = contract::Add(left[i], sums[i]);
   }
 
-  // The multiplying warps: everything that is computed.
+  // The work of the multiplying warps: all that is computed.
   __device__ __forceinline__ void Multiply() {
     if (kOutput == LinearOutput::kFp32 && args.target.pushes) {
       WaitForPredecessor();
@@ -330,7 +333,7 @@ struct LinearStream {
         WaitMma<0>();
         Hold(sums);
         if (full_k_tiles > 0) Release(stage == 0 ? stages - 1 : stage - 1);
-        // An empty leaf has a stage too.
+        // An empty leaf has a K tile, too.
         if (steps == 0 || steps % kKTileSteps != 0) {
           WaitBarrier(full(stage), parity);
           MultiplySteps(sums, stage, steps % kKTileSteps);
@@ -363,16 +366,16 @@ struct LinearStream {
     if (threadIdx.x % 32 == 0) Arrive(empty(stage));
   }
 
-  // Finishes units of the packed rows from `row` on and the block's rows of x from 8 j on.
+  // Finishes kUnits units: packed rows from `row` on, and the block's rows of x from 8 j on.
   template <int kUnits>
   __device__ __forceinline__ void Finish(int row, int j, float (&sums)[4 * kUnits]) const {
     FinishUnits<kOutput, kUnits>(args.target, row, static_cast<int>(blockIdx.y) * kColumns + 8 * j,
                                  sums, operation);
   }
 
-  // Sends the sums to the blocks that finish them, as their sum number `slot`.
+  // Sends the sums to the blocks that finish them, into those blocks' slot `slot`.
   __device__ __forceinline__ void Push(const float (&sums)[kSums], int slot, bool& joined) const {
-    if (!joined) WaitCluster();  // every block of the cluster has armed its barrier
+    if (!joined) WaitCluster();  // every block of the cluster has initialised its barrier
     joined = true;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -388,7 +391,8 @@ struct LinearStream {
     }
   }
 
-  // Finishes the block's units, every fourth by this warp: all of the same weight rows.
+  // Finishes the block's units. This warp takes every fourth, all of which have the same weight
+  // rows.
   __device__ __forceinline__ void FinishReceived() const {
     const int rank = first_leaf / args.schedule.leaves;
     if (rank * args.exchange.units_each >= kColumns / 2) return;
@@ -454,9 +458,9 @@ struct LinearStream {
   }
 };
 
-// Blocks of a multiprocessor that registers must suffice for: those that the table of schedules
-// gives it (schedule.cc, Whole), or one and a block of the next kernel. Pending sums of a
-// tree need more.
+// So many blocks must find registers on a multiprocessor: those that the schedule table gives it
+// (schedule.cc, Whole), or one block and one of the next kernel. The pending sums of a tree need
+// more registers.
 template <int kColumns, contract::LeafSum kSum, bool kSplit, int kWarpgroups>
 inline constexpr int kBlocksForRegisters =
     kWarpgroups == 2 || (kColumns == 64 && kSum == contract::LeafSum::kTree) ? 1
@@ -471,7 +475,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   extern __shared__ __align__(1024) std::byte memory[];
   LinearStream<kColumns, kSum, kOutput, kSplit, kWarpgroups> stream(args, x_map,
                                                                     SharedAddress(memory));
-  // The same in every lane, and known to be.
+  // The same in every lane, and the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int copy_warp = warp - 4 * kWarpgroups;
   const bool copies = copy_warp >= 0 && copy_warp < stream.copy_warps && threadIdx.x % 32 == 0;
@@ -495,7 +499,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   }
 }
 
-// Launches the kernel of one number of columns; each has a file of its own.
+// Launches the kernel for one number of columns; each number has a file of its own.
 template <int kColumns>
 absl::Status LaunchStreamOf(const CUtensorMap& x_map, const StreamArgs& args, LinearOutput output,
                             contract::LeafSum sum, const Grid& grid, const Stream& stream) {

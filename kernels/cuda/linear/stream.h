@@ -1,4 +1,4 @@
-// The linear layer for few rows of x (stream.cuh), launched.
+// The launcher of the linear layer for few rows of x (stream.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_H_
 

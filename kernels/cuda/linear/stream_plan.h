@@ -1,5 +1,5 @@
-// How a block of stream.cuh divides its work and its shared memory: what the host must know
-// to launch it.
+// How a block of stream.cuh divides its work and its shared memory. The host needs it for the
+// launch.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
 
@@ -12,18 +12,18 @@
 namespace isobit::cuda {
 
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
-inline constexpr int kStripRows = 16;  // of the weight: the rows of a warp, the unit of a share
+inline constexpr int kStripRows = 16;  // of the packed weight; a warp multiplies one strip
 inline constexpr int kCopyWarps = 4;
 constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
 inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
-inline constexpr int kKTileBlocks = 2;  // 64-column blocks of a stage of the pipeline
+inline constexpr int kKTileBlocks = 2;  // 64-column blocks of a K tile, which fills a stage
 inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
 inline constexpr int kKTileSteps = kKTileBlocks * kBlockSteps;
 
-// How the sums of a pass travel in a cluster; with U units of 16 weight rows x 8 rows of x, blocks
-// 0, 1, ... finish units_each consecutive ones each.
+// How the blocks of a cluster exchange the sums of a pass. Of its units (16 weight rows x 8 rows of
+// x), blocks 0, 1, ... finish units_each consecutive ones each.
 struct Exchange {
-  int slots;       // sums that make an output
+  int slots;       // sums that are added up to an output
   int units_each;  // of a finishing block: a power of two, as clusters are
   ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
       : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
@@ -31,7 +31,7 @@ struct Exchange {
   ISOBIT_HD int bytes() const { return slots * units_each * kUnitBytes; }
 };
 
-// Where things lie in a block's shared memory.
+// The layout of a block's shared memory.
 struct StreamPlan {
   int weight_bytes;  // of a stage
   int x_bytes;       // of a stage
@@ -46,7 +46,8 @@ struct StreamPlan {
         received(x + schedule.stages * x_bytes),
         barriers(received + received_bytes),
         total(barriers + schedule.stages * 16 + 8) {
-    // An operand is read as 64 rows, whatever the pass has; the last one beyond the ring.
+    // wgmma reads 64 rows of an operand even if the pass has fewer, so the last operand is read
+    // beyond the ring.
     const int missing = (kTileRows - schedule.rows % kTileRows) % kTileRows;
     const int read = x + missing * kRowBytes;
     if (total < read) total = read;

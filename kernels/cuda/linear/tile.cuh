@@ -1,10 +1,10 @@
-// The parts that the tile kernels share: the ring of operands in shared memory, who fills it, and
-// the leaf loop that empties it into accumulators.
+// What the tile kernels share: the ring buffer of operands in shared memory, the copies that fill
+// it, and the loop over a leaf that empties it into accumulators.
 //
-// A block is three warpgroups. The first's four warps (the producers) take turns in issuing bulk
-// copies, one lane each: x by tensor map, 64 columns of the tile's rows; the weights as plain
-// copies of packed rows. One warp alone is not fast enough. The other two warpgroups (the
-// consumers) multiply (TileSize).
+// A block has three warpgroups. The four warps of the first one, the producers, take turns in
+// issuing bulk copies, one lane each: x by tensor map, 64 columns of the tile's rows; the weights
+// as plain copies of packed rows. A single warp would not be fast enough. The other two
+// warpgroups, the consumers, multiply (TileSize).
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 
@@ -31,8 +31,8 @@ inline constexpr int kBarrierBytes = 512;
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
 inline constexpr int kOperandStep = 2;  // descriptor units from one k16 step to the next
 
-// One lane of a whole warp, in a form that lets the compiler issue copies without a loop over
-// lanes.
+// True in one lane of a whole warp, in a form that lets the compiler issue copies without a loop
+// over lanes.
 __device__ __forceinline__ bool ElectLane() {
   uint32_t elected;
   asm volatile(
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool ElectLane() {
   return elected != 0;
 }
 
-// A product, as the kernels get it.
+// The kernels' parameter: a product.
 struct Work {
   CUtensorMap x;
   const std::byte* weights = nullptr;
@@ -57,9 +57,10 @@ struct Work {
   TileOutput out;
 };
 
-// A tile's rows of x and packed rows of the weight, and what a consumer has of it: 64 rows and all
-// columns of a tile of 128 rows; all rows and half of the columns of one of 64. The latter's blocks
-// take half of a multiprocessor, so that the next kernel's fetch their weights beside them.
+// A tile's rows of x and packed rows of the weight, and a consumer's share of it. In a tile of 128
+// rows a consumer has 64 rows and all columns; in a tile of 64 rows it has all rows and half of the
+// columns. Blocks of 64-row tiles take half of a multiprocessor, so that blocks of the next kernel
+// can fetch their weights beside them.
 template <int kRows_, int kColumns_>
 struct TileSize {
   static constexpr int kRows = kRows_;
@@ -86,8 +87,9 @@ struct Ring {
   static constexpr int kSharedBytes =
       kAlignment + kStages * (kXBytes + kWeightBytes) + kExtraBytes + kBarrierBytes;
   static_assert(kStages >= 3 && 16 * kStages + 64 <= kBarrierBytes);
-  // Warps of the first warpgroup that fill the ring in turns. Not more than there are stages: one
-  // would wait for a stage two rounds ahead, whose barrier says nothing yet.
+  // Warps of the first warpgroup that fill the ring in turn. At most as many as there are stages:
+  // otherwise a warp would wait for a stage two rounds ahead, which the barrier's parity cannot
+  // express.
   static constexpr int kProducers = std::min(4, kStages);
 
   uint32_t base;
@@ -116,7 +118,7 @@ struct Ring {
   }
 };
 
-// A position in a ring: stage, and the parity of the phase to wait for.
+// A cursor into a ring: a stage, and the parity of the phase to wait for.
 template <int kStages>
 struct Cursor {
   int stage = 0;
@@ -129,15 +131,15 @@ struct Cursor {
   }
 };
 
-// Where packed row `row`, a multiple of 8, of a block of K lies.
+// The address of packed row `row` (a multiple of 8) of a block of K.
 __device__ __forceinline__ const std::byte* WeightRow(const Work& work, int row, int block) {
   const int64_t tile_block =
       static_cast<int64_t>(row / kTileRows) * work.leaves.num_blocks() + block;
   return work.weights + tile_block * kBlockBytes + row % kTileRows * kRowBytes;
 }
 
-// Starts the copies of `rows` packed rows from `first` on, both multiples of 8, of a block of K; a
-// copy stays inside a row tile.
+// Starts the copies of `rows` packed rows from `first` on (both multiples of 8) of a block of K. No
+// copy crosses the end of a row tile.
 __device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int rows, int block,
                                                uint32_t to, uint32_t barrier) {
 #pragma unroll 1
@@ -170,7 +172,7 @@ struct Multiplier {
             KMajorOperand(the_ring.weight(0) + consumer * Size::kConsumerColumnOffset * kRowBytes)),
         zeros(kRagged ? ZeroOperand(zero_address) : 0) {}
 
-  // The four k16 steps of the block at the cursor, in the background.
+  // Starts the four k16 steps of the block at the cursor; they run asynchronously.
   template <bool kFirst>
   __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int steps) {
     WaitBarrier(ring.full(cursor.stage), cursor.parity);
@@ -194,7 +196,7 @@ struct Multiplier {
     return kRagged ? leaves.StepsOf(leaf, i) : 4;
   }
 
-  // sums = one leaf's products. `meanwhile` runs while the first block is being multiplied.
+  // sums = the sum of one leaf's products. `meanwhile` runs while the first block is multiplied.
   template <class Meanwhile>
   __device__ __forceinline__ void Leaf(float (&sums)[kValues], int leaf, Meanwhile meanwhile) {
     const int blocks = leaves.block[leaf + 1] - leaves.block[leaf];
@@ -225,8 +227,8 @@ struct Multiplier {
   }
 };
 
-// a += b and b = a, as many as b has. Volatile, in place: the compiler may neither move additions
-// into the next leaf nor copy the sums.
+// AddSums: a += b; CopySums: b = a; for as many elements as b has. Volatile asm in place keeps the
+// compiler from moving additions into the next leaf and from copying the sums.
 template <int kValues, int kCount>
 __device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kCount]) {
 #pragma unroll
@@ -240,8 +242,8 @@ __device__ __forceinline__ void CopySums(float (&b)[kCount], const float (&a)[kV
   for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(b[i]) : "f"(a[i]));
 }
 
-// Part of the sums of one thread, [kFirst, kEnd), in shared memory: 16-byte words, no two threads
-// on one word.
+// Stores the sums [kFirst, kEnd) of one thread in shared memory: 16-byte words, no word shared by
+// two threads. AddSaved adds them again.
 template <int kFirst, int kEnd, int kValues>
 __device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
 #pragma unroll
@@ -265,7 +267,7 @@ __device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
   }
 }
 
-// The registers of a warpgroup's threads: what the producers leave is the consumers'.
+// Sets the registers of a warpgroup's threads: the producers give up what the consumers take.
 __device__ __forceinline__ void BecomeProducer() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
 }

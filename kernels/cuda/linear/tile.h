@@ -1,10 +1,10 @@
-// The linear layer for many rows: 128 or 64 rows of x by a run of packed weight rows in one block's
-// registers, fed by bulk copies and multiplied by wgmma.
+// The linear layer for many rows, by tiles: a block holds the sums of 128 or 64 rows of x by a run
+// of packed weight rows in its registers. Bulk copies bring the operands, wgmma multiplies.
 //
-// With split 1 the blocks are persistent, and a tile's leaves follow one another in one block. With
-// split S a cluster of S blocks shares a tile: each computes its part of the leaves, and the
-// leaves' sums travel through distributed shared memory, which fills the machine when there are few
-// tiles.
+// With split 1 the blocks are persistent, and one block computes a tile's leaves one after the
+// other. With split S a cluster of S blocks shares a tile: each block computes some of the leaves,
+// and they exchange the sums through distributed shared memory. That gives every multiprocessor
+// work when there are few tiles.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_H_
 
@@ -26,15 +26,16 @@ struct TileSchedule {
   friend bool operator==(const TileSchedule&, const TileSchedule&) = default;
 };
 
-// The schedules that a shape has, at any m. None if a leaf but the last is not a multiple of 16
-// columns wide, or K is empty; one or two if the leaves are not uniform (LeafBlocks).
+// The schedules that a shape can have, at any m. None if K is empty or a leaf other than the last
+// is not a multiple of 16 columns wide; one or two if the leaves are not uniform (LeafBlocks).
 std::vector<TileSchedule> TileSchedules(const LinearShape& shape);
 
-// The one of them expected to be fastest for m rows; they are not empty.
+// The schedule of TileSchedules(shape), which must not be empty, that is expected to be fastest for
+// m rows.
 TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m);
 
-// LaunchLinear (linear.h) by one of them. INVALID_ARGUMENT: not one of them, or x cannot have a
-// tensor map (device/tensor_map.h). INTERNAL: CUDA refused.
+// LaunchLinear (linear.h) by one of TileSchedules(shape). INVALID_ARGUMENT: it is not one of them,
+// or x cannot have a tensor map (device/tensor_map.h). INTERNAL: CUDA refused.
 absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedule,
                               const Stream& stream);
 

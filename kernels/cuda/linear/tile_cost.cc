@@ -12,15 +12,15 @@
 namespace isobit::cuda {
 namespace {
 
-// Microseconds. Tiles are computed in waves, as many at once as the machine holds.
+// Microseconds. Tiles are computed in waves; a wave has as many tiles as the GPU holds at once.
 struct TileCost {
   TileSchedule schedule;
-  bool tree;     // of more than two leaves, or split: their sums travel in another way
-  double first;  // the first wave's overhead: launch, first operands, stores
-  double more;   // a further wave's
+  bool tree;     // a tree of more than two leaves, or split: the sums are added in another way
+  double first;  // overhead of the first wave: launch, first operands, stores
+  double more;   // overhead of each further wave
   double block;  // to multiply a block of 64 columns of K
-  double busy;   // to which so much is added as multiprocessors are at work
-  double leaf;   // a block's leaf: adding it to the sums, or exchanging it
+  double busy;   // added to `block`, times the share of the multiprocessors that are busy
+  double leaf;   // of a leaf of a block: adding it to the sums, or exchanging it
 };
 
 // Fitted by least squares, near the fastest schedules above all, to `isobit-bench gemm --schedules`
@@ -73,7 +73,7 @@ double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t 
                           blocks * (cost->block * waves + cost->busy * busy) +
                           cost->leaf * waves * shape.num_leaves / schedule.split;
   const double load = static_cast<double>(PackedLinearBytes(shape)) / card.memory_bytes_per_us;
-  // The two overlap, the less the more alike they are.
+  // Loading and multiplying overlap; the more equal their times are, the less they overlap.
   return std::sqrt(std::hypot(multiply * multiply, load * load));
 }
 

@@ -1,5 +1,5 @@
-// What a tile schedule is expected to cost: a model fitted to measurements, from which the schedule
-// of a layer is chosen. No bit depends on it.
+// The expected time of a tile schedule: a model fitted to measurements, by which a layer's schedule
+// is chosen. No bit depends on it.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
 
@@ -11,7 +11,7 @@
 
 namespace isobit::cuda {
 
-// Microseconds for m rows, by times of tiles on an H200; infinite for a schedule that was not
+// Microseconds for m rows, from measurements on an H200; infinite for a schedule that was not
 // measured.
 double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
                     const TileSchedule& schedule);

@@ -1,4 +1,4 @@
-// The tile kernels that exist, by their parameters; each family is a file of its own.
+// Finds the tile kernels that exist by their parameters; each family has a file of its own.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
 
@@ -13,7 +13,7 @@ struct Work;
 // num_sms: a persistent kernel's largest grid.
 using LaunchFn = absl::Status (*)(const Work& work, int num_sms, const Stream& stream);
 
-// Null: there is no such kernel; the first two are for split 1, the others for more. `ragged`: the
+// Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for more. `ragged`: the
 // leaves are not uniform.
 LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged);
 LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged);

@@ -1,7 +1,8 @@
-// From a wgmma fragment of finished sums to y: bias, rounding, SwiGLU, and stores of whole sectors.
+// The epilogue of the tile kernels, from a wgmma fragment of finished sums to y: bias, rounding,
+// SwiGLU, and stores of whole sectors.
 //
-// A fragment is 64 rows by 8 G packed columns over a warpgroup; an octet is 8 packed columns. A
-// gated weight's octets alternate between gates and ups.
+// A fragment is 64 rows by G octets over a warpgroup; an octet is 8 packed columns. A gated
+// weight's octets alternate between gates and ups.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 
@@ -15,8 +16,8 @@
 
 namespace isobit::cuda::tile {
 
-// Where y's columns of an octet begin, and how many there are: 8 or more, fewer at the edge, or
-// none.
+// Where an octet's columns of y begin, and how many columns y has from there on: 8 or more, fewer
+// at the edge, or none.
 struct OctetColumns {
   int32_t column;
   int32_t count;
@@ -27,7 +28,7 @@ __device__ __forceinline__ OctetColumns ColumnsOf(const LinearTarget& target, in
   return {column + octet % 2 * target.ups, target.n - column};
 }
 
-// Whether y's rows take 16 bytes at once, from every eighth column on.
+// Whether 16 bytes at once can be stored to y's rows, from every eighth column on.
 inline bool TakesVectors(const LinearArgs& args, const LinearTarget& target) {
   const int elements = OutputOf(args) == LinearOutput::kFp32 ? 4 : 8;
   return reinterpret_cast<uintptr_t>(target.y) % 16 == 0 && target.ldy % elements == 0;
@@ -39,7 +40,7 @@ struct TileOutput {
   LinearTarget target;
 };
 
-// The two rows of y that a thread stores to, from its fragment's first column on.
+// The two rows of y to which a thread stores, from its fragment's first column on.
 template <typename T>
 struct OutputRows {
   T* upper;
@@ -53,7 +54,8 @@ struct OutputRows {
         has_upper(row < out.target.m),
         has_lower(row + 8 < out.target.m) {}
 
-  // `kWhole`: y takes both vectors whole; else the first `count` elements of each, as y can.
+  // kWhole: stores both vectors whole. Otherwise stores the first `count` elements of each, in the
+  // widest stores that y's alignment allows.
   template <bool kWhole, class Vector>
   __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
     if constexpr (kWhole) {
@@ -105,8 +107,9 @@ __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kVa
   }
 }
 
-// Of two octets the even lanes take the first, the odd ones the second: four neighbouring columns
-// each, so that four lanes store 64 bytes of a row. Both have an odd last octet.
+// Of two octets, the even lanes store the first and the odd lanes the second: four neighbouring
+// columns each, so that four lanes store 64 bytes of a row. Both store a last octet without a
+// partner.
 template <int kOctets, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
                                           int row, int octet, uint32_t operation) {
@@ -145,7 +148,7 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
   }
 }
 
-// kStep octets of sums make one octet of y: 1, or gates and their ups.
+// kStep octets of sums make one octet of y: 1, or 2 for gates and their ups.
 template <int kOctets, int kStep, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&sums)[kValues],
                                           int row, int octet) {
@@ -183,8 +186,8 @@ __device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&s
   }
 }
 
-// Stores the first 4 G of `sums`, and may change them. This thread's rows are `row` and row + 8;
-// the fragment's first octet is `octet` (even where the weight is gated).
+// Stores the first 4 kOctets of `sums`, and may change them. This thread's rows are `row` and
+// row + 8; the fragment's first octet is number `octet`, which is even if the weight is gated.
 template <int kOctets, int kValues>
 __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
                                           int octet, uint32_t operation) {

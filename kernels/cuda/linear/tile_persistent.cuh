@@ -1,5 +1,5 @@
-// Split 1: as many blocks as multiprocessors take tiles in turn, and a tile's leaves follow one
-// another in one block, pending sums in registers.
+// Split 1: one block for each multiprocessor (two for 64-row tiles), which take the tiles in turn.
+// A block computes a tile's leaves one after the other and keeps pending sums in registers.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 
@@ -21,14 +21,15 @@ struct PersistentTraits {
   // The tree of 8 keeps its left half's sum here while it computes the right half.
   static constexpr int kLeftBytes =
       kSums == Sums::kTree8 ? kRows * kColumns * static_cast<int>(sizeof(float)) : 0;
-  // ZeroOperand's 1024 bytes, and as many more as compute-sanitizer takes a k16 operand of kColumns
-  // rows to be, whatever its strides are.
+  // ZeroOperand's 1024 bytes, and more: compute-sanitizer takes a k16 operand of kColumns rows to
+  // be this long, whatever its strides are.
   static constexpr int kZeroBytes = kRagged ? kColumns * 16 * static_cast<int>(sizeof(Bf16)) : 0;
   static_assert(kZeroBytes % 1024 == 0);
   using RingT = Ring<Size, kLeftBytes + kZeroBytes>;
 };
 
-// Row tiles whose weights are fetched from memory once and then stay in L2.
+// Row tiles of a band: its tiles are computed together, so that their weights are fetched from
+// memory once and then stay in L2.
 inline constexpr int kBandRows = 8;
 
 struct TilePosition {
@@ -69,8 +70,8 @@ struct TileLoader {
   }
 };
 
-// Producer warp `warp` of kProducers makes every kProducers-th fill of the ring, starting
-// with fill number `warp`. `early`: so many fills' weights are already on their way.
+// Producer warp `warp` of kProducers makes every kProducers-th fill of the ring, from fill number
+// `warp` on. `early`: the weights of so many fills are already in flight.
 template <class Traits>
 __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Traits::RingT& ring,
                                              int warp, int early) {
@@ -81,8 +82,8 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const TileLoader<Traits> loader(work, ring, tile);
     for (int leaf = 0; leaf < work.leaves.num_leaves; ++leaf) {
-      // An empty leaf's block multiplies zeros, whatever is copied: not from where k may end, which
-      // need not be a multiple of 16 bytes.
+      // An empty leaf's block multiplies zeros, whatever is copied. x is then copied from column 0:
+      // the leaf's own column need not be a multiple of 16 bytes.
       const bool empty = work.leaves.column[leaf] == work.leaves.column[leaf + 1];
       int column = empty ? 0 : work.leaves.column[leaf];
       for (int block = work.leaves.block[leaf]; block < work.leaves.block[leaf + 1]; ++block) {
@@ -114,8 +115,9 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
   Multiplier<Size, Traits::kRagged, typename Traits::RingT> multiplier(work.leaves, ring, consumer,
                                                                        zeros);
   const int tiles = work.row_tiles * work.column_tiles;
-  // The second consumer starts each tile one block late: one then multiplies while the other adds
-  // or stores. Not if the first could get so far ahead that it starts two tiles at once.
+  // The second consumer starts each tile one block late, so that one consumer multiplies while the
+  // other adds or stores. Not if the first one could get so far ahead that it signals the start of
+  // two tiles.
   const bool skewed = work.leaves.num_blocks() >= Traits::RingT::kStages;
   const uint32_t operation = OperationOf(work.out.target);
   uint32_t turn = 0;
@@ -142,7 +144,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
         AddSums(x, y);
       }
     } else {
-      // Three sets of accumulators take the leaves in turn, so that no sum is ever copied.
+      // Three sets of accumulators take the leaves in turn, so that no sum has to be copied.
       float z[kValues];
       multiplier.Leaf(x, 0, release_second);
       multiplier.Leaf(y, 1);
@@ -205,10 +207,11 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   }
 }
 
-// Blocks of K of a block's tiles from which on it is not launched early. A kernel launched in turn
-// has blocks of neighbouring numbers on neighbouring multiprocessors, where they share what they
-// read of x and the weight; early blocks run wherever the kernel before leaves room. In a long
-// product that costs more time and energy than the microseconds that an early start saves.
+// If a thread block has at least so many blocks of K to multiply, the kernel is not launched early.
+// In a kernel that starts after its predecessor, blocks of neighbouring numbers run on neighbouring
+// multiprocessors, where they share what they read of x and the weight. Early blocks run wherever
+// the kernel before leaves room. In a long product that costs more time and energy than the
+// microseconds that an early start saves.
 inline constexpr int64_t kLongRun = 400;
 
 // Launches the kernel on up to num_sms blocks.

@@ -1,11 +1,12 @@
-// Split S: a cluster of S blocks computes one tile, each block its part of the leaves, and each
-// block finishes 1/S of the tile's columns.
+// Split S: a cluster of S blocks computes one tile. Each block computes some of the leaves and
+// finishes 1/S of the tile's columns. A block's number in the cluster is its rank.
 //
-// A block has its own columns first in its accumulators (SplitLoader), so column run p of rank r
-// belongs to rank r ^ p and goes there; whatever arrives from r ^ p lies in slot p - 1. A thread
-// talks to the threads of its own number only. Leaves of a tree: a rank's are neighbours, it adds
-// their subtree, and one exchange adds the rest. Leaves of a chain: rank r takes leaf S i + r in
-// round i, and every round ends with an exchange, added while the next round is multiplied.
+// A block's accumulators have its own columns first (SplitLoader). Column run p of rank r therefore
+// belongs to rank r ^ p and is sent there; what arrives from rank r ^ p lies in slot p - 1. A
+// thread exchanges data only with the threads of the same number. In a tree, a rank's leaves are
+// neighbours: it adds up their subtree, and one exchange adds the rest. In a chain, rank r computes
+// leaf S i + r in round i. Every round ends with an exchange, whose sums are added while the next
+// round is multiplied.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_SPLIT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_SPLIT_CUH_
 
@@ -23,12 +24,13 @@ struct SplitTraits {
   static constexpr int kOwnValues = kValues / kSplit;
   static constexpr int kSlotBytes = kOwnValues * 128 * static_cast<int>(sizeof(float));
   static constexpr int kInboxBytes = (kSplit - 1) * kSlotBytes;  // of one consumer
-  // Of four leaves of a tree the first two's sum waits in registers, but for these values.
+  // If a rank has four leaves of a tree, the first two's sum stays in registers, except for so many
+  // values, which are saved in shared memory.
   static constexpr int kSaved =
       kSum == contract::LeafSum::kTree && kSplit == 2 && kValues > 64 ? kValues / 2 : 0;
   static constexpr int kSavedBytes = kSaved * 128 * static_cast<int>(sizeof(float));
   using RingT = Ring<Size, 2 * (kInboxBytes + kSavedBytes)>;
-  static_assert(kOwnValues % 4 == 0);  // a block finishes whole groups
+  static_assert(kOwnValues % 4 == 0);  // a block finishes whole octets
 };
 
 // Arrives at a barrier in another block of the cluster.
@@ -41,7 +43,7 @@ template <class Traits>
 struct Exchange {
   uint32_t inbox;    // this thread's first word of slot 0
   uint32_t arrived;  // barrier: a round's slots are full
-  uint32_t drained;  // barrier: the others have read what was sent to them
+  uint32_t drained;  // barrier: the other blocks have read what was sent to them
   uint32_t rank;
 
   __device__ __forceinline__ Exchange(const typename Traits::RingT& ring, int consumer,
@@ -70,7 +72,7 @@ struct Exchange {
   __device__ __forceinline__ void WaitDrained(uint32_t round) const {
     WaitClusterBarrier(drained, round & 1);
   }
-  // The values read have been added, hence have arrived; nothing else needs to be ordered.
+  // The values read have been added, so the reads have completed; nothing else must be ordered.
   __device__ __forceinline__ void TellDrained() const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -87,7 +89,8 @@ struct Exchange {
   }
 };
 
-// sums[0 .. own) = the tree over all ranks' subtrees; the order inside a pair is free.
+// sums[0 .. own) = the tree over the subtrees of all ranks; the order inside a pair does not
+// matter.
 template <class Traits>
 __device__ __forceinline__ void AddTree(const Exchange<Traits>& exchange,
                                         float (&sums)[Traits::kValues]) {
@@ -129,9 +132,9 @@ __device__ __forceinline__ void AddRound(const Exchange<Traits>& exchange,
   }
 }
 
-// The producer's copies for the tile. Position p of the tile's weights in shared memory holds run
-// p ^ rank, so that a rank's own run comes first; if each consumer has columns of its own, of
-// those.
+// The producer's copies for the tile. Position p of the tile's weights in shared memory holds
+// column run p ^ rank, so that a rank's own run comes first. If each consumer has its own columns,
+// this holds for the columns of each consumer.
 template <class Traits>
 struct SplitLoader {
   using RingT = typename Traits::RingT;
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   const int mine = work.leaves.num_leaves / Traits::kSplit;
   const int leaf_blocks = work.leaves.block[1];
   const int blocks = mine * leaf_blocks;
-  // The i-th block of this rank, as a block of K. The leaves are equally long.
+  // The i-th block of K of this rank. All leaves are equally long.
   const auto block_of = [&](int i) {
     if constexpr (Traits::kSum == contract::LeafSum::kTree) {
       return static_cast<int>(rank) * blocks + i;

@@ -1,10 +1,10 @@
 // Logits to logprobs and tokens on the GPU (C7, C8): every row with its own parameters, inputs and
 // outputs in GPU memory.
 //
-// A row is cut into the 8 ranges of C7 and each range is the work of one block, which holds it in
-// shared memory, so logits are read once. Rows that need a place in the row's order (filters, top
-// lists) run as a cluster of 8 blocks. What a range hands on is a few numbers (RangeResult in
-// vocab_range.cuh), never logits.
+// A row is cut into the 8 ranges of C7. One block takes a range and holds it in shared memory, so
+// logits are read once. Filters and top lists need the order of the row's tokens: such rows run as
+// a cluster of 8 blocks. The result of a range is a few numbers (RangeResult in vocab_range.cuh),
+// never logits.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
 
@@ -23,7 +23,7 @@ inline constexpr int64_t kMaxDeviceVocab = 8 * 50'000;
 // The longest top list.
 inline constexpr int32_t kMaxTopLogProbs = 1024;
 
-// A part of one of the flat arrays of DeviceLogProbs.
+// An interval of one of the flat arrays of DeviceLogProbs.
 struct ListSpan {
   int32_t first = 0;
   int32_t size = 0;
@@ -52,16 +52,16 @@ struct DeviceLogProbRow {
   bool want_entropy = false;
 };
 
-// The output of one row. Not finite: only `finite` is set, and id is 0.
+// The output of one row. If it is not finite, only `finite` is set, and id is 0.
 struct DeviceLogProbResult {
   int32_t id = 0;
   float logprob = 0.0f;
-  float entropy = 0.0f;  // unless wanted, unset
+  float entropy = 0.0f;  // set only if it was asked for
   int32_t finite = 0;    // 1 or 0
 };
 
-// All pointers are to GPU memory. A replayed graph reads what the arrays hold then; only the
-// numbers in this struct are fixed.
+// All pointers are to GPU memory. A replayed graph reads what the arrays hold at that time; only
+// the numbers in this struct are fixed.
 struct DeviceLogProbs {
   const DeviceLogProbRow* rows = nullptr;  // [num_rows]
   int64_t num_rows = 0;
@@ -73,27 +73,27 @@ struct DeviceLogProbs {
   int32_t* ids = nullptr;                  // [num_rows], a second copy of the ids; may be null
   TokenLogProb* top = nullptr;             // row i's list is at top + i * top_stride
   int64_t top_stride = 0;
-  std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; left so that it can be
-                                   // used again by the next launch of the same stream
+  std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; the next launch of the
+                                   // same stream can use it again as it is left
   bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch
 };
 
 size_t LogProbWorkspaceBytes(int64_t num_rows);
 
-// Launches what computes every row's token, logprob, entropy and top list. CUDA-graph safe.
+// Computes every row's token, logprob, entropy and top list. May be captured into a graph.
 // INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab. INTERNAL: CUDA refused.
 absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream);
 
-// Rows without filters and top lists may lie on several GPUs, each of which has an equal number of
-// the 8 ranges (contract::PlanColumns): first each sums and draws in its own, then any of them
-// joins what all have handed on. RankRanges: those of one.
+// The logits of rows without filters and top lists may lie on several GPUs, each with an equal
+// number of the 8 ranges (contract::PlanColumns). First each GPU sums and draws in its own ranges,
+// then any of them joins the range results of all. RankRanges: the ranges of one GPU.
 struct RankRanges {
   int first = 0;
   int count = contract::kLeaves;
 };
-// What they hand on, [num_rows][ranges]: bytes.
+// Bytes of the range results, [num_rows][ranges].
 size_t RangeResultBytes(int64_t num_rows, int num_ranges);
-// args.rows[i].logits are those of the ranges alone; no outputs are written but `results`.
+// args.rows[i].logits are those of the ranges alone. Only `results` is written.
 absl::Status LaunchRangeResults(const DeviceLogProbs& args, const RankRanges& ranges,
                                 std::byte* results, const Stream& stream);
 
@@ -101,7 +101,7 @@ struct RankRangeResults {
   const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or mapped by it
   int num_ranks = 0;
 };
-// Of args.rows[i].logits none is read. Errors of both: LaunchLogProbs'.
+// Reads none of args.rows[i].logits. Errors of both functions: as LaunchLogProbs.
 absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const RankRangeResults& results,
                                 const Stream& stream);
 

@@ -1,12 +1,13 @@
-// Rows whose tokens need no order: each range is one task, and the block that ends a row's last
-// task joins its ranges. Blocks are persistent, and a task passes through four groups of warps: one
-// warp fetches its logits, chunk by chunk as the workers are done with those of the task before;
-// two survey them, as they arrive, for their maximum; eight, the workers, sum weights and draw; one
-// hands the result on. So memory never waits for arithmetic, and the workers never for each other,
-// unless single logits are to be changed.
+// Rows without filters and top lists, whose tokens need no order. Each range is one task, and the
+// block that finishes a row's last task joins its ranges. Blocks are persistent and their warps are
+// specialised. A task passes through four roles: one warp fetches its logits, chunk by chunk, as
+// the workers finish those of the task before; two warps survey them for their maximum as they
+// arrive; eight warps, the workers, sum weights and draw; one warp writes the result. So memory
+// never waits for arithmetic, and the workers never wait for each other, unless single logits have
+// to be changed.
 //
-// Of rows in parts this GPU's ranges are the tasks, whose results another kernel joins with those
-// of the other GPUs.
+// If the row's logits lie on several GPUs, the tasks are the ranges of this GPU, and another kernel
+// joins their results with those of the other GPUs.
 #include <algorithm>
 
 #include "common/base/round_up.h"
@@ -20,7 +21,7 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
-// Shared memory that each can have.
+// Shared memory of each of them.
 constexpr size_t kBlockBytes = kH200.shared_bytes / kBlocksPerSm - kH200.reserved_shared_bytes;
 constexpr int kCopyAlignment = 128;  // bytes
 constexpr int kSlot = kChunk + kCopyAlignment / static_cast<int>(sizeof(float));
@@ -30,13 +31,13 @@ constexpr int kSurveyWarps = 2;
 constexpr int kSurveyThreads = 32 * kSurveyWarps;
 constexpr int kThreads = kRangeThreads + kFetchThreads + kSurveyThreads + 32;
 
-// A row's place in the workspace.
+// A row's record in the workspace.
 struct RowRecord {
   RangeResult ranges[kRanges];
   unsigned arrivals;  // of finished ranges; zero between launches
 };
 
-// A task's parameters and what is found out about it.
+// A task: one range of one row. Its parameters and its results so far.
 struct Task {
   DeviceLogProbRow row;
   RowPlan plan;
@@ -47,9 +48,9 @@ struct Task {
   RangeMax processed;
   float target_logit;
   WarpTotals sums[kRangeWarps];
-  WarpTotals draw[kRangeWarps];  // the sums' too, unless RowPlan::separate
+  WarpTotals draw[kRangeWarps];  // the sums as well, unless RowPlan::separate
 
-  // Of the unprocessed logits.
+  // The maximum of the unprocessed logits.
   __device__ RangeMax Raw() const {
     RangeMax raw = surveyed[0];
     for (int w = 1; w < kSurveyWarps; ++w) {
@@ -60,11 +61,12 @@ struct Task {
   }
 };
 
-// Tasks that a block has in hand: one is fetched and one worked on while others are handed on.
+// Tasks in flight in a block: one is fetched and one computed while the results of others are
+// written.
 constexpr int kTaskSlots = 4;
 
-// In front of the ring of chunks. The n-th task that a block works on lies in slot n % kTaskSlots,
-// and its chunks follow those of the one before.
+// Shared memory in front of the ring of chunks. The n-th task of a block lies in slot
+// n % kTaskSlots; its chunks follow those of the task before.
 struct alignas(kCopyAlignment) Shared {
   uint64_t full[kMaxChunks];    // barriers, one a slot: its chunk has arrived
   uint64_t empty[kMaxChunks];   // it may be overwritten
@@ -76,8 +78,8 @@ struct alignas(kCopyAlignment) Shared {
 };
 extern __shared__ __align__(128) std::byte shared_memory[];
 
-// A task's range. Its logits lie as far from a multiple of kCopyAlignment as in memory: between
-// places that differ in this, bulk copies are slow.
+// A task's range. Its logits have the same offset from a multiple of kCopyAlignment in shared
+// memory as in GPU memory: bulk copies between different offsets are slow.
 __device__ VocabRange RangeOfTask(const LogProbJob& job, int range, const float* logits,
                                   const RingCursor& cursor) {
   VocabRange result =
@@ -87,21 +89,21 @@ __device__ VocabRange RangeOfTask(const LogProbJob& job, int range, const float*
   return result;
 }
 
-// Waits for what `barriers` say of task n.
+// Waits for task n's phase of `barriers`.
 __device__ void Await(const uint64_t (&barriers)[kTaskSlots], int n) {
   WaitBarrier(SharedAddress(&barriers[n % kTaskSlots]), static_cast<uint32_t>(n / kTaskSlots) % 2);
 }
-// Says it, by every thread that calls.
+// One arrival at task n's barrier by every calling thread.
 __device__ void Tell(const uint64_t (&barriers)[kTaskSlots], int n) {
   Arrive(SharedAddress(&barriers[n % kTaskSlots]));
 }
-// Says it, by one lane, once all lanes of the warp have come here.
+// One arrival for the whole warp, once all its lanes have come here.
 __device__ void TellByOne(const uint64_t (&barriers)[kTaskSlots], int n) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) Tell(barriers, n);
 }
 
-// The fetching warp.
+// The fetching warp: copies logits into the ring.
 __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int chunks = NumChunks(job);
@@ -143,7 +145,7 @@ __device__ void Fetch(const LogProbJob& job, Shared& shared) {
   }
 }
 
-// The surveying warps; this is thread number `thread` of them.
+// The surveying warps find the maximum of the raw logits. This is thread number `thread` of them.
 __device__ void Survey(const LogProbJob& job, Shared& shared, int thread) {
   constexpr int kStep = 4 * kSurveyThreads;
   const int chunks = NumChunks(job);
@@ -179,7 +181,7 @@ __device__ void Survey(const LogProbJob& job, Shared& shared, int thread) {
   }
 }
 
-// The workers' part of a task whose chunks begin at `cursor`.
+// What the worker warps do for a task whose chunks begin at `cursor`.
 __device__ void Work(const LogProbJob& job, Task& task, const RingCursor& cursor, Shared& shared) {
   const DeviceLogProbRow& row = task.row;
   const RowPlan& plan = task.plan;
@@ -217,7 +219,7 @@ __device__ void Work(const LogProbJob& job, Task& task, const RingCursor& cursor
   if (first_lane) task.draw[threadIdx.x / 32] = draw;
 }
 
-// The warp that hands results on.
+// The warp that writes the tasks' results, and a row's result once all its ranges are done.
 __device__ void HandOn(const LogProbJob& job, Shared& shared) {
   for (int n = 0;; ++n) {
     const Task& task = shared.tasks[n % kTaskSlots];
@@ -295,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-// A warp a row.
+// One warp joins the ranges of one row.
 constexpr int kJoinThreads = 128;
 __global__ void __launch_bounds__(kJoinThreads)
     JoinLogProbs(const __grid_constant__ LogProbJob job,

@@ -1,6 +1,6 @@
-// Rows with filters or top lists: a cluster per row, whose blocks hold a range each. What the
-// filters keep is mostly short: then it is gathered, and block 0 goes through it as the contract
-// has it. Else the blocks agree on where it ends, and each goes through its range.
+// Rows with filters or top lists: one cluster per row, one range per block. Filters mostly keep few
+// tokens. Then block 0 gathers them and processes them as the contract says. Otherwise the blocks
+// find together where the kept prefix ends, and each processes its range.
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/log_probs/kernels.h"
 #include "kernels/cuda/log_probs/row.cuh"
@@ -10,14 +10,14 @@
 namespace isobit::cuda {
 namespace {
 
-// In front of the logits.
+// Shared memory in front of the logits.
 struct alignas(16) Shared {
   RangeScratch scratch;
   uint64_t full;  // barrier: the logits have arrived
   DeviceLogProbRow row;
   OrderScratch order;
   uint64_t top[kMaxTopLogProbs];
-  RangeResult ranges[kRanges];  // block 0's
+  RangeResult ranges[kRanges];  // used in block 0 only
   contract::VocabSum sum;
   WarpTotals totals[kRangeWarps];
 };
@@ -28,7 +28,7 @@ __device__ uint64_t Pack(const RangeMax& max) {
   return uint64_t{AscendingBits(max.max)} << 1 | (max.unfit ? 1 : 0);
 }
 
-// The same of the whole row; `own` stays.
+// The maximum of the whole row; `own` stays this thread's.
 __device__ RangeMax OfRow(RowCluster& cluster, const RangeMax& mine, OrderScratch& order) {
   const uint64_t* words = cluster.Exchange(Pack(mine), order);
   RangeMax all{kMinusInfinity, false, mine.own};
@@ -66,13 +66,13 @@ __device__ RangeMax MaxOf(const VocabRange& range, uint64_t seed, RangeScratch& 
   return BlockMax({max, false}, seed, scratch);
 }
 
-// C8's filters, in their order, on a row of processed logits with the maximum row_max.
+// Applies C8's filters, in their order, to a row of processed logits with the maximum row_max.
 __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range,
                                     const DeviceLogProbRow& row, const RowPlan& plan, float row_max,
                                     OrderScratch& order, RangeScratch& scratch) {
   if (plan.min_p) {
-    // What comes before the first token that fails, which need not be where a monotone function
-    // would fail: so the largest failing logit is looked for, not a threshold.
+    // Keeps what comes before the first token that fails. The test may not be monotone because of
+    // rounding, so this finds the largest logit that fails instead of computing a threshold.
     float cut = kMinusInfinity;
     ForEachFour(range, [&](int, const Four& four) {
 #pragma unroll
@@ -91,8 +91,9 @@ __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range
   }
 }
 
-// The keys of the row's first `count` tokens, in order, in `top` of every block. Returns their
-// number, which is less if fewer are not filtered out. `max` is the row's maximum and the thread's.
+// Writes the keys of the row's first `count` tokens, in order, to `top` of every block. Returns
+// their number, which is less than `count` if the filters keep fewer. `max`: the row's maximum, and
+// the thread's own.
 __device__ __noinline__ int RankTop(RowCluster& cluster, const VocabRange& range,
                                     const RangeMax& max, int32_t count, OrderScratch& order,
                                     uint64_t* top) {
@@ -114,9 +115,9 @@ __device__ __noinline__ int RankTop(RowCluster& cluster, const VocabRange& range
   return size;
 }
 
-// Gathers all that the row's filters can keep and, for top_p, all that the other filters keep.
-// Returns its size, beyond kMaxTopLogProbs if it is too long to be gathered. top_p alone: gathers
-// what it can keep, and *mass is the mass of the row.
+// Gathers all tokens that the row's filters can keep; if there are others beside top_p, all that
+// those keep. With top_p alone, *mass becomes the mass of the row. Returns the number of tokens; if
+// it is more than kMaxTopLogProbs, nothing is gathered.
 __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRange& range,
                                              const DeviceLogProbRow& row, const RowPlan& plan,
                                              const RangeMax& max, OrderScratch& order,
@@ -125,7 +126,7 @@ __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRan
   if (plan.top_k) {
     threshold = ThresholdOfCount(cluster, max.own, max.max, row.top_k, order);
   } else if (plan.top_p && !plan.min_p) {
-    // A place that leaves enough for most nuclei, and is short enough to be gathered.
+    // A prefix that is long enough for most nuclei and short enough to be gathered.
     threshold = ThresholdOfCount(cluster, max.own, max.max, kMaxTopLogProbs / 2, order);
     *mass = NarrowToNucleus(cluster, range, max.max, row.top_p, order, &threshold);
   }
@@ -139,8 +140,8 @@ __device__ __noinline__ int GatherCandidates(RowCluster& cluster, const VocabRan
       order);
 }
 
-// Of the first `size` sorted keys, those that the filters keep: their number. `mass` is the row's,
-// for top_p alone.
+// How many of the first `size` sorted keys the filters keep. `mass`: of the row, if top_p is the
+// only filter.
 __device__ int KeptOf(int size, const DeviceLogProbRow& row, const RowPlan& plan, float row_max,
                       uint64_t mass, OrderScratch& order) {
   int kept = size;
@@ -198,7 +199,7 @@ __device__ contract::VocabSum SumOfKept(const LogProbJob& job, int r, int kept, 
   const auto holds = [&](uint64_t key) {
     return IdOf(key) >= job.bounds[r] && IdOf(key) < job.bounds[r + 1];
   };
-  unsigned first = ~0u;  // whose logit is the maximum
+  unsigned first = ~0u;  // its logit is the maximum
   for (int i = lane; i < kept && first == ~0u; i += 32) {
     if (holds(order.gathered[i])) first = static_cast<unsigned>(i);
   }
@@ -220,8 +221,8 @@ __device__ contract::VocabSum SumOfKept(const LogProbJob& job, int r, int kept, 
   return contract::RangeSum(max, weights, weighted_distances);
 }
 
-// Completes shared.ranges from the row's gathered candidates, and shared.top. One block. Returns
-// the length of the top list.
+// Completes shared.ranges and shared.top from the row's gathered candidates. Run by one block.
+// Returns the length of the top list.
 __device__ __noinline__ int GoThroughCandidates(const LogProbJob& job, const RowPlan& plan,
                                                 int size, float row_max, uint64_t mass,
                                                 Shared& shared) {
@@ -273,7 +274,7 @@ __device__ __noinline__ int GoThroughCandidates(const LogProbJob& job, const Row
   return listed;
 }
 
-// All warps' totals as the block's, for every thread.
+// The block's totals from those of its warps, for every thread.
 __device__ WarpTotals JoinBlock(const WarpTotals& mine, Shared& shared) {
   SyncRange();
   if (threadIdx.x % 32 == 0) shared.totals[threadIdx.x / 32] = mine;
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
   const RangeMax all = OfRow(cluster, processed, order);
   const bool finite = !all.unfit && all.max > kMinusInfinity;
   uint64_t mass = 0;
-  int candidates = 0;  // gathered; 0: the result comes of the ranges
+  int candidates = 0;  // gathered tokens; 0: the result is computed from the ranges
   if (finite && (plan.draws || !plan.separate)) {
     if (plan.Filters()) {
       candidates = GatherCandidates(cluster, range, row, plan, all, order, &mass);
@@ -391,7 +392,7 @@ absl::Status LaunchRankedLogProbs(const LogProbJob& job, const Stream& stream) {
   Grid grid;
   grid.blocks = dim3(static_cast<unsigned>(job.args.num_rows * kRanges));
   grid.threads = dim3(kRangeThreads);
-  // LoadFour takes whole fours.
+  // LoadFour reads four logits at a time.
   grid.shared_bytes = sizeof(Shared) + static_cast<size_t>(job.longest + 3) / 4 * sizeof(float4);
   grid.cluster = kRanges;
   LogProbJob sized = job;

@@ -1,5 +1,5 @@
-// What the kernels of log_probs.h share: what follows from a row's parameters, a range's part of
-// the work, and how ranges join to a row.
+// What the kernels of log_probs.h share: what follows from a row's parameters, the sums and the
+// draw of a range, and how a row's ranges are joined.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
 
@@ -35,13 +35,14 @@ struct RowPlan {
   __device__ bool Filters() const { return top_k || top_p || min_p; }
 };
 
-// Neither a target nor a draw without filters needs the row's order.
+// Whether the row needs the order of its tokens. A target does not, nor does a draw without
+// filters.
 __device__ inline bool IsRanked(const RowPlan& plan, const DeviceLogProbRow& row) {
   return plan.Filters() || row.top_logprobs > 0;
 }
 
-// The warp's part of a range's sums if `sums`, and of its draw if `draws`; see SumAndDraw. A range
-// without a token (max = -inf) comes to nothing.
+// The warp's share of a range's sums, if `sums`, and of its draw, if `draws`; see SumAndDraw. Zero
+// for a range without a token (max = -inf).
 template <typename Loaded>
 __device__ __forceinline__ WarpTotals Summarise(const VocabRange& range, int chunks,
                                                 float inverse_temperature, float max,
@@ -78,7 +79,8 @@ __device__ inline contract::VocabSum SumOf(float max, const WarpTotals& totals) 
                             -static_cast<int64_t>(totals.distances));
 }
 
-// The same value of the lane that differs in `bit`; left and right as C4's tree has them.
+// Combines this lane's value with that of the lane whose number differs in `bit`, left and right in
+// the order of C4's tree.
 __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& mine, int bit) {
   const contract::VocabSum other{__shfl_xor_sync(~0u, mine.max, bit),
                                  __shfl_xor_sync(~0u, mine.sum, bit),
@@ -87,9 +89,8 @@ __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& min
                                                          : contract::Combine(other, mine);
 }
 
-// Joins a row's ranges and writes its result. Returns the row's VocabSum. One warp, whose lane l
-// looks after range r = l % 8: `mine` is what that has handed on. kByRanges: the row is not whole
-// here.
+// Joins a row's ranges and writes the row's result. Returns the row's VocabSum. Run by one warp;
+// lane l has the result of range l % 8 in `mine`. kByRanges: not all of the row's logits are here.
 template <bool kByRanges = false>
 __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
                                                         const DeviceLogProbRow& row,
@@ -119,18 +120,18 @@ __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, i
   if (job.args.ids != nullptr) job.args.ids[index] = id;
   if (!finite) return sum;
   if (plan.separate) logit = kByRanges ? raw : row.logits[id];
-  // A maximum of zero has either sign; so that this cannot show, the logit has none.
+  // A maximum of zero may be +0 or -0. Adding +0 keeps that from changing the result.
   result.logprob = contract::LogProb(contract::Add(logit, 0.0f), sum);
   if (row.want_entropy) result.entropy = contract::Entropy(sum);
   return sum;
 }
 
-// Chunks of the longest range. A shorter one is taken to have as many.
+// Chunks of the longest range. Shorter ranges are given as many.
 __host__ __device__ inline int NumChunks(const LogProbJob& job) {
   return (job.longest + kChunk - 1) / kChunk;
 }
 
-// Where the next range's chunks begin in a ring of slots.
+// A cursor into a ring of slots: where the next range's chunks begin.
 struct RingCursor {
   int32_t slot = 0;
   uint32_t phase = 0;

@@ -1,6 +1,6 @@
-// Places in the order of a row (C8) whose 8 ranges lie in the shared memory of a cluster's blocks:
-// where a prefix of given size or weight ends, and which tokens come first. Nothing is sorted but
-// short lists: histograms narrow an interval of keys until what is left in it is short.
+// The order of a row's tokens (C8), with the row's 8 ranges in the shared memory of a cluster's
+// blocks: where a prefix of given size or weight ends, and which tokens come first. Only short
+// lists are sorted: histograms narrow an interval of keys until few tokens are left in it.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_ORDER_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_ORDER_CUH_
 
@@ -13,28 +13,28 @@
 namespace isobit::cuda {
 
 inline constexpr int kBins = kRangeThreads;
-inline constexpr int kShortList = 512;  // keys of an interval that are compared each with each
+inline constexpr int kShortList = 512;  // so few keys of an interval are compared pair by pair
 
-// One block's part of what the cluster's blocks share. While another block may read counts and
-// masses (from JoinBins on) or the list (from Gather on), up to the next Sync, they must not be
-// overwritten.
+// One block's share of what the cluster's blocks read from each other. Other blocks may read counts
+// and masses from JoinBins on, and the list from Gather on, until the next Sync. Until then they
+// must not be overwritten.
 struct OrderScratch {
   uint32_t counts[kBins];  // of this range
   uint32_t mass_low[kBins];
   uint32_t mass_high[kBins];
   uint64_t row_mass[kBins];  // of all ranges
   uint32_t row_counts[kBins];
-  uint64_t list[kMaxTopLogProbs];  // keys of this range, then, in `gathered`, of all
-  uint64_t gathered[kMaxTopLogProbs];
+  uint64_t list[kMaxTopLogProbs];      // keys of this range
+  uint64_t gathered[kMaxTopLogProbs];  // keys of all ranges
   uint64_t masses[kShortList];
-  uint64_t inboxes[2][contract::kLeaves];  // one word from every block, in turn
+  uint64_t inboxes[2][contract::kLeaves];  // one word from every block; a double buffer
   uint32_t list_size;
   uint32_t bin;
-  uint64_t before;  // mass of the bins before it
+  uint64_t before;  // mass of the bins before `bin`
   uint64_t last;
 };
 
-// The blocks of a row see each other here. All threads of all blocks call the members together.
+// How the blocks of a row exchange data. All threads of all blocks call the members together.
 class RowCluster {
  public:
   __device__ RowCluster() : cluster_(cooperative_groups::this_cluster()) {}
@@ -46,11 +46,11 @@ class RowCluster {
   __device__ T* Of(int rank, T* shared) {
     return cluster_.map_shared_rank(shared, static_cast<unsigned>(rank));
   }
-  // Says that this block runs; to be followed by AwaitAll, before which no other's memory may be
-  // touched.
+  // Tells the other blocks that this block runs. AwaitAll must follow; before that no other block's
+  // memory may be touched.
   __device__ void Arrive() { cluster_.barrier_arrive(); }
   __device__ void AwaitAll() { cluster_.barrier_wait(); }
-  // Every block's word, to be read before the next Exchange but one.
+  // Returns every block's word. The array stays valid until the second next Exchange.
   __device__ const uint64_t* Exchange(uint64_t word, OrderScratch& scratch) {
     turn_ = 1 - turn_;
     if (threadIdx.x < contract::kLeaves) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint64_t MassOf(float z, float row_max) {
   return static_cast<uint64_t>(contract::Mul(weight, 0x1p40f));
 }
 
-// Some of a row's tokens as bins in the row's order, either by distance from the maximum or, once
+// Sorts some of a row's tokens into bins in the row's order: by distance from the maximum or, once
 // an interval of keys is known, by key.
 struct Binning {
   bool by_key;
@@ -82,11 +82,12 @@ struct Binning {
   uint64_t high;
   int shift;
 
-  // kBins: in none. Filtered tokens are in none.
+  // kBins: the token is in no bin, like every filtered token.
   __device__ uint32_t BinOf(float z, int32_t id) const {
     if (z == kMinusInfinity) return kBins;
     if (!by_key) {
-      // Rounding is monotone, so are these bins; an eighth of a nat each, the last without end.
+      // These bins are monotone because rounding is. A bin is an eighth of a nat; the last one has
+      // no end.
       const float scaled = contract::Mul(contract::Sub(row_max, z), 8.0f);
       return static_cast<uint32_t>(fminf(scaled, static_cast<float>(kBins - 1)));
     }
@@ -116,7 +117,7 @@ __device__ __forceinline__ void ClearBins(OrderScratch& scratch) {
   SyncRange();
 }
 
-// Joins all blocks' bins in row_counts and row_mass.
+// Adds the bins of all blocks into row_counts and row_mass.
 template <bool kWeighted>
 __device__ __forceinline__ void JoinBins(RowCluster& row, OrderScratch& scratch) {
   row.Sync();
@@ -137,7 +138,7 @@ __device__ __forceinline__ void JoinBins(RowCluster& row, OrderScratch& scratch)
   SyncRange();
 }
 
-// Counts the range's tokens and joins the row's.
+// Counts the range's tokens in bins, and adds up the bins of the row.
 template <bool kWeighted>
 __device__ __forceinline__ void CountBins(RowCluster& row, const VocabRange& range,
                                           const Binning& binning, OrderScratch& scratch) {
@@ -161,8 +162,8 @@ __device__ __forceinline__ uint64_t TotalMass(const OrderScratch& scratch) {
   return sum;
 }
 
-// The first bin with which the mass reaches `need`, in scratch.bin, and the mass before it; kBins
-// if the row's mass does not.
+// Finds the first bin with which the mass reaches `need`: scratch.bin, and the mass before it in
+// scratch.before. scratch.bin is kBins if the row's mass does not reach it.
 __device__ __forceinline__ void FindBin(uint64_t need, OrderScratch& scratch) {
   constexpr int kEach = kBins / 32;
   if (threadIdx.x < 32) {
@@ -188,8 +189,8 @@ __device__ __forceinline__ void FindBin(uint64_t need, OrderScratch& scratch) {
   SyncRange();
 }
 
-// Collects the keys of the tokens that `wanted(z, id)` names into scratch.gathered of every block,
-// unordered. Returns their number; if that is beyond kMaxTopLogProbs, nothing is gathered.
+// Gathers the keys of the tokens for which wanted(z, id) is true into scratch.gathered of every
+// block, unordered. Returns their number; if it is more than kMaxTopLogProbs, nothing is gathered.
 template <typename Wanted>
 __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, Wanted wanted,
                                       OrderScratch& scratch) {
@@ -228,7 +229,7 @@ __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, 
   return size;
 }
 
-// Sorts gathered keys, the first of the order first.
+// Sorts the gathered keys in the row's order.
 __device__ __forceinline__ void SortGathered(int size, OrderScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
   uint64_t* keys = scratch.gathered;
@@ -253,7 +254,7 @@ __device__ __forceinline__ void SortGathered(int size, OrderScratch& scratch) {
   SyncRange();
 }
 
-// Among `size` gathered keys, the one with which the mass reaches `need`.
+// The key among `size` gathered ones with which the mass reaches `need`.
 template <bool kWeighted>
 __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, float row_max,
                                                     OrderScratch& scratch) {
@@ -311,9 +312,9 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
   *high = extreme(largest);
 }
 
-// The key of the last token of the shortest prefix of the row's order whose mass is at least a
-// need: `count` tokens, or contract::NucleusBound(mass of the row, top_p). 0: the row's mass is
-// less. row_max is the row's largest logit.
+// The key of the last token of a prefix of the row's order: the shortest whose mass is at least
+// `count` tokens or, if kWeighted, contract::NucleusBound(mass of the row, top_p). 0: the row's
+// mass is less. row_max: the row's largest logit.
 template <bool kWeighted>
 __device__ __noinline__ uint64_t LastOfPrefix(RowCluster& row, const VocabRange& range,
                                               float row_max, int32_t count, float top_p,

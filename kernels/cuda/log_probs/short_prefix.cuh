@@ -1,5 +1,6 @@
-// A logit at or above which lie all tokens that a filter can keep, and hardly more: cheap to find,
-// and what is gathered from there on is usually short enough for one block to sort.
+// A threshold for logits: all tokens that a filter can keep lie at or above it, and hardly any
+// others. It is cheap to find, and the tokens above it are usually few enough for one block to
+// sort.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_SHORT_PREFIX_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_SHORT_PREFIX_CUH_
 
@@ -9,14 +10,14 @@
 
 namespace isobit::cuda {
 
-// A logit that lies `distance` below row_max or, as roundings are, a little further down.
+// A logit `distance` below row_max, or a little further down to be safe against rounding.
 __device__ __forceinline__ float Below(float row_max, float distance) {
   const float margin = contract::Fma(fabsf(row_max), 0x1p-20f, 0x1p-10f);
   return contract::Sub(contract::Sub(row_max, distance), margin);
 }
 
-// At least `count` tokens are not below the result, -inf if nothing better is known: so many of the
-// threads' own maxima are not.
+// A threshold that at least `count` tokens reach, because so many of the threads' own maxima reach
+// it; -inf if there is none.
 __device__ __forceinline__ float ThresholdOfCount(RowCluster& row, float own_max, float row_max,
                                                   int32_t count, OrderScratch& scratch) {
   constexpr float kBinsPerNat = 8.0f;
@@ -29,12 +30,13 @@ __device__ __forceinline__ float ThresholdOfCount(RowCluster& row, float own_max
   return bin == kBins ? kMinusInfinity : Below(row_max, static_cast<float>(bin + 1) / kBinsPerNat);
 }
 
-// Raises *threshold as far as at least the mass that top_p keeps remains at or above it; to -inf if
-// it was too high for that. Returns the mass of the row: its weights against row_max.
+// Raises *threshold as far as possible while at least the mass that top_p keeps remains at or above
+// it. Sets it to -inf if it was too high already. Returns the mass of the row: the sum of its
+// weights against row_max.
 __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const VocabRange& range,
                                                     float row_max, float top_p,
                                                     OrderScratch& scratch, float* threshold) {
-  // Only what lies in the zone down to the threshold goes into bins.
+  // Only tokens between the maximum and the threshold go into bins.
   const float zone = fminf(contract::Sub(row_max, *threshold), -kLeastDistance);
   const float bins_per_nat = contract::Div(static_cast<float>(kBins), zone);
   row.Sync();
@@ -72,7 +74,7 @@ __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const Vocab
   return mass;
 }
 
-// What passes min_p is not below this.
+// Every token that passes min_p reaches this threshold.
 __device__ __forceinline__ float ThresholdOfMinP(float row_max, float min_p) {
   return Below(row_max, -contract::Log(min_p));
 }

@@ -1,5 +1,5 @@
-// One range of a row of logits (C7) in a block's shared memory: loading it, turning logits into
-// processed ones, summing weights and drawing a token. Not here: what joins ranges to a row.
+// One range of a row of logits (C7) in a block's shared memory: loading it, processing its logits,
+// summing weights and drawing a token. Not here: joining a row's ranges.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_VOCAB_RANGE_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_VOCAB_RANGE_CUH_
 
@@ -30,7 +30,7 @@ struct VocabRange {
   int32_t stride = kChunk;
   int32_t slots = 0;  // at least the range's chunks
   int32_t first_slot = 0;
-  uint32_t first_phase = 0;  // parity of that slot's barriers; the next one's from slot 0 on
+  uint32_t first_phase = 0;  // parity of that slot's barriers; it flips where chunks wrap to slot 0
   int32_t size = 0;
   int32_t first = 0;  // the first id, a multiple of 16
 
@@ -39,23 +39,23 @@ struct VocabRange {
   __device__ int SlotOf(int chunk) const { return first_slot + chunk - (Wraps(chunk) ? slots : 0); }
   __device__ uint32_t PhaseOf(int chunk) const { return first_phase ^ (Wraps(chunk) ? 1u : 0u); }
   __device__ float* Chunk(int chunk) const { return ring + SlotOf(chunk) * stride; }
-  // The i-th logit; those up to the next multiple of kChunk follow it.
+  // The i-th logit. Those up to the next multiple of kChunk lie behind it.
   __device__ float& At(int i) const { return Chunk(i / kChunk)[i % kChunk]; }
 };
 
-// What a range tells its row.
+// The result of a range.
 struct RangeResult {
   contract::VocabSum sum;  // of the distribution that logprobs refer to
   float target_logit = 0;  // of the row's target, if it lies in this range
   uint64_t best = 0;       // TokenKey of the largest value (logit plus noise); 0: none
   float best_logit = 0;
-  float raw_logit = 0;  // in parts: the unprocessed one of the best or the target, if needed
+  float raw_logit = 0;  // LaunchRangeResults: unprocessed logit of best or target, if needed
   bool unfit = false;   // a logit is not fit to be in a distribution
   bool alive = false;   // a processed logit is above -inf
 };
 
-// The noise of a row. Philox's keys are the same for all tokens: each round's are kept in shared
-// memory, where every thread finds them.
+// The noise of a row. Philox's keys are the same for all tokens, so those of all rounds are kept in
+// shared memory.
 struct NoiseKey {
   uint64_t seed;
   uint32_t sample;
@@ -64,7 +64,7 @@ struct NoiseKey {
 struct alignas(16) RoundKeys {
   uint32_t words[2 * contract::kPhiloxRounds];
 
-  // By threads 0, 1, ..., of which the first 2 * kPhiloxRounds are needed.
+  // Called by threads t = 0, 1, ...; the first 2 * kPhiloxRounds are needed.
   __device__ void Set(uint64_t seed, uint32_t t) {
     if (t >= 2 * contract::kPhiloxRounds) return;
     words[t] = t % 2 == 0 ? static_cast<uint32_t>(seed) + t / 2 * 0x9e3779b9u
@@ -72,7 +72,7 @@ struct alignas(16) RoundKeys {
   }
 };
 
-// What one warp's part of a range comes to: the sums of weights and of weighted distances (in
+// The result of one warp's share of a range: the sums of weights and of weighted distances (in
 // absolute value), and the drawn token.
 struct WarpTotals {
   uint64_t weights = 0;
@@ -85,11 +85,11 @@ struct WarpTotals {
 struct RangeScratch {
   RoundKeys keys;
   unsigned long long best;  // TokenKey of the largest value so far
-  float prune;              // PruneFactor of it
+  float prune;              // PruneFactor of that value
   uint32_t words[kRangeWarps];
   uint32_t flags[kRangeWarps];
 
-  // Makes it ready for a draw with this seed, by threads 0, 1, ... of at least a warp.
+  // Prepares a draw with this seed. Called by threads 0, 1, ... of at least one warp.
   __device__ void BeginDraw(uint64_t seed, uint32_t thread) {
     keys.Set(seed, thread);
     if (thread != 0) return;
@@ -98,7 +98,7 @@ struct RangeScratch {
   }
 };
 
-// Of the threads that work on a range: a block may have others.
+// A barrier of the threads that work on a range; a block may have other threads.
 __device__ __forceinline__ void SyncRange() { SyncThreads(1, kRangeThreads); }
 
 // Keys order tokens as contract::Before does: a larger key comes first. -0 ties with +0.
@@ -119,14 +119,14 @@ __device__ __forceinline__ int32_t IdOf(uint64_t key) {
   return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
 
-// A maximum, and whether something was not fit to be in a distribution.
+// A maximum, and whether a logit was not fit to be in a distribution.
 struct RangeMax {
   float max;
   bool unfit;
   float own = kMinusInfinity;  // the maximum of what this thread has seen
 };
 
-// Over the threads' own, for every thread. Makes the scratch ready for a draw with this seed.
+// The maximum over all threads, for every thread. Prepares the scratch for a draw with this seed.
 __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed,
                                              RangeScratch& scratch) {
   const uint32_t word = __reduce_max_sync(~0u, AscendingBits(mine.max));
@@ -145,8 +145,8 @@ __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed
 
 // ---- Loading
 
-// Begins to copy chunk `c` of a range into shared memory, by `kThreads` threads, of which this is
-// number `thread`; each makes one arrival at `barrier`. A chunk beyond the range is empty.
+// Starts the copy of chunk `c` of a range into shared memory. Called by kThreads threads, of which
+// this is number `thread`; each arrives once at `barrier`. A chunk beyond the range is empty.
 template <int kThreads>
 __device__ __forceinline__ void StartChunk(const VocabRange& range, const float* logits, int c,
                                            int thread, uint32_t barrier) {
@@ -192,9 +192,9 @@ __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const 
   }
 }
 
-// Calls visit(i, four, whole) for this thread's part of the range, four logits from i on, -inf
-// beyond the range unless `whole`; and loaded(slot) for the slot of each of `chunks` chunks after
-// it was read.
+// Calls visit(i, four, whole) for this thread's share of the range: four logits from i on; if not
+// `whole`, those beyond the range are -inf. Calls loaded(slot) for the slot of each of `chunks`
+// chunks once it has been read.
 template <int kUnroll = 1, typename Loaded, typename Visit>
 __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Loaded loaded,
                                             Visit visit) {
@@ -224,10 +224,10 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit
       range, 0, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
 }
 
-// The maximum of a thread's unprocessed logits. Unfit: one of them is not finite.
+// The maximum of a thread's unprocessed logits. It is unfit if one of them is not finite.
 class LogitMax {
  public:
-  // The first `n` of four, of which the rest are -inf.
+  // Adds four logits, of which only the first `n` exist; the others are -inf.
   __device__ __forceinline__ void Add(const Four& four, int n) {
     const float(&z)[4] = four.z;
     max_ = fmaxf(max_, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
@@ -255,9 +255,9 @@ __device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_
   return BlockMax(max.Get(), seed, scratch);
 }
 
-// ---- From logits to processed ones
+// ---- Processing logits
 
-// Bias, bans, penalties and temperature, in place.
+// Applies bias, bans, penalties and temperature, in place.
 __device__ __forceinline__ RangeMax Process(const VocabRange& range, const DeviceLogProbRow& row,
                                             const DeviceLogProbs& args, float inverse_temperature,
                                             RangeScratch& scratch) {
@@ -301,8 +301,8 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
 // ---- Weights and the draw
 
 // contract::ExpDistance(z, max) for z - max in [-45, 0]: the polynomial of contract::Exp2 without
-// its limits. Further down weights and weighted distances truncate to nothing, as they do at -45:
-// the caller need not tell. INVARIANT: WeightsEqualTheContract.
+// its limits. Below -45, weights and weighted distances truncate to zero, as they do at -45, so the
+// caller may clamp the distance. INVARIANT: WeightsEqualTheContract.
 inline constexpr float kLeastDistance = -45.0f;
 __device__ __forceinline__ float WeightAt(float distance) {
   constexpr float kMagic = 0x1.8p23f;
@@ -310,17 +310,17 @@ __device__ __forceinline__ float WeightAt(float distance) {
   const float shifted = contract::Add(x, kMagic);
   const float f = contract::Sub(x, contract::Sub(shifted, kMagic));
   const float p = contract::Exp2OfFraction(f);
-  // The shift leaves round(x) where the exponent is: nothing here is too small for it.
+  // The shift moves round(x) to the exponent. No value here is small enough to underflow.
   return contract::FromBits(contract::BitsOf(p) + (contract::BitsOf(shifted) << 23));
 }
 
-// A sum of numbers in [0, 1], each truncated to 40 fraction bits, in a double whose last bit weighs
-// as much: an addition that rounds towards zero truncates.
+// A sum of numbers in [0, 1], each truncated to 40 fraction bits. It is kept in a double whose last
+// bit is worth 2^-40, so an addition that rounds towards zero truncates.
 class FractionSum {
  public:
   __device__ void Add(float x) {
-    // The bits of x as a double. A subnormal or zero becomes another number that truncates to
-    // nothing.
+    // The bits of x as a double. A subnormal or zero becomes another number, which also truncates
+    // to zero.
     constexpr uint64_t kRebias = uint64_t{1023 - 127} << 52;
     uint64_t bits;
     asm("mad.wide.u32 %0, %1, %2, %3;"
@@ -328,12 +328,12 @@ class FractionSum {
         : "r"(contract::BitsOf(x)), "r"(1u << 29), "l"(kRebias));
     sum_ = __dadd_rz(sum_, __longlong_as_double(static_cast<long long>(bits)));
   }
-  // Of a warp, for every lane.
+  // The sum of the warp, for every lane.
   __device__ uint64_t OfWarp() const {
     const auto sum =
         static_cast<uint64_t>(__double_as_longlong(sum_) - __double_as_longlong(kZero));
     const auto low = static_cast<uint32_t>(sum);
-    // In parts whose sums cannot overflow.
+    // Adds pieces of the words whose sums cannot overflow.
     return (uint64_t{__reduce_add_sync(~0u, static_cast<uint32_t>(sum >> 32))} << 32) +
            (uint64_t{__reduce_add_sync(~0u, low >> 16)} << 16) +
            __reduce_add_sync(~0u, low & 0xffff);
@@ -343,7 +343,7 @@ class FractionSum {
   static constexpr double kZero = 0x1p12;
   double sum_ = kZero;
 };
-static_assert(kMaxChunks * 8 < 4096);  // numbers of a thread: the exponent stays
+static_assert(kMaxChunks * 8 < 4096);  // numbers that a thread adds: the exponent stays the same
 
 enum class DrawRule { kNone, kGreedy, kGumbel };
 
@@ -377,23 +377,23 @@ __device__ __forceinline__ contract::PhiloxBlock CounterNoise(const RoundKeys& k
   return {{c[0], c[1], c[2], c[3]}};
 }
 
-// A token can reach the value `best` only if its noise is at least best - z, hence if
-// u <= exp(z - best) = w * exp(max - best), w being its weight against `max`. This is that factor,
-// enlarged by far more than all roundings on the way can move a value.
+// A token can reach the value `best` only if its noise is at least best - z, that is, if
+// u <= exp(z - best) = w * exp(max - best), where w is its weight against `max`. Returns that last
+// factor, enlarged by far more than all rounding errors together.
 __device__ __forceinline__ float PruneFactor(float max, float best) {
   const float slack = contract::Fma(fabsf(best), 0x1p-22f, 0x1p-10f);
   return contract::Exp2(
       contract::Mul(contract::Add(contract::Sub(max, best), slack), contract::kLog2E));
 }
 
-// Whether a token's value may reach the best one. 1 + u, cut to 23 fraction bits, is compared with
-// 1 + the bound: neither rounding can turn a winner away. INVARIANT: NoWinnerIsTurnedAway.
+// Whether a token's value may reach the best one. Compares 1 + u, cut to 23 fraction bits, with
+// 1 + the bound. Neither rounding can reject a winner. INVARIANT: NoWinnerIsTurnedAway.
 __device__ __forceinline__ bool IsCandidate(float weight, uint32_t word, float prune) {
   const float u = contract::FromBits((word >> 9) + 0x3f800000u);
   return !(u > contract::Fma(weight, prune, 1.0f));
 }
 
-// No value of the noise is smaller: -log(-log(2^-24)) = -2.812. INVARIANT: LeastGumbelIsABound.
+// A lower bound of the noise: -log(-log(2^-24)) = -2.812. INVARIANT: LeastGumbelIsABound.
 inline constexpr float kLeastGumbel = -2.82f;
 
 // A thread's best value so far.
@@ -413,9 +413,9 @@ __device__ __forceinline__ void LowerPrune(float max, float best, RangeScratch* 
             static_cast<int>(contract::BitsOf(PruneFactor(max, best))));
 }
 
-// Tries those of four tokens of each of some lanes that `candidates` has a bit for. Lowers the
-// bound of what is still worth trying in the whole range. Rare, so it shall not cost the loop
-// registers.
+// Draws among the four tokens of the calling lanes: tries those whose bit is set in `candidates`.
+// Then lowers the bound below which no token of the range need be tried. Called rarely and out of
+// line, so that it costs the loop no registers.
 static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32_t candidates,
                                                    int32_t id, float max, BestToken best,
                                                    RangeScratch* scratch) {
@@ -436,8 +436,8 @@ static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32
   return best;
 }
 
-// Sums the weights against `max`, which is not -inf, of the logits times inverse_temperature, and
-// draws; kScaled: inverse_temperature is not 1. The result is that of the warp, for its first lane.
+// Sums the weights of the logits times inverse_temperature against `max`, which is not -inf, and
+// draws. kScaled: inverse_temperature is not 1. The result is the warp's, valid in its first lane.
 // `loaded` as in ForEachFour.
 template <DrawRule kRule, bool kDistances, bool kScaled, typename Loaded>
 __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int chunks,
@@ -498,7 +498,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
   return totals;
 }
 
-// All warps' totals as the range's, by one warp, for each of its lanes.
+// The totals of the range from those of all warps. Run by one warp; valid in all its lanes.
 __device__ __forceinline__ WarpTotals JoinWarps(const WarpTotals (&warps)[kRangeWarps]) {
   WarpTotals all = warps[threadIdx.x % kRangeWarps];
   for (int step = kRangeWarps / 2; step > 0; step /= 2) {

@@ -1,5 +1,5 @@
-// Between the qkv projection and attention, in one pass: q and k heads are normalised and rotated,
-// q stays, k and v go into the paged cache.
+// What lies between the qkv projection and attention, in one pass: q and k heads are normalised and
+// rotated; q stays in place, k and v go into the paged cache.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,10 +16,11 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kWarpsOfBlock = 4;
-constexpr int64_t kFewHeads = 16384;  // rows x heads that leave a machine's lanes idle
+constexpr int64_t kFewHeads = 16384;  // up to so many rows x heads leave lanes of the GPU idle
 
-// The heads of all rows are cut into tasks of a few heads of one row: first all tasks of q heads,
-// then all of KV heads. A task is a group of lanes; a warp's groups are of one kind.
+// The heads of all rows are cut into tasks. A task is a few heads of one row, computed by the lanes
+// of one head. All tasks of query heads come first, then those of KV heads; the tasks of a warp are
+// of one kind.
 struct QkvParams {
   Bf16* qkv;
   int64_t ld;
@@ -34,11 +35,11 @@ struct QkvParams {
   int32_t query_tasks;  // of a row
   int32_t kv_tasks;     // of a row
   int32_t kv_per_task;  // KV heads
-  int32_t query_warps;  // of the grid: the warps before this one have q heads
+  int32_t query_warps;  // the first so many warps of the grid have query heads
 };
 
 struct Task {
-  bool queries;  // or KV heads; the same for the whole warp
+  bool queries;  // query heads, else KV heads; the same for the whole warp
   bool inside;   // false: there is no such row
   int64_t row;
   int32_t index;  // among the row's tasks of its kind
@@ -54,13 +55,13 @@ __device__ __forceinline__ Task TaskOfHeadLanes(const QkvParams& p, int heads_pe
   return {queries, inside, inside ? row : 0, static_cast<int32_t>(task - row * tasks)};
 }
 
-// A row's place in its sequence and in the cache.
+// Where a row lies in its sequence and in the cache.
 struct Place {
   int32_t position;
   int64_t first;  // offset in the cache of the row's element 0 of KV head 0
 };
 
-// False: the row is padding, of no sequence. cached: find its place in the cache too.
+// False: the row is padding and belongs to no sequence. cached: also finds it in the cache.
 __device__ __forceinline__ bool FindPlace(const DeviceSequences& s, const PagedKv& kv, int64_t row,
                                           bool cached, Place* place) {
   const int32_t sequence = s.sequence_of_row[row];
@@ -74,26 +75,26 @@ __device__ __forceinline__ bool FindPlace(const DeviceSequences& s, const PagedK
   return true;
 }
 
-// ---- Heads of whole, aligned vectors: lane l of a group holds columns 8l .. 8l+7
+// ---- Heads of whole, aligned vectors: lane l of a head's lanes holds columns 8l .. 8l+7
 
 constexpr int LanesFor(int head_dim) {
   int lanes = 2;
   while (lanes * kColumns < head_dim) lanes *= 2;
   return lanes;
 }
-// Lanes of a group: the least power of two that holds a head.
+// Lanes of a head: the least power of two that holds all its columns.
 template <int kHeadDim>
 constexpr int kLanesOfHead = LanesFor(kHeadDim);
 
-// What a lane needs to know of its place in the warp and of the row's position.
+// A lane's role in its warp, and the angles of its row's position.
 struct Lane {
-  int head;
-  int partner;  // the lane that holds the other halves of this one's pairs
+  int head;     // number of the lane's task in the warp
+  int partner;  // the lane that holds the other halves of this lane's pairs
   float cosine[kColumns];
-  float sine[kColumns];  // negative in the first half: both halves of a pair are one expression
+  float sine[kColumns];  // negated in the first half, so that both halves use the same expression
 };
 
-// index: the lane's, in its group.
+// index: of the lane among the lanes of its head.
 template <int kHeadDim>
 __device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position, int index,
                                            Lane* lane) {
@@ -105,8 +106,8 @@ __device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position,
   for (float& sine : lane->sine) sine = index < kHalf ? -sine : sine;
 }
 
-// contract::InverseRms of every head. Computed by every lane for all of its heads it would be a
-// third of the work, so each lane computes one head's and hands it round the group.
+// contract::InverseRms of every head. If every lane computed it for all its heads, it would be a
+// third of the work. So each lane computes it for one head and shares it with the head's lanes.
 template <int kHeadDim, int kHeads>
 __device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int head, float eps) {
   constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
@@ -160,7 +161,7 @@ __device__ __forceinline__ bool AllFinite(const Columns& x) {
   return finite;
 }
 
-// Marks a head whose v is not finite: every lane of its group gets the poisoned key and +0.
+// Marks a head whose v is not finite: all its lanes get the poisoned key and +0 as v.
 template <int kHeadDim>
 __device__ __forceinline__ void MarkUnfit(int head, Columns* k, Columns* v) {
   constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
@@ -176,7 +177,7 @@ __device__ __forceinline__ void MarkUnfit(int head, Columns* k, Columns* v) {
 template <int kHeadDim, int kQueries>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParams p) {
   constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
-  constexpr int kLanes = kHeadDim / kColumns;  // of a group that hold columns
+  constexpr int kLanes = kHeadDim / kColumns;  // of the head's lanes, those that hold columns
   constexpr int kKeys = (kQueries + 1) / 2;
   ReleaseSuccessor();
   Lane lane = {};
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
   }
   const float inverse =
       norm == nullptr ? 0.0f : contract::InverseRms(SumOfSquaresOfWarp(head, d), d, p.eps);
-  __syncwarp();  // q is overwritten: every lane has read what it sums
+  __syncwarp();  // q is overwritten below: every lane must have read what it sums
   for (int i = lane; i < half; i += kWarp) {
     Bf16 first = head[i];
     Bf16 second = head[i + half];
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const Qk
   }
 }
 
-// Launches `kernel` on tasks of so many heads, groups of which make a warp.
+// Launches `kernel` on tasks of so many query or KV heads, heads_per_warp tasks to a warp.
 absl::Status LaunchTasks(void (*kernel)(QkvParams), int queries_per_task, int kv_per_task,
                          int heads_per_warp, QkvParams params, const Stream& stream) {
   const auto count = [](int64_t n, int64_t unit) { return static_cast<int32_t>(CeilDiv(n, unit)); };

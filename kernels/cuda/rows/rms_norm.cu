@@ -1,4 +1,4 @@
-// RMSNorm, with the residual stream's update before it: one pass over memory, the row held in
+// RMSNorm, with the residual stream's update before it: one pass over memory, with the row in
 // registers between the sum of squares and its use.
 #include <algorithm>
 #include <cstdint>
@@ -29,8 +29,8 @@ __device__ __forceinline__ float TreeOfWarps(float sum, int warp, int num_warps,
   return TreeOfLanes(lane < num_warps ? sums[lane] : 0.0f);
 }
 
-// ---- What joins the residual: [rows, hidden] each. kVectors: chunks of a warp, so many that
-// enough bytes are in flight.
+// ---- What is added to the residual: [rows, hidden] each. kVectors: chunks of a warp, as many as
+// it takes to have enough bytes in flight.
 
 struct NoSum {
   static constexpr int kVectors = 4;
@@ -180,7 +180,8 @@ __global__ void __launch_bounds__(kMostColumns<Sum> / kColumns / Sum::kVectors)
   }
 }
 
-// Any width and alignment: one block a row, a leaf a thread, segment after segment.
+// Any width and alignment: one block takes a row, segment by segment, and a thread one leaf of
+// each.
 template <typename Sum>
 __global__ void __launch_bounds__(kRaggedThreads)
     RaggedRmsNormKernel(const RmsNormArgs a, const __grid_constant__ Sum joins) {

@@ -1,15 +1,15 @@
 // The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write,
 // and the sum of ranks' partials.
 //
-// Every launcher puts one kernel on the stream, takes the arguments of its op in kernels/ops.h (all
-// pointers are to GPU memory unless it says host) and gives the CPU backend's bits for every shape
-// and alignment; pointers that are multiples of 16 bytes and rows of whole 16-byte words are fast.
-// INTERNAL: CUDA refused the launch.
+// Every launcher puts one kernel on the stream and takes the arguments of its op in kernels/ops.h
+// (all pointers are to GPU memory unless it says host). It gives the CPU backend's bits for every
+// shape and alignment. It is fast if pointers are multiples of 16 bytes and rows are whole 16-byte
+// words. INTERNAL: CUDA refused the launch.
 //
-// The kernels release their successor before they wait for their predecessor. What follows them in
-// a decode step is a linear layer, and it fetches its weights meanwhile: at tensor-parallel size 4
+// The kernels release their successor before they wait for their predecessor. In a decode step the
+// successor is a linear layer, which fetches its weights in the meantime. At tensor-parallel size 4
 // and one row, a layer takes 44.6 us this way and 48.3 us with the release after the wait (H200,
-// 2026-11-21). A chain of nothing but small row-wise kernels would rather have it the other way.
+// 2026-11-21). For a chain of small row-wise kernels alone the other order would be faster.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
 
@@ -30,8 +30,8 @@ absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const
                                      int num_ranks, const Stream& stream);
 absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
 
-// Reads args.sequences.device. The k heads of args.qkv are left as they are: attention reads the
-// cache.
+// Reads args.sequences.device. Leaves the k heads of args.qkv as they are: attention reads them
+// from the cache.
 absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
 
 // args.partials is host memory, read before the launch returns; what it points to is GPU memory, of

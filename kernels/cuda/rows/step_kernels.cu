@@ -45,8 +45,8 @@ absl::Status LaunchWordsOfLastRows(const Bf16* hidden, const int32_t* first_row,
                 reinterpret_cast<Word*>(out));
 }
 
-// Several elements a thread, side by side over the block, so that enough loads of a peer's memory
-// are under way.
+// Loads of a thread, so that enough loads of a peer's memory are in flight. Neighbouring threads
+// load neighbouring elements.
 constexpr int kLoads = 8;
 
 __global__ void __launch_bounds__(kThreads)

@@ -1,7 +1,7 @@
-// The small kernels around the forward pass of a rollout step: ids fed from the draw before, last
-// rows, and what the ranks bring together to draw. Every launcher puts one kernel on the stream;
-// all pointers are to GPU memory, `of_rank` ones to that of peers too. INTERNAL: CUDA refused the
-// launch.
+// The small kernels around the forward pass of a rollout step: ids that the previous step has
+// drawn, last rows, and the gathers over ranks before and after a draw. Every launcher puts one
+// kernel on the stream. All pointers are to GPU memory; `of_rank` may be a peer's. INTERNAL: CUDA
+// refused the launch.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 
@@ -14,15 +14,15 @@
 
 namespace isobit::cuda {
 
-// ids[i] < 0 becomes drawn[-1 - ids[i]].
+// Replaces references to tokens of the previous step: ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
 
 // out[s] = hidden[first_row[s + 1] - 1], rows of `width` elements. sequences: at most 65535.
 absl::Status LaunchLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
                             int64_t width, Bf16* out, const Stream& stream);
 
-// What each rank has computed of every row: columns [begin[r], begin[r + 1]) are in of_rank[r],
-// with its own width as leading dimension.
+// The columns of every row that each rank has computed: columns [begin[r], begin[r + 1]) are in
+// of_rank[r], whose leading dimension is their number.
 struct RankColumns {
   const float* of_rank[kMaxRanks] = {};
   int64_t begin[kMaxRanks + 1] = {};
@@ -32,8 +32,8 @@ struct RankColumns {
 absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t rows, float* out,
                               const Stream& stream);
 
-// What each rank has drawn: ids [begin[r], begin[r + 1]) of the step are in of_rank[r], at their
-// places in the step.
+// What each rank has drawn: ids [begin[r], begin[r + 1]) of the step are in of_rank[r], with the
+// same indices as in the step.
 struct RankDraws {
   const int32_t* of_rank[kMaxRanks] = {};
   int32_t begin[kMaxRanks + 1] = {};

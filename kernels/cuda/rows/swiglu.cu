@@ -1,4 +1,4 @@
-// SwiGLU of a gate_up matrix, where the linear layer did not fuse it.
+// SwiGLU of a gate_up matrix, where the linear layer has not fused it.
 #include <cstdint>
 
 #include "kernels/contract/row_functions.h"
@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kMaxTileThreads)
   if (tile.row >= a.rows) return;
   const Bf16* gates = a.gate_up + tile.row * 2 * a.columns;
   Bf16* out = a.out + tile.row * a.columns;
-  // A thread beyond the row repeats its last word: loads without a branch all start at once.
+  // A thread beyond the row computes its last word again: without a branch, all loads start at
+  // once.
   int columns[kWordsOfThread];
   Columns gate[kWordsOfThread];
   Columns up[kWordsOfThread];
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kMaxTileThreads)
   }
 }
 
-// Any width and alignment: a column a word.
+// Any width and alignment: one column for each thread.
 __global__ void __launch_bounds__(kMaxTileThreads)
     RaggedSwiGluKernel(const SwiGluArgs a, unsigned tiles) {
   ReleaseSuccessor();

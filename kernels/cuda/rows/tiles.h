@@ -1,6 +1,6 @@
 // How an elementwise op over a matrix becomes a grid: every block takes one tile of a row, or
-// several rows that are narrow. The tiles of a row are equal, so that a width that is no power of
-// two leaves few threads idle.
+// several narrow rows. The tiles of a row are equal, so that few threads are idle if the width is
+// not a power of two.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_TILES_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_TILES_H_
 
@@ -15,7 +15,7 @@
 namespace isobit::cuda {
 
 inline constexpr int kMaxTileThreads = 256;  // of a block
-inline constexpr int kFewTileThreads = 128;  // a block of fewer takes more rows
+inline constexpr int kFewTileThreads = 128;  // a block of fewer threads takes several rows
 
 // Words of a row that this thread handles: first, first + step, ... while below the row's words.
 struct RowTile {

@@ -18,7 +18,8 @@ struct Partials {
   const float* of_rank[contract::kLeaves];
 };
 
-// contract::HopSum. ring: from where a ring all-reduce starts to add the element, else from rank 0.
+// contract::HopSum. ring: starts at the rank where a ring all-reduce starts to add the element,
+// else at rank 0.
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     HopKernel(const __grid_constant__ Partials partials, int64_t begin, int64_t end, int64_t count,

@@ -1,4 +1,4 @@
-// The sum of ranks' partials as the contrast modes have it: from rank to rank, with bf16 between.
+// The sum of ranks' partials in the contrast modes: added in rank order, rounded to bf16 each time.
 #ifndef ISOBIT_KERNELS_CUDA_VANILLA_HOP_REDUCE_H_
 #define ISOBIT_KERNELS_CUDA_VANILLA_HOP_REDUCE_H_
 
@@ -8,7 +8,7 @@
 
 namespace isobit::cuda {
 
-// ring: an element's sum starts at the rank that a ring all-reduce starts it at, else at rank 0.
+// ring: an element's sum starts at the rank where a ring all-reduce starts it, else at rank 0.
 // Pointers and errors as LaunchReduce (rows/rows.h).
 absl::Status LaunchHopReduce(const ReduceArgs& args, bool ring, const Stream& stream);
 

@@ -1,5 +1,5 @@
-// The sum over tensor-parallel ranks of mode vanilla: NCCL adds bf16 partials in an order of its
-// own, as other engines have it.
+// The sum over tensor-parallel ranks in mode vanilla: NCCL adds bf16 partials in its own order, as
+// in other engines.
 #ifndef ISOBIT_KERNELS_CUDA_VANILLA_NCCL_BF16_SUM_H_
 #define ISOBIT_KERNELS_CUDA_VANILLA_NCCL_BF16_SUM_H_
 

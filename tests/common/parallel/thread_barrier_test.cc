@@ -1,4 +1,4 @@
-// Threads that meet: nobody goes on before all have come, and waits end.
+// The thread barrier: no thread goes on before all have come, and every wait ends.
 #include "common/parallel/thread_barrier.h"
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The CUDA backend as a whole: what it says where it cannot run, its memory, and that it takes
-// every op through the interface. The ops' bits have tests of their own.
+// The CUDA backend as a whole: its errors where it cannot run, its memory, and that every op can be
+// called through the interface. The ops' bits have tests of their own.
 #include "kernels/cuda/cuda_ops.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace isobit {
 namespace {
 
-// Runs everywhere: with a GPU, a device that is not there; without, the first.
+// Runs everywhere: with a GPU it asks for a device that does not exist, without one for the first.
 TEST(CudaOpsTest, SaysThatADeviceCannotBeUsed) {
   const int device = cuda::GetDeviceInfo(0).ok() ? 99 : 0;
   const absl::Status status = MakeCudaOps({.device = device}).status();
@@ -65,7 +65,7 @@ TEST(CudaOpsTest, UploadsBesideTheOps) {
   if (testing_support::SharesGpu()) return;
   ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
   EXPECT_EQ(after, before) << "what was freed is not the device's again";
-  // It leaves some to spare where Allocate would not.
+  // It leaves some memory free where Allocate would not.
   EXPECT_EQ(ops->device().AllocateBeside(before - (size_t{512} << 20)).status().code(),
             absl::StatusCode::kResourceExhausted);
 }

@@ -18,7 +18,7 @@
 
 namespace isobit::testing_support {
 
-// Ends the program if a CUDA call of a test's own fails: nothing after it would mean anything.
+// Ends the program if a CUDA call of the test itself fails: later results would mean nothing.
 inline void CheckCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
@@ -26,7 +26,7 @@ inline void CheckCuda(cudaError_t error, const char* what) {
 }
 #define ISOBIT_CHECK_CUDA(call) ::isobit::testing_support::CheckCuda((call), #call)
 
-// In a test's or fixture's body: skips it, and says why, where the kernels cannot run.
+// In a test's or fixture's body: skips the test, and says why, where the kernels cannot run.
 #define ISOBIT_SKIP_WITHOUT_GPU()                                              \
   do {                                                                         \
     if (const auto device = ::isobit::cuda::GetDeviceInfo(0); !device.ok()) {  \
@@ -44,7 +44,7 @@ inline int Scaled(int count) {
 // Whether ISOBIT_TEST_SHARED_GPU says that other processes are on the GPU: they take and give
 // memory.
 inline bool SharesGpu() { return std::getenv("ISOBIT_TEST_SHARED_GPU") != nullptr; }
-// What bounds on time are to be multiplied by: a kernel then waits for others' turns.
+// The factor for time limits: on a shared GPU a kernel waits until others have had their turn.
 inline int Patience() { return SharesGpu() ? 100 : 1; }
 
 // n elements of GPU memory between two guard zones; everything is poison (all bits set: a NaN in
@@ -80,7 +80,7 @@ class DeviceBuffer {
     ISOBIT_CHECK_CUDA(cudaMemcpy(data(), values.data(), values.size_bytes(), cudaMemcpyDefault));
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
   }
-  // The contents, once the device has come to rest.
+  // The contents, once the device is idle.
   std::vector<T> CopyOut() {
     std::vector<T> values(bytes_ / sizeof(T));
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());

@@ -1,10 +1,10 @@
-"""Holds the compiled CUDA kernels to what their speed and their bits need.
+"""Checks that the compiled CUDA kernels are what their speed and their bits need.
 
 From the reports that cmake/nvcc_report.py left beside the object files: no kernel spills, no wgmma is
 serialised, no kernel's variables take the shared memory that launch.h counts on, and no kernel file takes
 more than 90 s of one core to compile. From the machine code, if a disassembler is there (`pip install
 'python/tools[disassembly]'`, or cuobjdump and nvdisasm on PATH): the tensor cores are reached through wgmma
-where speed depends on it, and no approximation of the special function unit stands for a function of the
+where speed depends on it, and no approximation by the special function unit replaces a function of the
 contract.
 A table of every kernel goes to resource_usage.txt in the build directory.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = "kernels/cuda/"
 MAX_SECONDS = 90.0
-MAX_SHARED = 16 * 1024  # bytes of variables: what launch.h leaves of the 48 KB that need no asking
+MAX_SHARED = 16 * 1024  # bytes of static variables: what launch.h leaves of the 48 KB limit
 
 # Kernels that may spill, by a pattern of their names: how many bytes at most, and why.
 MAY_SPILL = {
@@ -36,7 +36,7 @@ MAY_SPILL = {
     r"^PrefillKernel<(64|256)": (32, "words of addresses, a few a tile of thousands of instructions"),
 }
 
-# How the paths of files begin and what the names of kernels contain that must multiply with wgmma.
+# Kernels that must multiply with wgmma: how their files' paths begin, and what their names contain.
 NEEDS_WGMMA = {
     "linear/stream": "Stream",
     "linear/tile": "Tile",
@@ -46,12 +46,12 @@ NEEDS_WGMMA = {
 # Approximations by the special function unit. Reciprocal and reciprocal square root are not among them:
 # correctly rounded division and square root start from these.
 APPROXIMATION = re.compile(r"\bMUFU\.(EX2|LG2|SIN|COS|TANH|SQRT)\b")
-# How a source could ask for one, and for a reciprocal without its correction.
+# How a source could ask for an approximation, or for a reciprocal without its correction.
 APPROXIMATE_SOURCE = re.compile(
     r"\.approx|\b(__expf|__exp10f|__logf|__log2f|__log10f|__powf|__sinf|__cosf|__fdividef|__frcp_r[nzud]"
     r"|__frsqrt_rn|h?rsqrtf?|rcp|exp2f?|expf?|logf?|log2f?|powf?|tanhf?|__tanhf|fdividef)\s*\("
 )
-# Files that may ask for one: why.
+# Files that may ask for one, and why.
 MAY_APPROXIMATE = {
     "swiglu.cuh": "an estimate that an exact Newton step corrects; every bf16 gate is tested",
 }
@@ -237,7 +237,7 @@ class ResourceUsageTest(unittest.TestCase):
 
 
 class ControlTest(unittest.TestCase):
-    """Every rule finds what it is there to find."""
+    """Every rule finds the fault that it is for."""
 
     REPORT = """ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serial
 ptxas info    : Compiling entry function '_ZN6isobit4cuda6KernelILNS_7LeafSumE0ELi8EEEvPf' for 'sm_90a'

@@ -22,7 +22,7 @@ std::span<const T> View(const std::vector<T>& v) {
   return v;
 }
 
-// Slices of values made once: drawing each case's own would cost more than the kernels.
+// Slices of values made once: drawing new values for each case would cost more than the kernels.
 class Operands {
  public:
   explicit Operands(Random& random) : random_(random) {
@@ -78,7 +78,7 @@ class RowTest : public testing::Test {
 
   int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
   bool Chance(int64_t one_in) { return Below(one_in) == 0; }
-  // Bytes past a boundary: mostly none, else a few elements.
+  // Bytes past a boundary: mostly 0, otherwise those of a few elements.
   size_t Offset(size_t element) { return Chance(4) ? element * static_cast<size_t>(Below(8)) : 0; }
   // A width of whole vectors, of a model, or any; at most `most`.
   int64_t Width(int64_t most) {

@@ -1,5 +1,5 @@
-// The device tables of a step: what kernels find there, while steps follow each other without a
-// pause, and where they find it.
+// A step's tables on the device: their contents, also while steps follow each other without a
+// pause, and their addresses.
 #include "kernels/cuda/sequences.h"
 
 #include <numeric>
@@ -63,7 +63,7 @@ TEST_F(StepTableUploadTest, BoundsAreTheStepsOwnUnlessGiven) {
   EXPECT_EQ(upload.device().max_positions, 35);
 }
 
-// The host writes steps far ahead of the device, which copies each table away in turn.
+// The host uploads steps far ahead of the device, which copies each step's table to other memory.
 TEST_F(StepTableUploadTest, StepsOverlapSafely) {
   constexpr int kSteps = 200;
   constexpr int kPages = 20000;

@@ -1,5 +1,5 @@
 // Random batches of sequences over scattered, poisoned pages, for the tests of attention: in host
-// memory with what the CPU backend makes of them, and the same in GPU memory.
+// memory with the CPU backend's results, and the same in GPU memory.
 #ifndef ISOBIT_TESTS_KERNELS_CUDA_ATTENTION_BATCH_H_
 #define ISOBIT_TESTS_KERNELS_CUDA_ATTENTION_BATCH_H_
 
@@ -39,7 +39,7 @@ template <typename T>
 T OneOf(Random& random, std::initializer_list<T> values) {
   return values.begin()[Below(random, static_cast<int64_t>(values.size()))];
 }
-// Between 1 and max, each binade as likely.
+// A number from 1 to max; every binade is equally likely.
 inline int64_t LogUniform(Random& random, int64_t max) {
   int64_t bound = 1;
   while (bound < max && Below(random, 8) != 0) bound *= 2;
@@ -75,7 +75,7 @@ inline Ops& Reference() {
   return *ops;
 }
 
-// n random values: a run out of a pool, because drawing hundreds of millions takes long.
+// n random values: a run of a pool, because drawing hundreds of millions of values takes long.
 inline const Bf16* SomeOf(Family family, int64_t n, Random& random) {
   constexpr int64_t kPool = 1 << 20;
   static const auto* const pools = [] {
@@ -90,7 +90,7 @@ inline const Bf16* SomeOf(Family family, int64_t n, Random& random) {
   return pool.data() + Below(random, kPool - n);
 }
 
-// A batch in host memory: pages dealt out at random, everything unwritten a NaN.
+// A batch in host memory: pages are distributed at random, and everything unwritten is NaN.
 class Batch {
  public:
   Batch(const Shape& shape, const std::vector<Rows>& sequences, uint64_t seed) : shape_(shape) {
@@ -175,7 +175,7 @@ class Batch {
   int64_t rows_ = 0;
 };
 
-// All that can take keys of this shape; clusters: 1, 2 and 7 to a block of rows.
+// All schedules that support keys of this shape; clusters: 1, 2 and 7 for each block of rows.
 inline std::vector<DecodeSchedule> DecodeSchedules(const Shape& shape) {
   std::vector<DecodeSchedule> schedules = {{DecodeSchedule::kTeams}};
   if (shape.head_dim % 8 == 0) {
@@ -220,7 +220,7 @@ class DeviceBatch {
   DeviceBuffer<Bf16>& q() { return q_; }
   StepTableUpload& upload() { return upload_; }
 
-  // Launches into poisoned memory; what was written, and no guard touched.
+  // Launches into poisoned memory. Returns what was written; expects that no guard was touched.
   std::vector<Bf16> Run(const Launcher& launch, size_t workspace_bytes, const Stream& stream = {}) {
     out_.Poison();
     DeviceBuffer<std::byte> workspace(static_cast<int64_t>(workspace_bytes));

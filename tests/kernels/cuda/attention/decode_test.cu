@@ -42,7 +42,7 @@ TEST_F(AttentionDecodeTest, WalksOfRandomBatches) {
   std::printf("%d walked batches\n", cases);
 }
 
-// More items than a wave of the GPU, so that every team of warps takes several.
+// More items than the GPU has teams, so that every team takes several.
 TEST_F(AttentionDecodeTest, ManySequences) {
   Random random(4);
   for (const int32_t head_dim : {64, 128}) {
@@ -58,7 +58,7 @@ TEST_F(AttentionDecodeTest, ManySequences) {
   }
 }
 
-// More than one launch lists, in which only the sequences at the ends have long contexts.
+// More sequences than one launch lists; only the sequences at the ends have long contexts.
 TEST_F(AttentionDecodeTest, ThousandsOfSequences) {
   std::vector<Rows> sequences;
   for (int i = 0; i < 2500; ++i) sequences.push_back({i % 7 == 3 ? 0 : 1, i % 60});
@@ -93,8 +93,8 @@ TEST_F(AttentionDecodeTest, LongContexts) {
   }
 }
 
-// Bounds for which the fold stages less than the 48 KB of shared memory that a kernel may have
-// without asking, more than that, and less but for its own variables.
+// Bounds for which the fold copies to shared memory: less than the 48 KB that a kernel may have
+// without raising the limit, more than that, and less than that but more with its own variables.
 TEST_F(AttentionDecodeTest, FoldsForEveryBound) {
   for (const int32_t head_dim : {96, 128, 256}) {
     Batch batch({.heads = 2, .kv_heads = 1, .head_dim = head_dim, .page_size = 64}, {{1, 5000}}, 8);
@@ -130,8 +130,8 @@ TEST_F(AttentionDecodeTest, NonFiniteKeysAndQueries) {
   }
 }
 
-// The control: moving the same keys to another place of the order changes bits, so the tests above
-// would see a wrong order of splits, of tiles, of k16 steps or of row-sum lanes.
+// Control test: moving the same keys to other positions changes bits. So the tests above would see
+// a wrong order of splits, of tiles, of k16 steps or of row-sum lanes.
 TEST_F(AttentionDecodeTest, OrderReachesTheBits) {
   // Many outputs, because rounding to bf16 hides most of a difference.
   const std::vector<Rows> sequences(64, {1, 1535});
@@ -140,8 +140,8 @@ TEST_F(AttentionDecodeTest, OrderReachesTheBits) {
   for (const int64_t distance : distances) {
     Batch batch({.heads = 16, .kv_heads = 1, .head_dim = 128, .page_size = 1}, sequences, 8);
     const std::vector<Bf16> before = batch.Expected();
-    // Swaps neighbouring runs of keys through the page table: the second with the third, and so on,
-    // because the first addition of a chain commutes.
+    // Swaps neighbouring runs of keys through the page table: the second with the third, and so on.
+    // Not the first with the second, because the first addition of a chain commutes.
     for (std::vector<int32_t>& pages : batch.tables()) {
       for (int64_t i = distance; i + 2 * distance <= 1536; i += 2 * distance) {
         const auto run = pages.begin() + i;

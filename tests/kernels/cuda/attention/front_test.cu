@@ -38,7 +38,8 @@ TEST_F(AttentionFrontTest, RandomMixedBatches) {
   std::printf("%d mixed batches\n", cases);
 }
 
-// Some rows over a long context are decoded in several blocks, more rows prefilled.
+// A few rows over a long context take the decode schedule in several blocks; more rows take
+// prefill.
 TEST_F(AttentionFrontTest, FewRowsOverLongContexts) {
   Random random(12);
   const int cases = testing_support::Scaled(30);
@@ -70,7 +71,7 @@ TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
     first.out().Poison();
     second.out().Poison();
     for (int launch = 0; launch < 3;
-         ++launch) {  // back to back: one may start before the last ends
+         ++launch) {  // back to back: one may start before the one before it ends
       ASSERT_TRUE(
           LaunchAttention(first.Args(), {first_workspace.data(), bytes}, {streams[0]}).ok());
       ASSERT_TRUE(
@@ -82,7 +83,7 @@ TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
   for (const cudaStream_t s : streams) ISOBIT_CHECK_CUDA(cudaStreamDestroy(s));
 }
 
-// Brings what differs, after as long a time as a step's earlier kernels may take.
+// Writes what this step changes, after as long a time as a step's earlier kernels may take.
 __global__ void WriteLate(Bf16* to, const Bf16* from, int64_t n) {
   ReleaseSuccessor();
   WaitForPredecessor();
@@ -94,9 +95,8 @@ __global__ void WriteLate(Bf16* to, const Bf16* from, int64_t n) {
   }
 }
 
-// Attention may read the keys of earlier steps before its predecessor has ended, but nothing of
-// what this step writes: be it the sequences' own rows, or all of what another part of the step
-// left.
+// Attention may read the keys of earlier steps before its predecessor has ended, but nothing that
+// this step writes: neither the sequences' own rows nor what the other half of the step wrote.
 TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
   Random random(13);
   const int cases = testing_support::Scaled(60);
@@ -162,7 +162,7 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
   const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .page_size = 16};
   const StepBounds bounds = {
       .num_rows = 8, .num_sequences = 8, .max_rows = 1, .max_positions = 4096};
-  // The largest step first: its memory is what the graph holds.
+  // The largest step comes first: the graph uses its memory.
   Batch largest(shape, std::vector<Rows>(8, {1, 3000}), 1);
   DeviceBatch device(largest, bounds);
   ASSERT_TRUE(device.upload().Reserve(8, 8, 8 * 4096 / 16).ok());

@@ -56,7 +56,7 @@ std::string Describe(const Shape& s) {
   return text;
 }
 
-// A batch in host memory. The cache's pages are dealt out at random; what no sequence has written
+// A batch in host memory. The cache's pages are distributed at random; what no sequence has written
 // is NaN.
 struct Case {
   Shape shape;
@@ -77,7 +77,7 @@ struct Case {
   }
 };
 
-// Slices of one long random sequence: drawing afresh for each case would take most of the time.
+// Slices of one long random sequence: drawing new values for each case would take most of the time.
 class Pool {
  public:
   explicit Pool(Family family) {
@@ -107,7 +107,7 @@ class Pool {
 
 Case MakeCase(const Shape& shape, Family family, Random& random) {
   Case c{.shape = shape};
-  int64_t num_pages = 2;  // that no sequence has
+  int64_t num_pages = 2;  // two belong to no sequence
   for (const Rows& r : shape.batch) {
     c.rows += r.num_rows;
     num_pages += (r.first_position + r.num_rows + shape.page_size - 1) / shape.page_size;
@@ -365,8 +365,8 @@ TEST_F(AttentionPrefillTest, NonFiniteOperands) {
         Bf16* const key = c.CacheRow(&c.k, s, static_cast<int32_t>(random() % 2), position);
         key[random() % static_cast<uint64_t>(d)] = special();
       }
-      // A run of keys of NaN, as keys with values that are not finite are cached: the rows at its
-      // start see no other key of the split, or no other at all.
+      // A run of NaN keys: a key whose value is not finite is cached so. The rows at the start of
+      // the run see no other key of the split, or no other key at all.
       const int64_t kRuns[] = {0, 128, 512, 256};
       for (int64_t p = kRuns[seed % 4]; p < kRuns[seed % 4] + 60; ++p) {
         for (const size_t s : {size_t{0}, size_t{1}}) {
@@ -410,8 +410,8 @@ TEST_F(AttentionPrefillTest, EqualsTheDecodeSchedule) {
   }
 }
 
-// The control: the same keys, further on by less than a tile, give other bits. So do the bits show
-// where tiles and splits begin.
+// Control test: the same keys at positions shifted by less than a tile give other bits. So the bits
+// show where tiles and splits begin.
 TEST_F(AttentionPrefillTest, TilesReachTheBits) {
   for (const int32_t d : kHeadDims) {
     Random random(15);

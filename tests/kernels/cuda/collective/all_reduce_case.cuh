@@ -1,4 +1,4 @@
-// What the tests of sums over ranks share: where the ranks lie, and operands made on the GPU.
+// What the tests of sums over ranks share: the devices of the ranks, and operands made on the GPU.
 #ifndef ISOBIT_TESTS_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CASE_CUH_
 #define ISOBIT_TESTS_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CASE_CUH_
 
@@ -16,11 +16,12 @@ namespace isobit::cuda {
 using contract::Bf16;
 
 // Ranks that share a GPU wait for each other's kernels. So their streams may not share a hardware
-// queue, and no kernel may have to be loaded, which waits for the device, while another runs.
+// queue, and no kernel may be loaded while another runs, because loading waits for the device.
 inline const bool kEnvironment = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0 &&
                                  setenv("CUDA_MODULE_LOADING", "EAGER", 1) == 0;
 
-// Devices of `ranks` ranks: all on the first, and, if there are more, in turn.
+// The devices of `ranks` ranks: once all on the first device and, if there are more devices, once
+// spread over them.
 inline std::vector<std::vector<int>> Placements(int ranks) {
   int count = 0;
   ISOBIT_CHECK_CUDA(cudaGetDeviceCount(&count));
@@ -56,8 +57,8 @@ __device__ inline Bf16 ResidualOf(uint32_t step, uint32_t i) {
   return static_cast<Bf16>((b & 0x8000u) | (121 + (b & 0xff) * 13 / 256) << 7 | (b >> 8 & 0x7f));
 }
 
-// Makes the partial and the residual of step *step, late by up to `delay` nanoseconds, having let
-// its successor start at once.
+// Makes the partial and the residual of step *step after up to `delay` nanoseconds. Lets its
+// successor start at once.
 inline __global__ void __launch_bounds__(256)
     Generate(float* partial, Bf16* residual, const uint32_t* step, int rank, int ranks, uint32_t n,
              uint32_t delay) {

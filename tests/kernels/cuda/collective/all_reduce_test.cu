@@ -1,6 +1,5 @@
 // The all-reduce over peer memory against the CPU backend's sum and RMSNorm, bit for bit: all ranks
-// on one GPU, and spread over as many as there are; replays of graphs with delays; ranks that do
-// not come.
+// on one GPU, and spread over all GPUs; replays of graphs with delays; ranks that do not come.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -50,7 +49,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// The sum and norm of partials that lie in memory, or, with `pushes`, that have been pushed.
+// The sum and norm of partials that lie in memory or, with `pushes`, have been pushed.
 absl::Status NormOf(PeerAllReduce& end, const float* partial, bool pushes, const RmsNormArgs& norm,
                     const Stream& stream) {
   const PartialPush* const push = pushes ? end.Push(norm.rows) : nullptr;
@@ -84,8 +83,8 @@ class AllReduceTest : public testing_support::RowTest {
     return partials;
   }
 
-  // One sum and norm on all ranks; adds the elements at which rank order would have given others.
-  // hops: the ranks add so.
+  // One sum and norm on all ranks. Counts the elements that addition in rank order would have made
+  // different. hops: the ranks add in rank order.
   void Compare(Ranks& ranks, int64_t rows, int64_t hidden, bool hops, int64_t* hop_differs) {
     const int64_t count = rows * hidden;
     const bool specials = Chance(3);
@@ -132,7 +131,7 @@ class AllReduceTest : public testing_support::RowTest {
     std::vector<std::unique_ptr<Buffers>> buffers;
     const bool dependent = Chance(2);
     const bool pushes = Chance(2);
-    ranks.Each([&](int r) {  // each rank has its own alignments
+    ranks.Each([&](int r) {  // alignments differ from rank to rank
       buffers.emplace_back(new Buffers{DeviceBuffer<float>(partials[r], Offset(sizeof(float))),
                                        DeviceBuffer<float>(bias, Offset(sizeof(float))),
                                        DeviceBuffer<Bf16>(residual, Offset(sizeof(Bf16))),
@@ -187,7 +186,7 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
       }
     }
   }
-  // Negative control: the order of the sum shows.
+  // Control: the order of the sum shows in the bits.
   EXPECT_GT(100 * differs, elements);
   std::printf("Norm: %d cases, %lld elements a rank; rank order changes %.1f %% of them\n", cases,
               static_cast<long long>(elements),
@@ -207,7 +206,7 @@ TEST_F(AllReduceTest, ModeBatchInvariantAddsInRankOrder) {
 
 // ---- Replays
 
-// Adds what each place of residual and out holds to the digest of step *step, and poisons them.
+// Adds every element of residual and out to the digest of step *step, and poisons them.
 __global__ void __launch_bounds__(256) Digest(Bf16* residual, Bf16* out, const uint32_t* step,
                                               uint32_t n, unsigned long long* digests) {
   WaitForPredecessor();
@@ -281,7 +280,8 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// The digests of steps 0 .. by the kernels that the row tests compare with the CPU's.
+// The expected digests of steps 0, 1, ..., by the kernels that the row tests compare with the
+// CPU's.
 std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int64_t>& rows,
                                                 int64_t hidden, int replays) {
   const int64_t most = *std::ranges::max_element(rows) * hidden;
@@ -320,8 +320,9 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int
   return b.digests.CopyOut();
 }
 
-// Sizes and schedules change from step to step, steps and replays follow each other without the
-// host, ranks come late by turns, and the kernel before an all-reduce lets it start at once.
+// Sizes and schedules change from step to step. Steps and replays follow each other without the
+// host. Different ranks are late at different steps. The kernel before an all-reduce lets it start
+// at once.
 TEST_F(AllReduceTest, ReplaysWithDelays) {
   constexpr int64_t kHidden = 1536;
   const std::vector<int64_t> rows = {100, 3, 256, 1, 64, 17, 300, 16, 2100, 2, 40};
@@ -477,7 +478,7 @@ TEST_F(AllReduceTest, GivesUpOnARankThatDoesNotCome) {
         EXPECT_THAT(status.message(), HasSubstr("waited 200ms"));
         EXPECT_THAT(status.message(), HasSubstr("not begun by rank 2"));
       }
-      // From here on nobody waits, whoever comes.
+      // From here on no rank waits, whichever ranks come.
       begin = Clock::now();
       for (int i = 0; i < 50; ++i) ranks.Each(all_but_third);
       for (int i = 0; i < 50; ++i) ASSERT_TRUE(launch(2).ok());

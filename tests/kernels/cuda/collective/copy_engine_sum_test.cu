@@ -1,6 +1,6 @@
 // The sum over ranks by copy engines against the CPU backend's sum and RMSNorm, bit for bit: all
-// ranks on one GPU, and spread over as many as there are; two halves by turns, with delays; ranks
-// that do not come.
+// ranks on one GPU, and spread over all GPUs; two halves alternately, with delays; ranks that do
+// not come.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -71,8 +71,8 @@ class CopyRanks : public RankStreams {
 
 class CopyEngineSumTest : public testing_support::RowTest {
  protected:
-  // One sum and norm of a half on all ranks. Every row's residual is updated by one rank, and left
-  // alone by the others.
+  // One sum and norm of a half on all ranks. One rank updates a row's residual; the others leave it
+  // as it is.
   void Compare(CopyRanks& ranks, int half, int64_t rows, int64_t hidden) {
     const int64_t count = rows * hidden;
     const bool specials = Chance(3);
@@ -111,7 +111,7 @@ class CopyEngineSumTest : public testing_support::RowTest {
     };
     std::vector<std::unique_ptr<Buffers>> buffers;
     const bool dependent = Chance(2);
-    ranks.Each([&](int r) {  // each rank has its own alignments
+    ranks.Each([&](int r) {  // alignments differ from rank to rank
       buffers.emplace_back(new Buffers{DeviceBuffer<float>(partials[r], Offset(sizeof(float))),
                                        DeviceBuffer<float>(bias, Offset(sizeof(float))),
                                        DeviceBuffer<Bf16>(residual, Offset(sizeof(Bf16))),
@@ -179,9 +179,9 @@ TEST_F(CopyEngineSumTest, EqualsReduceThenRmsNorm) {
   std::printf("CopyEngineSum: %d cases\n", cases);
 }
 
-// ---- Halves by turns
+// ---- Alternating halves
 
-// Adds what each place of residual and out holds to *digest.
+// Adds every element of residual and out to *digest.
 __global__ void __launch_bounds__(256)
     Digest(const Bf16* out, uint32_t n, unsigned long long* digest) {
   ReleaseSuccessor();
@@ -200,8 +200,8 @@ constexpr int64_t kMostRows = 700;
 
 int64_t RowsOf(int step) { return kRows[step % std::size(kRows)]; }
 
-// What a rank's steps work on; a half has its own partials and residual. Steps go to halves by
-// turns.
+// What a rank's steps work on. Each half has its own partials and residual. Steps alternate between
+// the halves.
 struct StepBuffers {
   explicit StepBuffers(int num_steps)
       : partial{DeviceBuffer<float>(kMostRows * kHidden), DeviceBuffer<float>(kMostRows * kHidden)},
@@ -237,7 +237,7 @@ struct StepBuffers {
   DeviceBuffer<unsigned long long> digests;
 };
 
-// By the kernels that the row tests compare with the CPU's.
+// The expected digests, by the kernels that the row tests compare with the CPU's.
 std::vector<unsigned long long> ExpectedDigests(int ranks, int num_steps) {
   ISOBIT_CHECK_CUDA(cudaSetDevice(0));
   StepBuffers b(num_steps);
@@ -270,8 +270,8 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, int num_steps) {
   return b.digests.CopyOut();
 }
 
-// As the model calls it: while a half's sums travel, the other's partials are made. Ranks come late
-// by turns, nobody waits for the host.
+// As the model calls it: while one half's sums are copied, the other half's partials are computed.
+// Different ranks are late at different steps. No GPU waits for the host.
 TEST_F(CopyEngineSumTest, RepeatsWithDelays) {
   const int num_steps = std::max(2, Scaled(60));
   int64_t compared = 0;
@@ -322,7 +322,7 @@ TEST_F(CopyEngineSumTest, RepeatsWithDelays) {
 TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
   using Clock = std::chrono::steady_clock;
   for (const std::vector<int>& devices : Placements(4)) {
-    for (const bool sends : {false, true}) {  // whether the missing rank goes half of the way
+    for (const bool sends : {false, true}) {  // whether the missing rank still sends its partials
       SCOPED_TRACE(absl::StrCat("devices ", absl::StrJoin(devices, ","), ", sends ", sends));
       CopyRanks ranks(devices, {.hidden = kHidden, .max_rows = kMostRows}, absl::Milliseconds(200));
       std::vector<std::unique_ptr<StepBuffers>> buffers;
@@ -345,7 +345,7 @@ TEST_F(CopyEngineSumTest, GivesUpOnARankThatDoesNotCome) {
       ranks.AtOnce([&](int r) {
         if (r != 2 || sends) send(r);
         if (r != 2) return finish(r);
-        for (int i = 0; i < 2; ++i) {  // the thread comes, its GPU does not
+        for (int i = 0; i < 2; ++i) {  // the rank's thread comes, its GPU does not
           ASSERT_TRUE(ranks.barrier().Wait(r, kRankTimeout, [] { return absl::OkStatus(); }).ok());
         }
       });

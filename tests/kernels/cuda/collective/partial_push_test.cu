@@ -1,5 +1,5 @@
-// Row-parallel linear layers that push their partials, against the same layers storing them: the
-// sum over ranks and its norm have the same bits.
+// Row-parallel linear layers that push their partials, compared with the same layers storing them:
+// the sum over ranks and its norm have the same bits.
 #include <memory>
 #include <set>
 #include <utility>
@@ -38,10 +38,9 @@ LinearShape ShapeOfRank(int64_t n, const contract::LeafPlan& plan, int rank, int
   return shape;
 }
 
-// One rank's part of a row-parallel layer [n, k] and of the norm after it, with what they read and
-// write.
+// One rank's share of a row-parallel layer [n, k] and of the norm after it, with their memory.
 struct Layer {
-  // gap: between the rows of x; an odd one leaves the layer to the general kernel.
+  // gap: elements between the rows of x; with an odd gap the general kernel computes the layer.
   Layer(const LinearShape& shape_of_rank, int64_t gap, const std::vector<Bf16>& norm_weight,
         Operands& operands)
       : shape(shape_of_rank),
@@ -86,7 +85,7 @@ struct Layer {
   DeviceBuffer<Bf16> residual, out, weight;
 };
 
-// Keeps a rank back for a while between its layer and its sum.
+// Delays a rank between its layer and its sum.
 __global__ void ComeLate() {
   ReleaseSuccessor();
   WaitForPredecessor();
@@ -96,7 +95,7 @@ __global__ void ComeLate() {
 
 class PartialPushTest : public testing_support::RowTest {
  protected:
-  // What every rank has in `out` and `residual` after four times the layer and its norm.
+  // `out` and `residual` of every rank after the layer and its norm have run four times.
   std::vector<std::vector<Bf16>> Run(Ranks& ranks, std::vector<std::unique_ptr<Layer>>& layers,
                                      const std::vector<Bf16>& residual, int64_t m, bool pushes,
                                      bool shared) {
@@ -116,7 +115,7 @@ class PartialPushTest : public testing_support::RowTest {
         ASSERT_EQ(push != nullptr, pushes);
         ASSERT_TRUE(layers[r]->Multiply(m, push, stream(r)).ok());
         if (shared) return;
-        // Ranks come late to the sum by turns.
+        // Different ranks are late for the sum.
         if (r == i % ranks.size()) {
           ASSERT_TRUE(Launch(ComeLate, {.blocks = dim3(1), .threads = dim3(1)}, stream(r)).ok());
         }
@@ -141,8 +140,8 @@ class PartialPushTest : public testing_support::RowTest {
   }
 };
 
-// For every schedule of a linear layer of few rows: leaves of one to many stages, an x that only
-// the general kernel takes, columns that are no whole quads.
+// Every schedule of a linear layer of few rows: leaves of one to many K tiles, an x that only the
+// general kernel takes, columns that are no whole quads.
 TEST_F(PartialPushTest, GivesTheBitsOfStoredPartials) {
   int cases = 0;
   for (const int size : {2, 4, 8}) {

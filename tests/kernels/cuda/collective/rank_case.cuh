@@ -1,4 +1,4 @@
-// A group of ranks as the tests of their sums use it.
+// A group of ranks for the tests of their sums.
 #ifndef ISOBIT_TESTS_KERNELS_CUDA_COLLECTIVE_RANK_CASE_CUH_
 #define ISOBIT_TESTS_KERNELS_CUDA_COLLECTIVE_RANK_CASE_CUH_
 
@@ -40,14 +40,14 @@ class RankStreams {
   const std::vector<int>& devices() const { return devices_; }
   Stream& stream(int r) { return streams_[r]; }
 
-  // On each rank's device.
+  // Calls it for each rank, on the rank's device.
   void Each(const std::function<void(int)>& work) const {
     for (int r = 0; r < size(); ++r) {
       ISOBIT_CHECK_CUDA(cudaSetDevice(devices_[r]));
       work(r);
     }
   }
-  // The same, each on a thread of its own.
+  // The same, each call on a thread of its own.
   void AtOnce(const std::function<void(int)>& work) const {
     std::vector<std::thread> threads;
     for (int r = 0; r < size(); ++r) {
@@ -67,7 +67,8 @@ class RankStreams {
   std::vector<Stream> streams_;
 };
 
-// Expects of each rank, whose `digests` are in its buffers, those of every step; how many it was.
+// Expects that every rank has the expected digest of every step in `digests`. Returns how many it
+// compared.
 template <typename Buffers>
 int64_t ExpectDigests(const RankStreams& ranks,
                       const std::vector<std::unique_ptr<Buffers>>& buffers,
@@ -84,7 +85,7 @@ int64_t ExpectDigests(const RankStreams& ranks,
   return compared;
 }
 
-// A group that sums.
+// A group with the all-reduce of each rank.
 class Ranks : public RankStreams {
  public:
   Ranks(std::vector<int> devices, const AllReduceOptions& options)

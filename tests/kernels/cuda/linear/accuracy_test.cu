@@ -33,10 +33,10 @@ Deviation DeviationOfFp32(const std::vector<double>& exact, DeviceBuffer<float>&
   return DeviationOf(exact, [&](size_t i) { return static_cast<double>(values[i]); });
 }
 
-// Both write fp32, so that what is compared is the sums and not the last rounding. Ours has one
-// error for every M; cuBLAS's depends on the kernel it picks, so its largest over M is the one to
-// stay below. (For M = 1 and K from 12288 on it picks one that sums more, shorter parts than our
-// eight leaves, and is the more accurate there by up to a factor of two.)
+// Both write fp32, so that the sums are compared and not the last rounding. Our error is the same
+// for every M. That of cuBLAS depends on the kernel it picks, so ours must stay below its largest
+// over M. (For M = 1 and K from 12288 on, cuBLAS picks a kernel that adds more and shorter pieces
+// than our eight leaves, and is more accurate there by up to a factor of two.)
 TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
   ISOBIT_SKIP_WITHOUT_GPU();
   absl::StatusOr<std::unique_ptr<CublasLinear>> cublas = CublasLinear::Create(0);

@@ -122,7 +122,7 @@ Bits CpuBits(const Problem& p) {
   return bits;
 }
 
-// A problem's operands and output on the device. What no result may depend on is poison.
+// A problem's operands and output on the device. All that no result may depend on is poison.
 class OnDevice {
  public:
   explicit OnDevice(const Problem& p) : problem_(p), x_(p.x, p.x_offset) {
@@ -151,7 +151,7 @@ class OnDevice {
 
   void Poison() { fp32_ != nullptr ? fp32_->Poison() : bf16_->Poison(); }
 
-  // Waits. Fails the test if anything but y was written.
+  // Waits for the device. Fails the test if anything but y was written.
   Bits Read() {
     if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) {
       ADD_FAILURE() << cudaGetErrorString(error);
@@ -208,7 +208,7 @@ testing::AssertionResult SameBits(const Bits& actual, const Bits& expected, int6
              at / columns, at % columns, actual[first], expected[first]);
 }
 
-// Whether ISOBIT_TEST_WITHOUT_CLUSTERS asks for the schedules of single blocks alone
+// Whether ISOBIT_TEST_WITHOUT_CLUSTERS asks for schedules without clusters only
 // (tests/run_sanitizers.sh).
 bool WithoutClusters() { return std::getenv("ISOBIT_TEST_WITHOUT_CLUSTERS") != nullptr; }
 
@@ -230,7 +230,7 @@ std::vector<LinearSchedule> Tiles(const LinearShape& shape, bool mappable) {
   return tiles;
 }
 
-// Some of the schedules: `wanted`, or all if that is 0, of which again the share that Scaled
+// Picks about `wanted` of the schedules, or all if that is 0; of these the share that Scaled
 // leaves.
 std::vector<LinearSchedule> Thinned(std::vector<LinearSchedule> schedules, size_t wanted,
                                     Random& random) {
@@ -242,8 +242,7 @@ std::vector<LinearSchedule> Thinned(std::vector<LinearSchedule> schedules, size_
   return schedules;
 }
 
-// Every schedule that computes a layer; thinned out to about `wanted`, and one of tiles, if that is
-// not 0.
+// Every schedule that computes a layer; if `wanted` is not 0, about that many, and one of tiles.
 std::vector<LinearSchedule> Schedules(const LinearShape& shape, int64_t m, bool mappable,
                                       size_t wanted, Random& random) {
   std::vector<LinearSchedule> all = {{.kind = LinearSchedule::Kind::kGeneral}};
@@ -362,7 +361,8 @@ TEST_F(LinearTest, TilesOfManyRows) {
   }
 }
 
-// More tiles than a wave of blocks, leaves of several blocks of K, and a ring that runs around.
+// More tiles than blocks that run at once, leaves of several blocks of K, and a ring that wraps
+// around.
 TEST_F(LinearTest, TilesLargerThanAWave) {
   Random random(10);
   for (const auto& [n, k, m] : std::vector<std::array<int64_t, 3>>{
@@ -401,8 +401,8 @@ TEST_F(LinearTest, EveryScheduleOfSomeProblems) {
   }
 }
 
-// A share of rows that is cut anywhere in the tiles, more rows than a wave of blocks, and a
-// pipeline that runs around many times.
+// Shares of rows that begin anywhere in a tile, more rows than the blocks take in one pass, and a
+// ring that wraps around many times.
 TEST_F(LinearTest, LargerThanAWave) {
   Random random(3);
   for (const int64_t n : {9000, 20000}) {
@@ -419,8 +419,8 @@ TEST_F(LinearTest, LargerThanAWave) {
   }
 }
 
-// Infinities and NaN reach exactly the outputs that the contract says: beside a leaf's end, in rows
-// beside each other, in weights. In bf16, where every NaN is one pattern.
+// Infinities and NaN reach exactly the outputs that the contract says: next to a leaf's end, in
+// neighbouring rows, in weights. The output is bf16, where every NaN has the same bits.
 TEST_F(LinearTest, NonFiniteOperands) {
   Random random(4);
   for (int i = 0; i < Scaled(200) && !HasFatalFailure(); ++i) {
@@ -462,7 +462,7 @@ TEST_F(LinearTest, CancellingLeaves) {
   }
 }
 
-// The control of the tests above: a kernel that adds the leaves in the other order fails them.
+// Control test: a kernel that adds the leaves in the other order would fail the tests above.
 TEST_F(LinearTest, CancellingLeavesTellChainFromTree) {
   Problem p = Cancelling(512, LeafSum::kTree);
   const Bits tree = CpuBits(p);
@@ -485,9 +485,9 @@ TEST_F(LinearTest, NothingToDo) {
   EXPECT_TRUE(LaunchLinear({.m = 0, .weight = {.shape = some}}, {}).ok());
 }
 
-// Layers that feed one another, as dependent launches on two streams at once and in a replayed
-// graph: a kernel that reads x before its predecessor has written it, or that lets go of it too
-// early, shows.
+// Layers whose outputs are the next layers' inputs, as dependent launches on two streams at once
+// and in a replayed graph. It shows if a kernel reads x before its predecessor has written it, or
+// lets its successor start too early.
 class LayerChain {
  public:
   LayerChain(int64_t width, int64_t m, uint64_t seed) {
@@ -547,7 +547,7 @@ TEST_F(LinearTest, DependentLayersOnTwoStreamsAndInGraphs) {
   for (const int64_t m : {1, 16, 64}) {
     LayerChain first(512, m, 10);
     LayerChain second(1024, m, 11);
-    // Those that both sums have.
+    // The schedules that both sums have.
     const LinearShape tree = ShapeOf(512, contract::PlanColumns(512), 0, 1, LeafSum::kTree);
     const LinearShape chain = ShapeOf(512, contract::PlanColumns(512), 0, 1, LeafSum::kChain);
     std::vector<LinearSchedule> schedules = Schedules(tree, m, true, 12, random);

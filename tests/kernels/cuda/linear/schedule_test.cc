@@ -59,8 +59,9 @@ TEST(LinearScheduleTest, BlocksFollowTheCard) {
   }
 }
 
-// Of an 8B model at TP 4, up to 8 rows: down_proj's blocks, no more than the multiprocessors,
-// cannot share one, and a block of gate_up_proj before them fits beside one.
+// An 8B model at TP 4, up to 8 rows. down_proj has no more blocks than there are multiprocessors;
+// two of them do not fit on one. A block of gate_up_proj, the layer before, fits beside one of
+// them.
 TEST(LinearScheduleTest, LongPassesOfFewRowsSpreadBesideOthers) {
   LinearShape gate_up = ShapeOf(6144, contract::PlanColumns(4096), 1, LeafSum::kChain);
   gate_up.gated = true;

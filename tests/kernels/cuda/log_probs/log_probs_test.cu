@@ -1,5 +1,5 @@
 // Logprobs and sampling on the GPU against the CPU backend, bit for bit: every parameter mixed with
-// every kind of row, vocabularies from 1 token to 262144, ties, masks and rows that are no
+// every kind of row, vocabularies from 1 token to 262144, ties, masks and rows that are not a
 // distribution; the device interface with padding, guards, replayed graphs and streams.
 #include <algorithm>
 #include <bit>
@@ -90,8 +90,8 @@ class LogProbsTest : public testing::Test {
     rows_ += requests.size();
   }
 
-  // The same of requests without filters and top lists, whose logits lie in parts as those of
-  // `num_ranks` ranks do.
+  // The same for requests without filters and top lists, whose logits are split into ranges as over
+  // `num_ranks` ranks.
   void ExpectCpuBitsByRanges(const std::vector<LogProbCase>& requests, int num_ranks, int64_t gap) {
     const auto num_rows = static_cast<int64_t>(requests.size());
     const auto vocab = static_cast<int64_t>(requests.front().logits.size());
@@ -296,7 +296,7 @@ class Batch {
     Fill(seed);
   }
 
-  // New contents in the same places.
+  // New contents at the same addresses.
   void Fill(uint64_t seed) {
     Random random(seed);
     requests_.clear();

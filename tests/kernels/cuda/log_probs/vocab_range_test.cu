@@ -56,7 +56,7 @@ __global__ void CheckWeights(unsigned* failures) {
 }
 
 __global__ void CheckFractions(unsigned* failures) {
-  const auto total = [](float x) {  // the lanes of a warp hold x, the lanes' neighbours nothing
+  const auto total = [](float x) {  // each lane of the warp adds x three times and 0 once
     FractionSum sum;
     for (const float y : {x, 0.0f, x, x}) sum.Add(y);
     return sum;
@@ -88,8 +88,8 @@ __global__ void CheckNoise(unsigned* failures) {
   }
 }
 
-// A token whose value ties with the best one must be tried. Counts, as a control, how many of those
-// that are two nats short are not.
+// A token whose value ties with the best one must be tried. As a control, counts how many of the
+// tokens that are two nats short are not tried.
 template <bool kControl>
 __global__ void CheckPruning(unsigned* failures) {
   CountFailures(0, uint64_t{1} << 28, failures, [](uint64_t i) {
@@ -103,7 +103,7 @@ __global__ void CheckPruning(unsigned* failures) {
         -static_cast<float>(random >> 40) * 0x1p-24f * (more >> 8 & 1 ? 25.0f : 1.0f);
     const float z = contract::Add(max, distance);
     uint32_t word = static_cast<uint32_t>(random);
-    if ((more >> 9 & 3) == 0) word >>= random >> 32 & 31;  // small words are large noise
+    if ((more >> 9 & 3) == 0) word >>= random >> 32 & 31;  // a small word makes large noise
     const float value = contract::Add(z, contract::Gumbel(word));
     const float best = kControl ? contract::Add(value, 2.0f) : value;
     const float weight = WeightAt(fmaxf(contract::Sub(z, max), kLeastDistance));

@@ -136,7 +136,7 @@ TEST_F(QkvTest, Qkv) {
                            .head_dim = d}};
     ASSERT_TRUE(cpu_->Qkv(args).ok());
     poisoned += std::count(expected_k.begin(), expected_k.end(), contract::kPoisonedKey) >= d;
-    // The GPU leaves k, v and what lies between rows as they are.
+    // The GPU leaves k, v and the gaps between rows as they are.
     for (int64_t r = 0; r < rows; ++r) {
       std::copy(qkv.begin() + r * ld + int64_t{heads} * d, qkv.begin() + (r + 1) * ld,
                 expected.begin() + r * ld + int64_t{heads} * d);
@@ -245,7 +245,7 @@ class ChainTest : public QkvTest {
                                    .kv_heads = 2,
                                    .head_dim = kHeadDim}})
                     .ok());
-    // Of two rows' q heads: the CPU leaves other k heads between them.
+    // Only the q heads of two rows: between them lie k heads, which the CPU changes in place.
     for (int64_t r = 0; r < kRows; r += kRows - 1) {
       EXPECT_TRUE(swiglu(SwiGluArgs{.gate_up = p.normed + r * kHidden,
                                     .out = p.out + r * kHidden / 2,
@@ -310,7 +310,7 @@ TEST_F(ChainTest, DependentLaunchesStreamsAndReplays) {
       expected.insert(expected.end(), {residual, k, v, out});
       chains.push_back(std::make_unique<Chain>(ids, table, partials, weight));
     }
-    // At first launched, on all streams at once, then captured and replayed.
+    // First launched on all streams at once, then captured and replayed.
     const auto launch = [&](int c) {
       Chain& b = *chains[c];
       const Stream stream = {streams[c], trial % 2 == 0};

@@ -165,8 +165,8 @@ TEST_F(RowKernelsTest, RmsNorm) {
   std::printf("RmsNorm: %d cases, %lld rows\n", cases, static_cast<long long>(rows_in_all));
 }
 
-// A row's sum reaches the output through two roundings to bf16, which hide most of a last bit.
-// Enough rows show it all the same: the control adds the leaves from left to right.
+// A row's sum reaches the output through two roundings to bf16, which mostly hide a different last
+// bit. Enough rows show it all the same: the control adds the leaves from left to right.
 TEST_F(RowKernelsTest, AWrongOrderOfRmsNormsSumShows) {
   constexpr int64_t kRows = 6000;
   constexpr int64_t kHidden = 1024;
@@ -205,7 +205,7 @@ TEST_F(RowKernelsTest, AWrongOrderOfRmsNormsSumShows) {
               static_cast<long long>(unequal));
 }
 
-// NaN is equal to NaN: the contract promises no payloads here.
+// NaN counts as equal to NaN: the contract promises no payloads here.
 testing::AssertionResult SameSums(std::vector<float> actual, std::vector<float> expected) {
   for (std::vector<float>* values : {&actual, &expected}) {
     for (float& x : *values) x = x != x ? contract::FromBits(0x7fffffffu) : x;

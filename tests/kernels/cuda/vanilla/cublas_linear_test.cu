@@ -21,8 +21,8 @@ using testing_support::Random;
 using testing_support::RandomBf16;
 using testing_support::RandomFloats;
 
-// A bf16 result is off by at most 2^-9 of itself, once more where a bias is added to it; fp32 ones
-// by far less.
+// A bf16 result is off by at most 2^-9 of itself, and as much again where a bias is added to it; an
+// fp32 result by far less.
 constexpr double kBf16Bound = 0x1p-8;
 constexpr double kFp32Bound = 0x1p-16;
 
