@@ -19,7 +19,7 @@
 #include "common/rpc/call_gate.h"
 #include "common/rpc/connection_acceptor.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
-#include "trainer_bridge/scorer/peer_ranks.h"
+#include "trainer_bridge/scorer/remote_ranks.h"
 
 namespace isobit {
 
@@ -40,7 +40,7 @@ struct GroupLeaderOptions {
   std::function<void(int port)> on_listening = nullptr;
 };
 
-class GroupLeader final : public PeerRanks {
+class GroupLeader final : public RemoteRanks {
  public:
   // Waits until all members have joined. DEADLINE_EXCEEDED, naming those that have not come;
   // FAILED_PRECONDITION: a process came that differs in `identity`, world size or local ranks;

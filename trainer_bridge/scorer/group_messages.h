@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "isobit/v1/shard_group.pb.h"
-#include "trainer_bridge/scorer/peer_ranks.h"
+#include "trainer_bridge/scorer/remote_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"
 
 namespace isobit {

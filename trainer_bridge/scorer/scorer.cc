@@ -54,20 +54,20 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
   ISOBIT_RETURN_IF_ERROR(CheckOptions(options, model.config));
   if (options.max_context == 0) options.max_context = model.config.max_position_embeddings;
   if (options.local_shards == 0) options.local_shards = options.num_shards;
-  std::shared_ptr<PeerRanks> peers;
+  std::shared_ptr<RemoteRanks> remote;
   if (options.local_shards < options.num_shards) {
     ISOBIT_ASSIGN_OR_RETURN(
-        peers, options.assemble({.fingerprint = FingerprintOf(model.config, options.numerics),
-                                 .max_context = options.max_context}));
+        remote, options.assemble({.fingerprint = FingerprintOf(model.config, options.numerics),
+                                  .max_context = options.max_context}));
   }
-  absl::StatusOr<std::unique_ptr<Scorer>> scorer = Start(std::move(options), model, peers);
-  if (!scorer.ok() && peers != nullptr) peers->Abort(scorer.status());
+  absl::StatusOr<std::unique_ptr<Scorer>> scorer = Start(std::move(options), model, remote);
+  if (!scorer.ok() && remote != nullptr) remote->Abort(scorer.status());
   return scorer;
 }
 
 absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                                       const OpenedModel& model,
-                                                      std::shared_ptr<PeerRanks> peers) {
+                                                      std::shared_ptr<RemoteRanks> remote) {
   ISOBIT_ASSIGN_OR_RETURN(
       std::unique_ptr<ShardRanks> ranks,
       ShardRanks::Create(model.config, {.num_shards = options.num_shards,
@@ -80,19 +80,19 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(1, [&](WeightStore& store) {
     return PackModel(*model.weights, "", store);
   }));
-  if (peers != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(peers->WaitUntilReady());
-    ISOBIT_RETURN_IF_ERROR(peers->CheckDigest(weights->version.digest));
+  if (remote != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(remote->WaitUntilReady());
+    ISOBIT_RETURN_IF_ERROR(remote->CheckDigest(weights->version.digest));
   }
   return std::unique_ptr<Scorer>(
-      new Scorer(std::move(options), std::move(ranks), std::move(peers), std::move(weights)));
+      new Scorer(std::move(options), std::move(ranks), std::move(remote), std::move(weights)));
 }
 
 Scorer::Scorer(ScorerOptions options, std::unique_ptr<ShardRanks> ranks,
-               std::shared_ptr<PeerRanks> peers, std::shared_ptr<const ShardedVersion> weights)
+               std::shared_ptr<RemoteRanks> remote, std::shared_ptr<const ShardedVersion> weights)
     : options_(std::move(options)),
       ranks_(std::move(ranks)),
-      peers_(std::move(peers)),
+      remote_(std::move(remote)),
       weights_(std::move(weights)) {
   engine_ = std::thread([this] { Run(); });
 }
@@ -220,16 +220,16 @@ Scorer::RankItems Scorer::TakeBatch() {
 }
 
 absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const RankItems& items) {
-  if (peers_ == nullptr) return ranks_->Score(weights, items);
+  if (remote_ == nullptr) return ranks_->Score(weights, items);
   const auto num_local = static_cast<size_t>(options_.local_shards);
   const absl::Span<const std::vector<ScoreItem>> all = items;
   std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
-    absl::Status status = peers_->Score(weights.version, all.subspan(num_local));
+    absl::Status status = remote_->Score(weights.version, all.subspan(num_local));
     if (!status.ok()) ranks_->Abort(status);
     return status;
   });
   const absl::Status here = ranks_->Score(weights, all.first(num_local));
-  if (!here.ok()) peers_->Abort(here);
+  if (!here.ok()) remote_->Abort(here);
   const absl::Status there = elsewhere.get();
   return here.ok() ? there : here;
 }
@@ -292,10 +292,10 @@ absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& upd
 
 absl::StatusOr<PreparedUpdate> Scorer::Prepare(const WeightUpdate& update, uint64_t version) {
   std::future<absl::Status> elsewhere;
-  if (peers_ != nullptr) {
+  if (remote_ != nullptr) {
     elsewhere = std::async(std::launch::async, [&] {
-      return peers_->Prepare(update.model_path, version, update.expected_digest,
-                             this->version().id);
+      return remote_->Prepare(update.model_path, version, update.expected_digest,
+                              this->version().id);
     });
   }
   ISOBIT_ASSIGN_OR_RETURN(
@@ -303,9 +303,9 @@ absl::StatusOr<PreparedUpdate> Scorer::Prepare(const WeightUpdate& update, uint6
         return PrepareWeights({options_.model_root, options_.load_format, options_.load_policy},
                               update, config(), store);
       }));
-  if (peers_ != nullptr) {
+  if (remote_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(elsewhere.get());
-    ISOBIT_RETURN_IF_ERROR(peers_->CheckDigest(next->version.digest));
+    ISOBIT_RETURN_IF_ERROR(remote_->CheckDigest(next->version.digest));
   }
   std::string digest = next->version.digest;
   return PreparedUpdate{std::move(digest),

@@ -23,7 +23,7 @@
 #include "common/checkpoint/weight_switch.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/model/load_format.h"
-#include "trainer_bridge/scorer/peer_ranks.h"
+#include "trainer_bridge/scorer/remote_ranks.h"
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/shard_ranks.h"
 
@@ -45,7 +45,7 @@ struct ScorerOptions {
   RankBackend backend;
   // With fewer local shards than all: waits for the processes of the others, before the backend is
   // made.
-  std::function<absl::StatusOr<std::shared_ptr<PeerRanks>>(const GroupIdentity& identity)>
+  std::function<absl::StatusOr<std::shared_ptr<RemoteRanks>>(const GroupIdentity& identity)>
       assemble = nullptr;
   // Called once, from the engine's thread, when a device or the group of ranks has failed: nothing
   // can be scored any more. May be null.
@@ -113,12 +113,12 @@ class Scorer {
   };
   using RankItems = std::vector<std::vector<ScoreItem>>;
 
-  // With its peers, if any, that have joined.
+  // `remote`: null, or the ranks of other processes, which have joined.
   static absl::StatusOr<std::unique_ptr<Scorer>> Start(ScorerOptions options,
                                                        const OpenedModel& model,
-                                                       std::shared_ptr<PeerRanks> peers);
-  Scorer(ScorerOptions options, std::unique_ptr<ShardRanks> ranks, std::shared_ptr<PeerRanks> peers,
-         std::shared_ptr<const ShardedVersion> weights);
+                                                       std::shared_ptr<RemoteRanks> remote);
+  Scorer(ScorerOptions options, std::unique_ptr<ShardRanks> ranks,
+         std::shared_ptr<RemoteRanks> remote, std::shared_ptr<const ShardedVersion> weights);
 
   void Run();
   RankItems TakeBatch();
@@ -140,7 +140,7 @@ class Scorer {
 
   const ScorerOptions options_;
   const std::unique_ptr<ShardRanks> ranks_;
-  const std::shared_ptr<PeerRanks> peers_;  // null: all ranks are of this process
+  const std::shared_ptr<RemoteRanks> remote_;  // null: all ranks are of this process
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -1,7 +1,7 @@
 // The shard ranks of other processes, as the leading process's engine sees them. Not here: how they
 // are reached.
-#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_
-#define ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_REMOTE_RANKS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_REMOTE_RANKS_H_
 
 #include <cstdint>
 #include <string>
@@ -22,9 +22,9 @@ struct GroupIdentity {
 
 // The ranks 1 * local .. world_size * local - 1, where each process has `local` ranks. An error is
 // final, unless it says otherwise.
-class PeerRanks {
+class RemoteRanks {
  public:
-  virtual ~PeerRanks() = default;
+  virtual ~RemoteRanks() = default;
 
   // Waits until all have loaded the first weights.
   virtual absl::Status WaitUntilReady() = 0;
@@ -51,4 +51,4 @@ class PeerRanks {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PEER_RANKS_H_
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_REMOTE_RANKS_H_
