@@ -99,13 +99,13 @@ absl::Status GroupLeader::WaitForMembers() {
   return failure_;
 }
 
-absl::Status GroupLeader::CheckToken(const grpc::ServerContext& context) const {
-  if (options_.token.empty()) return absl::OkStatus();
-  const auto shown = context.client_metadata().find(kGroupTokenHeader);
+absl::Status GroupLeader::CheckSecret(const grpc::ServerContext& context) const {
+  if (options_.secret.empty()) return absl::OkStatus();
+  const auto shown = context.client_metadata().find(kGroupSecretHeader);
   const bool is_right = shown != context.client_metadata().end() &&
-                        SameSecret({shown->second.data(), shown->second.size()}, options_.token);
+                        SameSecret({shown->second.data(), shown->second.size()}, options_.secret);
   if (is_right) return absl::OkStatus();
-  return absl::UnauthenticatedError("shard group: expected the token of --group_token_file");
+  return absl::UnauthenticatedError("shard group: expected the group secret of --group_token_file");
 }
 
 absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
@@ -123,7 +123,7 @@ absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
 
 absl::StatusOr<int> GroupLeader::AdmitCaller(const grpc::ServerContext& context, Stream& stream,
                                              std::string& arguments) {
-  ISOBIT_RETURN_IF_ERROR(CheckToken(context));
+  ISOBIT_RETURN_IF_ERROR(CheckSecret(context));
   v1::MemberMessage message;
   if (!stream.Read(&message) || !message.has_hello()) {
     return absl::InvalidArgumentError("shard group: expected a hello");
@@ -159,9 +159,9 @@ absl::Status GroupLeader::WaitForOthers(Member& waiting, const grpc::ServerConte
   return failure_;
 }
 
-absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, const std::string& peer,
+absl::StatusOr<int> GroupLeader::Admit(const v1::MemberHello& hello, const std::string& address,
                                        Stream& stream) {
-  const std::string who = absl::StrCat("shard group, rank ", hello.rank(), " at ", peer);
+  const std::string who = absl::StrCat("shard group, rank ", hello.rank(), " at ", address);
   absl::Status status = Annotate(CheckSameGroup(identity_, hello.identity()), who);
   const std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;

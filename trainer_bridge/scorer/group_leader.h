@@ -31,7 +31,7 @@ struct GroupLeaderOptions {
   std::string nccl_id;  // for the members
   // Who may connect and call; null: anybody, in plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials{};
-  std::string token{};                                  // that members must show; empty: none
+  std::string secret{};                                 // that members must show; empty: none
   std::shared_ptr<CallGate> gate = CallGate::Create();  // audits who joins, or tries to
   std::chrono::milliseconds timeout{120'000};
   // Called once, from any thread, when a member that had been welcomed goes or fails. May be null.
@@ -90,10 +90,11 @@ class GroupLeader final : public RemoteRanks {
   // arguments: gets what that message says, for the audit.
   absl::StatusOr<int> AdmitCaller(const grpc::ServerContext& context, Stream& stream,
                                   std::string& arguments);
-  // UNAUTHENTICATED unless the member shows the group's token, if it has one.
-  absl::Status CheckToken(const grpc::ServerContext& context) const;
+  // UNAUTHENTICATED unless the member shows the group secret, if there is one.
+  absl::Status CheckSecret(const grpc::ServerContext& context) const;
   absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);
-  absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& peer, Stream& stream);
+  absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& address,
+                            Stream& stream);
   // Waits until all members have joined. CANCELLED: this one has gone, and its place is free again.
   absl::Status WaitForOthers(Member& waiting, const grpc::ServerContext& context);
   void Handle(int rank, const v1::MemberMessage& message);

@@ -91,7 +91,7 @@ absl::Status GroupMember::Join(const GroupIdentity& identity) {
   ISOBIT_RETURN_IF_ERROR(
       Annotate(WaitForReady(*channel_, options_.leader, options_.timeout), "shard group"));
   stub_ = v1::ShardGroupService::NewStub(channel_);
-  if (!options_.token.empty()) context_.AddMetadata(kGroupTokenHeader, options_.token);
+  if (!options_.secret.empty()) context_.AddMetadata(kGroupSecretHeader, options_.secret);
   stream_ = stub_->Join(&context_);
   v1::MemberMessage message;
   v1::MemberHello& hello = *message.mutable_hello();

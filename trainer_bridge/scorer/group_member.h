@@ -30,7 +30,7 @@ struct GroupMemberOptions {
   int local_ranks = 1;  // shard ranks of each
   std::chrono::milliseconds timeout{120'000};
   ChannelSecurity security{};  // of the channel to the leader
-  std::string token{};         // to show there; empty: none
+  std::string secret{};        // to show there; empty: none
   std::string model;           // below scorer.model_root
   // model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows count.
   ScorerOptions scorer;

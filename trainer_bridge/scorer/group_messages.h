@@ -14,8 +14,8 @@ namespace isobit {
 // client's message just fits may be longer here.
 inline constexpr int kMaxGroupMessageBytes = -1;
 
-// The header in which a member shows the secret of its group.
-inline constexpr char kGroupTokenHeader[] = "isobit-group-token";
+// The header in which a member shows the group secret.
+inline constexpr char kGroupSecretHeader[] = "isobit-group-token";
 
 v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_size, int local_ranks);
 // FAILED_PRECONDITION naming the first field that differs.

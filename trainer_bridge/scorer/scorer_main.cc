@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Load(const ScorerSettings& settings, Ser
                                       .local_ranks = options.local_shards,
                                       .nccl_id = nccl_id,
                                       .credentials = settings.server.security.admin_credentials,
-                                      .token = settings.group_token,
+                                      .secret = settings.group_secret,
                                       .gate = settings.server.security.gate,
                                       .timeout = settings.timeout,
                                       .on_lost = options.on_fault};
@@ -97,7 +97,7 @@ absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
        .local_ranks = settings.scorer.local_shards,
        .timeout = settings.timeout,
        .security = settings.upstream,
-       .token = settings.group_token,
+       .secret = settings.group_secret,
        .model = settings.model,
        .scorer = settings.scorer,
        .make_backend =

@@ -60,14 +60,14 @@ absl::StatusOr<ServerOptions> ServerOptionsOfProcess(int local_rank) {
 absl::Status ReadGroupSecurity(ScorerSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(settings.upstream, ChannelSecurityFromFlags());
   if (const std::string file = absl::GetFlag(FLAGS_group_token_file); !file.empty()) {
-    ISOBIT_ASSIGN_OR_RETURN(settings.group_token, ReadToken("--group_token_file", file));
+    ISOBIT_ASSIGN_OR_RETURN(settings.group_secret, ReadToken("--group_token_file", file));
   }
   const ProcessPlace& place = settings.place;
   if (place.world_size == 1 || place.rank > 0 || IsLoopback(place.master_addr) ||
       settings.server.security.is_tls) {
     return absl::OkStatus();
   }
-  if (!settings.group_token.empty() || settings.server.security.is_insecure) {
+  if (!settings.group_secret.empty() || settings.server.security.is_insecure) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(

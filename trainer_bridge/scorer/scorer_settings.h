@@ -25,7 +25,7 @@ struct ScorerSettings {
   std::chrono::milliseconds timeout;  // of what waits for another rank or process
   ServerOptions server;
   ChannelSecurity upstream;  // of the channel to the group's leader
-  std::string group_token;   // that its members show there; empty: none
+  std::string group_secret;  // that its members show there; empty: none
 };
 
 // INVALID_ARGUMENT, naming the flag or variable.

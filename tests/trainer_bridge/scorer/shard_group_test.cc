@@ -413,28 +413,28 @@ TEST_F(ShardGroupTest, AMissingRankIsNamedInTime) {
   EXPECT_FALSE(end.get().ok());
 }
 
-TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupsTokenGetsNothingButAnAuditLine) {
+TEST_F(ShardGroupTest, WhoDoesNotShowTheGroupSecretGetsNothingButAnAuditLine) {
   GroupLeaderOptions options = LeaderOptions(2);
-  options.token = "secret";
+  options.secret = "secret";
   options.gate = CallGate::Create({.audit = *AuditLog::Open(dir_.File("audit"))});
   auto leading = std::async(std::launch::async, [options, first = First()] {
     return GroupLeader::Assemble(options, first);
   });
   std::string got_id;
-  for (const char* token : {"", "Secret", "secret2", "secret"}) {
+  for (const char* secret : {"", "Secret", "secret2", "secret"}) {
     GroupMemberOptions joining = MemberOptions(1, 2);
-    joining.token = token;
+    joining.secret = secret;
     joining.make_backend = [&](const std::string& nccl_id) -> absl::StatusOr<RankBackend> {
       got_id = nccl_id;
       return absl::InternalError("enough");
     };
     GroupMember member(std::move(joining));
     const absl::Status end = member.Run();
-    if (absl::string_view(token) == "secret") {
+    if (absl::string_view(secret) == "secret") {
       EXPECT_EQ(got_id, "id") << end;
     } else {
       EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("group_token_file")));
-      EXPECT_EQ(got_id, "") << "shown " << token;
+      EXPECT_EQ(got_id, "") << "shown " << secret;
     }
   }
   leading.wait();  // in order or not, by when the member's end reached it
