@@ -1,5 +1,5 @@
-// The subcommand `attention` of isobit-bench: decode beside the copy rate, prefill beside the
-// figures that tests/bench/attention_peer.py read on the same machine.
+// The subcommand `attention` of isobit-bench: compares decode with the copy rate, and prefill with
+// what tests/bench/attention_baseline.py measured on the same machine.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +22,7 @@
 #include "tools/bench_harness.h"
 #include "tools/bench_report.h"
 
-ABSL_FLAG(std::string, peer, "", "attention: what tests/bench/attention_peer.py wrote");
+ABSL_FLAG(std::string, baseline, "", "attention: the report of tests/bench/attention_baseline.py");
 ABSL_FLAG(int, page_size, 128, "attention: positions of a KV page");
 ABSL_FLAG(bool, decode, true, "attention: measure decode too");
 
@@ -41,7 +41,7 @@ struct Case {
   int64_t batch;
   int64_t rows;
   int64_t past;
-  double target = 0;  // of the copy rate (decode) or of the peer's rate (prefill); 0: none
+  double target = 0;  // of the copy rate (decode) or of the baseline's rate (prefill); 0: none
 };
 
 constexpr Heads kOf8b = {32, 8, 128};  // Qwen3-8B at TP 1
@@ -169,9 +169,9 @@ absl::StatusOr<Times> Measure(Harness& harness, const Case& c) {
   return Times{Median(times[0]), Median(times[1])};
 }
 
-// What the peer measured for a case, if it did: microseconds and the backend's name.
-using Peer = std::pair<double, std::string>;
-Peer PeerOf(const nlohmann::json& report, const Case& c) {
+// The baseline's time for a case, in microseconds, and its backend's name; 0 and "" if it has none.
+using BaselineTime = std::pair<double, std::string>;
+BaselineTime BaselineOf(const nlohmann::json& report, const Case& c) {
   for (const nlohmann::json& entry : report.value("cases", nlohmann::json::array())) {
     const bool same =
         entry.value("heads", 0) == c.heads.query && entry.value("kv_heads", 0) == c.heads.kv &&
@@ -182,13 +182,14 @@ Peer PeerOf(const nlohmann::json& report, const Case& c) {
   return {};
 }
 
-absl::StatusOr<nlohmann::json> ReadPeer() {
-  const std::string path = absl::GetFlag(FLAGS_peer);
+absl::StatusOr<nlohmann::json> ReadBaseline() {
+  const std::string path = absl::GetFlag(FLAGS_baseline);
   if (path.empty()) return nlohmann::json::object();
   std::ifstream file(path);
   nlohmann::json report = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object() || !report.contains("cases") || !report["cases"].is_array()) {
-    return absl::InvalidArgumentError(absl::StrCat("--peer: \"", path, "\" is no peer's report"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--baseline: expected a report of attention_baseline.py in \"", path, "\""));
   }
   return report;
 }
@@ -200,7 +201,7 @@ absl::Status BenchAttention() {
   if (page_size < 1 || page_size > 65536) {
     return absl::InvalidArgumentError("--page_size: expected 1 to 65536");
   }
-  ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json peer, ReadPeer());
+  ISOBIT_ASSIGN_OR_RETURN(const nlohmann::json baseline, ReadBaseline());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Harness> harness, Harness::Create());
   nlohmann::json report = MachineReport(*harness);
   absl::PrintF(
@@ -208,30 +209,30 @@ absl::Status BenchAttention() {
       "KV "
       "cold in L2.\npeer: %s\n",
       harness->Describe(), page_size, PlanOfFlags().rounds,
-      peer.value("peer", std::string("none (--peer)")));
+      baseline.value("baseline", std::string("none (--baseline)")));
   int below = 0;
   const auto run = [&](absl::Span<const Case> cases, bool decode) -> absl::Status {
     absl::PrintF(
-        "\n%s\n%5s %3s %4s %6s %6s %7s %10s %10s %8s %7s %10s %6s\n",
+        "\n%s\n%5s %3s %4s %6s %6s %7s %10s %10s %8s %7s %11s %6s\n",
         decode ? "decode: one row a sequence; GB/s of keys and values, beside the copy rate"
-               : "prefill: causal; TFLOP/s of the two products over seen keys, beside the peer",
+               : "prefill: causal; TFLOP/s of the two products over seen keys, beside the baseline",
         "heads", "kv", "dim", "batch", "rows", "past", "ours us", "no PDL us",
-        decode ? "GB/s" : "TFLOP/s", decode ? "of copy" : "of roof", "peer us", "ratio");
+        decode ? "GB/s" : "TFLOP/s", decode ? "of copy" : "of roof", "baseline us", "ratio");
     for (const Case& c : cases) {
       if (Quick() && c.target == 0) continue;
       ISOBIT_ASSIGN_OR_RETURN(const Times times, Measure(*harness, c));
       const double rate = (decode ? KvBytes(c) / 1e3 : Operations(c) / 1e6) / times.us;
       const double share =
           harness->Roofline(decode ? KvBytes(c) : 0, decode ? 0 : Operations(c)) / times.us;
-      const auto [peer_us, backend] = PeerOf(peer, c);
-      const double ratio = peer_us / times.us;
+      const auto [baseline_us, backend] = BaselineOf(baseline, c);
+      const double ratio = baseline_us / times.us;
       const double reached = decode ? share : ratio;
       const bool missed = c.target > 0 && reached > 0 && reached < c.target;
       below += missed ? 1 : 0;
       absl::PrintF("%5d %3d %4d %6d %6d %7d %10.2f %10.2f %8.0f %6.0f%%", c.heads.query, c.heads.kv,
                    c.heads.dim, c.batch, c.rows, c.past, times.us, times.plain_us, rate,
                    100 * share);
-      if (peer_us > 0) absl::PrintF(" %10.2f %6.3f %s", peer_us, ratio, backend);
+      if (baseline_us > 0) absl::PrintF(" %11.2f %6.3f %s", baseline_us, ratio, backend);
       absl::PrintF("%s\n", missed ? " !" : "");
       std::fflush(stdout);
       report["cases"].push_back({{"kind", decode ? "decode" : "prefill"},
@@ -245,8 +246,8 @@ absl::Status BenchAttention() {
                                  {"without_pdl_us", times.plain_us},
                                  {"rate", rate},
                                  {"share_of_ceiling", share},
-                                 {"peer_us", peer_us},
-                                 {"peer_backend", backend},
+                                 {"baseline_us", baseline_us},
+                                 {"baseline_backend", backend},
                                  {"target", c.target}});
     }
     return absl::OkStatus();
@@ -255,8 +256,8 @@ absl::Status BenchAttention() {
   absl::Status measured = absl::GetFlag(FLAGS_decode) ? run(kDecode, true) : absl::OkStatus();
   if (measured.ok()) measured = run(kPrefill, false);
   absl::PrintF(
-      "\ntargets: decode %.0f%% of the copy rate at batch 64, prefill %.0f%% of the peer at 8192; "
-      "below: %d\n",
+      "\ntargets: decode %.0f%% of the copy rate at batch 64, prefill %.0f%% of the baseline at "
+      "8192; below: %d\n",
       100 * kTarget, 100 * kTarget, below);
   ISOBIT_RETURN_IF_ERROR(WriteReport(report));
   return measured;

@@ -83,13 +83,14 @@ absl::StatusOr<Case> Measure(Harness& harness, const Calls& calls) {
   const auto ours = [&](int64_t i, const cuda::Stream& stream) {
     return cuda::LaunchLinear(calls.Args(i, layer.output), stream);
   };
-  std::vector<Contender> contenders = {calls.Cublas(harness, PeerOutput(layer)),
+  std::vector<Contender> contenders = {calls.Cublas(harness, BaselineOutput(layer)),
                                        {.dependent = true, .call = ours},
                                        {.dependent = false, .call = ours}};
-  if (layer.output != PeerOutput(layer)) contenders.push_back(calls.Cublas(harness, layer.output));
+  if (layer.output != BaselineOutput(layer))
+    contenders.push_back(calls.Cublas(harness, layer.output));
   ISOBIT_ASSIGN_OR_RETURN(const RaceTimes times,
                           harness.Race(contenders, calls.count, PlanOfFlags()));
-  const std::vector<double>& same = layer.output == PeerOutput(layer) ? times[0] : times[3];
+  const std::vector<double>& same = layer.output == BaselineOutput(layer) ? times[0] : times[3];
   return Case{.layer = &layer,
               .m = calls.m,
               .cublas_us = Median(times[0]),
@@ -195,7 +196,7 @@ nlohmann::json ToJson(const Case& c) {
           {"k", c.layer->shape.k},
           {"leaves", c.layer->shape.num_leaves},
           {"output", NameOf(c.layer->output)},
-          {"peer_output", NameOf(PeerOutput(*c.layer))},
+          {"baseline_output", NameOf(BaselineOutput(*c.layer))},
           {"m", c.m},
           {"cublas_us", c.cublas_us},
           {"ours_us", c.ours_us},

@@ -92,7 +92,7 @@ absl::StatusOr<std::vector<int64_t>> RowsOfFlags() {
 
 bool ColdWeights() { return absl::GetFlag(FLAGS_l2) == "cold"; }
 
-Output PeerOutput(const Layer& layer) {
+Output BaselineOutput(const Layer& layer) {
   return layer.output == Output::kFp32 && layer.name != "lm_head" ? Output::kBf16 : layer.output;
 }
 

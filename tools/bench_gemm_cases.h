@@ -31,8 +31,8 @@ absl::StatusOr<std::vector<int64_t>> RowsOfFlags();
 // Whether --l2 wants every call's weights to come from memory.
 bool ColdWeights();
 
-// The rival's output is what an ordinary engine asks for: bf16, and fp32 logits.
-Output PeerOutput(const Layer& layer);
+// What an ordinary engine asks of cuBLAS: bf16, and fp32 for the logits.
+Output BaselineOutput(const Layer& layer);
 
 // Of one call.
 double BytesOf(const Layer& layer, int64_t m);

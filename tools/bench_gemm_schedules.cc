@@ -45,7 +45,7 @@ std::vector<cuda::LinearSchedule> Candidates(const LinearShape& shape, int64_t m
 
 absl::Status SweepSchedules(Harness& harness, const Calls& calls) {
   const Layer& layer = calls.layer;
-  std::vector<Contender> contenders = {calls.Cublas(harness, PeerOutput(layer))};
+  std::vector<Contender> contenders = {calls.Cublas(harness, BaselineOutput(layer))};
   const std::vector<cuda::LinearSchedule> candidates = Candidates(layer.shape, calls.m);
   for (const cuda::LinearSchedule& schedule : candidates) {
     contenders.push_back({.call = [&](int64_t i, const cuda::Stream& stream) {

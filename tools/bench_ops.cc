@@ -47,7 +47,7 @@ struct Op {
   std::function<absl::Status(int64_t set, const cuda::Stream& stream)> call;
 };
 
-// What the ops work on; a set is a part of each array.
+// What the ops work on; a set is a slice of each array.
 class Operands {
  public:
   static absl::StatusOr<std::unique_ptr<Operands>> Create(cudaStream_t stream) {
@@ -86,7 +86,7 @@ class Operands {
 
   static constexpr size_t kArenaBytes = size_t{5} << 28;  // holds the embedding table
 
-  // Slice `set` of an array of slices of `count` elements.
+  // Slice `set` of an array that is cut into slices of `count` elements.
   Bf16* Input(int64_t set, int64_t count) const { return Slice<Bf16>(bf16_, set, count); }
   float* Floats(int64_t set, int64_t count) const { return Slice<float>(fp32_, set, count); }
   template <typename T>

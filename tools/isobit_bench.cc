@@ -19,12 +19,12 @@ constexpr char kUsage[] =
     "ranks that\n"
     "           compute nothing.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
-    "attention  Decode beside the copy rate, prefill beside --peer.\n"
+    "attention  Decode beside the copy rate, prefill beside --baseline.\n"
     "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n"
     "allreduce  The sum over ranks, fused with RMSNorm, beside NCCL's.\n"
     "decode     The rollout's ranks: a decode step and what it is made of, and prefill.\n"
     "score      The scorer on GPUs, by shards, beside cuBLAS for its matrix products alone.\n\n"
-    "Peers run in the same process, in turn with ours. '!' marks a figure below its target. A "
+    "Baselines run in the same process, in turn with ours. '!' marks a figure below its target. A "
     "flag's\n"
     "help begins with the subcommands that read it.";
 

@@ -1,7 +1,7 @@
-"""Measures PyTorch's scaled_dot_product_attention on a GPU: the peer of `isobit-bench attention`.
+"""Measures PyTorch's scaled_dot_product_attention on a GPU: the baseline of `isobit-bench attention`.
 
-    python3 tests/bench/attention_peer.py --json peer.json
-    build/cuda/bin/isobit-bench attention --peer peer.json
+    python3 tests/bench/attention_baseline.py --json baseline.json
+    build/cuda/bin/isobit-bench attention --baseline baseline.json
 
 Runs the cases of isobit-bench (tools/bench_attention.cc) with contiguous keys and values and each backend
 that takes them (cuDNN, FlashAttention), by replaying a CUDA graph, and writes the fastest backend's median.
@@ -82,7 +82,7 @@ def microseconds(case: Case, backend: SDPBackend, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="PyTorch's attention, for isobit-bench attention --peer.")
+    parser = argparse.ArgumentParser(description="PyTorch's attention, for isobit-bench attention --baseline.")
     parser.add_argument("--json", required=True, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
@@ -102,7 +102,7 @@ def main() -> None:
         results.append({**asdict(case), "us": times[fastest], "backend": fastest, "all": times})
         print(case, {name: round(time, 2) for name, time in times.items()}, flush=True)
     with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump({"peer": versions, "cases": results}, file, indent=1)
+        json.dump({"baseline": versions, "cases": results}, file, indent=1)
 
 
 if __name__ == "__main__":
