@@ -82,7 +82,7 @@ def microseconds(case: Case, backend: SDPBackend, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="PyTorch's attention, for isobit-bench attention --baseline.")
+    parser = argparse.ArgumentParser(description="PyTorch's attention, for isobit-bench --baseline.")
     parser.add_argument("--json", required=True, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Where the outputs of one prompt part under different settings, and how far apart their probabilities are.
+"""Where the outputs of one prompt diverge under different settings, and how far their probabilities differ.
 
 At each position up to and including the first at which the tokens differ, all outputs continue the same
 text, so their distributions are comparable. There the maximum probability divergence is the largest
@@ -23,18 +23,18 @@ class Divergence:
     unequal_positions: int  # a listed token id, or a bit of a logprob, differs
     mean: float
     maximum: float
-    first_parting: int | None  # the first position whose tokens differ
+    first_difference: int | None  # the first position whose tokens differ
 
     @classmethod
-    def merge(cls, parts: Sequence[Self]) -> Self:
-        positions = sum(part.positions for part in parts)
-        partings = [part.first_parting for part in parts if part.first_parting is not None]
+    def merge(cls, prompts: Sequence[Self]) -> Self:
+        positions = sum(one.positions for one in prompts)
+        differences = [one.first_difference for one in prompts if one.first_difference is not None]
         return cls(
             positions,
-            sum(part.unequal_positions for part in parts),
-            sum(part.mean * part.positions for part in parts) / max(positions, 1),
-            max((part.maximum for part in parts), default=0.0),
-            min(partings, default=None),
+            sum(one.unequal_positions for one in prompts),
+            sum(one.mean * one.positions for one in prompts) / max(positions, 1),
+            max((one.maximum for one in prompts), default=0.0),
+            min(differences, default=None),
         )
 
 
@@ -43,21 +43,21 @@ def distinct(outputs: Sequence[TokenLogprobs]) -> int:
     return len({output.token_ids.tobytes() for output in outputs})
 
 
-def first_parting(outputs: Sequence[TokenLogprobs]) -> int | None:
+def first_difference(outputs: Sequence[TokenLogprobs]) -> int | None:
     """The first position at which not all have the same token, or at which some have ended; None if equal."""
     shortest = min(len(output.token_ids) for output in outputs)
     tokens = np.stack([output.token_ids[:shortest] for output in outputs])
-    parted = np.flatnonzero((tokens != tokens[0]).any(axis=0))
-    if parted.size:
-        return int(parted[0])
+    differing = np.flatnonzero((tokens != tokens[0]).any(axis=0))
+    if differing.size:
+        return int(differing[0])
     return shortest if any(len(output.token_ids) != shortest for output in outputs) else None
 
 
 def measure(outputs: Sequence[TokenLogprobs]) -> Divergence:
     """Compares the outputs of one prompt; each has its most likely tokens at every position."""
-    parting = first_parting(outputs)
+    difference = first_difference(outputs)
     shortest = min(len(output.token_ids) for output in outputs)
-    positions = shortest if parting is None else min(parting + 1, shortest)
+    positions = shortest if difference is None else min(difference + 1, shortest)
     gaps = np.zeros(positions)
     unequal = 0
     for position in range(positions):
@@ -71,7 +71,7 @@ def measure(outputs: Sequence[TokenLogprobs]) -> Divergence:
         unequal,
         float(gaps.mean()) if positions else 0.0,
         float(gaps.max(initial=0.0)),
-        parting,
+        difference,
     )
 
 

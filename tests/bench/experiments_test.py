@@ -16,7 +16,7 @@ import numpy as np
 import one_prompt
 import soak
 import unique_outputs
-from divergence import Divergence, distinct, first_parting, measure
+from divergence import Divergence, distinct, first_difference, measure
 from experiment import Source
 
 from isobit.results import TokenLogprobs, TopLogprobs
@@ -114,14 +114,14 @@ class DivergenceTest(unittest.TestCase):
         self.assertEqual(distinct(outputs), 1)
         self.assertEqual(measure(outputs), Divergence(2, 0, 0.0, 0.0, None))
 
-    def test_largest_gap_of_the_common_tokens_up_to_the_parting(self):
+    def test_largest_gap_of_the_common_tokens_up_to_the_first_difference(self):
         outputs = [
             tokens([1, 1, 2, 1], [EVEN, EVEN, EVEN, EVEN]),
             tokens([1, 1, 1, 1], [EVEN, TILTED, {1: 0.375, 3: 0.5}, EVEN]),
         ]
         self.assertEqual(distinct(outputs), 2)
         found = measure(outputs)
-        self.assertEqual((found.positions, found.unequal_positions, found.first_parting), (3, 2, 2))
+        self.assertEqual((found.positions, found.unequal_positions, found.first_difference), (3, 2, 2))
         self.assertAlmostEqual(found.maximum, 0.125, places=6)
         self.assertAlmostEqual(found.mean, 0.25 / 3, places=6)
 
@@ -129,17 +129,17 @@ class DivergenceTest(unittest.TestCase):
         other = tokens([1], [EVEN])
         other.top[0].logprobs.view(np.uint32)[1] ^= 1
         found = measure([tokens([1], [EVEN]), other])
-        self.assertEqual((found.unequal_positions, found.first_parting), (1, None))
+        self.assertEqual((found.unequal_positions, found.first_difference), (1, None))
         self.assertGreater(found.maximum, 0)
 
-    def test_an_output_that_ends_earlier_parts_there(self):
+    def test_an_output_that_ends_earlier_differs_there(self):
         outputs = [tokens([1], [EVEN]), tokens([1, 2], [EVEN, EVEN])]
-        self.assertEqual(first_parting(outputs), 1)
+        self.assertEqual(first_difference(outputs), 1)
         self.assertEqual(measure(outputs).positions, 1)
 
     def test_merge_weighs_by_positions(self):
         merged = Divergence.merge([Divergence(3, 1, 0.2, 0.5, 7), Divergence(1, 0, 0.0, 0.0, None)])
-        self.assertEqual((merged.positions, merged.unequal_positions, merged.first_parting), (4, 1, 7))
+        self.assertEqual((merged.positions, merged.unequal_positions, merged.first_difference), (4, 1, 7))
         self.assertAlmostEqual(merged.mean, 0.15)
         self.assertEqual(merged.maximum, 0.5)
 

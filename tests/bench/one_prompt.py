@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from background import BackgroundLoad, generate_something
 from command_line import add_targets
-from divergence import first_parting
+from divergence import first_difference
 from experiment import CONTRACT_MODE, Experiment, Source, run
 from prompts import one_prompt
 
@@ -92,7 +92,7 @@ def summarise(source: Source, completions: Sequence[TokenLogprobs]) -> dict:
         "distinct": len(by_tokens),
         "distinct_with_logprobs": len(with_bits),
         "most_common": max(by_tokens.values()),
-        "first_parting": first_parting(completions),
+        "first_difference": first_difference(completions),
         "longest": max(len(completion.token_ids) for completion in completions),
     }
 
@@ -105,11 +105,11 @@ def body(experiment: Experiment) -> None:
             rows.append(summarise(source, complete(experiment, client, source)))
     experiment.result = {"modes": rows}
     experiment.screen.line(f"\nCompletions of one prompt at temperature 0 ({rows[0]['longest']} tokens)\n")
-    columns = ("completions", "distinct", "distinct_with_logprobs", "most_common", "first_parting")
+    columns = ("completions", "distinct", "distinct_with_logprobs", "most_common", "first_difference")
     header = ("mode", *(column.replace("_", " ") for column in columns))
     cells = [(row["mode"], *(_cell(row[column]) for column in columns)) for row in rows]
     experiment.screen.table(header, cells)
-    experiment.screen.line("\n  first parting: the first position, from 0, at which not all tokens are equal")
+    experiment.screen.line("\n  first difference: the first position (from 0) whose tokens differ")
     for row in rows:
         if row["mode"] == CONTRACT_MODE:
             experiment.check(

@@ -1,4 +1,4 @@
-"""Distinct outputs of each prompt, and how far their probabilities part, over batch and TP sizes.
+"""Distinct outputs of each prompt, and how far their probabilities diverge, over batch and TP sizes.
 
     python3 tests/bench/unique_outputs.py [--shape qwen3-8b] [--max_tokens 512] [--json FILE]
 
@@ -141,12 +141,12 @@ def report(experiment: Experiment, rows: Sequence[dict]) -> None:
         cells.append((row["mode"], str(row["settings"]), mean, str(row["max_distinct"]), over_batch, over_tp))
     table(header, cells)
     line("\n  over batch sizes: at one TP size; over TP sizes: at one batch size\n")
-    line(f"Maximum divergence of the top-{TOP} probabilities, up to where the outputs part (in 1e-3)\n")
-    header = ("mode", "mean over positions", "max", "positions", "with unequal bits", "prompts that part")
+    line(f"Maximum divergence of the top-{TOP} probabilities, up to where the outputs differ (in 1e-3)\n")
+    header = ("mode", "mean over positions", "max", "positions", "with unequal bits", "prompts that differ")
     cells = []
     for row in rows:
         all_ = row["divergence"]
-        parting = sum(one.first_parting is not None for one in row["divergences"])
+        differing = sum(one.first_difference is not None for one in row["divergences"])
         cells.append(
             (
                 row["mode"],
@@ -154,7 +154,7 @@ def report(experiment: Experiment, rows: Sequence[dict]) -> None:
                 _thousandths(all_.maximum),
                 str(all_.positions),
                 str(all_.unequal_positions),
-                str(parting),
+                str(differing),
             )
         )
     table(header, cells)
