@@ -130,16 +130,16 @@ def leaf_bounds(total: int, unit: int = STEP) -> list[int]:
     return [min(leaf * units // LEAVES * unit, total) for leaf in range(LEAVES + 1)]
 
 
-def tree(parts: list) -> np.ndarray:
-    while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+def tree(sums: list) -> np.ndarray:
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
-def chain(parts: list) -> np.ndarray:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+def chain(sums: list) -> np.ndarray:
+    total = sums[0]
+    for value in sums[1:]:
+        total = total + value
     return total
 
 

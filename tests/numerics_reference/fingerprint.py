@@ -47,12 +47,12 @@ def softmax_probe(x: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
 def log_prob_probe(x: np.ndarray) -> list[np.ndarray]:
     one = F32(1)
     unit = F32(2.0**-40)
-    own = log_prob.Part(
+    own = log_prob.RangeResult(
         x,
         log_prob.integer(log_prob.weights(x, one)).astype(F32) * unit,
         log_prob.integer(log_prob.weighted_distances(x, one)).astype(F32) * unit,
     )
-    other = log_prob.Part(*(np.full_like(x, value) for value in (0.5, 1.25, -0.5)))
+    other = log_prob.RangeResult(*(np.full_like(x, value) for value in (0.5, 1.25, -0.5)))
     row = log_prob.combine(own, other)
     return [log_prob.log_prob(x, row), log_prob.entropy(row)]
 

@@ -12,8 +12,8 @@ UNIT = F32(2.0**-40)
 
 
 @dataclass
-class Part:
-    """What part of the vocabulary hands on: M, S and D, arrays over rows. M = -inf: an empty part."""
+class RangeResult:
+    """M, S and D of a range of the vocabulary, or of several combined; arrays over rows. M = -inf: no id."""
 
     max: np.ndarray
     sum: np.ndarray
@@ -34,38 +34,38 @@ def weighted_distances(z: np.ndarray, top: np.ndarray) -> np.ndarray:
     return w * np.where(w > 0, z - top, F32(0))
 
 
-def part_of(z: np.ndarray) -> Part:
+def result_of_range(z: np.ndarray) -> RangeResult:
     top = z.max(-1, initial=-INFINITY)
     shown = np.where(top == -INFINITY, F32(0), top)[:, None]
     total = integer(weights(z, shown)).sum(-1)
     distance = integer(weighted_distances(z, shown)).sum(-1)
-    return Part(top, total.astype(F32) * UNIT, distance.astype(F32) * UNIT)
+    return RangeResult(top, total.astype(F32) * UNIT, distance.astype(F32) * UNIT)
 
 
-def combine(a: Part, b: Part) -> Part:
+def combine(a: RangeResult, b: RangeResult) -> RangeResult:
     top = np.maximum(a.max, b.max)
     shown = np.where(top == -INFINITY, F32(0), top)
     sums, distances = [], []
-    for part in (a, b):
-        gap = np.where(part.max == -INFINITY, F32(0), part.max - shown)
+    for one in (a, b):
+        gap = np.where(one.max == -INFINITY, F32(0), one.max - shown)
         factor = exp2(gap * LOG2E)
-        sums.append(part.sum * factor)
-        distances.append(fma(gap, part.sum, part.distance) * factor)
+        sums.append(one.sum * factor)
+        distances.append(fma(gap, one.sum, one.distance) * factor)
     both = (a.max != -INFINITY) & (b.max != -INFINITY)
-    one = a.max != -INFINITY
-    return Part(
+    first = a.max != -INFINITY
+    return RangeResult(
         top,
-        np.where(both, sums[0] + sums[1], np.where(one, a.sum, b.sum)),
-        np.where(both, distances[0] + distances[1], np.where(one, a.distance, b.distance)),
+        np.where(both, sums[0] + sums[1], np.where(first, a.sum, b.sum)),
+        np.where(both, distances[0] + distances[1], np.where(first, a.distance, b.distance)),
     )
 
 
-def sum_rows(z: np.ndarray) -> Part:
+def sum_rows(z: np.ndarray) -> RangeResult:
     bounds = leaf_bounds(z.shape[-1])
-    parts = [part_of(z[:, begin:end]) for begin, end in itertools.pairwise(bounds)]
-    while len(parts) > 1:
-        parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+    results = [result_of_range(z[:, begin:end]) for begin, end in itertools.pairwise(bounds)]
+    while len(results) > 1:
+        results = [combine(a, b) for a, b in zip(results[::2], results[1::2], strict=True)]
+    return results[0]
 
 
 def log_probs(z: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -74,9 +74,9 @@ def log_probs(z: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return log_prob(z[np.arange(len(z)), ids], row)
 
 
-def log_prob(z: np.ndarray, row: Part) -> np.ndarray:
+def log_prob(z: np.ndarray, row: RangeResult) -> np.ndarray:
     return (z - row.max) - log(row.sum)
 
 
-def entropy(row: Part) -> np.ndarray:
+def entropy(row: RangeResult) -> np.ndarray:
     return log(row.sum) - row.distance / row.sum

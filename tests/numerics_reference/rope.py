@@ -62,7 +62,7 @@ def cos_and_sin(angle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.select(quadrant, [c, -s, -c, s]), np.select(quadrant, [s, c, -s, -c])
 
 
-def yarn_part(i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
+def yarn_share(i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
     """How much of pair i is divided."""
 
     def pair(turns: float) -> float:
@@ -79,7 +79,7 @@ def yarn_part(i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
 
 
 def attention_factor(scaling: Scaling) -> float:
-    def part(mscale: float) -> float:
+    def of_scale(mscale: float) -> float:
         return 0.1 * mscale * log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
 
     if scaling.kind != "yarn":
@@ -87,13 +87,13 @@ def attention_factor(scaling: Scaling) -> float:
     if scaling.attention_factor:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return part(scaling.mscale) / part(scaling.mscale_all_dim)
-    return part(1)
+        return of_scale(scaling.mscale) / of_scale(scaling.mscale_all_dim)
+    return of_scale(1)
 
 
 def scaled(frequency: float, i: int, head_dim: int, theta: float, scaling: Scaling) -> float:
     if scaling.kind == "yarn":
-        s = yarn_part(i, head_dim, theta, scaling)
+        s = yarn_share(i, head_dim, theta, scaling)
         return (frequency / scaling.factor) * s + frequency * (1 - s)
     if scaling.kind == "default":
         return frequency
