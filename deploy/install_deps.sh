@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
-# sudo. When all are there already it changes nothing and returns at once.
+# sudo. If all are installed it changes nothing and returns at once.
 #
-#   deploy/install_deps.sh [fuzz|lint]      fuzz: those of the preset fuzz, too; lint: clang-tidy
+#   deploy/install_deps.sh [fuzz|lint]      fuzz: also what the preset fuzz needs; lint: also clang-tidy
 set -euo pipefail
 
 packages=(

@@ -1,4 +1,4 @@
-"""Arguments of calls, checked before they are sent, and the completeness of what comes back."""
+"""Checks the arguments of calls before they are sent, and that a stream brought all it had to bring."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -18,7 +18,7 @@ def token_list(token_ids: TokenIds, name: str) -> list[int]:
     """`token_ids` as Python integers.
 
     Raises:
-      TypeError: it is not one row of integers; the message names `name`.
+      TypeError: `token_ids` is not one row of integers; the message names `name`.
       ValueError: an id does not fit the 32 bits that it has on the wire.
     """
     array = np.asarray(token_ids)

@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from isobit.credentials import Security, connect
 from isobit.errors import DeadlineExceededError, from_rpc_error
 
-# Keepalive as in common/rpc/limits.h: a server takes more frequent pings for abuse.
+# Keepalive as in common/rpc/limits.h: a server treats more frequent pings as abuse.
 _OPTIONS = (
-    # What comes back is as long as what was asked for; the server bounds what goes in, and says so.
+    # No limits of the client's own: a response is as long as its request makes it, and the server refuses
+    # requests that are too long.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),
@@ -25,7 +26,7 @@ _OPTIONS = (
     # round trips.
     ("grpc.min_reconnect_backoff_ms", 20_000),
 )
-# What a call that follows an UnavailableError gives the connection to come back.
+# How long a call that follows an UnavailableError waits for the connection to come back.
 _RECONNECT_S = 1.0
 _HEALTH_POLL_S = 0.1
 _HEALTH_ANSWER_S = 5.0
@@ -36,7 +37,7 @@ _Response = TypeVar("_Response")
 def open_channel(
     target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
 ) -> grpc.Channel:
-    """A channel to `target` (host:port) that connects at the first call; without more, in plain text."""
+    """A channel to `target` (host:port) that connects at the first call; by default in plain text."""
     return connect(target, _OPTIONS, credentials, security)
 
 
@@ -45,7 +46,7 @@ class ServiceClient:
 
     A call waits for a connection that is coming up as long as its timeout allows. It raises
     UnavailableError at once if the service refuses the connection; the next call after that gives the
-    connection a second to come back. It may be shared by threads.
+    connection a second to come back. Threads may share a client.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class ServiceClient:
 
         Args:
           target: host:port.
-          credentials: gRPC's own, instead of arguments of TLS.
-          **security: TLS and tokens; see Security. Without any of them, plain text.
+          credentials: a gRPC object, in place of the TLS arguments.
+          **security: TLS and bearer tokens; see Security. Without any of them, plain text.
         """
         self.target = target
         self._channel = open_channel(target, credentials, **security)
@@ -66,7 +67,7 @@ class ServiceClient:
         """Returns once the service reports SERVING, which it does when its weights are loaded.
 
         Raises:
-          DeadlineExceededError: it did not within `timeout` seconds; the message tells the last answer.
+          DeadlineExceededError: it did not within `timeout` seconds; the message has the last answer.
         """
         health = health_pb2_grpc.HealthStub(self._channel)
         deadline = time.monotonic() + timeout
@@ -116,15 +117,15 @@ class ServiceClient:
 
     @contextlib.contextmanager
     def _connection(self, timeout: float | None) -> Iterator[float | None]:
-        """Gives what is left of `timeout` for a call; turns its failure into a class of isobit.errors."""
+        """Yields what is left of `timeout` for a call, and raises its failure as a class of isobit.errors."""
         start = time.monotonic()
         if self._lost:
-            # Half of the timeout is left to the call, which then tells what keeps it from connecting.
+            # Half of the timeout is left to the call, whose error says why it cannot connect.
             self._await_connection(_RECONNECT_S if timeout is None else min(timeout / 2, _RECONNECT_S))
         try:
             yield None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:  # which tells nothing of the connection
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:  # it says nothing about the connection
                 self._lost = error.code() == grpc.StatusCode.UNAVAILABLE
             raise from_rpc_error(error) from error
         self._lost = False
@@ -132,12 +133,12 @@ class ServiceClient:
     def _await_connection(self, timeout: float) -> None:
         """Returns once connected, or after `timeout` seconds.
 
-        A channel whose calls all fail at once sees what became of its own attempts only every 5 s, as
-        nothing polls it; this does.
+        While calls fail at once, nothing polls the channel, and it would notice a new connection only every
+        5 s. This polls it.
         """
         ready = grpc.channel_ready_future(self._channel)
         try:
             with contextlib.suppress(grpc.FutureTimeoutError):
                 ready.result(timeout=timeout)
         finally:
-            ready.cancel()  # which ends the polling
+            ready.cancel()  # ends the polling

@@ -1,7 +1,6 @@
-"""Chat templates: the Jinja environment that they are written for, and the rendering of a conversation.
+"""Renders conversations by chat templates, in the Jinja environment that templates are written for.
 
-The environment is that of Hugging Face transformers 5, which defines what a template may use; the text of
-every rendering is equal to what its apply_chat_template gives.
+Hugging Face transformers 5 defines that environment; every rendering equals that of its apply_chat_template.
 """
 
 import copy
@@ -18,10 +17,10 @@ import jinja2.sandbox
 
 Message = Mapping[str, Any]  # `role` and `content`, and what else the template reads
 
-# The name, out of a template's way, under which a rendering's spans are passed to the extension.
+# The variable that passes a rendering's spans to the extension; its name is one that no template uses.
 _SPANS = "_isobit_spans"
-# Follows the text to continue, so that the rendering can be cut there. A template that strips the text
-# takes the last space, too, which tells that it does.
+# Appended to the text to continue, so that the rendering can be cut there. If the last space is missing
+# from the rendering, the template strips the text.
 _CUT_HERE = "ISOBIT_CUT_THE_RENDERING_HERE "
 
 
@@ -61,7 +60,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Unlike Jinja's own filter it does not escape HTML, and gives characters as they are."""
+    """Unlike Jinja's own filter, escapes neither HTML nor characters beyond ASCII."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -69,7 +68,7 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 @functools.lru_cache(maxsize=64)
 def _compile(text: str) -> jinja2.Template:
-    # A sandbox, as templates come with downloaded models; they are written for the two block options.
+    # A sandbox, since templates come with downloaded models. They are written for both block options.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -96,16 +95,16 @@ def render(
 
     Args:
       template: the Jinja text.
-      messages: the conversation, of one message at least.
+      messages: the conversation, at least one message.
       tools: JSON schemas of functions.
       documents: for retrieval.
       add_generation_prompt: whether to open the assistant's turn.
       continue_final_message: ends the text where the last message's `content` ends, or the field of that
         name, so that the model goes on from there.
-      variables: what else the template may name, such as special tokens.
+      variables: further variables of the template, such as special tokens.
 
     Raises:
-      TypeError: messages, tools or documents are not what they should be.
+      TypeError: messages, tools or documents are of a wrong type.
       ValueError: the template is not valid or fails on the messages; options exclude each other.
     """
     messages = _checked_mappings("messages", messages)

@@ -46,9 +46,9 @@ class _ModelServiceClient(ServiceClient):
         """Switches to the weights in `model_path`, relative to the service's --model_root.
 
         Args:
-          weight_version: the id to give them; None counts on from the present one.
+          weight_version: the id to give them; None gives the present id plus 1.
           expected_digest: refuse any other weights; empty skips the check.
-          in_flight: what happens to requests under way; None is the service's default.
+          in_flight: what happens to requests in flight; None is the service's default.
         """
         request = types_pb2.UpdateWeightsRequest(
             model_path=model_path,
@@ -102,7 +102,7 @@ class RolloutClient(_ModelServiceClient):
         Args:
           prompt_token_ids: one row of integers.
           stream: gives an iterator of chunks as they come and, at the end of each sample, the whole Sample.
-            The request is sent when the first is asked for; closing the iterator cancels it.
+            The request is sent when the first item is asked for; closing the iterator cancels it.
           request_id: for abort(); empty lets the server make one.
           logprob_mode: of the distribution drawn from, or the model's own.
           timeout_ms: ends the request after that time with the tokens it has.
@@ -148,14 +148,14 @@ class RolloutClient(_ModelServiceClient):
             return list(pool.map(one, prompts))
 
     def abort(self, request_ids: str | Sequence[str], timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
-        """Ends requests early, each with what it has; gives the ids of those that were in flight."""
+        """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
         names = [request_ids] if isinstance(request_ids, str) else request_ids
         return list(
             self._unary(self._stub.Abort, rollout_pb2.AbortRequest(request_ids=names), timeout).request_ids
         )
 
     def abort_all(self, timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
-        """Ends every request in flight; gives their ids."""
+        """Ends every request in flight; returns their ids."""
         return list(self._unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
 
     def pause_generation(
@@ -174,7 +174,7 @@ class RolloutClient(_ModelServiceClient):
         return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
 
     def get_load(self, timeout: float = _CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
-        """Queue and page occupancy."""
+        """How full the queues and the KV cache are."""
         return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
 
     def _generate_events(
@@ -248,7 +248,7 @@ class ScorerClient(_ModelServiceClient):
         Args:
           sequences: pairs of prompt and completion token ids.
           stream: gives an iterator of scores as they finish, in any order.
-          prompt_logprobs: scores prompt tokens, too, the first excepted.
+          prompt_logprobs: scores the prompt tokens too, except the first.
           entropy: reports the entropy at each completion token.
           weight_version: fails with FailedPreconditionError unless these weights serve.
           **sampling: what the tokens were drawn with; see SamplingOptions.

@@ -1,4 +1,4 @@
-"""Typed synchronous client of the comparator: prompts or finished pairs in, gaps and summaries out.
+"""Typed synchronous client of the comparator: prompts, or logprobs of both sides, in; gaps and summaries out.
 
     with ComparatorClient("localhost:50053") as comparator:
         assert comparator.compare([prompt_ids], max_tokens=64).summary.verdict == "equal"
@@ -34,7 +34,7 @@ _COMPARE_TIMEOUT_S = 3600.0
 
 
 class ComparatorClient(ServiceClient):
-    """Holds the rollout's logprobs against the scorer's."""
+    """Compares the rollout's logprobs with the scorer's."""
 
     def __init__(
         self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
@@ -74,11 +74,11 @@ class ComparatorClient(ServiceClient):
 
         Args:
           prompts: rows of token ids.
-          stream: gives an iterator of gaps, reports and at last the summary, as they become known.
-          gap_detail: which tokens' gaps to bring.
-          allow_weight_mismatch: compares although the two sides' weights differ.
+          stream: gives an iterator of gaps and reports as they become known, and last of the summary.
+          gap_detail: of which tokens the gaps are returned.
+          allow_weight_mismatch: compares even if the two sides' weights differ.
           max_concurrency: prompts in flight at one time; None is the service's default.
-          **sampling: given alike to both services; see SamplingOptions.
+          **sampling: passed to both services; see SamplingOptions.
         """
         request = comparator_pb2.CompareRequest(
             prompts=[
@@ -119,7 +119,7 @@ class ComparatorClient(ServiceClient):
         window_sequences: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[WatchUpdate]:
-        """Rolling summaries of all that the comparator has seen, until the iterator is closed."""
+        """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
         request = comparator_pb2.WatchRequest(interval_ms=interval_ms, window_sequences=window_sequences)
         for response in self._stream(self._stub.Watch, request, timeout):
             yield WatchUpdate.from_proto(response)

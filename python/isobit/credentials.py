@@ -11,12 +11,12 @@ Options = tuple[tuple[str, int | str], ...]
 
 
 class Security(TypedDict, total=False):
-    """Keyword arguments of every client; none: plain text, without a token."""
+    """Keyword arguments of every client. Without any: plain text and no bearer token."""
 
-    tls_ca: str | Path  # PEM of the CA to trust: the connection is TLS
+    tls_ca: str | Path  # PEM of the CA to trust; given, the connection is TLS
     tls_cert: str | Path  # PEM of the client's own certificate, with its chain; needs tls_key
     tls_key: str | Path  # PEM of its key
-    tls_server_name: str  # that the service's certificate must have; without it the target's host
+    tls_server_name: str  # the name that the service's certificate must have; default: the target's host
     token: str  # bearer token that goes with each call
     token_file: str | Path  # file with that token, read anew when it changes
 
@@ -51,7 +51,7 @@ def connect(
 
 
 def read_token(path: str | Path) -> str:
-    """The token in a file. ValueError: not one word of printable ASCII."""
+    """The bearer token in a file. ValueError: not one word of printable ASCII."""
     return _checked(Path(path).read_text("ascii").strip(), str(path))
 
 
@@ -101,7 +101,7 @@ class _TokenInterceptor(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Puts the token into each call. An interceptor, as gRPC's call credentials refuse plain text."""
+    """Puts the bearer token into each call. gRPC's own call credentials would refuse plain text."""
 
     def __init__(self, security: Security):
         if "token" in security and "token_file" in security:
@@ -112,7 +112,7 @@ class _TokenInterceptor(
         self._token = _checked(security["token"], "token") if self._path is None else self._current()
 
     def _current(self) -> str:
-        """The token; what cannot be read leaves the last one in force."""
+        """The bearer token. While the file cannot be read, the last one stays in force."""
         if self._path is None:
             return self._token
         with self._lock:

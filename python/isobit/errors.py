@@ -1,4 +1,4 @@
-"""Exceptions that stand for gRPC statuses, so that callers need not know gRPC. Each status has its class."""
+"""One exception class for each gRPC status, so that callers need not know gRPC."""
 
 import grpc
 
@@ -45,7 +45,7 @@ class CancelledError(IsobitError):
 
 
 class UnauthenticatedError(IsobitError, PermissionError):
-    """The service does not know who calls: no valid certificate or token came with the call."""
+    """The service does not know who calls: no valid certificate or bearer token came with the call."""
 
 
 class PermissionDeniedError(IsobitError, PermissionError):
@@ -61,7 +61,7 @@ class OutOfRangeError(IsobitError, ValueError):
 
 
 class UnimplementedError(IsobitError, NotImplementedError):
-    """The service has no such method: it is another service, or another release."""
+    """The service has no such method: another service listens there, or another release."""
 
 
 class DataLossError(IsobitError):
@@ -73,7 +73,7 @@ class UnknownError(IsobitError):
 
 
 class ResourceExhaustedError(IsobitError):
-    """Queue or page budget is full, or a message is over the limit.
+    """A queue or the KV cache is full, a quota is used up, or a message is over the limit.
 
     `retry_after_ms` is the service's hint of when to try again; None if trying again is of no use.
     """

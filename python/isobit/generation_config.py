@@ -1,8 +1,8 @@
-"""The sampling defaults that a model directory recommends, for who asks for them by name.
+"""The sampling parameters that a model directory recommends.
 
     rollout.generate(prompt_ids, **sampling_defaults("models/my-model"))
 
-Nothing applies them unasked: a service samples with what a request says and with its own defaults.
+Nobody else reads them: a service samples by the request and by its own defaults.
 """
 
 import json
@@ -20,9 +20,9 @@ _NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
 }
-# Without a draw these do not act.
+# Greedy decoding uses none of these.
 _FILTERS = ("top_p", "top_k", "min_p")
-# Fields that change what is generated and that isobit lacks, with the values that change nothing.
+# Fields that isobit lacks and that can change the output, each with the values that change nothing.
 _NOT_OFFERED = {
     "num_beams": (1,),
     "num_beam_groups": (1,),

@@ -1,7 +1,7 @@
 """Comparison summaries under the metric names of common training frameworks.
 
-Only metrics that a summary determines are here. A NaN on either side makes every mean NaN: it must never
-read as a perfect match.
+Only metrics that a summary determines are here. A NaN on either side makes every mean NaN, so that it
+cannot pass for a perfect match.
 """
 
 import math

@@ -17,7 +17,7 @@ Verdict = Literal["equal", "unequal", "nothing_compared"]
 
 
 def _enum_name(enum, value: int) -> str:
-    """FINISH_REASON_STOP becomes stop; a value that is newer than this client becomes its number."""
+    """FINISH_REASON_STOP becomes stop; a value that this client does not know becomes its number."""
     if value not in enum.values():
         return str(value)
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
@@ -44,7 +44,7 @@ class TopLogprobs:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """A run of tokens with what is known of each."""
+    """Consecutive tokens, each with its logprob and weight version."""
 
     token_ids: np.ndarray  # int32 [tokens]
     logprobs: np.ndarray  # float32 [tokens]
@@ -88,7 +88,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that follow the sample's earlier ones, as they stream."""
+    """The next tokens of a sample, as they stream."""
 
     request_id: str
     index: int  # the sample, in [0, n)
@@ -161,7 +161,7 @@ class Score:
 
 @dataclass(frozen=True)
 class TokenGaps:
-    """Consecutive tokens of one sequence as both sides see them; every array is [tokens]."""
+    """Consecutive tokens of one sequence with both sides' logprobs; every array is [tokens]."""
 
     sequence_id: str
     positions: np.ndarray  # int32, place in the completion, from 0
@@ -184,7 +184,7 @@ class TokenGaps:
             sequence_id=message.sequence_id,
             positions=column("position", np.int32),
             token_ids=column("token_id", np.int32),
-            # From the bit patterns, so that even a NaN's payload is what the services sent.
+            # Made from the bit patterns, so that even a NaN's payload is as the services sent it.
             rollout_logprobs=column("rollout_bits", np.uint32).view(np.float32),
             scorer_logprobs=column("scorer_bits", np.uint32).view(np.float32),
             abs_dp=column("abs_dp", np.float64),
@@ -284,7 +284,7 @@ class CompareSummary:
     num_unequal_sequences: int
     statistics: GapStatistics
     first_divergence: Divergence | None  # None when all bits are equal
-    rollout: SideIdentity | None  # None in watch(), whose window may span several
+    rollout: SideIdentity | None  # None in watch(): its window may span several weight versions
     scorer: SideIdentity | None
 
     @classmethod
@@ -302,7 +302,7 @@ class CompareSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a compare call brought."""
+    """All results of one compare call."""
 
     summary: CompareSummary
     reports: tuple[SequenceReport, ...]  # by prompt_index, then sample_index

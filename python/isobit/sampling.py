@@ -1,4 +1,4 @@
-"""Sampling parameters as keyword arguments, with the names that users of other engines know."""
+"""Sampling parameters as keyword arguments, with the names that other engines use."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ LogprobMode = Literal["processed", "raw"]
 class SamplingOptions(TypedDict, total=False):
     """The keyword arguments of generate, score and compare. None is the same as leaving one out.
 
-    Ranges and defaults stand in proto/isobit/v1/types.proto, in the message SamplingParams. Types are
-    held strictly: integers may be NumPy's, but neither 1.0 nor True stands for 1.
+    proto/isobit/v1/types.proto has ranges and defaults, in the message SamplingParams. Types are
+    strict: an integer may be NumPy's, but 1.0 and True are not integers.
     """
 
     temperature: float | None
@@ -54,7 +54,8 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
     """The message that carries `options`.
 
     Raises:
-      TypeError: an option has no such name, a value of the wrong type, or two names with different values.
+      TypeError: there is no such option, a value has the wrong type, or one option is given twice with
+        different values.
       ValueError: a value does not fit its field: a negative seed, NaN, or more than the type can hold.
     """
     values = {}
@@ -86,7 +87,7 @@ def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
 
 
 def _checked(field: str, value):
-    """`value` as the type of `field`."""
+    """`value`, converted to the type of `field`."""
     if field == "stop_token_ids":
         if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
             raise _wrong_type(field, value, "a sequence of integers")
@@ -125,7 +126,7 @@ def _integer(name: str, value, bounds: tuple[int, int]) -> int:
 def _number(name: str, value) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise _wrong_type(name, value, "a number")
-    if not abs(value) <= _MAX_FLOAT:  # NaN neither
+    if not abs(value) <= _MAX_FLOAT:  # false for NaN too
         raise ValueError(f"{name} is {value}, expected a finite number that fits fp32")
     return float(value)
 

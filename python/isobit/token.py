@@ -1,7 +1,7 @@
 """Makes a bearer token: python -m isobit.token NAME ROLE... --token_file FILE
 
-Writes the token to a new file that its owner alone can read, and prints the client's entry for the
-service's --access_file, which has the token's SHA-256 alone.
+Writes the token to a new file that only its owner can read, and prints the client's entry for the
+service's --access_file. The entry has the token's SHA-256, not the token.
 """
 
 import argparse
@@ -14,7 +14,7 @@ ROLES = ("generate", "score", "compare", "watch", "admin")
 
 
 def write_token(path: str) -> str:
-    """Writes a new token to the new file `path` and gives its SHA-256. FileExistsError: it is there."""
+    """Writes a new token to the new file `path`; returns its SHA-256. FileExistsError: `path` exists."""
     token = secrets.token_urlsafe(32)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token + "\n")
@@ -23,7 +23,7 @@ def write_token(path: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
-    parser.add_argument("name", help="of the client, for messages and the audit log")
+    parser.add_argument("name", help="the client's, for messages and the audit log")
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="role", help=", ".join(ROLES))
     parser.add_argument("--token_file", required=True, help="new file that gets the token")
     arguments = parser.parse_args()

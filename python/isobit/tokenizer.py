@@ -1,6 +1,6 @@
-"""Text to token ids and back, from a model directory; the services themselves know ids alone.
+"""Text to token ids and back, by a model directory's tokenizer; the services themselves know only ids.
 
-Ids and chats are those of Hugging Face transformers 5, whose AutoTokenizer reads the same files.
+Ids and chats equal those of Hugging Face transformers 5, whose AutoTokenizer reads the same files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,37 +17,37 @@ from isobit.tokenizer_files import DEFAULT_TEMPLATE, TokenizerFiles
 
 
 class TextStream:
-    """Turns streamed token ids into text, holding back what is not yet a whole character."""
+    """Turns streamed token ids into text; holds back bytes that are not yet a whole character."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool):
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """The text that `token_ids` complete, possibly empty."""
+        """The text that becomes whole with `token_ids`, possibly empty."""
         pieces = (self._stream.step(self._tokenizer, int(token)) for token in token_ids)
         return "".join(piece for piece in pieces if piece)
 
 
 class MaskedChat(NamedTuple):
-    """A conversation's ids, and which of them the assistant said."""
+    """A conversation's ids, and a mask of those that are the assistant's."""
 
     token_ids: np.ndarray  # int32 [tokens]
     assistant_mask: np.ndarray  # bool [tokens]
 
 
 class Tokenizer:
-    """The tokenizer of one Hugging Face model directory. It may be shared by threads."""
+    """The tokenizer of one Hugging Face model directory. Threads may share it."""
 
     def __init__(self, directory: str | Path):
         """Reads tokenizer.json and, where they are, tokenizer_config.json, special_tokens_map.json,
         chat_template.jinja and additional_chat_templates/.
 
-        Truncation and padding that tokenizer.json has kept are not applied.
+        Truncation and padding that tokenizer.json asks for are not applied.
 
         Raises:
           FileNotFoundError: `directory` has no tokenizer.json.
-          ValueError: a file is not what it should be; the message names it.
+          ValueError: a file is malformed; the message names it.
         """
         self._directory = Path(directory)
         files = TokenizerFiles.read(self._directory)
@@ -57,7 +57,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that have a token; the model's own vocabulary may be larger, by padding."""
+        """The number of ids that have a token; the model's vocabulary may be padded to more."""
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
@@ -71,7 +71,7 @@ class Tokenizer:
         )
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for ids that arrive bit by bit."""
+        """A decoder for ids that arrive a few at a time."""
         return TextStream(self._tokenizer, skip_special_tokens)
 
     def render_chat(
@@ -90,9 +90,9 @@ class Tokenizer:
         Args:
           messages: the conversation, or the text of one user message.
           tools: JSON schemas of the functions that the model may call.
-          documents: for retrieval, by templates that know them.
-          template: the name of one of the model's templates, or a Jinja text. None is the model's template
-            for tool use where it has one and there are tools, or else the one without a name.
+          documents: for retrieval, if the template uses them.
+          template: the name of one of the model's templates, or Jinja text. None takes the model's template
+            for tool use if it has one and `tools` are given, else the template without a name.
           add_generation_prompt: whether to open the assistant's turn; None does so unless
             continue_final_message.
           continue_final_message: ends the text where the last message's `content` ends, or the field of
@@ -100,7 +100,7 @@ class Tokenizer:
           **arguments: variables of the template, such as enable_thinking.
 
         Raises:
-          TypeError: messages, tools or documents are not what they should be.
+          TypeError: messages, tools or documents are of a wrong type.
           ValueError: there is no such template, or it refuses the messages.
         """
         if add_generation_prompt is None:
@@ -128,10 +128,10 @@ class Tokenizer:
         template: str | None = None,
         **arguments,
     ) -> MaskedChat:
-        """Token ids of a finished conversation, and which of them its assistant said.
+        """Token ids of a finished conversation, and a mask of those that are the assistant's.
 
-        The template tells by {% generation %} tags; the mask of one that has none is all False. The
-        arguments are those of render_chat.
+        The template marks the assistant's text by {% generation %} tags; without any, the mask is all
+        False. The arguments are those of render_chat.
         """
         text, spans = self._render(
             messages,
@@ -165,12 +165,12 @@ class Tokenizer:
         )
 
     def _template(self, wanted: str | None, tools) -> str:
-        """The Jinja text of the template that is called `wanted`, or is it; None chooses."""
+        """The Jinja text of the template called `wanted`, or `wanted` itself; None: as in render_chat."""
         if wanted is None:
             wanted = "tool_use" if tools is not None and "tool_use" in self._templates else DEFAULT_TEMPLATE
         if wanted in self._templates:
             return self._templates[wanted]
-        if "{" in wanted:  # no Jinja text is without, and no name is with one
+        if "{" in wanted:  # every Jinja text has one, and no name has
             return wanted
         if not self._templates:
             raise ValueError(

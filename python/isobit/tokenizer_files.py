@@ -1,6 +1,6 @@
-"""What a Hugging Face model directory says of its tokenizer beside tokenizer.json itself.
+"""Reads a Hugging Face model directory's tokenizer: tokenizer.json and the files that add to it.
 
-Special tokens and chat templates have had several places over the years. Which wins is as in transformers 5.
+Special tokens and chat templates may be in several files. The order of precedence is transformers 5's.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ _Token = str | tokenizers.AddedToken
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """One directory's tokenizer, as it is to be used."""
+    """One directory's tokenizer, ready for use."""
 
     tokenizer: tokenizers.Tokenizer  # without truncation and padding, with every special token
     special_tokens: dict[str, str]  # by name, such as eos_token
-    chat_templates: dict[str, str]  # Jinja text by name; the one of no name is DEFAULT_TEMPLATE
+    chat_templates: dict[str, str]  # Jinja text by name; one without a name is DEFAULT_TEMPLATE
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerFiles":
@@ -38,7 +38,7 @@ class TokenizerFiles:
 
         Raises:
           FileNotFoundError: there is no tokenizer.json.
-          ValueError: a file is not what it should be; the message names it.
+          ValueError: a file is malformed; the message names it.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -57,7 +57,7 @@ class TokenizerFiles:
         named, extra = _special_tokens(config)
         if tokenizer.padding is not None:
             named.setdefault("pad_token", tokenizer.padding["pad_token"])
-        # They are left from some training run; whoever asks for ids asks for all of them, and no others.
+        # Left over from some training run. A caller wants all ids of a text, and no padding.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -84,7 +84,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_templates(directory: Path, in_config: Any) -> dict[str, str]:
-    """The templates in files of their own; without any, those in tokenizer_config.json."""
+    """The templates in .jinja files; if there are none, those in tokenizer_config.json."""
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     default = directory / "chat_template.jinja"
     if default.is_file():
@@ -107,7 +107,7 @@ def _read_templates(directory: Path, in_config: Any) -> dict[str, str]:
 
 
 def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, _Token], list[_Token]]:
-    """The special tokens that have a name, and those that have none."""
+    """The special tokens with a name, such as eos_token, and those without."""
     extra = config.get("extra_special_tokens", config.get("additional_special_tokens")) or []
     named = {name: config[name] for name in _STANDARD_TOKENS if config.get(name) is not None}
     named |= {
@@ -123,14 +123,14 @@ def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, _Token], list[_To
 
 
 def _token(token: str | dict) -> _Token:
-    """A token as files hold it: its text, or an object with its text under `content`."""
+    """A token from a file: either its text, or an object with its text under `content`."""
     if isinstance(token, str):
         return token
     return tokenizers.AddedToken(**{"special": True} | {k: v for k, v in token.items() if k != "__type"})
 
 
 def _read_old_tokens(directory: Path, special: set[str]) -> dict[int, tokenizers.AddedToken]:
-    """The tokens of added_tokens.json, which directories had before tokenizer_config.json stated them."""
+    """The tokens of added_tokens.json, from before tokenizer_config.json had added_tokens_decoder."""
     tokens = _read_object(directory / "added_tokens.json")
     return {
         token_id: tokenizers.AddedToken(text, normalized=text not in special, special=text in special)
@@ -144,7 +144,7 @@ def _declare_tokens(
     named: dict[str, _Token],
     extra: list[_Token],
 ) -> None:
-    """Adds the tokens that tokenizer.json lacks, and gives those it has the properties stated elsewhere."""
+    """Adds the tokens that tokenizer.json lacks; those it has get the properties that other files state."""
     tokens = [token for _, token in sorted(stated.items())]
     contents = {token.content for token in (*tokenizer.get_added_tokens_decoder().values(), *tokens)}
     for token in (*named.values(), *extra):

@@ -1,4 +1,4 @@
-"""What runs isobit's services from a checkout: launcher, demo, converter of SmolLM2, a test case.
+"""Runs isobit's services from a checkout: launcher, demo, converter of SmolLM2, base class of tests.
 
-The client, the package `isobit`, knows nothing of it.
+The client, the package `isobit`, does not depend on it.
 """

@@ -5,13 +5,13 @@ from gguf import GGUFReader
 
 
 class BoundedGGUFReader(GGUFReader):
-    """A GGUFReader that ends at the file's end.
+    """A GGUFReader that stops at the file's end.
 
-    GGUFReader itself reads nothing there, as often as a damaged count says.
+    GGUFReader itself goes on reading empty values there, as many as a damaged count asks for.
 
     Raises:
-      EOFError: the header speaks of more bytes than the file has.
-      Exception: whatever else GGUFReader's code runs into in a damaged file.
+      EOFError: the header asks for more bytes than the file has.
+      Exception: whatever else a damaged file makes GGUFReader's code raise.
     """
 
     def _get(self, offset, dtype, count=1, override_order=None):

@@ -1,4 +1,4 @@
-"""Prompts: text by the model's tokenizer, or plain token ids for a model that has none."""
+"""Prompts: text if the model has a tokenizer, else plain token ids."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What a program shows: lines, tables and, on a terminal, a progress bar that takes no line for good."""
+"""A program's output: lines, tables and, on a terminal, a progress bar that is erased at the end."""
 
 import contextlib
 import shutil
@@ -17,7 +17,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Work under way. `done` and `note` may be changed by the thread that does the work."""
+    """Work in progress. The thread that does the work may change `done` and `note`."""
 
     def __init__(self, label: str, total: int | None):
         self.label = label
@@ -62,7 +62,7 @@ class Screen:
             self.line(textwrap.fill(row, width, initial_indent=indent, subsequent_indent=indent))
 
     def piece(self, text: str, indent: str) -> None:
-        """A part of a line that follows the part before; line breaks in it are indented."""
+        """Appends to the current line; after each line break in `text` comes `indent`."""
         with self._lock:
             self._erase_bar()
             print(text.replace("\n", "\n" + indent), end="", file=self._stream, flush=True)

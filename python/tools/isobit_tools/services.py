@@ -1,4 +1,4 @@
-"""The services as child processes: on ports the system chooses, logged to files, always stopped."""
+"""Runs the services as child processes, on free ports, with logs in files, and always stops them."""
 
 import contextlib
 import signal
@@ -54,11 +54,11 @@ class Services:
         start_timeout_s: float = _START_TIMEOUT_S,
         launcher: Sequence[str] = (),
     ):
-        """Logs go to `log_dir`, which exists. `launcher`, a command, becomes each service in its process,
-        as prlimit does. ServiceError: a binary is not in `bin_dir`."""
+        """Logs go to `log_dir`, which exists. `launcher` is a command that, like prlimit, execs the service
+        in its own process. ServiceError: a binary is not in `bin_dir`."""
         if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
-        self._bin_dir = bin_dir.resolve()  # a bare name would be looked for on PATH
+        self._bin_dir = bin_dir.resolve()  # a name without a slash would be looked up on PATH
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
         self._launcher = launcher
@@ -76,7 +76,7 @@ class Services:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C at a terminal reaches this process alone, which then stops the services in order.
+                # So that Ctrl-C reaches only this process, which then stops the services in order.
                 start_new_session=True,
             )
         service = Service(name, process, log, port_file)
@@ -86,7 +86,7 @@ class Services:
     def wait_listening(self, service: Service) -> str:
         """The host:port of `service` once it listens."""
         deadline = time.monotonic() + self._start_timeout_s
-        # The service renames the file into place, so what is there is whole.
+        # The service renames the file into place, so it is never half written.
         while not service.port_file.is_file():
             service.check_alive()
             if time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class Services:
 
     @property
     def bad_ends(self) -> list[str]:
-        """What is to be said of stopped services that did not exit 0 when asked to; after stop()."""
+        """After stop(): one sentence for each service that did not exit with 0 on SIGTERM."""
         return self._bad_ends
 
     def stop(self) -> None:
@@ -196,7 +196,7 @@ def run_model_tool(bin_dir: Path, *arguments: str) -> str:
 
 @contextlib.contextmanager
 def stop_signals_as_exit() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into SystemExit, as Ctrl-C is KeyboardInterrupt, so that cleanup runs."""
+    """Makes SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt, so that cleanup runs."""
 
     def leave(number: int, _frame) -> None:
         raise SystemExit(128 + number)

@@ -25,9 +25,10 @@ BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
 
 
 class ServiceTest(unittest.TestCase):
-    """Each test gets the services that it starts, and they stop with it.
+    """The services that a test starts stop when the test ends.
 
-    `scratch` and `model`, a directory in it, are those of the class; `services` and `log_dir` are the test's.
+    A class has one directory, `scratch`, with one model in it, `model`; each test has its own `services`
+    and `log_dir`.
     """
 
     setting = Setting("tree", tp_size=1, shards=1)
@@ -58,7 +59,7 @@ class ServiceTest(unittest.TestCase):
         return start(self.services, self.setting, self.model, name, *flags)
 
     def start(self, kind: str, *flags: str, **security) -> Service:
-        """Launches a service and waits until it serves. `security`: as a client needs to ask."""
+        """Launches a service and waits until it serves. `security`: what a client needs to reach it."""
         service = self.launch(kind, *flags)
         self.services.wait_serving(service, **security)
         return service
