@@ -39,7 +39,7 @@ std::optional<absl::StatusOr<PauseResult>> ControlGate::TryPause(const PendingPa
                                                                  size_t num_in_flight,
                                                                  RequestTable& table) {
   if (!failure_.ok()) return Available();
-  // Asked right before the pause takes effect: what is abandoned later has taken effect.
+  // Asked right before the pause takes effect: it is too late to abandon it afterwards.
   if (const absl::Status awaited = CheckAwaited(pause.is_abandoned, "pause"); !awaited.ok()) {
     return awaited;
   }

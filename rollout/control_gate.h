@@ -1,5 +1,5 @@
-// Whether requests are accepted and steps launched: pauses, drains, failure, and what waits until
-// no step is in flight.
+// Decides whether requests are accepted and steps launched: pauses, drains and failure. Some
+// changes have to wait until no step is in flight.
 #ifndef ISOBIT_ROLLOUT_CONTROL_GATE_H_
 #define ISOBIT_ROLLOUT_CONTROL_GATE_H_
 
@@ -19,11 +19,11 @@ namespace isobit {
 enum class PauseMode { kAbort, kWait, kKeep };
 struct PauseResult {
   size_t num_aborted = 0;  // requests
-  size_t num_kept = 0;     // requests that stay
+  size_t num_kept = 0;     // requests that go on after the pause
 };
 
-// Receives a result or an error, on the thread that calls sinks or, if refused at once, on the
-// caller's. It must not block.
+// Receives a result or an error, on the thread that calls sinks; if the call is refused at once, on
+// the caller's thread. It must not block.
 template <typename T>
 using Reply = std::function<void(absl::StatusOr<T>)>;
 
@@ -33,8 +33,8 @@ struct PendingPause {
   IsAbandoned is_abandoned;
 };
 
-// Not thread-safe: the engine's mutex guards every call. Settle and IsQuiet are called on the
-// engine thread alone, which alone knows what is in flight.
+// Not thread-safe: the engine's mutex guards every call. Only the engine thread calls Settle and
+// IsQuiet, since no other knows what is in flight.
 class ControlGate {
  public:
   // UNAVAILABLE: draining, or failed.
@@ -42,27 +42,27 @@ class ControlGate {
   // Whether steps may be launched now.
   bool MayLaunch() const { return !paused_ && !held_; }
   bool is_paused() const { return paused_; }
-  // Whether a pause has been asked for and not taken effect.
+  // Whether a pause has been asked for and has not taken effect yet.
   bool has_waiting_pauses() const { return !pauses_.empty(); }
 
   void Pause(PendingPause pause) { pauses_.push_back(std::move(pause)); }
-  // Undoes every pause. Returns those that had not taken effect, for the caller to tell them.
+  // Undoes every pause. Returns those that had not taken effect: the caller must reply to them.
   std::vector<PendingPause> Continue();
   void Drain() { draining_ = true; }
   void Fail(const absl::Status& failure) { failure_ = failure; }
 
-  // Between two launches: the pauses that can take effect do, and reply by the outbox. Once
-  // draining and paused, ends every request.
+  // Call between two launches. Lets those pauses take effect that can, and puts their replies into
+  // the outbox. If draining and paused, ends every request.
   void Settle(size_t num_in_flight, RequestTable& table, std::vector<Emission>& outbox);
 
-  // Whether no step is in flight. If one is, none is launched before the next Settle.
+  // Whether no step is in flight. If one is, no further step is launched before the next Settle.
   bool IsQuiet(size_t num_in_flight);
 
-  // While paused, or while a pause or an update waits, what comes from now on waits too.
+  // Makes new requests wait while generation is paused, or while a pause or an update waits.
   void HoldNewcomers(bool update_waits, Scheduler& scheduler) const;
 
  private:
-  // Its result; unset: it waits.
+  // The pause's result; unset: it has to wait.
   std::optional<absl::StatusOr<PauseResult>> TryPause(const PendingPause& pause,
                                                       size_t num_in_flight, RequestTable& table);
 

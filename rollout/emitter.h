@@ -1,8 +1,8 @@
-// Calls sinks and replies, in the order in which the engine means them, and off its thread: what a
-// token costs on the wire delays no step.
+// Calls sinks and replies in the engine's order, on a thread of its own, so that sending tokens
+// delays no step.
 //
-// A busy emitter finds several steps at once. It hands all their tokens to the sinks before it lets
-// these write, so that a stream gets fewer and larger messages the more streams there are.
+// A busy emitter finds the tokens of several steps at once. It hands all of them to the sinks
+// before it lets these write: the more streams there are, the fewer and larger their messages.
 #ifndef ISOBIT_ROLLOUT_EMITTER_H_
 #define ISOBIT_ROLLOUT_EMITTER_H_
 
@@ -18,7 +18,7 @@
 
 namespace isobit {
 
-// A token for a sink, which outlives the call that comes last: the one that holds it.
+// A token for a sink. The sink lives until its last call, whose emission holds it.
 struct TokenEmission {
   RequestSink* sink;
   uint32_t sample;
@@ -26,18 +26,18 @@ struct TokenEmission {
 };
 using Emission = std::variant<TokenEmission, std::function<void()>>;
 
-// Emit comes from one thread at a time.
+// Not more than one thread may call Emit at a time.
 class Emitter {
  public:
   ~Emitter() { Stop(); }
 
-  // From now on a thread makes the calls; until then, Emit itself.
+  // Starts the thread that makes the calls. Before Start, Emit makes them itself.
   void Start();
 
-  // Returns once all calls have been made; the thread ends.
+  // Waits until all calls have been made, and ends the thread.
   void Stop();
 
-  // Takes the emissions and leaves none.
+  // Takes all emissions out of the vector.
   void Emit(std::vector<Emission>& emissions);
 
  private:

@@ -82,7 +82,8 @@ bool Engine::WaitForWork() {
   std::unique_lock lock(mutex_);
   const Clock::time_point expiry = table_.next_expiry();
   changed_.wait_until(lock, expiry, [this] {
-    // A pause or an update that waits for the last request to finish has waited long enough.
+    // A pause or an update may wait for the last request, which may have finished: Settle must
+    // look.
     return stopping_ || pipeline_.num_in_flight() > 0 || attention_ || gate_.has_waiting_pauses() ||
            switch_.is_waiting() || (!gate_.is_paused() && table_.scheduler().HasWork());
   });
@@ -168,14 +169,14 @@ absl::StatusOr<uint64_t> Engine::Submit(GenerationRequest request,
     const std::lock_guard lock(mutex_);
     ISOBIT_RETURN_IF_ERROR(CheckQueue(request.id, tokens));
   }
-  // Copies the prompt n times: not under the lock that every step needs.
+  // Before the lock, which every step needs: this copies the prompt n times.
   const uint64_t seed = request.sampling.seed ? *request.sampling.seed : RandomSeed();
   auto accepted = std::make_unique<Request>(std::move(request), seed, std::move(sink));
 
   const std::lock_guard lock(mutex_);
   ISOBIT_RETURN_IF_ERROR(CheckQueue(accepted->id, tokens));
   const Clock::time_point expiry = accepted->expiry;
-  if (expiry < table_.next_expiry()) attention_ = true;  // who waits, waits for too long
+  if (expiry < table_.next_expiry()) attention_ = true;  // the engine thread waits for too long
   const uint64_t ticket = table_.Add(std::move(accepted));
   changed_.notify_all();
   return ticket;

@@ -1,11 +1,11 @@
-// The rollout engine: requests in, tokens out, one step after the other. Not here: the wire.
+// The rollout engine: takes requests, runs one step after the other, gives tokens. No gRPC here.
 //
-// A step is scheduled, launched on the ranks, collected, committed and emitted. Where the ranks can
-// hold two (ModelRunner::depth), the host is one step behind: it launches a step while the one
-// before is computed, and commits that one meanwhile. Ends of requests take effect between two
-// launches; pauses and the switch of weights wait until nothing is in flight. All on one thread,
-// but for the calls to sinks and replies, which an Emitter makes. Its parts: the RequestTable, the
-// StepPipeline and the ControlGate.
+// A step is scheduled, launched on the ranks, collected, committed and emitted. If the ranks can
+// hold two steps (ModelRunner::depth), the engine launches a step while the one before it is still
+// being computed, and commits that one meanwhile. A request ends between two launches; pauses and
+// the switch of weights wait until no step is in flight. One thread does all this, except the calls
+// to sinks and replies, which an Emitter makes. The engine consists of a RequestTable, a
+// StepPipeline and a ControlGate.
 #ifndef ISOBIT_ROLLOUT_ENGINE_H_
 #define ISOBIT_ROLLOUT_ENGINE_H_
 
@@ -47,7 +47,7 @@ struct EngineOptions {
   SamplingLimits sampling;               // vocab_size is taken from the model
   size_t max_waiting_requests = 1024;    // as in QueueLimits
   int64_t max_waiting_tokens = 4 << 20;  // likewise
-  // Called once, as sinks are, when a rank has failed: nothing can be computed any more.
+  // Called once, on the thread that calls sinks, when a rank has failed: no step can run any more.
   std::function<void(const absl::Status&)> on_failure;
 };
 
@@ -60,13 +60,14 @@ struct EngineLoad {
   bool paused = false;
 };
 
-// Thread-safe but for Start, Stop and Step; only Stop waits for a step.
+// Thread-safe except Start, Stop and Step. Only Stop waits for a step.
 class Engine {
  public:
-  // Without weights yet: UpdateWeights loads the first. INVALID_ARGUMENT: tensor_parallel_size.
+  // An engine without weights: UpdateWeights loads the first. INVALID_ARGUMENT:
+  // tensor_parallel_size.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelConfig& config,
                                                         const EngineOptions& options);
-  // Stops, and drops what is in flight without a word to sinks and replies.
+  // Stops, and drops requests in flight without calling their sinks and replies.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -74,14 +75,14 @@ class Engine {
   // Starts a thread that steps whenever there is work, and one that calls sinks and replies.
   void Start();
 
-  // Ends the threads after the present step, whose tokens still reach their sinks.
+  // Ends the threads after the current step, whose tokens still reach their sinks.
   void Stop();
   // Whether weights are being read and packed, for which Stop waits.
   bool is_preparing();
 
-  // Launches a step, if there is work, and collects the oldest, once as many are in flight as can
-  // be or nothing else is to do. For callers that bring their own thread instead of Start, which
-  // then calls sinks and replies too. False: there was nothing to do.
+  // Launches a step if there is work. Collects the oldest step if no more can be in flight, or if
+  // there is nothing else to do. For a caller that uses its own thread in place of Start; sinks and
+  // replies are then called on it too. False: there was nothing to do.
   bool Step();
 
   // Queues a request and returns its ticket. INVALID_ARGUMENT: see ValidateRequest. ALREADY_EXISTS:
@@ -89,20 +90,20 @@ class Engine {
   // failed. The seed, if unset, is drawn here.
   absl::StatusOr<uint64_t> Submit(GenerationRequest request, std::shared_ptr<RequestSink> sink);
 
-  // Ends a request before the next launch, with what has been committed, and `reason` for people.
-  // Unknown tickets are ignored.
+  // Ends a request before the next launch, with the tokens committed so far. `reason` is a text for
+  // people. Unknown tickets are ignored.
   void Cancel(uint64_t ticket, const std::string& reason);
 
-  // Likewise, by id, and only those of `client` if one is given: an id is free for others before
-  // the call that had it is over. Returns those that were in flight.
+  // Likewise, by id. If `client` is given, ends only that client's requests, since another client
+  // may use an id again before the call that had it is over. Returns the ids that were in flight.
   std::vector<std::string> Abort(absl::Span<const std::string> ids,
                                  const std::optional<std::string>& client = std::nullopt);
   std::vector<std::string> AbortAll();
 
-  // Stops stepping; replies once no step is in flight. With kWait, once what was accepted has
-  // finished; FAILED_PRECONDITION if it cannot, since it is paused already. ABORTED: Continue came
-  // first. CANCELLED: abandoned before it took effect; all is as if it had not been asked for.
-  // Whoever makes is_abandoned true calls Wake.
+  // Stops launching steps, and replies once no step is in flight; with kWait, once all accepted
+  // requests have finished. FAILED_PRECONDITION: with kWait, they cannot finish because generation
+  // is paused already. ABORTED: Continue came first. CANCELLED: abandoned before it took effect,
+  // with no effect at all. Whoever makes is_abandoned true must call Wake.
   void Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned = nullptr);
 
   // Undoes Pause. Returns the number of requests that go on.
@@ -137,7 +138,7 @@ class Engine {
   void Loop();
   bool WaitForWork();  // false: stop
 
-  // The parts of a step. Settle does what must happen between two launches.
+  // What a step consists of. Settle does what must happen between two launches.
   void Settle();
   bool LaunchNext();  // false: nothing to launch
   std::vector<Sequence*> Schedule();
@@ -146,7 +147,7 @@ class Engine {
   // Reads and packs new weights, on the preparer's thread.
   absl::StatusOr<PreparedUpdate> Prepare(const WeightUpdate& update);
 
-  // All below hold mutex_; the first three run on any thread, the others on the engine's.
+  // The caller holds mutex_. The first three run on any thread, the others on the engine's.
   absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
   void HoldNewcomersWhileWaiting();
   void WakeThread();  // Settle has something to do
@@ -177,7 +178,7 @@ class Engine {
   bool attention_ = false;                  // Settle has something to do
   bool stopping_ = false;
 
-  // After all that steps in flight point to, so that the ranks end before it.
+  // Declared after everything that steps in flight point to, so that the ranks end first.
   const std::unique_ptr<ModelRunner> runner_;
 
   Emitter emitter_;

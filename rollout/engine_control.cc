@@ -1,4 +1,4 @@
-// What others ask of the engine as a whole: pauses, drains, weight updates. See engine.h.
+// Pauses, drains and weight updates of the engine. See engine.h.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -11,10 +11,10 @@
 namespace isobit {
 namespace {
 
-// Of one message, whose size this keeps well below what clients accept by default (4 MiB).
+// Tokens of one message: keeps it well below what clients accept by default (4 MiB).
 constexpr size_t kMaxChunkTokens = 1024;
 constexpr std::chrono::milliseconds kRetryDelay(1000);
-constexpr size_t kEndBytes = 1024;  // of a sample's end, and of its place
+constexpr size_t kEndBytes = 1024;  // of the message of a sample's end, and its entry here
 
 size_t BytesOf(const SampledToken& token) {
   constexpr size_t kAllocation = 16;
@@ -69,7 +69,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
   request_id_ = request.id;
   if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
   const auto self = shared_from_this();
-  // One byte: a message goes out only when the one before it has, so that the rest gathers here.
+  // One byte: the next message goes out only after the one before it, so that tokens coalesce here.
   const auto writer = StreamWriter<v1::GenerateResponse>::Start(
       context, {.max_queued_bytes = 1,
                 .on_cancel = [self] { self->CancelRequest(); },
@@ -89,7 +89,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
 }
 
 absl::StatusOr<uint64_t> GenerateStream::Submit(GenerationRequest request) {
-  // First: n out of bounds is INVALID_ARGUMENT, not too many bytes, for which one would come again.
+  // First of all: n out of bounds must be INVALID_ARGUMENT. Too many bytes would ask for a retry.
   ISOBIT_RETURN_IF_ERROR(ValidateRequest(request, engine_.limits()));
   ISOBIT_RETURN_IF_ERROR(request_.Resize(BytesOf(request)));
   ISOBIT_RETURN_IF_ERROR(results_.Resize(kCallBytes));
@@ -124,7 +124,7 @@ void GenerateStream::Flush() {
 }
 
 void GenerateStream::CheckBacklog() {
-  // What is in flight is there twice: as a message, and serialised.
+  // A message in flight is in memory twice: as an object, and serialised.
   absl::Status held = results_.Resize(kCallBytes + backlog_bytes_ + 2 * writer_->queued_bytes());
   if (!final_only_ && backlog_bytes_ > memory_.max_backlog_bytes) {
     held = absl::ResourceExhaustedError(absl::StrCat(

@@ -1,11 +1,11 @@
-// The wire's end of one Generate call: takes what the engine makes of a request and writes it as
+// The gRPC side of one Generate call: takes a request's tokens from the engine and writes them as
 // fast as the client reads.
 //
-// One message is in flight; what comes meanwhile gathers here, sample by sample, and goes out in
-// few large messages. So a slow reader delays nobody, and its own backlog is bounded: past the
-// bound the request ends with RESOURCE_EXHAUSTED. With final_only a sample's tokens gather until it
-// ends. What all calls together keep, unread results and requests that wait or run, is bounded too,
-// for each client and in all.
+// One message is in flight. Tokens that come meanwhile are coalesced, for each sample, into few
+// large messages. So a slow reader delays nobody. Its backlog is bounded: beyond, the request ends
+// with RESOURCE_EXHAUSTED. With final_only, a sample's tokens are kept until it ends. The memory of
+// all calls together, for requests and for unread results, is bounded too, for each client and in
+// all.
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
@@ -28,12 +28,12 @@
 namespace isobit {
 
 struct StreamLimits {
-  size_t max_backlog_bytes = 16 << 20;  // unread tokens of one stream, but with final_only
+  size_t max_backlog_bytes = 16 << 20;  // unread tokens of one stream, unless it is final_only
   ByteLimits requests{.total = 256 << 20, .client_share = 0.5};  // that wait or run
   ByteLimits results{.total = 1 << 30, .client_share = 0.5};     // unread, and the calls' own
 };
 
-// What streams share: their bounds, and what they hold of them.
+// The bounds that all streams share, and how much of them is in use.
 struct StreamMemory {
   explicit StreamMemory(const StreamLimits& limits);
 
@@ -46,13 +46,13 @@ struct StreamMemory {
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
-  // `engine`, `memory` and `tokens`, which counts the call's, outlive the call. `fingerprint` goes
-  // into each sample's end; what the call holds counts for `client`.
+  // `engine`, `memory` and `tokens`, which counts the call's tokens, outlive the call.
+  // `fingerprint` goes into each sample's end. The call's memory counts for `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
                  const std::string& client, prometheus::Counter& tokens, bool final_only);
 
-  // Call in the handler, once; it returns the reactor to return from there. Submits `request`, or
-  // ends the call with `error` if that is one, or RESOURCE_EXHAUSTED: memory.
+  // Call it once, in the handler, which returns the reactor. Submits `request`; or ends the call,
+  // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached.
   grpc::ServerWriteReactor<v1::GenerateResponse>* Start(grpc::CallbackServerContext* context,
                                                         GenerationRequest request,
                                                         const absl::Status& error);
@@ -70,7 +70,7 @@ class GenerateStream final : public RequestSink,
 
   absl::StatusOr<uint64_t> Submit(GenerationRequest request);
   void CancelRequest();
-  // Holds mutex_. Ends call and request with RESOURCE_EXHAUSTED if more waits to be read than may.
+  // Holds mutex_. Ends call and request with RESOURCE_EXHAUSTED if too much is unread.
   void CheckBacklog();
   // Holds mutex_. Writes until the writer is full or nothing is left.
   void Write();

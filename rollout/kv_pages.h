@@ -1,5 +1,5 @@
-// Which KV pages are free and which a sequence holds. Not their memory: that is kernels/model's
-// KvCache, where one page number means the same page on every rank and layer.
+// Which KV pages are free and which a sequence holds. Their memory is in kernels/model's KvCache,
+// where a page number means the same page on every rank and layer.
 #ifndef ISOBIT_ROLLOUT_KV_PAGES_H_
 #define ISOBIT_ROLLOUT_KV_PAGES_H_
 
@@ -11,8 +11,8 @@
 namespace isobit {
 
 // The pages of one sequence, by position. KvPages fills and empties it.
-// INVARIANT: a number stays where it is, and as it is, until the table is emptied and filled again:
-// steps in flight read it there (KvPagesTest.NumbersStayInPlace).
+// INVARIANT: a page number keeps its address and value until the table is emptied and filled again,
+// because steps in flight read it there (KvPagesTest.NumbersStayInPlace).
 class PageTable {
  public:
   const int32_t* data() const { return numbers_.get(); }
@@ -38,12 +38,12 @@ class KvPages {
   // The pages that positions [0, tokens) need.
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Makes `table` cover positions [0, tokens), of at most `max_tokens` that it will ever cover.
-  // False, with nothing changed, when too few pages are free.
+  // Makes `table` cover positions [0, tokens). It will never cover more than `max_tokens`.
+  // False, with nothing changed: too few pages are free.
   bool Grow(PageTable& table, int64_t tokens, int64_t max_tokens);
 
-  // Frees the table's pages and empties it. INVARIANT: they may be handed out again at once, though
-  // a step in flight still reads and writes them: on each rank it is ordered before every step that
+  // Frees the table's pages and empties it. INVARIANT: the pages may be handed out again at once,
+  // even if a step in flight still uses them: each rank computes that step before every step that
   // is launched later (EngineTest.ReusesPagesWhileAStepInFlightWritesThem).
   void Free(PageTable& table);
 

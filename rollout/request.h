@@ -1,5 +1,5 @@
-// What a client asks for and gets back, and what the engine keeps of it meanwhile: one Request with
-// n Sequences. No gRPC here, and no thread.
+// What a client asks for and gets back, and what the engine keeps meanwhile: a Request with n
+// Sequences. No gRPC here, and no thread.
 #ifndef ISOBIT_ROLLOUT_REQUEST_H_
 #define ISOBIT_ROLLOUT_REQUEST_H_
 
@@ -25,11 +25,11 @@ struct GenerationRequest {
   std::vector<int32_t> prompt;  // token ids
   SamplingParams sampling;
   bool raw_logprobs = false;  // of the model's own distribution, before any sampling parameter
-  std::optional<std::chrono::milliseconds> timeout;  // then it ends with what it has
-  std::string client{};                              // whose it is, for Engine::Abort
+  std::optional<std::chrono::milliseconds> timeout;  // after it, the request ends as it is
+  std::string client{};                              // the client's name, for Engine::Abort
 };
 
-// Bounds that a request must keep, because it could never run otherwise.
+// Bounds of a request that can run at all.
 struct RequestLimits {
   SamplingLimits sampling;
   int64_t context_length = 0;    // tokens of one sequence
@@ -65,14 +65,14 @@ struct SampleEnd {
   uint32_t num_preemptions = 0;
 };
 
-// Where a request's results go. One thread calls all sinks, so they must not block: OnToken and one
-// OnSampleEnd for each sample, interleaved; at last OnDone, once, but for Flush. After an error
-// some samples may lack their end.
+// Where a request's results go. One thread calls all sinks, so they must not block. The calls are
+// OnToken and one OnSampleEnd for each sample, with samples interleaved, then OnDone once. Only
+// Flush may come later. After an error some samples may lack their OnSampleEnd.
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
   virtual void OnToken(uint32_t sample, SampledToken token) = 0;
-  // After OnToken, of one or more steps: no more will come at once.
+  // Comes after the OnToken calls of one or more steps, when no more follow at once.
   virtual void Flush() {}
   virtual void OnSampleEnd(uint32_t sample, SampleEnd end) = 0;
   virtual void OnDone(const absl::Status& status) = 0;
@@ -80,8 +80,8 @@ class RequestSink {
 
 struct Request;
 
-// One of a request's n samples. The scheduler moves it between queue and batch. Once queued, it
-// changes on the engine thread alone, which need not hold the engine's mutex to plan a step.
+// One of a request's n samples. The scheduler moves it between queue and batch. Once it is queued,
+// only the engine thread changes it, and plans a step without holding the engine's mutex.
 struct Sequence {
   enum class State { kWaiting, kRunning, kFinished };
 
@@ -93,11 +93,11 @@ struct Sequence {
   PageTable pages{};
   int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
                            // in flight have ended
-  uint32_t num_pending = 0;  // tokens that steps in flight draw: they come after `tokens`
-  int32_t last_draw = 0;     // the request that draws for it in the last step that had it
+  uint32_t num_pending = 0;  // tokens after `tokens` that steps in flight draw
+  int32_t last_draw = 0;     // index of its draw in the last step that had it
   uint64_t arrival = 0;      // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
-  std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null before it
+  std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null: no token yet
 };
 
 struct Request {
@@ -106,9 +106,9 @@ struct Request {
   Request(const Request&) = delete;  // sequences point to it
   Request& operator=(const Request&) = delete;
 
-  // Makes the sampling state of one of the samples, which has no completion yet. Not before its
-  // first step: n copies of a long bias list are a lot for a request that waits. eos_token_ids: the
-  // model's.
+  // Makes the sampling state of one sample, which has no completion yet. Call it at the sample's
+  // first step, not earlier: a waiting request should not keep n copies of a long bias list.
+  // eos_token_ids: the model's.
   void BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const;
 
   const std::string id;
@@ -123,12 +123,13 @@ struct Request {
   const std::shared_ptr<RequestSink> sink;
   std::vector<std::unique_ptr<Sequence>> samples;
 
-  // Of the engine thread alone, once queued, but for abort_reason, which the engine's mutex guards.
+  // Once queued, only the engine thread uses these, except abort_reason: the engine's mutex guards
+  // it.
   size_t num_unfinished;
   size_t num_waiting = 0;    // samples in the scheduler's queue
   uint64_t ticket = 0;       // the engine's name for it
-  std::string abort_reason;  // not empty: to be ended before the next step
-  absl::Status failure;      // an error: to be closed with it
+  std::string abort_reason;  // not empty: end the request before the next step
+  absl::Status failure;      // an error: close the request with it
 };
 
 }  // namespace isobit

@@ -172,7 +172,7 @@ void RequestTable::EndSequence(Sequence& sequence, SampleEnd end) {
   outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
     sink->OnSampleEnd(sample, end);
   });
-  // Other samples may run for long.
+  // The request's other samples may run for a long time.
   sequence.tokens = {};
   if (sequence.sampling != nullptr) ended_.samplings.push_back(std::move(sequence.sampling));
 }

@@ -1,5 +1,5 @@
-// The requests that exist: found by ticket and by id, queued and run by the scheduler, each ended
-// once, and what their sinks are told of it. Not here: what is computed, and when.
+// All requests, found by ticket or id: adds them to the scheduler, ends each once, and says what
+// their sinks are told. What a step computes, and when, is decided elsewhere.
 #ifndef ISOBIT_ROLLOUT_REQUEST_TABLE_H_
 #define ISOBIT_ROLLOUT_REQUEST_TABLE_H_
 
@@ -24,62 +24,63 @@ namespace isobit {
 
 struct QueueLimits {
   size_t max_waiting_requests = 0;
-  int64_t max_waiting_tokens = 0;  // of prompts; an empty queue takes any one
+  int64_t max_waiting_tokens = 0;  // of prompts; an empty queue takes a request of any length
 };
 
-// What has ended, but a step in flight may still point into it.
+// Requests and sequences that have ended, but that a step in flight may still point to.
 struct EndedRequests {
   std::vector<std::unique_ptr<Request>> requests;
   std::vector<std::unique_ptr<SequenceSampling>> samplings;
   void clear();
 };
 
-// Not thread-safe: the engine's mutex guards every call but ended(). What ends requests or commits
-// tokens is called on the engine thread alone, since it emits, and what it ends may be in flight.
+// Not thread-safe: the engine's mutex guards every call except ended(). Only the engine thread ends
+// requests and commits tokens, since that emits, and may end what is in flight.
 class RequestTable {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `version`: of the weights that serve, null before the first load; `outbox`: where what sinks
-  // are told goes. Both outlive the table.
+  // `version`: of the weights that serve, null before the first load. `outbox`: takes the calls to
+  // sinks. Both outlive the table.
   RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, int32_t num_pages,
                int32_t page_size, const std::shared_ptr<const WeightVersion>& version,
                std::vector<Emission>& outbox);
 
-  // Whether a request of that id, with `tokens` in all its prompts, may be added. UNAVAILABLE: no
-  // weights yet. ALREADY_EXISTS: the id is in flight. RESOURCE_EXHAUSTED: the queue is full.
+  // OK if a request of that id may be added, `tokens` being the prompt's length times n.
+  // UNAVAILABLE: no weights yet. ALREADY_EXISTS: the id is in flight. RESOURCE_EXHAUSTED: the queue
+  // is full.
   absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
 
   // Queues the request and returns its ticket.
   uint64_t Add(std::unique_ptr<Request> request);
 
-  // Marks a request, for EndDue to end it. False: it is not there.
+  // Marks a request, so that EndDue ends it. False: there is no such request.
   bool Cancel(uint64_t ticket, const std::string& reason);
-  // Likewise those that are there, and only those of `client` if one is given. Returns the ids that
-  // were not marked before.
+  // Likewise for several ids; if `client` is given, only for that client's requests. Returns the
+  // ids that this call has marked.
   std::vector<std::string> Abort(absl::Span<const std::string> ids,
                                  const std::optional<std::string>& client);
 
-  // Ends those that are marked or have expired, with kAbort and what has been committed.
+  // Ends requests that are marked or have expired, with kAbort and the tokens committed so far.
   void EndDue(Clock::time_point now);
-  // Ends all of them with kAbort. Returns their number.
+  // Ends all requests with kAbort. Returns their number.
   size_t AbortAll(const std::string& reason);
-  // Ends all of them with an error, and without another word of their samples.
+  // Ends all requests with an error; their samples get no end.
   void FailAll(const absl::Status& status);
 
   // Appends a drawn token to a running sequence, which may end with it. A result that is not finite
   // marks the request as failed.
   void CommitToken(Sequence& sequence, LogProbResult& result);
-  // Closes the requests of these sequences that have failed, or of which every sample has ended.
+  // Of the requests of these sequences, closes those that have failed or have no unfinished sample.
   void CloseFinished(absl::Span<Sequence* const> sequences);
 
-  // What has ended since StepPipeline::Keep last took it. Of the engine thread alone.
+  // What has ended since StepPipeline::Keep last took it. For the engine thread alone.
   EndedRequests& ended() { return ended_; }
 
   std::vector<std::string> ids() const;
   size_t size() const { return requests_.size(); }
-  size_t num_with_cache() const;  // that have a sequence with keys in its pages
-  // No request expires before; it may be earlier than the first that does.
+  size_t num_with_cache() const;  // requests that have a sequence with keys in its pages
+  // No request expires before this time; the first may expire later.
   Clock::time_point next_expiry() const { return next_expiry_; }
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }

@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
 }
 
 absl::StatusOr<int> Serve(const RolloutSettings& settings) {
-  ServerRunner* fails = nullptr;  // the runner: it ends before the service and the engine
+  ServerRunner* fails = nullptr;  // the runner, which ends before the service and the engine
   ISOBIT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
       MakeEngine(settings, [&](const absl::Status& failure) { fails->Fail(failure); }));
@@ -64,7 +64,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   const int code = runner.Wait([&] { engine->BeginDrain(); });
   if (engine->is_preparing()) {
     std::fflush(nullptr);
-    std::_Exit(code);  // nobody is left to serve with what may take minutes to load
+    std::_Exit(code);  // loading may take minutes, and there is nobody left to serve
   }
   engine->Stop();
   return code;

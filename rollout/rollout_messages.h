@@ -1,5 +1,5 @@
-// Between the rollout's wire messages and what its engine works with. Checks no value against the
-// model: ValidateRequest does.
+// Converts between the rollout's wire messages and the engine's types. ValidateRequest, not this,
+// checks values against the model.
 #ifndef ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
 #define ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
 

@@ -1,4 +1,4 @@
-// What the rollout counts and shows of itself.
+// The rollout's metrics.
 #ifndef ISOBIT_ROLLOUT_ROLLOUT_METRICS_H_
 #define ISOBIT_ROLLOUT_ROLLOUT_METRICS_H_
 

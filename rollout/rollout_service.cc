@@ -57,7 +57,7 @@ std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++n
 absl::Status RolloutService::Admit(const grpc::CallbackServerContext& context,
                                    const v1::GenerateRequest& request) const {
   const v1::SamplingParams& sampling = request.sampling();
-  // What is out of bounds counts as the bound: to refuse it is the engine's.
+  // A value out of bounds counts as the bound. The engine refuses it.
   const int64_t samples = std::min(sampling.has_n() ? sampling.n() : 1, info_.max_n());
   const int64_t length =
       std::min(sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens,
@@ -93,7 +93,7 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
   const absl::Status admin = gate_->CheckAdmin(*context);
   if (request->all() && !admin.ok()) return Answer(context, admin);
   const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
-  std::optional<std::string> owner;  // whose requests may be ended; none: anybody's
+  std::optional<std::string> owner;  // the client whose requests may be ended; unset: all clients
   if (!admin.ok()) owner = gate_->ClientOf(*context);
   for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids, owner)) {
     response->add_request_ids(id);

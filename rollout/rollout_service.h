@@ -47,7 +47,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
 
  private:
   std::string NewRequestId();
-  // Of what `request` holds, and may generate, on behalf of its client.
+  // Charges the client's quota for what `request` brings and may generate.
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      const v1::GenerateRequest& request) const;
 
@@ -57,7 +57,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   const std::shared_ptr<Metrics> registry_;
   const RolloutMetrics metrics_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  v1::RolloutServerInfo info_;  // all but what changes: weights and uptime
+  v1::RolloutServerInfo info_;  // without weights and uptime, which change
   std::atomic<uint64_t> num_ids_{0};
 };
 

@@ -22,30 +22,32 @@
 ABSL_FLAG(int, tp_size, 4,
           absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
 ABSL_FLAG(double, gpu_memory_fraction, 0.9,
-          "Part of each GPU's free memory that the engine may take (--backend=cuda).");
+          "Fraction of each GPU's free memory that the engine may take (--backend=cuda).");
 ABSL_FLAG(bool, cuda_graphs, true,
-          "Replay CUDA graphs for decode steps of up to 512 sequences, larger ones run without; it "
-          "changes speed, never a bit (--backend=cuda).");
-ABSL_FLAG(bool, peer_memory, true,
-          "Exchange through the GPUs' mapped memory, else by NCCL; it changes speed, never a bit "
+          "Replay CUDA graphs for decode steps of up to 512 sequences. Changes speed, never a bit "
           "(--backend=cuda).");
+ABSL_FLAG(bool, peer_memory, true,
+          "Ranks exchange data through each other's mapped GPU memory; false: by NCCL. Changes "
+          "speed, never a bit (--backend=cuda).");
 ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
-          "How long a rank's GPU waits for another one until the service fails (--backend=cuda).");
+          "How long a rank's GPU waits for another rank before the service fails "
+          "(--backend=cuda).");
 ABSL_FLAG(std::string, inject_gpu_fault, "",
-          "RANK:STEP fails that rank on its GPU in that step, to see what then happens.");
+          "RANK:STEP makes that rank's GPU fail in that step, to test what happens then.");
 ABSL_FLAG(int, page_size, 16, "Tokens in a KV page.");
 ABSL_FLAG(int, num_pages, 0,
-          "KV pages; 0 takes as many as --kv_cache_mb or --gpu_memory_fraction allows.");
+          "KV pages; 0: as many as --kv_cache_mb or --gpu_memory_fraction allows.");
 ABSL_FLAG(int64_t, kv_cache_mb, 1024,
           "Memory for keys and values of all ranks, in MiB (--backend=cpu).");
 ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
 ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
 ABSL_FLAG(int64_t, max_waiting_tokens, 4 << 20, "Prompt tokens that may queue.");
 ABSL_FLAG(int64_t, max_requests_mb, 256,
-          "Memory of requests that wait or run, in MiB; more are refused with RESOURCE_EXHAUSTED.");
+          "Memory of requests that wait or run, in MiB. A request that would exceed it is refused "
+          "with RESOURCE_EXHAUSTED.");
 ABSL_FLAG(int64_t, max_unread_mb, 1024,
-          "Memory of results that clients have not read, and of their calls, in MiB; a stream that "
-          "would need more ends with RESOURCE_EXHAUSTED.");
+          "Memory of results that clients have not read, and of their calls, in MiB. A stream that "
+          "would exceed it ends with RESOURCE_EXHAUSTED.");
 
 namespace isobit {
 namespace {
@@ -65,9 +67,9 @@ absl::Status ReadMemory(RolloutSettings& settings) {
   return absl::OkStatus();
 }
 
-// How many requests may run and wait. `batch_tokens`: if the flag gives it.
+// How many requests may run and wait. `batch_tokens`: the flag's value, if it is given.
 absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engine) {
-  // As many as a CUDA grid has along y (step_kernels.h).
+  // The bound of a CUDA grid's y dimension (step_kernels.h).
   const int max_running = absl::GetFlag(FLAGS_max_running);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", max_running, 1, 65535));
   const int64_t max_batch_tokens = batch_tokens.value_or(kDefaultBatchTokens);
@@ -106,7 +108,7 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   return options;
 }
 
-// backend: of `num_ranks` ranks; on CPUs the fault is checked and never happens.
+// backend: of `num_ranks` ranks. On CPUs the flag is checked, but no fault happens.
 absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int num_ranks) {
   InjectedFault fault;
   const std::string flag = absl::GetFlag(FLAGS_inject_gpu_fault);

@@ -1,4 +1,4 @@
-// What isobit-rollout's command line says, checked.
+// The settings of isobit-rollout, read from its flags and checked.
 #ifndef ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_
 #define ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_
 
@@ -19,7 +19,7 @@ namespace isobit {
 
 struct RolloutSettings {
   std::string model;
-  EngineOptions engine;  // without what depends on the model: FitToModel
+  EngineOptions engine;  // FitToModel adds what depends on the model
   BackendSettings backend;
   CudaRankOptions cuda;        // without devices
   InjectedFault fault;         // for tests
@@ -28,12 +28,12 @@ struct RolloutSettings {
   ServerOptions server;
 };
 
-// INVALID_ARGUMENT, naming the flag; else as ServerOptionsFromFlags.
+// INVALID_ARGUMENT names the flag. Other errors: those of ServerOptionsFromFlags.
 absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags();
 
-// The engine's options for a model: its context, and where the ranks compute. INVALID_ARGUMENT: the
-// model's context is shorter, or its heads cannot be cut for the ranks. UNIMPLEMENTED: a GPU in a
-// build without CUDA.
+// The engine's options for a model: its context and its ranks. INVALID_ARGUMENT: --max_context
+// exceeds the model's, or the ranks cannot share its heads equally. UNIMPLEMENTED: a GPU in a build
+// without CUDA.
 absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
                                          const ModelConfig& config);
 

@@ -12,7 +12,7 @@ int64_t NumTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) + sequence.num_pending;
 }
 
-// That it can ever have.
+// The most tokens that the sequence can ever have.
 int64_t MaxTokens(const Sequence& sequence) {
   const Request& request = *sequence.request;
   return int64_t{request.num_prompt_tokens} + request.max_tokens;
@@ -21,9 +21,9 @@ int64_t MaxTokens(const Sequence& sequence) {
 // Whether a running sequence can take part in the next step.
 enum class Readiness {
   kReady,   // its tokens are known
-  kFed,     // its last token comes from the step in flight, on the device
-  kWaits,   // it needs to count its last token first
-  kEnding,  // its last token is its last of all
+  kFed,     // the step in flight draws its last token, which stays on the device
+  kWaits,   // its penalties must count its last token first
+  kEnding,  // it will not need another step
 };
 
 Readiness ReadinessOf(const Sequence& sequence) {
@@ -67,7 +67,7 @@ void Scheduler::Remove(Sequence& sequence) {
 
 std::vector<Sequence*> Scheduler::Schedule() {
   if (ShouldWait()) return {};
-  // Every running sequence gets a page for its next token, at the expense of the latest ones.
+  // Every running sequence gets a page for its next token; the latest ones are preempted for it.
   std::vector<Sequence*> batch;
   batch.reserve(limits_.max_running);
   for (size_t i = 0; i < running_.size(); ++i) {
@@ -81,7 +81,7 @@ std::vector<Sequence*> Scheduler::Schedule() {
   int64_t tokens = static_cast<int64_t>(batch.size());
   while (running_.size() < limits_.max_running && HeadMayStart()) {
     Sequence& head = *waiting_.front();
-    if (head.num_pending > 0) break;  // preempted just now
+    if (head.num_pending > 0) break;  // preempted just now, and a step in flight still has it
     if (tokens + NumTokens(head) > limits_.max_batch_tokens || !Grow(head)) break;
     tokens += NumTokens(head);
     waiting_.pop_front();

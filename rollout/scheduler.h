@@ -1,13 +1,13 @@
-// Decides which sequences take part in each step, and moves their KV pages. Pure logic: no thread,
-// no clock, no model.
+// Continuous batching: decides which sequences take part in each step, and gives them KV pages.
+// Pure logic: no thread, no clock, no model.
 //
 // First come, first served: a sequence starts only when every earlier one has started, and when
-// pages run out the latest one is the first to give way. So the earliest sequence always
-// progresses, and nothing starves.
+// pages run out the latest sequence is preempted first. So the earliest sequence always progresses,
+// and none starves.
 //
-// A sequence may run again while its last token is still to come from a step in flight: what it
-// needs is known, unless it has penalties, which count tokens. Whether that token stops it, shows
-// only later: the row is then computed for nothing.
+// A sequence may take part in the next step while a step in flight still draws its last token,
+// unless it has penalties, which must count that token first. If the token turns out to end the
+// sequence, its row of the next step is computed for nothing.
 #ifndef ISOBIT_ROLLOUT_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULER_H_
 
@@ -26,11 +26,11 @@ struct SchedulerLimits {
   int64_t max_batch_tokens = 0;  // tokens in a step
 };
 
-// Not thread-safe. Owns no sequence: one must be removed before it dies.
+// Not thread-safe. Owns no sequence: remove a sequence before it is destroyed.
 class Scheduler {
  public:
-  // Needs max_running > 0, max_batch_tokens >= max_running, and sequences that each fit alone:
-  // tokens + those still to come at most max_batch_tokens, and in all pages.
+  // Needs max_running > 0 and max_batch_tokens >= max_running. Each sequence must fit alone: its
+  // tokens, including those still to come, are at most max_batch_tokens and fit in all pages.
   Scheduler(const SchedulerLimits& limits, KvPages& pages);
 
   // Puts a new sequence at the end of the queue.
@@ -40,14 +40,14 @@ class Scheduler {
   void Remove(Sequence& sequence);
 
   // The sequences of the next step, with pages for all their tokens. Each computes its tokens from
-  // num_cached on: one token, which may be pending, or, just admitted, all of them, none of which
-  // is. Empty only if there is no work, or if what there is waits for a step in flight.
+  // num_cached on: a running sequence one token, which may be pending; a newly admitted one all its
+  // tokens, of which none is pending. Empty: there is no work, or it waits for a step in flight.
   std::vector<Sequence*> Schedule();
 
   // Sends every running sequence back to the head of the queue, in order, without its pages.
   void PreemptAll();
 
-  // From now on, what is added waits until ReleaseNewcomers; what came before goes on.
+  // Sequences that are added from now on wait until ReleaseNewcomers; earlier ones go on.
   void HoldNewcomers();
   void ReleaseNewcomers();
 
@@ -59,8 +59,9 @@ class Scheduler {
 
  private:
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
-  // Whether the next step should wait for the one in flight, since that one feeds nobody while
-  // somebody waits for it: apart, the two would take turns from then on, each at half the speed.
+  // Whether the next step should wait for the step in flight. It should if no sequence can go on
+  // before that step ends and one waits for it: otherwise two groups of sequences would alternate
+  // from then on, each at half the speed.
   bool ShouldWait() const;
   bool Grow(Sequence& sequence);  // gives it pages for all its tokens
   void Preempt();                 // the latest running sequence

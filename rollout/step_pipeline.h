@@ -1,6 +1,5 @@
-// The steps in flight, from their launch to their commit: what each computes, what it is fed from
-// the one before, and what must stay in memory until it has ended. Not here: which sequences a step
-// has.
+// The steps in flight, from launch to commit: what each computes, which of its tokens the step
+// before it draws, and what must stay in memory until it ends. The Scheduler chooses the sequences.
 #ifndef ISOBIT_ROLLOUT_STEP_PIPELINE_H_
 #define ISOBIT_ROLLOUT_STEP_PIPELINE_H_
 
@@ -16,7 +15,7 @@
 
 namespace isobit {
 
-// Of the engine thread alone; no mutex guards it.
+// For the engine thread alone; no mutex guards it.
 class StepPipeline {
  public:
   // Both outlive the object. eos_token_ids: the model's.
@@ -25,35 +24,35 @@ class StepPipeline {
   size_t num_in_flight() const { return num_launched_ - num_collected_; }
   bool is_full() const { return num_in_flight() == depth_; }
 
-  // Plans the next rows of these sequences, and launches them. The pipeline must not be full.
-  // Errors are the ranks', and final.
+  // Plans the next rows of these sequences and launches them. The pipeline must not be full. Errors
+  // come from the ranks and are final.
   absl::Status Launch(std::vector<Sequence*> batch);
 
   // Waits for the oldest step. Errors as above.
   absl::Status Collect();
-  // Appends what the oldest step has drawn, which Collect has waited for, to the sequences that
-  // still run. The engine's mutex is held, since it guards the table.
+  // Appends the tokens of the oldest step, which Collect has waited for, to those of its sequences
+  // that still run. The caller holds the engine's mutex, which guards the table.
   void Commit(RequestTable& table);
-  // Lets go of the oldest step, and of what only that step pointed to.
+  // Forgets the oldest step and frees what only that step pointed to.
   void Retire();
 
-  // Takes what has ended, and leaves none: it lives until every step launched so far is retired.
+  // Takes everything out of `ended` and keeps it until every step launched so far is retired.
   // INVARIANT: a step in flight may point into it (EngineTest.StepsInFlightOutliveTheirRequests).
   void Keep(EndedRequests& ended);
 
-  // After a failure: no step will be launched or collected any more. What those in flight point to
-  // stays.
+  // Call after a failure: no step will be launched or collected any more. What the steps in flight
+  // point to is kept.
   void Abandon() { num_collected_ = num_launched_; }
 
   // Waits for all steps in flight and forgets what they have drawn.
   void Drain();
 
  private:
-  // A step, with all that `model` points to that may end meanwhile.
+  // A step, and what `model` points to that may end meanwhile.
   struct StepInFlight {
     ModelStep model;
-    std::vector<Sequence*> sequences;  // of model's requests, one each; some may have finished
-    EndedRequests ended;               // while this was the last step launched
+    std::vector<Sequence*> sequences;  // one for each of model's requests; some may have finished
+    EndedRequests ended;               // what ended while this was the last step launched
   };
 
   StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }

@@ -6,7 +6,7 @@
 namespace isobit {
 namespace {
 
-constexpr int32_t kAnyId = 0;  // what stands for a token that is fed
+constexpr int32_t kAnyId = 0;  // stands for the token that the previous step draws
 constexpr int32_t kDraw = -1;  // LogProbRequest::target
 
 void AddRequest(int64_t row, int32_t target, ModelStep& step) {
