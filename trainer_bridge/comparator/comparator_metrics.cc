@@ -31,7 +31,7 @@ Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const Histor
         [](const Total& total) { return total.num_sequences(); });
   count("isobit_tokens_compared_total", "Tokens whose logprobs were compared.",
         [](const Total& total) { return total.statistics().num_tokens(); });
-  // A NaN is an unequal token, too (statistics.h).
+  // A NaN counts as an unequal token (statistics.h).
   count(kMismatches, kMismatchHelp,
         [](const Total& total) {
           return total.statistics().num_unequal() - total.statistics().num_nan();

@@ -1,4 +1,4 @@
-// What the comparator shows of itself: the totals of its history.
+// The comparator's metrics: the totals of its history.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 

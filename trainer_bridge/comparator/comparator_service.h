@@ -1,5 +1,5 @@
-// The transport of the comparator: starts one session for each call. What a session does is in its
-// own file; what a gap is, in gap.h and statistics.h.
+// The comparator's gRPC service: starts one session for each call. Each kind of session has a file
+// of its own; gap.h and statistics.h define the gaps.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
 
@@ -35,8 +35,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
                                           const v1::GetServerInfoRequest* request,
                                           v1::ComparatorServerInfo* info) override;
 
-  // Ends all Watch streams, which would never end by themselves, with UNAVAILABLE, and refuses new
-  // ones. Comparisons in flight go on. Thread-safe.
+  // Refuses new Watch streams, and ends all others with UNAVAILABLE, as they would never end by
+  // themselves. Comparisons in flight go on. Thread-safe.
   void BeginDrain();
 
  private:

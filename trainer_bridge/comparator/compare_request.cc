@@ -51,7 +51,7 @@ absl::Status ValidateCompareRequest(const v1::CompareRequest& request) {
 QuotaAmounts AmountsOf(const v1::CompareRequest& request) {
   constexpr int64_t kMost = int64_t{1} << 60;
   const v1::SamplingParams& sampling = request.sampling();
-  // In float64, which does not wrap, since any of the three may be out of its range.
+  // In float64, which cannot wrap: any of the three factors may be out of its range.
   const double generated =
       std::min(1.0 * Concurrency(request), 1.0 * request.prompts_size()) *
       SamplesPerPrompt(request) *

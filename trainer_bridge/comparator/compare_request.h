@@ -1,4 +1,4 @@
-// What a Compare request asks for, and whether it may: a function of the request alone.
+// Reads and checks a Compare request: pure functions of the request.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_REQUEST_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_REQUEST_H_
 
@@ -17,11 +17,12 @@ uint32_t SamplesPerPrompt(const v1::CompareRequest& request);
 uint32_t Concurrency(const v1::CompareRequest& request);
 
 // INVALID_ARGUMENT naming field, value and bound: no prompts; a prompt_id over 256 bytes; n = 0;
-// too many sequences, whose outcomes are kept until the summary; max_concurrency outside [1, 256].
-// What is wrong with token ids or other sampling parameters is for the rollout to say.
+// too many sequences, since their outcomes are kept until the summary; max_concurrency outside
+// [1, 256]. The rollout checks token ids and the other sampling parameters.
 absl::Status ValidateCompareRequest(const v1::CompareRequest& request);
 
-// What `request`, valid or not, brings and may have generated at one time.
+// What `request`, valid or not, counts against a quota: what it brings, and what it may have
+// generated at one time.
 QuotaAmounts AmountsOf(const v1::CompareRequest& request);
 
 }  // namespace isobit

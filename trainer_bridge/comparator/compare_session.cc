@@ -25,10 +25,10 @@ uint32_t MaxTokens(const v1::CompareRequest& request) {
 using GenerateStream = UpstreamStream<v1::GenerateRequest, v1::GenerateResponse>;
 using ScoreStream = UpstreamStream<v1::ScoreRequest, v1::ScoreResponse>;
 
-// What tokens take once they are merged into those before, whose arrays may be half empty.
+// The memory of tokens that are appended to others; arrays may be half empty.
 size_t BytesOf(const v1::TokenLogprobs& tokens) {
   constexpr size_t kTokenBytes = 32;
-  constexpr size_t kRowBytes = 128;  // of a token's alternatives, and each of them:
+  constexpr size_t kRowBytes = 128;  // a token's list of alternatives; below, each of them
   constexpr size_t kAlternativeBytes = 16;
   size_t bytes = static_cast<size_t>(tokens.token_ids_size()) * kTokenBytes;
   for (const v1::TopLogprobs& top : tokens.top()) {
@@ -37,12 +37,12 @@ size_t BytesOf(const v1::TokenLogprobs& tokens) {
   return bytes;
 }
 
-// What an upstream must not send is its fault, not our client's.
+// INVALID_ARGUMENT and the like from an upstream's data are its fault, not our client's.
 absl::Status AsUpstreamFault(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
 }
 
-// A service that does not let the comparator in has nothing against our client.
+// A service that refuses the comparator's credentials does not refuse our client's.
 absl::Status AsOurFault(const absl::Status& status) {
   const bool is_refusal = absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
   return is_refusal ? absl::FailedPreconditionError(status.message()) : status;
@@ -246,7 +246,7 @@ void CompareSession::OnScored(size_t prompt, size_t sample, const v1::ScoreRespo
   Conclude(prompt, sample);
 }
 
-// The services were checked at the start, but their weights may have changed since.
+// Checks the sides again: their weights may have changed since the session's start.
 absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& response) {
   if (sample.scored) return absl::InternalError("scorer sent a second result");
   v1::SideIdentity rollout;
@@ -308,7 +308,7 @@ void CompareSession::Emit() {
   writer_->Finish(absl::OkStatus());
 }
 
-// True once all gaps of the sequence are written.
+// True if all gaps of the sequence are written.
 bool CompareSession::EmitGaps(Pending& pending) {
   const Sample& sample = prompts_[pending.prompt].samples[pending.sample];
   const uint32_t num_tokens = static_cast<uint32_t>(sample.rollout.token_ids_size());
@@ -338,7 +338,7 @@ bool CompareSession::EmitReport(const Pending& pending) {
   return Send(std::move(event));
 }
 
-// False if the reader must first make room; then Emit goes on from OnWritable.
+// False: the reader must make room first; then OnWritable calls Emit again.
 bool CompareSession::Send(v1::CompareEvent event) {
   return writer_->Write(std::move(event)) == WriteResult::kQueued;
 }

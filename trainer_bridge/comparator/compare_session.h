@@ -1,9 +1,9 @@
 // One Compare call, from its prompts to its summary.
 //
-// For each prompt: Generate; each sample that completes goes to Score at once; each score is
-// compared, and its gaps and report wait for the reader. A prompt's place is free only once all its
-// samples are reported, so a slow reader holds back the work and never fills the memory. The first
-// error ends the session and cancels every call to the two services.
+// Each prompt goes to Generate, and each complete sample at once to Score. Each score is compared,
+// and its gaps and report wait for the reader. The next prompt starts only when all samples of an
+// earlier one are reported, so a slow reader delays the work and cannot fill the memory. The first
+// error ends the session and cancels all calls to the two services.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
 
@@ -33,13 +33,13 @@ namespace isobit {
 
 class CompareSession final : public std::enable_shared_from_this<CompareSession> {
  public:
-  // Takes that many tokens of the client's quota for the call. Errors: as CallGate::Admit.
+  // Charges the client's quota for that many tokens. Errors: those of CallGate::Admit.
   using AdmitTokens = std::function<absl::Status(int64_t tokens)>;
 
-  // Starts a session that answers the call of `context`; it lives until the call and its calls to
-  // the upstreams end. Through the stream: whatever ValidateCompareRequest rejects;
-  // RESOURCE_EXHAUSTED: it needs more than `memory` allows. Calls `admit` once it is known that
-  // what would count is within bounds, and while the call is there; its error ends the call.
+  // Starts a session that answers the call of `context`. It lives until that call and its calls to
+  // the upstreams end. The stream ends with the errors of ValidateCompareRequest, or with
+  // RESOURCE_EXHAUSTED if it needs more than `memory` allows. Calls `admit` once the amounts are
+  // known to be within bounds, and only while the call lasts; its error ends the call.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
                                                            v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
@@ -73,7 +73,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
 
   void Begin();
 
-  // What gRPC threads call. Each takes the lock.
+  // gRPC threads call these. Each takes the lock.
   void OnInfos(const UpstreamInfos& infos);
   void OnGenerated(size_t prompt, const v1::GenerateResponse& response);
   void OnGenerateDone(size_t prompt, const absl::Status& status,
@@ -84,13 +84,13 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   void OnWritable();
   void OnCancel();
 
-  // All below hold the lock.
+  // The caller of all below holds the lock.
   absl::Status CheckInfos(const UpstreamInfos& infos);
   absl::Status TakeGenerated(size_t prompt, const v1::GenerateResponse& response);
   absl::Status TakeScore(Sample& sample, const v1::ScoreResponse& response);
-  // Counts `tokens`, which are to be kept for the sample. RESOURCE_EXHAUSTED: they are too many.
+  // Counts the memory of `tokens`, to be kept for the sample. RESOURCE_EXHAUSTED: it is too much.
   absl::Status Hold(Sample& sample, const v1::TokenLogprobs& tokens);
-  void Release(Sample& sample);  // its tokens
+  void Release(Sample& sample);  // frees its tokens
   void StartPrompts();
   void StartGenerate(size_t prompt);
   void StartScore(size_t prompt, size_t sample);
@@ -118,7 +118,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   v1::SideIdentity scorer_;
   std::vector<Prompt> prompts_;
   size_t num_started_ = 0;
-  size_t num_reported_ = 0;  // prompts all of whose samples are
+  size_t num_reported_ = 0;  // prompts whose samples are all reported
   std::deque<Pending> pending_;
   HeldBytes memory_;
   size_t bytes_;  // of the request, its samples and their tokens

@@ -10,7 +10,7 @@ namespace isobit {
 // The distance to or from a NaN. No two numbers are that far apart.
 inline constexpr uint32_t kNanUlpDistance = std::numeric_limits<uint32_t>::max();
 
-// Logprobs are natural, probabilities are exp of them; both differences are taken in float64.
+// Logprobs are natural logarithms, probabilities their exp. Both differences are float64.
 struct Gap {
   float rollout;
   float scorer;
@@ -23,7 +23,7 @@ struct Gap {
 
 Gap ComputeGap(float rollout, float scorer);
 
-// The number of fp32 values one has to step over to get from `a` to `b`; -0 and +0 are neighbours,
+// The number of steps from `a` to `b` through neighbouring fp32 values; -0 and +0 are neighbours,
 // since their bits differ. kNanUlpDistance if either is NaN.
 uint32_t UlpDistance(float a, float b);
 

@@ -1,4 +1,4 @@
-// The sequences compared so far: the latest ones singly, all of them in sum. Thread-safe.
+// The sequences compared so far: the latest ones one by one, and the total of all. Thread-safe.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_HISTORY_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_HISTORY_H_
 

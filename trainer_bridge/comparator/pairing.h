@@ -1,4 +1,4 @@
-// Decides whether two sides may be compared at all. Where they may not, the error names both.
+// Decides whether two sides may be compared at all. If not, the error names both.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 
@@ -19,8 +19,8 @@ absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity&
 absl::Status CheckTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer,
                          bool allow_weight_mismatch);
 
-// INVALID_ARGUMENT if `id`, the value of `field`, is longer than 256 bytes: ids outlive their
-// request in the history.
+// INVALID_ARGUMENT if `id`, the value of `field`, is longer than 256 bytes: the history keeps ids
+// after their request has ended.
 absl::Status CheckId(const std::string& field, const std::string& id);
 
 }  // namespace isobit

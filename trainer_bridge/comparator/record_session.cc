@@ -30,7 +30,7 @@ RecordSession::RecordSession(grpc::CallbackServerContext& context, std::shared_p
 }
 
 void RecordSession::OnReadDone(bool ok) {
-  if (!ok) {  // the client has sent all
+  if (!ok) {  // the client has sent everything
     summary_->MergeFrom(builder_.Build());
     return Finish(grpc::Status::OK);
   }

@@ -1,4 +1,4 @@
-// One Record call: compares what the caller streams, and answers with the summary.
+// One Record call: compares the pairs that the caller streams, and answers with the summary.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
 
@@ -20,7 +20,7 @@ namespace isobit {
 // call with its error; those before it stay in the history.
 class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
  public:
-  // `context` and `summary`, the response, are the call's. memory: what the call may hold.
+  // `context` and `summary`, the response, belong to the call. memory: what the call may hold.
   RecordSession(grpc::CallbackServerContext& context, std::shared_ptr<History> history,
                 v1::CompareSummary* summary, HeldBytes memory);
 

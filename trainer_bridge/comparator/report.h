@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-// What is left of a sequence once its tokens are compared.
+// What is kept of a sequence after its tokens are compared.
 struct SequenceOutcome {
   std::string sequence_id;
   GapStatistics statistics;
@@ -37,7 +37,7 @@ class SummaryBuilder {
  public:
   void Add(const SequenceOutcome& outcome);
 
-  // All but the sides' identities.
+  // Everything except the sides' identities.
   v1::CompareSummary Build() const;
 
  private:

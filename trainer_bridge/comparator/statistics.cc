@@ -87,8 +87,8 @@ std::optional<double> GapStatistics::pearson_correlation() const {
   if (num_finite_ < 2 || moments_.rollout_squares <= 0 || moments_.scorer_squares <= 0) {
     return std::nullopt;
   }
-  // Of the equal forms of products / sqrt(rollout * scorer), this one gives exactly 1 for equal
-  // sides and has no product of small sums to underflow.
+  // Equals products / sqrt(rollout * scorer). In this form, equal sides give exactly 1, and no
+  // product of small sums can underflow.
   const double slope = moments_.products / moments_.rollout_squares;
   const double scale = std::sqrt(moments_.rollout_squares / moments_.scorer_squares);
   return std::clamp(slope * scale, -1.0, 1.0);

@@ -1,5 +1,5 @@
-// Statistics over the gaps of many tokens, in float64. Their value depends on the order of Add and
-// Merge alone, so a caller who fixes the order fixes the bits.
+// Statistics over the gaps of many tokens, in float64. Only the order of Add and Merge can change
+// their bits: a fixed order gives fixed bits.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
 
@@ -13,14 +13,14 @@ namespace isobit {
 
 // Counts and maxima cover all tokens; a NaN is an unequal token with the largest gaps. Means, KL,
 // correlation and sample size cover the tokens whose logprobs are both finite (`num_finite`), and
-// are 0 without one: an infinity would otherwise hide every other token's part in them, and shows
-// in the maxima anyhow.
+// are 0 if there is none. An infinity, which would hide all other tokens in a mean, shows in the
+// maxima.
 class GapStatistics {
  public:
   // Adds one token.
   void Add(const Gap& gap);
 
-  // Adds the tokens of `later`, as if they came after those here (equal up to rounding).
+  // Adds the tokens of `later`, as if each were added here after the present ones (up to rounding).
   void Merge(const GapStatistics& later);
 
   uint64_t num_tokens() const { return num_tokens_; }
@@ -40,8 +40,8 @@ class GapStatistics {
   double kl_k2() const { return Mean(sum_k2_); }
   double kl_k3() const { return Mean(sum_k3_); }
 
-  // Between the probabilities exp(rollout) and exp(scorer). None where it is undefined: fewer than
-  // two finite tokens, or one side constant.
+  // Of the probabilities exp(rollout) and exp(scorer). Unset if undefined: fewer than two finite
+  // tokens, or one side constant.
   std::optional<double> pearson_correlation() const;
 
   // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout); num_finite when all

@@ -8,7 +8,7 @@
 namespace isobit {
 namespace {
 
-// Two calls in flight and their answers; the last to finish reports.
+// Two calls in flight and their answers. The call that ends last reports both.
 struct InfoFetch {
   grpc::ClientContext rollout_context;
   grpc::ClientContext scorer_context;

@@ -30,7 +30,7 @@ struct Upstreams {
   const std::unique_ptr<v1::ScorerService::Stub> scorer;
 };
 
-// What the two services say about themselves, or why they could not be asked.
+// The two services' answers to GetServerInfo, or their errors.
 struct UpstreamInfos {
   absl::StatusOr<v1::RolloutServerInfo> rollout;
   absl::StatusOr<v1::ScorerServerInfo> scorer;
@@ -40,7 +40,7 @@ struct UpstreamInfos {
 void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
                 std::function<void(const UpstreamInfos&)> done);
 
-// Which arithmetic and weights a service says it has.
+// The arithmetic and weights of a service, by its own answer.
 v1::SideIdentity IdentityOf(const v1::ServerInfo& info);
 
 // One server-streaming call that keeps itself alive until its end.
@@ -52,9 +52,9 @@ class UpstreamStream final : public grpc::ClientReadReactor<Response> {
   using DoneCallback = std::function<void(const absl::Status&, const Context&)>;
 
   // Calls `start(context, request, reactor)`, a stub's streaming method, and returns the context,
-  // through which the call can be cancelled. `on_message` gets each message in turn, then `on_done`
-  // the status and the same context, once; both from a gRPC thread, never from within this
-  // function.
+  // by which the call can be cancelled. `on_message` gets each message in turn; at the end
+  // `on_done` gets the status and the same context, once. gRPC threads call both, never this
+  // function itself.
   template <typename Start>
   static Context Begin(std::chrono::system_clock::time_point deadline, Request request,
                        const Start& start, MessageCallback on_message, DoneCallback on_done) {

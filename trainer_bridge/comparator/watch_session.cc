@@ -59,8 +59,8 @@ void WatchSession::Tick() {
   *response.mutable_window() = history_->Window(window_);
   *response.mutable_total() = history_->Total();
   response.set_uptime_seconds(history_->UptimeSeconds());
-  writer_->Write(std::move(response));  // a reader so slow that it is full gets the next
-  // A fresh alarm each time: to set the old one would destroy the callback that runs this.
+  writer_->Write(std::move(response));  // if a slow reader's queue is full, this summary is dropped
+  // A new alarm each time: setting the old one again would destroy the callback that runs this.
   alarm_ = std::make_unique<grpc::Alarm>();
   alarm_->Set(std::chrono::system_clock::now() + interval_,
               [self = shared_from_this()](bool fired) {

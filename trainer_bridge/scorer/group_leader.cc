@@ -1,5 +1,5 @@
-// Each member's call has a thread of the gRPC server for its whole life: there are few, and none
-// comes and goes. See group_leader.h.
+// Each member's call keeps a thread of the gRPC server for its whole life, since members are few
+// and stay. See group_leader.h.
 #include "trainer_bridge/scorer/group_leader.h"
 
 #include <grpcpp/server_builder.h>
@@ -23,7 +23,8 @@ namespace {
 
 constexpr char kJoin[] = "/isobit.v1.ShardGroupService/Join";
 constexpr std::chrono::seconds kGoodbyeTimeout(5);
-constexpr std::chrono::milliseconds kLookInterval(100);  // at whether a waiting member is there
+constexpr std::chrono::milliseconds kLookInterval(
+    100);  // of looks whether a waiting member is gone
 
 }  // namespace
 
@@ -111,7 +112,7 @@ absl::Status GroupLeader::CheckSecret(const grpc::ServerContext& context) const 
 absl::Status GroupLeader::Serve(grpc::ServerContext& context, Stream& stream) {
   std::string arguments;
   const absl::StatusOr<int> rank = AdmitCaller(context, stream, arguments);
-  // Now, not at the end of the call, which comes with that of the scorer.
+  // Now, not at the end of the call, which lasts as long as the scorer.
   options_.gate->Audit(context, kJoin, std::move(arguments), rank.status());
   ISOBIT_RETURN_IF_ERROR(rank.status());
   Member& from = member(*rank);
@@ -154,7 +155,7 @@ absl::Status GroupLeader::WaitForOthers(Member& waiting, const grpc::ServerConte
   while (!changed_.wait_for(lock, kLookInterval, all_here)) {
     if (!context.IsCancelled()) continue;
     waiting.joined = false;
-    return absl::CancelledError("shard group: gone before the others came");
+    return absl::CancelledError("shard group: the member left before all had joined");
   }
   return failure_;
 }
@@ -193,7 +194,7 @@ void GroupLeader::Handle(int rank, const v1::MemberMessage& message) {
   const auto told = [rank](const v1::Outcome& outcome) {
     return Annotate(StatusOf(outcome), absl::StrCat("shard group, rank ", rank));
   };
-  // At once: the other ranks may wait in a gather for one that has failed, up to their timeout.
+  // At once: otherwise other ranks would wait in a gather for the failed one until their timeout.
   if (message.has_ready()) LoseUnlessOk(told(message.ready().outcome()));
   if (message.has_pass_done()) LoseUnlessOk(told(message.pass_done()));
   const std::lock_guard lock(mutex_);
@@ -252,7 +253,7 @@ void GroupLeader::SayGoodbye(bool in_order) {
   for (const auto& member : members_) Send(*member, goodbye);
 }
 
-// A write that fails means that the member's call ends; its thread tells.
+// If the write fails, the member's call has ended, and the call's thread reports it.
 void GroupLeader::Send(Member& member, const v1::LeaderMessage& message) {
   const std::lock_guard lock(member.write_mutex);
   if (member.stream != nullptr) member.stream->Write(message);

@@ -1,5 +1,5 @@
-// The leading process's side of a shard group: waits for the other processes, refuses those that
-// cannot belong to it, and has them make their part of each pass.
+// The leader's side of a shard group: waits for the other processes, refuses those that cannot
+// belong to the group, and sends each its share of every pass.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_LEADER_H_
 
@@ -24,30 +24,30 @@
 namespace isobit {
 
 struct GroupLeaderOptions {
-  std::string host;     // to listen on: an address of this process that the members reach
+  std::string host;     // address to listen on, which the members can reach
   int port = 0;         // 0: the system chooses
   int world_size = 2;   // processes, this one among them
   int local_ranks = 1;  // shard ranks of each
-  std::string nccl_id;  // for the members
+  std::string nccl_id;  // sent to the members
   // Who may connect and call; null: anybody, in plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials{};
   std::string secret{};                                 // that members must show; empty: none
-  std::shared_ptr<CallGate> gate = CallGate::Create();  // audits who joins, or tries to
+  std::shared_ptr<CallGate> gate = CallGate::Create();  // audits each call to join
   std::chrono::milliseconds timeout{120'000};
-  // Called once, from any thread, when a member that had been welcomed goes or fails. May be null.
+  // Called once, from any thread, when a member that had joined goes or fails. May be null.
   std::function<void(const absl::Status&)> on_lost = nullptr;
-  // Called with the port once members can come. May be null.
+  // Called with the port once members can connect. May be null.
   std::function<void(int port)> on_listening = nullptr;
 };
 
 class GroupLeader final : public RemoteRanks {
  public:
-  // Waits until all members have joined. DEADLINE_EXCEEDED, naming those that have not come;
-  // FAILED_PRECONDITION: a process came that differs in `identity`, world size or local ranks;
-  // UNAVAILABLE: the address cannot be bound.
+  // Waits until all members have joined. DEADLINE_EXCEEDED names those that are missing.
+  // FAILED_PRECONDITION: a process differs in `identity`, world size or local ranks. UNAVAILABLE:
+  // the address cannot be bound.
   static absl::StatusOr<std::shared_ptr<GroupLeader>> Assemble(GroupLeaderOptions options,
                                                                const GroupIdentity& identity);
-  // Ends the group in order.
+  // Sends the members a goodbye and waits until their calls end.
   ~GroupLeader() override;
 
   absl::Status WaitUntilReady() override;
@@ -86,8 +86,8 @@ class GroupLeader final : public RemoteRanks {
 
   // A member's call, from its first message to its end.
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
-  // The rank of the process whose first message this reads, once it has a place in the group.
-  // arguments: gets what that message says, for the audit.
+  // Reads the caller's first message and admits it to the group; returns its rank. `arguments` gets
+  // the message's text, for the audit.
   absl::StatusOr<int> AdmitCaller(const grpc::ServerContext& context, Stream& stream,
                                   std::string& arguments);
   // UNAUTHENTICATED unless the member shows the group secret, if there is one.
@@ -95,18 +95,17 @@ class GroupLeader final : public RemoteRanks {
   absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);
   absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& address,
                             Stream& stream);
-  // Waits until all members have joined. CANCELLED: this one has gone, and its place is free again.
+  // Waits until all members have joined. CANCELLED: `waiting` has gone, and its rank is free again.
   absl::Status WaitForOthers(Member& waiting, const grpc::ServerContext& context);
   void Handle(int rank, const v1::MemberMessage& message);
   void Deliver(int rank, const v1::SequenceScored& scored);
-  // A member has gone or failed: ends the group, and tells on_lost.
+  // Unless `status` is OK, ends the group and calls on_lost: a member has gone or failed.
   void LoseUnlessOk(const absl::Status& status);
-  // Has the members end their calls, whose status is then the reason. False if the group had ended
-  // already.
+  // Ends the members' calls with `reason`. False: the group had ended already.
   bool EndWith(const absl::Status& reason);
   void SayGoodbye(bool in_order);
   void Send(Member& member, const v1::LeaderMessage& message);
-  // Waits until all members have set `answer`, or the group has ended; the first error.
+  // Waits until all members have set `answer` or the group has ended; returns the first error.
   absl::Status WaitForAll(std::optional<absl::Status> Member::*answer);
   Member& member(int rank) { return *members_[static_cast<size_t>(rank - 1)]; }
 
@@ -116,12 +115,12 @@ class GroupLeader final : public RemoteRanks {
   std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 
-  std::mutex mutex_;  // guards what follows, but for the members' streams
+  std::mutex mutex_;  // guards what follows, except the members' streams
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Member>> members_;  // of the ranks 1, 2, ...
   absl::Status failure_;
   WeightVersion pass_version_;
-  std::vector<std::vector<ScoreItem>> pass_items_;  // of the pass that runs
+  std::vector<std::vector<ScoreItem>> pass_items_;  // of the current pass
 };
 
 }  // namespace isobit

@@ -68,8 +68,8 @@ absl::Status GroupMember::Run() {
       in_order = Obey();
     }
   }
-  EndWrites();  // no cancellation, which could overtake what this process failed with
-  while (stream_->Read(&message)) {  // a goodbye; Finish would wait until it is read
+  EndWrites();  // not TryCancel, which could overtake the message of this process's failure
+  while (stream_->Read(&message)) {  // a goodbye, without whose reading Finish would not return
   }
   const absl::Status end = FromGrpcStatus(stream_->Finish(), context_);
   if (status.ok() && !in_order) {
@@ -126,7 +126,7 @@ bool GroupMember::Obey() {
   while (stream_->Read(&order)) {
     switch (order.message_case()) {
       case v1::LeaderMessage::kRunPass:
-        if (pass_.valid()) pass_.wait();  // its end was what the leader waited for
+        if (pass_.valid()) pass_.wait();  // short: the leader has its result already
         pass_ =
             std::async(std::launch::async, [this, order = order.run_pass()] { RunPass(order); });
         break;
@@ -192,7 +192,7 @@ std::shared_ptr<const ShardedVersion> GroupMember::Serving(uint64_t version) {
 void GroupMember::Prepare(const v1::StageWeights& order) {
   v1::MemberMessage message;
   const auto prepare = [&]() -> absl::Status {
-    Serving(order.serving_version());  // no pass may have run since the switch to them
+    Serving(order.serving_version());  // there may have been no pass since the switch to it
     {
       const std::lock_guard lock(mutex_);
       prepared_ = nullptr;  // given up; there is no room for three
@@ -214,7 +214,7 @@ void GroupMember::Prepare(const v1::StageWeights& order) {
   Send(message);
 }
 
-// A write that fails means that the call ends; the next read tells.
+// If the write fails, the call has ended, and the next read reports it.
 void GroupMember::Send(const v1::MemberMessage& message) {
   const std::lock_guard lock(write_mutex_);
   if (!writes_ended_) stream_->Write(message);

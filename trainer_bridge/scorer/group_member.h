@@ -1,5 +1,5 @@
-// A member process's side of a shard group: joins the leader, then makes its part of each pass and
-// loads what the leader asks for, until the group ends.
+// A member's side of a shard group: joins the leader, then computes its share of each pass and
+// loads the weights that the leader names, until the group ends.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
 
@@ -30,9 +30,9 @@ struct GroupMemberOptions {
   int local_ranks = 1;  // shard ranks of each
   std::chrono::milliseconds timeout{120'000};
   ChannelSecurity security{};  // of the channel to the leader
-  std::string secret{};        // to show there; empty: none
-  std::string model;           // below scorer.model_root
-  // model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows count.
+  std::string secret{};        // shown to the leader; empty: none
+  std::string model;           // path from scorer.model_root
+  // Only model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows are used.
   ScorerOptions scorer;
   // Makes the backend once the group's id is known.
   std::function<absl::StatusOr<RankBackend>(const std::string& nccl_id)> make_backend;
@@ -46,9 +46,9 @@ class GroupMember {
   GroupMember(const GroupMember&) = delete;
   GroupMember& operator=(const GroupMember&) = delete;
 
-  // Joins and serves; returns when the leader says goodbye, or why the group ended. Only once.
-  // Weights may still be loading then, for which the destructor waits. UNAVAILABLE: no leader
-  // within the timeout, or it has gone; else its refusal, or this process's own error.
+  // Joins and serves until the group ends. Call it once. OK: the leader said goodbye. UNAVAILABLE:
+  // no leader within the timeout, or it has gone. Other errors: the leader's refusal, or this
+  // process's own. Weights may still be loading when it returns: the destructor waits for them.
   absl::Status Run();
 
   // Ends Run, and with it the group. Any thread.
@@ -59,14 +59,14 @@ class GroupMember {
 
   absl::Status Join(const GroupIdentity& identity);
   absl::Status Load(const OpenedModel& model, int64_t max_context, const std::string& nccl_id);
-  // Orders of the leader; true if the last was its goodbye.
+  // Carries out the leader's orders until the stream ends. True if the last was its goodbye.
   bool Obey();
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
   void Prepare(const v1::StageWeights& order);
   // The weights that serve, which are those that were prepared if they are `version`.
   std::shared_ptr<const ShardedVersion> Serving(uint64_t version);
-  // Nothing is sent after EndWrites, though a pass may still run.
+  // Sends nothing after EndWrites; a pass may still be running then.
   void Send(const v1::MemberMessage& message);
   void EndWrites();
 

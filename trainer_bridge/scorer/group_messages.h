@@ -1,4 +1,4 @@
-// Between the messages of a shard group and what its processes work with.
+// Converts between the messages of a shard group and the scorer's types.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MESSAGES_H_
 
@@ -9,9 +9,9 @@
 
 namespace isobit {
 
-// Of a message between the processes: any. What it holds is bounded by what a client may ask for,
-// though not below gRPC's usual limits: a pass has sequences of many requests, and a result whose
-// client's message just fits may be longer here.
+// Messages between the processes have no size limit. The requests of clients bound their content,
+// but it can exceed gRPC's default limit: a pass has sequences of many requests, and a result that
+// just fits into the client's message may be longer here.
 inline constexpr int kMaxGroupMessageBytes = -1;
 
 // The header in which a member shows the group secret.
@@ -28,9 +28,9 @@ v1::WorkItem MakeWorkItem(const ScoreItem& item);
 ScoreInput InputOf(const v1::WorkItem& item);
 ScoreOptions OptionsOf(const v1::WorkItem& item);
 
-// All but where it belongs.
+// The scores; the caller sets the fields that say which sequence they belong to.
 v1::SequenceScored MakeScored(const SequenceScore& score);
-// All but index and version.
+// The scores, without index and version.
 SequenceScore ScoreOf(const v1::SequenceScored& scored);
 
 }  // namespace isobit

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxProcesses = 64;
 
-// The flag's value, or that of the first variable that is set; unset if there is none.
+// Reads the flag or, if it is not given, the first variable that is set; unset if none is.
 class Source {
  public:
   explicit Source(const std::function<const char*(const char*)>& environment)
@@ -87,7 +87,7 @@ absl::StatusOr<ProcessPlace> PlaceOfProcess(
       const std::optional<int> port,
       source.Number("master_port", flags.master_port, {"MASTER_PORT"}, 1, 65535));
   place.master_port = port.value_or(place.master_port);
-  // torchrun's agent listens on the port that it tells its workers.
+  // torchrun's agent itself may listen on the port that it gives to its workers.
   const char* const agent_store = environment("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_taken = agent_store != nullptr && absl::string_view(agent_store) == "True";
   if (!flags.master_port && is_taken && place.master_port < 65535) ++place.master_port;

@@ -1,5 +1,5 @@
-// Which process of a group this one is: by flags, or by what torchrun or Kubernetes'
-// LeaderWorkerSet put into the environment.
+// Finds out which process of a group this one is, from flags or from the environment that torchrun
+// or Kubernetes' LeaderWorkerSet has set.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PROCESS_PLACE_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_PROCESS_PLACE_H_
 
@@ -19,7 +19,7 @@ struct ProcessPlace {
   int master_port = 29500;
 };
 
-// What was given on the command line.
+// The flags that are given; unset: not given.
 struct PlaceFlags {
   std::optional<int> rank{};
   std::optional<int> world_size{};
@@ -27,13 +27,12 @@ struct PlaceFlags {
   std::optional<int> master_port{};
 };
 
-// A flag goes before RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (torchrun), and these
-// before LWS_WORKER_INDEX, LWS_GROUP_SIZE, LWS_LEADER_ADDRESS (LeaderWorkerSet). The number of
-// processes decides: where nothing says it there is one, and if there is one, variables do not
-// count, which may be those of the trainer that started it. Where torchrun listens on MASTER_PORT
-// itself, the port is the one after it. `environment` gives a variable, or null.
-// INVALID_ARGUMENT, naming flag or variable: not a number or out of range; a group without rank or
-// address.
+// Flags take precedence over RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (torchrun), and
+// these over LWS_WORKER_INDEX, LWS_GROUP_SIZE, LWS_LEADER_ADDRESS (LeaderWorkerSet). Without any
+// number of processes there is one. If there is one, the other variables are ignored, since they
+// may be meant for the trainer that started it. If torchrun itself listens on MASTER_PORT, the next
+// port is used. `environment` returns a variable's value, or null.
+// INVALID_ARGUMENT names the flag or variable: not a number, out of range, or, in a group, missing.
 absl::StatusOr<ProcessPlace> PlaceOfProcess(
     const PlaceFlags& flags, const std::function<const char*(const char*)>& environment);
 

@@ -1,5 +1,4 @@
-// The shard ranks of other processes, as the leading process's engine sees them. Not here: how they
-// are reached.
+// The shard ranks of other processes, as the leader's engine sees them. GroupLeader implements it.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_REMOTE_RANKS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_REMOTE_RANKS_H_
 
@@ -20,8 +19,8 @@ struct GroupIdentity {
   int64_t max_context = 0;
 };
 
-// The ranks 1 * local .. world_size * local - 1, where each process has `local` ranks. An error is
-// final, unless it says otherwise.
+// The ranks local .. world_size * local - 1, where each process has `local` ranks. Errors are
+// final, except where a method says otherwise.
 class RemoteRanks {
  public:
   virtual ~RemoteRanks() = default;
@@ -45,7 +44,7 @@ class RemoteRanks {
   virtual absl::Status Score(const WeightVersion& version,
                              absl::Span<const std::vector<ScoreItem>> items) = 0;
 
-  // Ends the group: waiting and later calls fail with `reason`, an error. Any thread.
+  // Ends the group: calls that wait and later calls fail with `reason`, an error. Any thread.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

@@ -1,4 +1,4 @@
-// The way of a job's results to its client. See score_call.h.
+// Brings a job's results to its client. See score_call.h.
 #include "trainer_bridge/scorer/score_call.h"
 
 #include <chrono>
@@ -10,7 +10,7 @@
 namespace isobit {
 namespace {
 
-// About a batch of a small model; a client that comes back too early is told so again.
+// About the time of a small model's batch. A client that retries too early gets the hint again.
 constexpr std::chrono::milliseconds kRetryAfter(1000);
 
 }  // namespace
@@ -54,7 +54,7 @@ int64_t ScoreCall::MaxUnreadTokens(uint32_t alternatives) const {
 void ScoreCall::OnScore(SequenceScore score) {
   tokens_.Increment(
       static_cast<double>(score.completion.logprobs.size() + score.prompt.logprobs.size()));
-  const std::shared_ptr<ScoreJob> job = job_.lock();  // it is what calls
+  const std::shared_ptr<ScoreJob> job = job_.lock();  // alive, since it makes this call
   v1::ScoreResponse response =
       MakeScoreResponse(job->inputs()[score.index], job->options(), score, fingerprint_);
   response.set_sequence_id(sequence_ids_[score.index]);

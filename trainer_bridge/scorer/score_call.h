@@ -1,4 +1,4 @@
-// One Score call: turns scores into messages and keeps those that a slow reader leaves no room for.
+// One Score call: turns scores into messages, and keeps those that a slow reader has no room for.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
 
@@ -25,18 +25,18 @@ namespace isobit {
 
 class ScoreCall final : public ScoreReceiver {
  public:
-  // Opens the stream of `context`. When its client goes, the job ends; `scorer` may be null as long
-  // as no job is started. It outlives the gRPC server. memory: what the call may hold. `tokens`
-  // counts those that were scored.
+  // Opens the stream of `context`. The job ends if the client goes. `scorer` outlives the gRPC
+  // server; it may be null if no job is started. memory: what the call may hold. `tokens` counts
+  // the scored tokens.
   static std::shared_ptr<ScoreCall> Open(grpc::CallbackServerContext* context, Scorer* scorer,
                                          size_t max_queued_bytes, HeldBytes memory,
                                          prometheus::Counter& tokens);
 
   grpc::ServerWriteReactor<v1::ScoreResponse>* reactor() { return writer_.get(); }
 
-  // Queues the job of `request`; its results, and its end, go to the stream. `sequence_ids`: one
-  // for each sequence. Once, before the handler returns. Errors: as Scorer::Submit, and
-  // RESOURCE_EXHAUSTED: memory; with a retry hint where one helps.
+  // Queues the job of `request`; its results and its end go to the stream. `sequence_ids`: one for
+  // each sequence. Call it at most once, before the handler returns. Errors: those of
+  // Scorer::Submit; RESOURCE_EXHAUSTED: memory. With a retry hint if a retry can help.
   static absl::Status Start(const std::shared_ptr<ScoreCall>& call, ScoreRequest request,
                             std::vector<std::string> sequence_ids,
                             const v1::Fingerprint& fingerprint);
@@ -52,13 +52,13 @@ class ScoreCall final : public ScoreReceiver {
         memory_(std::move(memory)),
         tokens_(tokens) {}
 
-  // The most tokens whose results may wait for the reader: those of the stream's queue, and of the
-  // batch that fills it.
+  // The most tokens whose results can wait for the reader: those in the stream's queue, and those
+  // of the batch that fills it.
   int64_t MaxUnreadTokens(uint32_t alternatives) const;
 
   void OnCancel();
   void OnWritable();
-  // Writes what is held, as far as there is room. Holds mutex_.
+  // Writes held responses while the stream has room. Holds mutex_.
   void Flush();
 
   Scorer* const scorer_;

@@ -1,5 +1,4 @@
-// One request to the scorer on its way through the engine: what to score, how, and who gets the
-// results.
+// One request inside the scoring engine: what to score, how, and who gets the results.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
 
@@ -26,7 +25,7 @@ struct ScoreInput {
 };
 
 struct ScoreOptions {
-  SamplingParams sampling{};  // valid; seed, n and max_tokens do not matter
+  SamplingParams sampling{};  // valid; seed, n and max_tokens are not used
   bool raw = false;           // the model's own distribution instead of the sampler's
   bool prompt_logprobs = false;
   bool entropy = false;
@@ -37,47 +36,48 @@ struct ScoreOptions {
 struct TokenScores {
   std::vector<float> logprobs;    // [tokens]
   std::vector<float> entropies;   // [tokens], nats; empty unless asked for
-  std::vector<TokenLogProb> top;  // [tokens, sampling.logprobs]; ids of unused places are -1
+  std::vector<TokenLogProb> top;  // [tokens, sampling.logprobs]; unused entries have id -1
 };
 
 struct SequenceScore {
   size_t index = 0;        // in ScoreJob::inputs()
   TokenScores completion;  // one entry for each completion token
-  TokenScores prompt;      // one for each prompt token but the first, if asked for; never entropies
+  TokenScores prompt;      // each prompt token but the first, if asked for; without entropies
   WeightVersion version;
 };
 
-// Where results go. The job makes one call at a time, from any thread; none may block.
+// Where results go. The job makes one call at a time, from any thread. No call may block.
 class ScoreReceiver {
  public:
   virtual ~ScoreReceiver() = default;
   virtual void OnScore(SequenceScore score) = 0;
-  // The last call: all sequences were scored, or why not.
+  // The last call. OK: all sequences were scored.
   virtual void OnDone(const absl::Status& status) = 0;
-  // False while results pile up at a slow reader: the job's further sequences then wait. Called
-  // from any thread, at any time.
+  // False while a slow reader has too many unread results: the job's other sequences wait
+  // meanwhile. Called from any thread, at any time.
   virtual bool CanTakeMore() const = 0;
 };
 
 // Thread safe.
 class ScoreJob {
  public:
-  // `inputs` is not empty. first_place: of inputs[0] in the client's request.
+  // `inputs` is not empty. first_place: the index of inputs[0] in the client's request.
   ScoreJob(std::vector<ScoreInput> inputs, ScoreOptions options,
            std::shared_ptr<ScoreReceiver> receiver, size_t first_place = 0);
 
   const std::vector<ScoreInput>& inputs() const { return inputs_; }
   const ScoreOptions& options() const { return options_; }
   const ScoreReceiver& receiver() const { return *receiver_; }
-  // How the client knows inputs()[index].
+  // What the client calls inputs()[index], for errors.
   std::string NameOf(size_t index) const;
 
-  // Hands out one sequence's score, and ends the job with the last one. No effect once ended.
+  // Passes one sequence's score to the receiver; the last one ends the job. No effect after the
+  // end.
   void Deliver(SequenceScore score);
-  // Ends the job before its time; false if it had ended already.
+  // Ends the job early. False: it had ended already.
   bool End(const absl::Status& status);
   bool ended() const;
-  // Sequences that are neither delivered nor given up.
+  // Sequences that are still to be delivered.
   size_t num_pending() const;
 
  private:

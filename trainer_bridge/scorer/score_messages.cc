@@ -54,7 +54,7 @@ absl::StatusOr<ScoreInput> ParseSequence(const v1::ScoreSequence& sequence,
   return input;
 }
 
-// A result must fit into one message, and its size is known beforehand.
+// A result must fit into one message; the request determines its size.
 absl::Status CheckResponseSize(const ScoreRequest& request) {
   constexpr uint64_t kTokenBytes = 32;        // id, logprob, version, entropy
   constexpr uint64_t kAlternativeBytes = 10;  // id, logprob
@@ -132,10 +132,10 @@ absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
 }
 
 size_t BytesOf(const ScoreRequest& request, int64_t max_unread_tokens) {
-  // A result is there as scores and as a message, whose arrays may be half empty.
+  // A result is in memory as scores and as a message, and arrays may be half empty.
   constexpr size_t kResultBytes = 1024;
   constexpr size_t kTokenBytes = 40;
-  constexpr size_t kRowBytes = 128;  // of a token's alternatives, and each of them:
+  constexpr size_t kRowBytes = 128;  // a token's list of alternatives; below, each of them
   constexpr size_t kAlternativeBytes = 24;
   const SamplingParams& sampling = request.options.sampling;
   size_t bytes = sampling.stop_token_ids.capacity() * sizeof(int32_t) +
@@ -185,7 +185,7 @@ absl::StatusOr<WeightUpdate> ParseUpdateWeightsRequest(const v1::UpdateWeightsRe
       update.mode = InFlightMode::kAbort;
       return update;
     case v1::IN_FLIGHT_MODE_RECOMPUTE_KV:
-      return Bad("in_flight_mode", "WAIT or ABORT, for a scorer keeps no keys", "RECOMPUTE_KV");
+      return Bad("in_flight_mode", "WAIT or ABORT, as a scorer has no KV cache", "RECOMPUTE_KV");
     default:
       return Bad("in_flight_mode", "WAIT or ABORT", static_cast<int>(request.in_flight_mode()));
   }

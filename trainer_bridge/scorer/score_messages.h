@@ -1,4 +1,4 @@
-// Between the scorer's wire messages and what its engine works with.
+// Converts between the scorer's wire messages and the engine's types.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_MESSAGES_H_
 
@@ -33,8 +33,8 @@ struct ScoreRequest {
 absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
                                                const ScoreLimits& limits);
 
-// The memory that `request` takes until it is scored, and at most its results until they are read:
-// those of `max_unread_tokens`, if there are as many.
+// The memory that `request` takes until it is scored, plus the most that its unread results can
+// take, which are of at most `max_unread_tokens` tokens.
 size_t BytesOf(const ScoreRequest& request, int64_t max_unread_tokens);
 
 // `input` is the sequence that `score` belongs to; the caller adds its sequence_id.
@@ -47,7 +47,7 @@ v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& re
 
 v1::Fingerprint FingerprintOf(const Scorer& scorer);
 
-// All but the uptime.
+// Everything except the uptime.
 v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits);
 
 }  // namespace isobit

@@ -105,7 +105,7 @@ Scorer::~Scorer() {
 void Scorer::Stop() {
   const std::lock_guard lock(mutex_);
   stopping_ = true;
-  // A batch that runs is abandoned at its next block.
+  // The running batch stops at its next block.
   EndAllJobs(Stopping());
   changed_.notify_all();
 }
@@ -176,7 +176,7 @@ void Scorer::DropEndedJobs() {
 }
 
 absl::Status Scorer::CheckRunning() const {
-  if (!fault_.ok()) return absl::UnavailableError(fault_.message());  // another scorer may do
+  if (!fault_.ok()) return absl::UnavailableError(fault_.message());  // retry on another scorer
   return stopping_ ? Stopping() : absl::OkStatus();
 }
 
@@ -194,7 +194,7 @@ bool Scorer::HasWork() const {
 }
 
 Scorer::RankItems Scorer::TakeBatch() {
-  // A little more than can fit, so that packing chooses and not this loop.
+  // A little more than can fit, so that packing, not this loop, makes the choice.
   const int64_t enough = options_.max_batch_tokens * options_.num_shards + options_.max_context;
   std::vector<Queued*> owners;
   std::vector<size_t> indices;

@@ -1,5 +1,5 @@
-// The scoring engine: a queue of jobs, N shard ranks that score them batch by batch, and the switch
-// to other weights between two batches. Not here: anything of gRPC.
+// The scoring engine: queues jobs, scores them batch by batch on N shard ranks, and switches to
+// other weights between two batches. No gRPC here.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
 
@@ -35,54 +35,54 @@ struct ScorerOptions {
   std::string model_root;  // a directory; models lie below it
   LoadFormat load_format = LoadFormat::kAuto;
   LoadPolicy load_policy;
-  int num_shards = 2;    // of all processes, in [1, kMaxShards]
-  int local_shards = 0;  // of this process, the first ones; 0: all
+  int num_shards = 2;    // in all processes, in [1, kMaxShards]
+  int local_shards = 0;  // how many of them this process has, the first ones; 0: all
   NumericsMode numerics = NumericsMode::kTree;
-  int64_t max_context = 0;          // tokens of one sequence; 0: as many as the model has positions
-  int64_t max_batch_tokens = 2048;  // of one rank's pass, at least 1; a longer sequence runs alone
+  int64_t max_context = 0;  // tokens of one sequence; 0: as many as the model has positions
+  int64_t max_batch_tokens =
+      2048;  // of one rank in a pass, at least 1; a longer sequence runs alone
   size_t max_queued_sequences = 16384;  // of all jobs
-  size_t chunk_rows = 64;               // of the ranks, as ShardRanksOptions says
+  size_t chunk_rows = 64;               // see ShardRanksOptions
   RankBackend backend;
-  // With fewer local shards than all: waits for the processes of the others, before the backend is
-  // made.
+  // If other processes have shards too: waits for them, before the backend is made.
   std::function<absl::StatusOr<std::shared_ptr<RemoteRanks>>(const GroupIdentity& identity)>
       assemble = nullptr;
-  // Called once, from the engine's thread, when a device or the group of ranks has failed: nothing
-  // can be scored any more. May be null.
+  // Called once, from the engine's thread, when a device or the group of ranks has failed: the
+  // scorer cannot score any more. May be null.
   std::function<void(const absl::Status&)> on_fault = nullptr;
 };
 
-// What the passes did since the start. Gathers run beside the computation: what they take matters
-// as far as a pass is longer than it would be without.
+// What the passes have done since the start. Gathers overlap with the computation, so their time is
+// not simply a part of the passes' time.
 struct ScorerWork {
   int64_t passes = 0;
   int64_t tokens = 0;                      // of all ranks
   std::chrono::microseconds passing{0};    // from the start to the end of each pass
-  std::chrono::microseconds gathering{0};  // of it, on the rank where that took longest
+  std::chrono::microseconds gathering{0};  // of the gathers, on the slowest rank of each pass
 };
 
 // Thread safe.
 class Scorer {
  public:
-  // Loads `model_path`, whose weights become version 1, and starts the engine. Errors: as
-  // OpenModel; INVALID_ARGUMENT: an option out of range, max_context over the model's positions.
+  // Loads `model_path` as weight version 1 and starts the engine. Errors: those of OpenModel;
+  // INVALID_ARGUMENT: an option is out of range, or max_context exceeds the model's positions.
   static absl::StatusOr<std::unique_ptr<Scorer>> Load(ScorerOptions options,
                                                       const std::string& model_path);
   Scorer(const Scorer&) = delete;
   Scorer& operator=(const Scorer&) = delete;
-  // Stops. No call of UpdateWeights may be under way.
+  // Stops. No call of UpdateWeights may be running.
   ~Scorer();
 
-  // Ends jobs that are left, and updates that wait for their switch, with UNAVAILABLE.
+  // Ends all jobs, and updates that wait for their switch, with UNAVAILABLE.
   void Stop();
 
-  // Queues a valid job; its sequences fit max_context. The engine ends it exactly once, unless this
-  // fails: RESOURCE_EXHAUSTED: the queue is full; FAILED_PRECONDITION: the job
-  // wants other weights than those that serve (jobs that arrive while an update waits for its
-  // switch are held, and compared after it); UNAVAILABLE: a fault.
+  // Queues a valid job, whose sequences fit max_context. If this succeeds, the engine ends the job
+  // exactly once. RESOURCE_EXHAUSTED: the queue is full. FAILED_PRECONDITION: the job asks for
+  // another weight version than the one that serves; a job that arrives while an update waits for
+  // its switch is held, and checked after the switch. UNAVAILABLE: a fault.
   absl::Status Submit(std::shared_ptr<ScoreJob> job);
 
-  // Tells the engine that a receiver can take more, that a job was ended from outside, or that the
+  // Tells the engine that a receiver can take more, that somebody else has ended a job, or that the
   // caller of UpdateWeights has gone.
   void Wake();
 
@@ -101,7 +101,7 @@ class Scorer {
   size_t shard_bytes() const;
   // Bytes of the largest block (the embedding, a layer or the head).
   size_t largest_block_bytes() const;
-  // Full blocks gathered on one rank now, and the most that ever were: the maximum over the ranks.
+  // Full blocks gathered on one rank now, and the most there ever were; both maxima over the ranks.
   int resident_blocks() const { return ranks_->resident_blocks(); }
   int peak_blocks() const { return ranks_->peak_blocks(); }
   ScorerWork work() const;
@@ -123,7 +123,7 @@ class Scorer {
   void Run();
   RankItems TakeBatch();
   absl::Status ScoreBatch(const ShardedVersion& weights, const RankItems& items);
-  // Adds a pass to what was done, and logs that from time to time.
+  // Adds a pass to work_, and logs the sums from time to time.
   void Account(const RankItems& items, std::chrono::microseconds time);
   void Fault(const absl::Status& status);
 

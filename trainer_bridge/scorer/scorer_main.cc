@@ -1,4 +1,4 @@
-// The scorer process: isobit-scorer. Of several, rank 0 serves and the others work for it.
+// The scorer process: isobit-scorer. In a group, rank 0 serves and the other processes work for it.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -28,8 +28,8 @@ constexpr char kUsage[] =
     "                [--backend=cuda [--devices=0,1,...]] [--world_size=N --rank=I "
     "--master_addr=HOST]";
 
-// Without destructors, which wait for what a failed device may never end, and for weights that are
-// being loaded in vain. Calls that matter have been answered.
+// Exits without destructors: they would wait for work that a failed device may never end, or for
+// weights that nobody needs. All calls have been answered.
 [[noreturn]] void ExitAtOnce(int exit_code) {
   std::fflush(nullptr);
   std::_Exit(exit_code);
@@ -82,11 +82,11 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
   const int exit_code = runner.Wait([&service] { service.BeginDrain(); });
   if (exit_code != kExitStopped || !loaded) ExitAtOnce(exit_code);
   loading.join();
-  service.Stop();  // while there is still a runner to report a fault to
+  service.Stop();  // before the runner ends, to which faults are reported
   return exit_code;
 }
 
-// Serves nothing but its health, which is the group's.
+// Works for the leader. Serves only its health, which is the group's.
 absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
   ISOBIT_RETURN_IF_ERROR(runner.Start());
@@ -110,7 +110,7 @@ absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
       runner.Fail(end);
     }
   });
-  // A stop signal may come in the middle of a pass; the leader sees the connection go.
+  // A stop signal may come in the middle of a pass. The leader notices the closed connection.
   ExitAtOnce(runner.Wait());
 }
 

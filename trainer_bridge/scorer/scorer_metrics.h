@@ -1,4 +1,4 @@
-// What the scorer counts and shows of itself.
+// The scorer's metrics.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_METRICS_H_
 
@@ -14,7 +14,7 @@ struct ScorerMetrics {
   // `metrics` outlives it.
   ScorerMetrics(Metrics& metrics, const std::shared_ptr<const ByteBudget>& calls);
 
-  // From when the scorer has loaded; `scorer` outlives the observations.
+  // Call it when the scorer has loaded. `scorer` outlives the observations.
   static Observations Observe(Metrics& metrics, const Scorer& scorer);
 
   prometheus::Counter& tokens;            // scored

@@ -1,5 +1,5 @@
-// The scorer's gRPC border: a handler checks, hands over to the engine and returns. What scoring
-// is, is in scorer.h.
+// The scorer's gRPC service: a handler checks the request, passes it to the engine (scorer.h) and
+// returns.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SERVICE_H_
 
@@ -35,13 +35,13 @@ class ScorerService final : public v1::ScorerService::CallbackService {
                          std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
   ~ScorerService() override;
 
-  // Starts to serve; before, every call fails with UNAVAILABLE. Only once.
+  // Starts to serve; until then every call fails with UNAVAILABLE. Call it once.
   void SetScorer(std::unique_ptr<Scorer> scorer);
 
-  // Refuses new calls, but GetServerInfo, with UNAVAILABLE; those in flight go on.
+  // Refuses new calls except GetServerInfo with UNAVAILABLE; calls in flight go on.
   void BeginDrain();
 
-  // Ends what the scorer still does, and the scorer. Only once the gRPC server has shut down.
+  // Ends the scorer and its jobs. Call it only after the gRPC server has shut down.
   void Stop();
 
   grpc::ServerWriteReactor<v1::ScoreResponse>* Score(grpc::CallbackServerContext* context,
@@ -56,9 +56,9 @@ class ScorerService final : public v1::ScorerService::CallbackService {
  private:
   // UNAVAILABLE: still loading, or draining.
   absl::StatusOr<Scorer*> Available();
-  // Of what `request` holds on behalf of its client.
+  // Charges the client's quota for `request`.
   absl::Status Admit(const grpc::CallbackServerContext& context, const v1::ScoreRequest& request);
-  // Parses and queues a request whose stream stands.
+  // Parses and queues a request whose stream is open.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
   // Runs `update` on a thread of its own.

@@ -18,26 +18,31 @@
 ABSL_FLAG(int, shards, 2,
           "Ranks of this process, each of which holds an equal part of every layer; 1 to 64 in all "
           "processes.");
-ABSL_FLAG(std::optional<int>, world_size, std::nullopt,
-          "Processes whose shards are one scorer (--backend=cuda); if not given, what torchrun or "
-          "LeaderWorkerSet put into the environment, else 1.");
+ABSL_FLAG(
+    std::optional<int>, world_size, std::nullopt,
+    "Processes of one scorer (--backend=cuda). If not given: from the environment of torchrun "
+    "or LeaderWorkerSet, else 1.");
 ABSL_FLAG(
     std::optional<int>, rank, std::nullopt,
-    "This process's, from 0. Rank 0 serves; the others work for it and report their health at "
-    "ports of their own: of a host's processes under torchrun, those after the first take a "
-    "free port for --port and add .1, .2, ... to --port_file. As --world_size.");
-ABSL_FLAG(std::string, master_addr, "", "Where rank 0 is reached by the others. As --world_size.");
+    "This process's rank, from 0. Rank 0 serves; the others work for it and serve only their "
+    "health, each at its own port. Under torchrun, all processes of a host but the first take a "
+    "free port and add .1, .2, ... to --port_file. If not given: from the environment, as "
+    "--world_size.");
+ABSL_FLAG(std::string, master_addr, "",
+          "Address at which the other processes reach rank 0. If not given: from the environment, "
+          "as --world_size.");
 ABSL_FLAG(std::optional<int>, master_port, std::nullopt,
-          "Of rank 0, for the others; if not given, as --world_size, else 29500.");
+          "Port at which the other processes reach rank 0. If not given: from the environment, as "
+          "--world_size, else 29500.");
 ABSL_FLAG(std::string, group_token_file, "",
-          "File with a secret that all processes of a group have: rank 0 refuses a process that "
-          "does not show it.");
+          "File with the group secret, the same for all processes of a group: rank 0 refuses a "
+          "process that does not show it.");
 ABSL_FLAG(int, gather_timeout_seconds, 120,
-          "How long a rank or process waits for another one until the service fails "
+          "How long a rank or process waits for another before the service fails "
           "(--backend=cuda).");
 ABSL_FLAG(int64_t, max_sequences, 1024, "Sequences in one Score request.");
 ABSL_FLAG(int64_t, max_queued_sequences, 16384,
-          "Sequences of all requests in flight; beyond, requests are refused with a retry hint.");
+          "Sequences of all requests in flight; further requests are refused with a retry hint.");
 ABSL_FLAG(int, max_logprobs, 64, "The largest SamplingParams.logprobs accepted, 0 to 1024.");
 
 namespace isobit {
@@ -45,8 +50,8 @@ namespace {
 
 constexpr int64_t kMany = int64_t{1} << 24;
 
-// torchrun starts all processes of a host by one command line: those after the first take a port of
-// the system's choice, and a file of their own for it.
+// torchrun starts all processes of a host with the same flags, so those after the first take a free
+// port and a port file of their own.
 absl::StatusOr<ServerOptions> ServerOptionsOfProcess(int local_rank) {
   ISOBIT_ASSIGN_OR_RETURN(ServerOptions options, ServerOptionsFromFlags());
   if (local_rank == 0) return options;
@@ -56,7 +61,7 @@ absl::StatusOr<ServerOptions> ServerOptionsOfProcess(int local_rank) {
   return options;
 }
 
-// How the processes of a group know each other.
+// How the processes of a group authenticate each other.
 absl::Status ReadGroupSecurity(ScorerSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(settings.upstream, ChannelSecurityFromFlags());
   if (const std::string file = absl::GetFlag(FLAGS_group_token_file); !file.empty()) {
@@ -76,7 +81,7 @@ absl::Status ReadGroupSecurity(ScorerSettings& settings) {
       "anybody may join"));
 }
 
-// Where the ranks compute, and what depends on it.
+// The backend, and the options that depend on it.
 absl::Status ReadBackend(ScorerSettings& settings, std::optional<int64_t> max_batch_tokens) {
   ScorerOptions& scorer = settings.scorer;
   const ProcessPlace& place = settings.place;
@@ -90,7 +95,7 @@ absl::Status ReadBackend(ScorerSettings& settings, std::optional<int64_t> max_ba
   if (is_cpu && place.world_size > 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--backend=cpu serves from one process, not from ", place.world_size,
-                     ": ranks of several need GPUs and NCCL"));
+                     ": several processes need GPUs and NCCL"));
   }
   scorer.max_batch_tokens = max_batch_tokens.value_or(is_cpu ? 2048 : 16384);
   scorer.chunk_rows = is_cpu ? 64 : 1024;

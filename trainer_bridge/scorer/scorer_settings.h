@@ -1,4 +1,4 @@
-// What isobit-scorer's command line and environment say, checked.
+// The settings of isobit-scorer, read from its flags and environment and checked.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_SETTINGS_H_
 
@@ -22,16 +22,16 @@ struct ScorerSettings {
   ScorerService::Options service;
   ProcessPlace place;
   BackendSettings backend;
-  std::chrono::milliseconds timeout;  // of what waits for another rank or process
+  std::chrono::milliseconds timeout;  // of waits for another rank or process
   ServerOptions server;
   ChannelSecurity upstream;  // of the channel to the group's leader
-  std::string group_secret;  // that its members show there; empty: none
+  std::string group_secret;  // shown to the leader; empty: none
 };
 
-// INVALID_ARGUMENT, naming the flag or variable.
+// INVALID_ARGUMENT names the flag or variable.
 absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags();
 
-// The backend that the flags ask for. nccl_id: as CudaBackendOptions has it. Errors: as
+// The backend that the flags ask for. nccl_id: see CudaBackendOptions. Errors: those of
 // MakeCudaBackend.
 absl::StatusOr<RankBackend> MakeScorerBackend(const ScorerSettings& settings,
                                               const std::string& nccl_id);

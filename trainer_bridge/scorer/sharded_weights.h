@@ -1,5 +1,5 @@
-// Weights as FSDP keeps them: each block cut into N equal shards, one a rank, and a full block put
-// together only while a forward pass needs it.
+// Weights as FSDP keeps them: each block is cut into N equal shards, one for each rank, and
+// gathered into a full block only while a forward pass needs it.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_
 
@@ -21,7 +21,7 @@
 
 namespace isobit {
 
-// Bytes of the largest block put together from `num_ranks` equal shards.
+// Bytes of the largest block when it is gathered from `num_ranks` equal shards.
 size_t GatheredBytes(const WeightLayout& layout, int num_ranks);
 
 // What one rank keeps of every block, in its device's memory: the bytes [rank, rank + 1) *
@@ -51,8 +51,8 @@ class RankShards {
   Memory memory_;
 };
 
-// A new version as shards of `num_ranks` ranks, of which the devices get those of the ranks
-// first_rank, first_rank + 1, ..., one each.
+// A new version, cut into the shards of `num_ranks` ranks. Device d gets those of rank
+// first_rank + d.
 class ShardedStore final : public WeightStore {
  public:
   // All arguments outlive the object; nothing else uses the devices meanwhile.
@@ -75,8 +75,8 @@ class ShardedStore final : public WeightStore {
   std::mutex copying_;  // devices serve one thread at a time
 };
 
-// One rank's full blocks: how they are gathered, and how many there are. Outlives the passes that
-// use it, which follow each other.
+// One rank's full blocks: how they are gathered, and how many there are. Outlives the passes, which
+// use it one after the other.
 class FullBlocks {
  public:
   // gather: null if there is one rank, whose shards are the blocks.
@@ -89,7 +89,7 @@ class FullBlocks {
   int resident() const { return resident_.load(); }
   int peak() const { return peak_.load(); }
 
-  // How long the last pass's gathers took, beside its computation or not.
+  // How long the last pass's gathers took in all, whether or not they overlapped with computation.
   std::chrono::microseconds gather_time() const {
     return gather_ == nullptr ? std::chrono::microseconds(0) : gather_->busy();
   }
