@@ -41,7 +41,7 @@ absl::Status NcclStatus(ncclResult_t result, const char* what) {
 }
 #define ISOBIT_RETURN_IF_NCCL_ERROR(call) ISOBIT_RETURN_IF_ERROR(NcclStatus((call), #call))
 
-// The most that our time may be of NCCL's; 0: none stated.
+// The largest share of NCCL's time that ours may take; 0: no target.
 double TargetOf(int ranks, int64_t rows) {
   if (ranks != 4) return 0;
   const int64_t kilobytes = rows * kHidden * static_cast<int64_t>(sizeof(Bf16)) / 1024;
@@ -51,7 +51,7 @@ double TargetOf(int ranks, int64_t rows) {
   return kilobytes <= 32768 ? 1.4 : 0;
 }
 
-// What a group works on, for messages of up to `most_rows`; a call uses one of two sets.
+// A group's operands, for messages of up to `most_rows` rows, in two sets that calls use in turn.
 class Operands {
  public:
   static absl::StatusOr<std::unique_ptr<Operands>> Create(RankTeam& team, int64_t most_rows) {
@@ -191,8 +191,8 @@ absl::Status BenchGroup(int ranks, const std::vector<int64_t>& rows, nlohmann::j
 }  // namespace
 
 absl::Status BenchAllReduce() {
-  // NVLink multicast is out of bounds; and a kernel that has to be loaded would wait for a device
-  // on which another waits for its peers.
+  // Without NVLink multicast, which isobit does not use. And kernels are loaded eagerly: loading
+  // one would wait for a device on which another kernel waits for its peers.
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> groups,

@@ -78,14 +78,14 @@ constexpr Case kPrefill[] = {{kOf8b, 1, 2048, 0},
 double KvBytes(const Case& c) {
   return 4.0 * static_cast<double>(c.batch * (c.past + c.rows) * c.heads.kv * c.heads.dim);
 }
-// Of the two products, seen keys alone.
+// Floating-point operations of the two products, counting only keys that a row sees.
 double Operations(const Case& c) {
   const double seen = static_cast<double>(c.rows) * static_cast<double>(c.past) +
                       static_cast<double>(c.rows) * static_cast<double>(c.rows + 1) / 2;
   return 4.0 * seen * static_cast<double>(c.batch * c.heads.query * c.heads.dim);
 }
 
-// One case's operands, in as many sets as it takes to find the L2 cold each time.
+// One case's operands, in so many sets that each call finds the L2 cold.
 class Problem {
  public:
   static absl::StatusOr<std::unique_ptr<Problem>> Create(const Harness& harness, const Case& c) {
@@ -207,7 +207,7 @@ absl::Status BenchAttention() {
   absl::PrintF(
       "%sAttention over pages of %d positions in random order: graph replay, median of %d rounds, "
       "KV "
-      "cold in L2.\npeer: %s\n",
+      "cold in L2.\nbaseline: %s\n",
       harness->Describe(), page_size, PlanOfFlags().rounds,
       baseline.value("baseline", std::string("none (--baseline)")));
   int below = 0;
@@ -252,7 +252,7 @@ absl::Status BenchAttention() {
     }
     return absl::OkStatus();
   };
-  // What was measured before an error is worth its report.
+  // After an error, the cases measured before it are still reported.
   absl::Status measured = absl::GetFlag(FLAGS_decode) ? run(kDecode, true) : absl::OkStatus();
   if (measured.ok()) measured = run(kPrefill, false);
   absl::PrintF(

@@ -25,7 +25,7 @@
 #include "tools/fma_baseline.h"
 
 ABSL_FLAG(std::string, isa, "all",
-          "cpu: portable, avx2, avx512, or all: avx2 and avx512 if they run");
+          "cpu: portable, avx2, avx512, or all: avx2 and avx512, if this CPU has them");
 ABSL_FLAG(int, threads, 0, "cpu: threads of the second measurement; 0: all of this machine");
 ABSL_FLAG(double, seconds, 0.1, "cpu: time given to each figure");
 
@@ -39,7 +39,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{1536, 576}, {2048, 2048}, {4096, 4096}};
 constexpr int64_t kRows[] = {1, 8, 64, 512};
 
-// GMAC/s that one core must reach (issue: CPU backend); 0: none stated.
+// GMAC/s that one core must reach; 0: no target.
 double TargetOf(cpu::Isa isa) {
   if (isa == cpu::Isa::kAvx512) return 8.0;
   return isa == cpu::Isa::kAvx2 ? 3.0 : 0.0;
@@ -112,8 +112,8 @@ class Operands {
   std::vector<Line> panels_;
 };
 
-// The best rate of repeated calls within `seconds`, in 1e9 multiply-adds a second. The first call,
-// which touches the memory, counts only if it alone takes that long.
+// The best rate of repeated calls within `seconds`, in 1e9 multiply-adds per second. The first
+// call, which touches the memory first, counts only if it alone takes that long.
 template <typename Body>
 double BestRate(double macs, double seconds, const Body& body) {
   using Clock = std::chrono::steady_clock;

@@ -1,6 +1,7 @@
-// isobit-bench decode: the rollout engine's ranks without requests around them: the time of a
-// decode step by batch size, mode and parallel size, what the step is made of, and the rate of
-// prefill. A model with random weights; every step feeds the next on the GPU, as in the engine.
+// isobit-bench decode: the rollout's ranks without the engine. Measures a decode step by batch
+// size, mode and tensor-parallel size, the share of each class of kernels, and the rate of prefill.
+// The model has random weights. Each step draws the tokens of the next on the GPU, as in the
+// engine.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -27,10 +28,10 @@
 #include "tools/bench_trace.h"
 
 ABSL_FLAG(std::string, decode_model, "qwen3-8b", "decode: a model shape, by isobit-model's name");
-ABSL_FLAG(int, decode_layers, 0, "decode: its layers, to save time; 0: all");
+ABSL_FLAG(int, decode_layers, 0, "decode: layers of the model, fewer to save time; 0: all");
 ABSL_FLAG(int, decode_tp, 4, "decode: tensor-parallel size, one GPU each");
 ABSL_FLAG(std::vector<std::string>, decode_modes, std::vector<std::string>({"tree", "vanilla"}),
-          "decode: numerics modes, the last of which the others are compared with");
+          "decode: numerics modes; the others are compared with the last");
 ABSL_FLAG(std::vector<std::string>, decode_batch, std::vector<std::string>({"1", "64"}),
           "decode: sequences of a step");
 ABSL_FLAG(int64_t, decode_context, 1024, "decode: tokens of each sequence before the first step");
@@ -39,7 +40,7 @@ ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
           "decode: least rows of a prefill step that is computed in halves");
 ABSL_FLAG(bool, decode_kernels, false,
-          "decode: print every kernel's share, not only the classes', and prefill's");
+          "decode: print every kernel's share, not only each class's, also for prefill");
 
 namespace isobit::bench {
 namespace {
@@ -53,7 +54,7 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What a kernel is for, by its name.
+// The class of a kernel, by its name.
 enum Class { kGemm, kAllReduce, kAttention, kSampling, kRows, kClasses };
 constexpr const char* kClassNames[] = {"GEMM", "all-reduce", "attention", "sampling", "other"};
 
@@ -74,7 +75,7 @@ Class ClassOf(const std::string& name) {
   return kRows;
 }
 
-// Sequences of `context` tokens and then one more a step, in pages of their own.
+// Sequences that begin with `context` tokens and grow by one in each step, each with its own pages.
 class Load {
  public:
   Load(const ModelConfig& config, int64_t batch, int64_t context, int64_t steps)
@@ -136,7 +137,7 @@ class Load {
   std::vector<int32_t> prompt_;
 };
 
-// Steps [first, last), each launched before the one before it is collected. Seconds.
+// Runs steps [first, last), launching each before the previous one is collected. Returns seconds.
 absl::StatusOr<double> RunDecode(ModelRunner& runner, const Load& load, int64_t first,
                                  int64_t last) {
   const Clock::time_point start = Clock::now();
@@ -152,7 +153,7 @@ absl::StatusOr<double> RunDecode(ModelRunner& runner, const Load& load, int64_t 
   return SecondsSince(start);
 }
 
-// All sequences. The number of steps.
+// Prefills all sequences. Returns the number of steps.
 absl::StatusOr<int64_t> RunPrefill(ModelRunner& runner, const Load& load, int64_t batch) {
   int64_t steps = 0;
   for (int64_t first = 0; first < batch; ++steps) {
@@ -164,7 +165,7 @@ absl::StatusOr<int64_t> RunPrefill(ModelRunner& runner, const Load& load, int64_
   return steps;
 }
 
-// Of the first device: us a step by class, and idle, when no kernel ran.
+// Prints the first device's microseconds per step of each class, and when no kernel ran (idle).
 void PrintShares(const std::vector<KernelRecord>& records, int64_t steps) {
   std::array<double, kClasses> us = {};
   std::vector<std::pair<double, std::string>> kernels;
@@ -175,7 +176,7 @@ void PrintShares(const std::vector<KernelRecord>& records, int64_t steps) {
     if (record.device != 0) continue;
     if (begin == 0) begin = end = record.start_ns;
     if (record.start_ns > end) idle += record.start_ns - end;
-    // Only the part that no kernel before it was running: dependents start early, and wait.
+    // Only the time after earlier kernels have ended: a dependent kernel starts early, and waits.
     const uint64_t from = std::max(record.start_ns, end);
     const double alone = record.end_ns > from ? static_cast<double>(record.end_ns - from) / 1e3 : 0;
     us[ClassOf(record.name)] += alone;

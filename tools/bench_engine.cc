@@ -34,8 +34,8 @@
 #include "tools/random_model.h"
 
 ABSL_FLAG(int, engine_tp, 4, absl::StrCat("engine: rank threads: ", isobit::kRankCounts));
-ABSL_FLAG(int, step_us, 1500, "engine: time of a step, where the gRPC front is measured");
-ABSL_FLAG(double, engine_seconds, 2.0, "engine: time given to each figure");
+ABSL_FLAG(int, step_us, 1500, "engine: microseconds of a step while gRPC is measured");
+ABSL_FLAG(double, engine_seconds, 2.0, "engine: seconds of measurement for each figure");
 
 namespace isobit::bench {
 namespace {
@@ -108,7 +108,7 @@ class NullEngine {
   Engine& operator*() { return *engine_; }
   Engine* operator->() { return engine_.get(); }
 
-  std::atomic<uint64_t> num_rows{0};  // that the ranks have computed
+  std::atomic<uint64_t> num_rows{0};  // rows that the ranks have computed
 
  private:
   NullEngine() {
@@ -121,7 +121,7 @@ class NullEngine {
   std::unique_ptr<Engine> engine_;
 };
 
-// Counts what comes from all requests together.
+// Counts the results of all requests together.
 struct Counts {
   std::atomic<uint64_t> tokens{0};
   std::atomic<uint64_t> messages{0};
@@ -177,7 +177,7 @@ struct HostCase {
   uint32_t max_tokens;
 };
 
-// What a step costs the thread that calls Step, sinks that count included.
+// What a step costs the thread that calls Step, including sinks that count tokens.
 absl::Status PrintHostCost() {
   std::printf(
       "\nHost work of a step, %d ranks that return at once, in us (median, 99th percentile)\n"
@@ -198,7 +198,7 @@ absl::Status PrintHostCost() {
                             NullEngine::Create(c.running, std::chrono::microseconds(0)));
     Load load(**engine, c.prompt, c.max_tokens);
     load.Fill(c.streams);
-    // Past the prefills of the first.
+    // Until the prefills of the first requests are over.
     while (load.counts.tokens < 4 * c.running) (*engine)->Step();
     std::vector<double> walls;
     double cpu = 0;
@@ -250,10 +250,10 @@ class Client final : public grpc::ClientReadReactor<v1::GenerateResponse> {
 };
 
 struct Rate {
-  double rows = 0;      // a second, of the ranks
-  double tokens = 0;    // a second, at the client
-  double messages = 0;  // a second
-  double cores = 0;     // of the whole process, client included
+  double rows = 0;      // per second, that the ranks compute
+  double tokens = 0;    // per second, that the client gets
+  double messages = 0;  // per second
+  double cores = 0;     // that the whole process uses, client included
 };
 
 template <typename Body>
@@ -310,12 +310,12 @@ absl::StatusOr<Rate> ThroughFront(size_t streams, std::chrono::microseconds step
   return rate;
 }
 
-// What the gRPC front costs: the rate of tokens with it, over the loopback, and without.
+// What gRPC costs: the rate of tokens with it, over the loopback, and without it.
 absl::Status PrintFrontCost() {
   const std::chrono::microseconds step_time(absl::GetFlag(FLAGS_step_us));
   std::printf(
-      "\ngRPC front at steps of %lld us: tokens/s that the ranks draw, and that the client "
-      "gets, which is in this process; %u hardware threads\n"
+      "\ngRPC with steps of %lld us: tokens/s that the ranks draw, and that the client "
+      "gets (a client in this process); %u hardware threads\n"
       "%8s %12s %12s %12s %8s %12s %12s %8s\n",
       static_cast<long long>(step_time.count()), std::thread::hardware_concurrency(), "streams",
       "ideal", "no front", "gRPC", "ratio", "client", "messages/s", "cores");

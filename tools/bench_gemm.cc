@@ -17,8 +17,8 @@
 #include "tools/bench_report.h"
 
 ABSL_FLAG(bool, schedules, false,
-          "gemm: times every schedule of each case once, a line of JSON each, to fit the table of "
-          "schedules to; no comparison that counts");
+          "gemm: times every schedule of each case once and prints a line of JSON for each, for "
+          "fitting the table of schedules; not a benchmark");
 
 namespace isobit::bench {
 namespace {
@@ -29,19 +29,19 @@ struct Case {
   double cublas_us = 0;
   double ours_us = 0;   // with programmatic dependent launch
   double plain_us = 0;  // without
-  double same_us = 0;   // cuBLAS, with ours' type of output
+  double same_us = 0;   // cuBLAS with our type of output
   double ratio = 0;     // cuBLAS time / ours
   double plain_ratio = 0;
   double same_ratio = 0;
 };
 
-// One line of the targets: a range of M, and what each class of layers must reach there.
+// The targets of a range of M: the ratios that each class of layers must reach there.
 struct Bucket {
   const char* name;
   int64_t last_m;
   double minimum;
   double tree_minimum;  // of the row-parallel layers at TP 1
-  double geomean;       // 0: none stated
+  double geomean;       // 0: no target
 };
 constexpr Bucket kBuckets[] = {{"M <= 32", 32, 1.0, 1.0, 1.2},
                                {"M = 64", 64, 1.0, 1.0, 0},
@@ -154,7 +154,7 @@ void PrintRatios(const std::vector<Case>& cases, const std::vector<int64_t>& row
 void PrintSummary(const std::vector<Case>& cases) {
   absl::PrintF(
       "\nRatios, cuBLAS time / ours, by range of M and class of layers; target: of each case.\n"
-      "same: to cuBLAS with the type of output that ours has.\n"
+      "same: ratio to cuBLAS with our type of output.\n"
       "%-13s %-12s %5s %8s %8s %8s %8s %7s %6s %6s  %s\n",
       "rows", "class", "cases", "geomean", "no PDL", "same", "its min.", "minimum", "target",
       "below", "at the minimum");
@@ -230,7 +230,7 @@ absl::Status BenchGemm() {
       "ratio to cuBLAS with the type of output that ours has. GB/s and "
       "TFLOP/s of ours with PDL; roof: the ceilings' time / ours.\n",
       harness->Describe(), PlanOfFlags().rounds, ColdWeights() ? "cold" : "warm");
-  // What was measured before an error is worth its report.
+  // After an error, the cases measured before it are still reported.
   std::vector<Case> cases;
   const absl::Status measured = MeasureAll(*harness, buffers, layers, rows, cases);
   PrintRatios(cases, rows);

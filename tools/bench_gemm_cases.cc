@@ -15,7 +15,7 @@ ABSL_FLAG(std::vector<std::string>, models,
           std::vector<std::string>({"qwen3-8b", "qwen3-32b", "qwen3-0.6b"}),
           "gemm: model shapes, by the names of isobit-model");
 ABSL_FLAG(std::vector<std::string>, tp, std::vector<std::string>({"1", "4", "8"}),
-          "gemm: tensor-parallel sizes, of which rank 0 is measured");
+          "gemm: tensor-parallel sizes; rank 0's layers are measured");
 ABSL_FLAG(std::vector<std::string>, layers,
           std::vector<std::string>({"qkv", "o", "gate_up", "swiglu", "down", "lm_head"}),
           "gemm: layers; swiglu is gate_up with SwiGLU fused, beside cuBLAS and a SwiGLU kernel");
@@ -23,8 +23,10 @@ ABSL_FLAG(std::vector<std::string>, m,
           std::vector<std::string>({"1", "2", "4", "8", "16", "32", "64", "128", "256", "512",
                                     "1024", "4096", "16384"}),
           "gemm: rows (tokens)");
-ABSL_FLAG(std::string, l2, "cold",
-          "gemm: cold, weights rotate through more than three times the L2; or warm, one weight");
+ABSL_FLAG(
+    std::string, l2, "cold",
+    "gemm: cold: calls use copies of the weights in turn, more than three times the L2; warm: "
+    "always the same weights");
 namespace isobit::bench {
 namespace {
 

@@ -23,12 +23,12 @@ struct Layer {
   Output output = Output::kBf16;
 };
 
-// What --models, --tp, --layers and --m ask for, with --quick a part of it; --l2 is checked too.
-// INVALID_ARGUMENT names the flag.
+// The layers and the M that --models, --tp, --layers and --m ask for; with --quick, some of them.
+// Checks --l2 too. INVALID_ARGUMENT names the flag.
 absl::StatusOr<std::vector<Layer>> LayersOfFlags();
 absl::StatusOr<std::vector<int64_t>> RowsOfFlags();
 
-// Whether --l2 wants every call's weights to come from memory.
+// Whether, by --l2, each call finds its weights in memory rather than in the L2.
 bool ColdWeights();
 
 // What an ordinary engine asks of cuBLAS: bf16, and fp32 for the logits.
@@ -50,7 +50,8 @@ struct Buffers {
 absl::StatusOr<Buffers> AllocateBuffers(const std::vector<Layer>& layers,
                                         const std::vector<int64_t>& rows);
 
-// The calls of a graph. Cold weights rotate through copies of more than three times the L2.
+// The calls of a graph. With cold weights they use several copies in turn, of more than three times
+// the L2.
 struct Calls {
   const Layer& layer;
   const Buffers& buffers;

@@ -1,4 +1,4 @@
-// What the table of schedules is fitted to: the times of all that may be the fastest.
+// Measures all schedules that may be the fastest; the table of schedules is fitted to these times.
 #ifndef ISOBIT_TOOLS_BENCH_GEMM_SCHEDULES_H_
 #define ISOBIT_TOOLS_BENCH_GEMM_SCHEDULES_H_
 
@@ -8,8 +8,8 @@
 
 namespace isobit::bench {
 
-// Races cuBLAS and every candidate schedule, the chosen one first among them, and prints their
-// microseconds as a line of JSON: the median of three short rounds, good to some 2 %.
+// Races cuBLAS and every candidate schedule, first the one that isobit chooses, and prints their
+// microseconds as a line of JSON: medians of three short rounds, accurate to some 2 %.
 absl::Status SweepSchedules(Harness& harness, const Calls& calls);
 
 }  // namespace isobit::bench

@@ -1,4 +1,4 @@
-// The subcommands of isobit-bench that need a GPU. In a build without CUDA each says so.
+// The subcommands of isobit-bench that need a GPU. In a build without CUDA each fails.
 #ifndef ISOBIT_TOOLS_BENCH_GPU_H_
 #define ISOBIT_TOOLS_BENCH_GPU_H_
 
@@ -6,7 +6,7 @@
 
 namespace isobit::bench {
 
-// FAILED_PRECONDITION: built without CUDA, and so without the flags below.
+// FAILED_PRECONDITION: built without CUDA, and so without the GPU subcommands' flags.
 absl::Status CheckGpuSupport();
 
 // Each reads its flags, prints its tables and writes --json. INVALID_ARGUMENT: a flag.

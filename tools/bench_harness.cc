@@ -13,7 +13,7 @@
 namespace isobit::bench {
 namespace {
 
-// A captured chain of calls.
+// A graph of a captured sequence of calls.
 class Graph {
  public:
   Graph() = default;
@@ -48,7 +48,7 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// The version of NVIDIA's kernel driver; "?" where the system does not tell.
+// The version of NVIDIA's kernel driver; "?" if the system does not say it.
 std::string DriverVersion() {
   std::ifstream file("/sys/module/nvidia/version");
   std::string version;
@@ -133,7 +133,7 @@ absl::StatusOr<RaceTimes> Harness::Race(absl::Span<const Contender> contenders, 
   return times;
 }
 
-// The copy is no graph: a graph's copy goes through the copy engine, at two thirds of the rate.
+// The copy does not run in a graph: a graph's copy uses the copy engine, at two thirds of the rate.
 absl::Status Harness::MeasureCeilings() {
   constexpr size_t kBytes = size_t{2} << 30;
   constexpr int64_t kSide = 8192;

@@ -1,5 +1,5 @@
-// What the GPU subcommands of isobit-bench share: device memory with random data, races between
-// contenders in CUDA graphs, and the machine's own ceilings.
+// Shared by the GPU subcommands of isobit-bench: device memory with random data, races between
+// contenders in CUDA graphs, and the machine's ceilings.
 #ifndef ISOBIT_TOOLS_BENCH_HARNESS_H_
 #define ISOBIT_TOOLS_BENCH_HARNESS_H_
 
@@ -34,14 +34,14 @@ absl::StatusOr<DeviceMemory> RandomBf16(size_t bytes, uint32_t seed, float scale
 // Likewise of fp32 values.
 absl::StatusOr<DeviceMemory> RandomFp32(size_t bytes, uint32_t seed, float scale);
 
-// One of the things that race. `call` number i puts its work on the stream and may choose its
+// One contender of a race. Call number i of `call` puts its work on the stream; it may choose its
 // buffers by i.
 struct Contender {
   bool dependent = true;  // programmatic dependent launch
   std::function<absl::Status(int64_t i, const cuda::Stream& stream)> call;
 };
 
-// How a race is run: in each round every contender in turn is replayed for about slot_us.
+// How a race is run: each round replays every contender in turn for about slot_us.
 struct RacePlan {
   int rounds = 0;
   double slot_us = 0;
@@ -52,7 +52,7 @@ using RaceTimes = std::vector<std::vector<double>>;
 
 // Median of a contender's rounds, in microseconds.
 double Median(std::vector<double> values);
-// Median over rounds of a's time by b's.
+// Median over rounds of a's time divided by b's.
 double MedianRatio(const std::vector<double>& a, const std::vector<double>& b);
 
 class Harness {
@@ -72,9 +72,10 @@ class Harness {
   cuda::CublasLinear& cublas() { return *cublas_; }
   cudaStream_t stream() const { return stream_; }
 
-  // Bytes a second that a device-to-device copy of 2 GiB moves, read and written ones counted.
+  // Bytes per second that a device-to-device copy of 2 GiB moves: read and written bytes both
+  // count.
   double copy_rate() const { return copy_rate_; }
-  // bf16 operations a second of cuBLAS in an 8192 x 8192 x 8192 product of normal data.
+  // bf16 operations per second of cuBLAS in an 8192 x 8192 x 8192 product of normal data.
   double tensor_rate() const { return tensor_rate_; }
   // The least microseconds in which these bytes can be moved and these operations done.
   double Roofline(double bytes, double operations) const;
@@ -84,7 +85,7 @@ class Harness {
  private:
   Harness() = default;
   absl::Status MeasureCeilings();
-  // From the last record of begin_ to the end of all work so far, which it waits for.
+  // Time from the last record of begin_ to the end of all work so far; waits for that end.
   absl::StatusOr<double> MicrosecondsSinceBegin();
 
   cuda::DeviceInfo device_;

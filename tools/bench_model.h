@@ -1,4 +1,4 @@
-// The model of a benchmark that needs a real one's shape and no meaning.
+// The model of a benchmark, which needs only a real model's shape.
 #ifndef ISOBIT_TOOLS_BENCH_MODEL_H_
 #define ISOBIT_TOOLS_BENCH_MODEL_H_
 
@@ -12,9 +12,9 @@ namespace isobit::bench {
 
 inline constexpr char kBenchModel[] = "model";  // its directory, relative to the root
 
-// Calls `body` with a shape, by isobit-model's name, of `layers` layers (0: all), and the root of a
-// directory of it for load_format dummy, which is removed afterwards. Errors of NamedModelShape,
-// MakeDummyModel and `body`.
+// Makes a model directory for load format `dummy`, with a shape of isobit-model's and `layers`
+// layers (0: all), calls `body` with its config and root, and removes it. Errors: those of
+// NamedModelShape, MakeDummyModel and `body`.
 absl::Status WithDummyModel(
     const std::string& shape, int layers,
     const std::function<absl::Status(const ModelConfig& config, const std::string& root)>& body);

@@ -1,4 +1,4 @@
-// The subcommand `ops` of isobit-bench: what only moves memory, beside the copy rate.
+// The subcommand `ops` of isobit-bench: compares ops that only move memory with the copy rate.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -34,11 +34,11 @@ constexpr int32_t kHeadDim = 128;
 constexpr int32_t kPageSize = 128;
 constexpr int64_t kPositions = 4096;
 
-constexpr int64_t kRows[] = {1, 64, 16384};      // a decode step of one, of many; a prefill
-constexpr int64_t kLogitRows[] = {1, 64, 1024};  // likewise, of logits
-constexpr double kTarget = 0.8;                  // of the copy rate, at the last of each
+constexpr int64_t kRows[] = {1, 64, 16384};      // small and large decode step; prefill
+constexpr int64_t kLogitRows[] = {1, 64, 1024};  // likewise, rows of logits
+constexpr double kTarget = 0.8;                  // of the copy rate, for the largest of each
 
-// A size of an op: its call works on the set of buffers it is told.
+// An op at one size. `call` works on the buffers of the given set.
 struct Op {
   std::string name;
   int64_t rows = 0;
@@ -173,7 +173,7 @@ std::vector<Op> RowOps(const Operands& o, int64_t rows) {
        }}};
 }
 
-// The rows of one kind of logprob op in GPU memory, for each set.
+// One kind of logprob op, with its rows in GPU memory for each set.
 class LogProbOp {
  public:
   static absl::StatusOr<std::shared_ptr<LogProbOp>> Create(const Operands& o, int64_t rows,

@@ -10,7 +10,7 @@
 
 namespace isobit::bench {
 
-// A captured chain of calls, a graph for each rank.
+// A captured sequence of calls: one graph for each rank.
 class RankTeam::Graph {
  public:
   explicit Graph(const RankTeam& team)
@@ -90,8 +90,8 @@ absl::Status RankTeam::Each(const std::function<absl::Status(int rank)>& work) c
   return absl::OkStatus();
 }
 
-// The streams wait for the host until all their work is there, and then for each other: a rank
-// whose graph came late would be timed with the others waiting.
+// The streams wait until the host has queued all work, then for each other: otherwise the time of a
+// graph that comes late would include the other ranks' wait.
 absl::StatusOr<double> RankTeam::Time(const Graph& graph) {
   std::atomic<bool> open = false;
   const auto gate = [](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); };

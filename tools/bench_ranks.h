@@ -1,5 +1,5 @@
-// Races between contenders that run on several GPUs at once: graphs that start together on all of
-// them, and end with the last.
+// Races between contenders that run on several GPUs at once: their graphs start together, and the
+// slowest GPU's end counts.
 #ifndef ISOBIT_TOOLS_BENCH_RANKS_H_
 #define ISOBIT_TOOLS_BENCH_RANKS_H_
 
@@ -20,7 +20,7 @@
 
 namespace isobit::bench {
 
-// `call` number i puts its work on every rank's stream, each of its own device.
+// Call number i of `call` puts its work on every rank's stream.
 struct RankContender {
   bool dependent = true;  // programmatic dependent launch
   std::function<absl::Status(int64_t i, absl::Span<const cuda::Stream> streams)> call;
@@ -38,11 +38,11 @@ class RankTeam {
   const PeerGroup& group() const { return group_; }
   cudaStream_t stream(int rank) const { return streams_[static_cast<size_t>(rank)]; }
 
-  // On each rank's device, until one fails.
+  // Calls `work` for each rank with its device current, until one call fails.
   absl::Status Each(const std::function<absl::Status(int rank)>& work) const;
 
-  // Captures calls 0 .. calls-1 of each contender into a graph on each rank, and replays them
-  // `replays` times, contenders in turn: the microseconds of a call, on the slowest rank,
+  // Captures calls 0 .. calls-1 of each contender into a graph on each rank, and replays the graphs
+  // `replays` times, contenders in turn. Returns the microseconds of a call on the slowest rank,
   // [contender][replay].
   absl::StatusOr<RaceTimes> Race(absl::Span<const RankContender> contenders, int64_t calls,
                                  int replays);

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 
-ABSL_FLAG(int, rounds, 7, "gemm, attention, ops: rounds, of which the median counts");
+ABSL_FLAG(int, rounds, 7, "gemm, attention, ops: rounds; their median is reported");
 ABSL_FLAG(bool, quick, false, "gemm, attention, ops, allreduce: a few cases, 3 short rounds each");
 ABSL_FLAG(std::string, json, "",
           "gemm, attention, ops, allreduce: a file to write every figure to");

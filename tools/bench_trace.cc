@@ -18,7 +18,7 @@ constexpr size_t kBufferBytes = size_t{8} << 20;
 constexpr size_t kBufferAlignment = 8;
 
 std::mutex mutex;
-std::vector<KernelRecord>* records = nullptr;  // of the present trace
+std::vector<KernelRecord>* records = nullptr;  // of the current trace
 
 absl::Status Check(CUptiResult result, const char* what) {
   if (result == CUPTI_SUCCESS) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What ran on a GPU in a span of time, kernel by kernel, from CUPTI's activity records.
+// Which kernels ran on a GPU and when, from CUPTI's activity records.
 #ifndef ISOBIT_TOOLS_BENCH_TRACE_H_
 #define ISOBIT_TOOLS_BENCH_TRACE_H_
 
@@ -18,10 +18,10 @@ struct KernelRecord {
   uint64_t end_ns = 0;
 };
 
-// Records every kernel of the process, those of replayed graphs too, from Start to Stop. One at a
-// time. A little time is added to every kernel. INTERNAL: CUPTI refused.
+// Records every kernel of the process from Start to Stop, also those of replayed graphs. Only one
+// trace at a time. Tracing adds a little time to every kernel. INTERNAL: CUPTI refused.
 absl::Status StartKernelTrace();
-// Waits for the devices, and returns the records by start.
+// Waits for the devices, and returns the records in the order of their start.
 absl::StatusOr<std::vector<KernelRecord>> StopKernelTrace();
 
 }  // namespace isobit::bench

@@ -25,7 +25,7 @@ absl::Status Failed(const std::error_code& error, const std::string& what) {
   return absl::ErrnoToStatus(error.value(), what);
 }
 
-// The element before or after the flip, as its bits and as a number.
+// An element as bits and as a number.
 std::string Describe(DType dtype, const uint8_t* element) {
   uint64_t bits = 0;
   std::memcpy(&bits, element, ItemSize(dtype));
@@ -34,7 +34,8 @@ std::string Describe(DType dtype, const uint8_t* element) {
   return absl::StrFormat("0x%0*x (%.9g)", static_cast<int>(2 * ItemSize(dtype)), bits, value);
 }
 
-// Flips the bit in the safetensors file `path` and says so; nullopt if the tensor is not in it.
+// Flips the bit in the safetensors file `path`. Returns what changed; nullopt: no such tensor
+// there.
 absl::StatusOr<std::optional<std::string>> FlipIn(const fs::path& path, const FlippedBit& what) {
   const std::string name = path.filename().string();
   ISOBIT_ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path.string(), name));
@@ -69,7 +70,7 @@ absl::StatusOr<std::optional<std::string>> FlipIn(const fs::path& path, const Fl
   return std::nullopt;
 }
 
-// Copies `files` into the directory `to` and says what was flipped.
+// Copies `files` into the directory `to`, flips the bit there, and returns what changed.
 absl::StatusOr<std::string> CopyAll(const std::vector<fs::path>& files, const FlippedBit& what,
                                     const std::string& to) {
   std::optional<std::string> said;

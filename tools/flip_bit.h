@@ -1,5 +1,4 @@
-// Damages a model on purpose and by the least possible: a comparator that does not see the
-// difference is of no use.
+// Damages a model on purpose by one bit, the least there is: a comparator must see it.
 #ifndef ISOBIT_TOOLS_FLIP_BIT_H_
 #define ISOBIT_TOOLS_FLIP_BIT_H_
 
@@ -16,10 +15,10 @@ struct FlippedBit {
   int bit = 0;         // 0: the lowest of its mantissa
 };
 
-// Copies the files of the model directory `from` to `to`, creating it, with one bit of one weight
-// flipped; all other bytes stay. Returns what changed, for people. NOT_FOUND: no such tensor.
+// Copies the files of the model directory `from` to `to`, which it creates, and flips one bit of
+// one weight in the copy. Returns what changed, for people. NOT_FOUND: no such tensor.
 // INVALID_ARGUMENT: index or bit out of range; a malformed safetensors file. ALREADY_EXISTS: `to`
-// is not empty; after any other error it is gone.
+// is not empty. After any other error `to` is removed.
 absl::StatusOr<std::string> FlipBit(const std::string& from, const FlippedBit& what,
                                     const std::string& to);
 

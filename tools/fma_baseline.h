@@ -1,5 +1,5 @@
-// What isobit-bench measures against: a plain fp32 FMA product over the same packed bf16 weights.
-// It keeps no contract, so its translation units let the compiler fuse.
+// The CPU baseline of isobit-bench: a plain fp32 FMA product over the same packed bf16 weights. It
+// keeps no contract, so the compiler may fuse multiplications and additions in its files.
 #ifndef ISOBIT_TOOLS_FMA_BASELINE_H_
 #define ISOBIT_TOOLS_FMA_BASELINE_H_
 
@@ -14,7 +14,7 @@ namespace isobit {
 using FmaPanelFn = void (*)(const float* x, int64_t ldx, int64_t m, const uint16_t* w, int64_t k,
                             float* y, int64_t ldy);
 
-// Without FMA instructions (portable) a product and an addition.
+// The variant for `isa`. The portable one has no FMA instruction: it multiplies, then adds.
 FmaPanelFn GetFmaPanel(cpu::Isa isa);
 
 }  // namespace isobit

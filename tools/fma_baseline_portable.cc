@@ -1,4 +1,4 @@
-// The baseline for the compiler's baseline, and the choice of a variant.
+// The variant for any CPU, and the choice among the variants.
 #define ISOBIT_FMA_PANEL FmaPanelPortable
 #define ISOBIT_FMA_LANES 4
 #define ISOBIT_FMA_ROWS 1

@@ -1,4 +1,4 @@
-// isobit-bench: how fast the kernels are on this machine, beside what they are measured against.
+// isobit-bench: measures how fast the kernels are on this machine, compared with baselines.
 #include <cstdio>
 #include <string>
 
@@ -15,7 +15,7 @@ constexpr char kUsage[] =
     "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
     "plain\n"
     "           fp32 FMA product over the same bf16 weights.\n"
-    "engine     What a step costs the rollout's host code, and what the gRPC front costs, over "
+    "engine     What a step costs the rollout's host code, and what gRPC costs, over "
     "ranks that\n"
     "           compute nothing.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
@@ -23,8 +23,9 @@ constexpr char kUsage[] =
     "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n"
     "allreduce  The sum over ranks, fused with RMSNorm, beside NCCL's.\n"
     "decode     The rollout's ranks: a decode step and what it is made of, and prefill.\n"
-    "score      The scorer on GPUs, by shards, beside cuBLAS for its matrix products alone.\n\n"
-    "Baselines run in the same process, in turn with ours. '!' marks a figure below its target. A "
+    "score      The scorer on GPUs, by number of shards, beside cuBLAS's matrix products alone.\n\n"
+    "A baseline runs in the same process, in turn with ours. '!' marks a figure below its target. "
+    "A "
     "flag's\n"
     "help begins with the subcommands that read it.";
 

@@ -46,7 +46,7 @@ constexpr char kUsage[] =
     "a\n"
     "command line that makes no sense.\n\nShapes: ";
 
-// What follows the subcommand: options and the rest, in order.
+// What follows the subcommand: options, and all other words in order.
 struct Arguments {
   std::vector<std::string> positional;
   std::optional<std::string> seed;
@@ -98,7 +98,7 @@ absl::StatusOr<ModelConfig> ConfigFromFile(const std::string& path) {
   return ParseModelConfig(text);
 }
 
-// Says on stderr, once a second, how far a long job is.
+// Prints a long job's progress to stderr once a second.
 class Progress {
  public:
   void operator()(uint64_t done, uint64_t total) {

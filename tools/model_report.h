@@ -1,4 +1,4 @@
-// What `isobit-model inspect` says of a model directory.
+// The report of `isobit-model inspect` about a model directory.
 #ifndef ISOBIT_TOOLS_MODEL_REPORT_H_
 #define ISOBIT_TOOLS_MODEL_REPORT_H_
 
@@ -10,8 +10,8 @@
 
 namespace isobit {
 
-// Shape, digest and fingerprints; a line for each tensor (dtype, shape, digest, name); and what
-// each rank owns at each tensor-parallel size. For people: the form may change.
+// Shape, digest and fingerprints; a line for each tensor (dtype, shape, digest, name); and each
+// rank's share at each tensor-parallel size. For people: the format may change.
 std::string ReportModel(const ModelConfig& config, const TensorSource& checkpoint,
                         const CheckpointDigests& digests);
 

@@ -9,7 +9,7 @@
 namespace isobit {
 namespace {
 
-// What the tiny models share.
+// The fields that the tiny models have in common.
 ModelConfig Tiny(Architecture architecture, int hidden_size) {
   ModelConfig config;
   config.architecture = architecture;
@@ -42,7 +42,7 @@ ModelConfig TinyQwen2() {
   return config;
 }
 
-// transformers wants a Llama's hidden_size to be a multiple of its heads.
+// transformers requires a Llama's hidden_size to be a multiple of its number of heads.
 ModelConfig TinyLlama() {
   ModelConfig config = Tiny(Architecture::kLlama, 99);
   config.rope_theta = 5e5;
@@ -61,8 +61,8 @@ ModelConfig TinyMistral() {
   return config;
 }
 
-// Of its eight frequencies one is kept, one blended, six are divided; sequences fill the stretched
-// context.
+// Yarn keeps one of its eight frequencies, blends one and divides six. Sequences may be as long as
+// the stretched context.
 ModelConfig TinyYarn() {
   ModelConfig config = TinyQwen3();
   config.rope_scaling = {

@@ -12,10 +12,10 @@ namespace isobit {
 
 // The config of a named shape. NOT_FOUND, listing all names: there is no such name.
 //
-// tiny-qwen3, tiny-qwen2, tiny-llama and tiny-mistral are awkward on purpose: 9 query heads on 3 KV
-// heads, heads whose width is not hidden_size / num_heads, and a hidden size, an intermediate size
-// and a vocabulary that no power of two divides; llama3 rope scaling, a sliding window, q/k norms
-// and biases each occur. The others have the shapes of published models.
+// tiny-qwen3, tiny-qwen2, tiny-llama and tiny-mistral have awkward shapes on purpose: 9 query heads
+// on 3 KV heads, a head_dim other than hidden_size / num_heads, and a hidden size, an intermediate
+// size and a vocabulary that no power of two divides. Among them are llama3 rope scaling, a sliding
+// window, q/k norms and biases. The others are the shapes of published models.
 absl::StatusOr<ModelConfig> NamedModelShape(const std::string& name);
 
 // Sorted.

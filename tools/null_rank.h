@@ -1,4 +1,4 @@
-// A rank that computes nothing in a given time: what a rollout costs without a model.
+// A rank that computes nothing, in a given time: for what a rollout costs without its model.
 #ifndef ISOBIT_TOOLS_NULL_RANK_H_
 #define ISOBIT_TOOLS_NULL_RANK_H_
 
@@ -10,8 +10,8 @@
 
 namespace isobit::bench {
 
-// Depth 2. A step takes `step_time` from its launch, or from the end of the one before it, and
-// draws the same token for every row. Rank 0 counts in `num_rows` those it has computed.
+// Depth 2. A step ends `step_time` after its launch or after the end of the step before it,
+// whichever is later, and draws the same token for every row. Rank 0 adds its rows to `num_rows`.
 MakeRank MakeNullRank(std::chrono::microseconds step_time, std::atomic<uint64_t>& num_rows);
 
 }  // namespace isobit::bench

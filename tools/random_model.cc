@@ -80,14 +80,14 @@ absl::Status MakeRandomModel(const ModelConfig& config, uint64_t seed, const std
       done_bytes += bytes;
       if (options.on_progress) options.on_progress(done_bytes, total_bytes);
     }
-    // What Hugging Face transformers asks for.
+    // Hugging Face transformers requires this metadata.
     ISOBIT_RETURN_IF_ERROR(WriteSafetensors((fs::path(directory) / name).string(),
                                             std::move(tensors), {{"format", "pt"}}));
   }
   if (files.size() > 1) {
     ISOBIT_RETURN_IF_ERROR(WriteSafetensorsIndex(directory, file_of, total_bytes));
   }
-  // Last, so that a directory left half written is not taken for a model.
+  // Last, so that a half written directory is not taken for a model.
   return WriteConfigJson(config, directory);
 }
 

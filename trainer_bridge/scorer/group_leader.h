@@ -47,7 +47,7 @@ class GroupLeader final : public RemoteRanks {
   // the address cannot be bound.
   static absl::StatusOr<std::shared_ptr<GroupLeader>> Assemble(GroupLeaderOptions options,
                                                                const GroupIdentity& identity);
-  // Sends the members a goodbye and waits until their calls end.
+  // Unless the group has failed, says goodbye to the members; shuts the server down.
   ~GroupLeader() override;
 
   absl::Status WaitUntilReady() override;

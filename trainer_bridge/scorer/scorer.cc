@@ -249,7 +249,7 @@ void Scorer::Account(const RankItems& items, std::chrono::microseconds time) {
   const int64_t gathering = (work_.gathering - logged_.gathering).count();
   ISOBIT_LOG(Info) << "scored " << tokens << " tokens in " << passes << " passes of "
                    << passing / passes << " us each, " << tokens * 1'000'000 / passing
-                   << " tokens/s; gathers beside them took " << gathering / passes << " us each";
+                   << " tokens/s; the gathers of a pass took " << gathering / passes << " us";
   logged_ = work_;
 }
 
