@@ -50,7 +50,7 @@ class Scan {
         return Verdict(wire_.Skip(4));
       case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
         return Delimited(type, WireFormatLite::GetTagFieldNumber(tag), depth);
-      default:  // groups, which proto3 has not
+      default:  // groups, which proto3 does not have
         return WireVerdict::kMalformed;
     }
   }

@@ -1,6 +1,6 @@
-// How requests are read off the wire: a message of a few million empty entries is small there and
-// gigabytes in memory, so its fields are counted before it is built. The code that is generated for
-// the services includes this, so all of it reads them so.
+// Reads requests off the wire with bounded memory. A message of a few million empty entries is
+// small on the wire and gigabytes in memory, so its fields are counted before it is built. The
+// services' generated code includes this file, so that every service reads requests like this.
 #ifndef ISOBIT_PROTO_ISOBIT_BOUNDED_REQUEST_H_
 #define ISOBIT_PROTO_ISOBIT_BOUNDED_REQUEST_H_
 
@@ -17,33 +17,33 @@
 
 namespace isobit {
 
-// Fields that a request may have, those of its entries, their entries and so on included. A packed
-// array is one field, a string is one, an entry of a map is three. Half a million cost at most some
-// 60 MB; no request that a service accepts has as many.
+// The most fields of a request, including those of nested messages. A packed array is one field, a
+// string is one, an entry of a map is three. Half a million fields take at most some 60 MB; no
+// request that a service accepts has that many.
 inline constexpr int64_t kMaxRequestFields = 1 << 19;
 
-// What a scan of the bytes of a message found.
+// The result of scanning the bytes of a message.
 enum class WireVerdict {
   kBounded,        // at most kMaxRequestFields; parsing it may yet fail
   kTooManyFields,  // more
-  kMalformed,      // no message of that type: truncated, too deep, a group
+  kMalformed,      // not a message of that type: truncated, nested too deeply, or with a group
 };
 
-// Scans `wire`, to its end unless there is something wrong, as a message of `type`. Takes constant
-// memory, and time in proportion to the number of fields.
+// Scans `wire` as a message of `type`, to its end or to the first thing wrong. Takes constant
+// memory, and time proportional to the number of fields.
 WireVerdict ScanWire(const google::protobuf::Descriptor& type,
                      google::protobuf::io::ZeroCopyInputStream& wire);
 
-// How a request was read. gRPC itself forgets both.
+// How a request was read, which gRPC itself does not keep.
 struct RequestReading {
   size_t bytes = 0;   // on the wire
   std::string error;  // why it could not be read, naming its type; empty if it could
 };
 
-// How this thread read its last request; nothing if there was none since the last call of this.
+// How this thread read its last request. Empty if it has read none since the last call.
 RequestReading TakeLastReading();
 
-// What gRPC calls. Serialize is what it does for every message.
+// gRPC calls these. Serialize does what gRPC does for every message.
 class BoundedRequestTraits {
  public:
   static grpc::Status Serialize(const google::protobuf::MessageLite& message,
@@ -63,7 +63,7 @@ class BoundedRequestTraits {
   class SerializationTraits<isobit::v1::Type, void> : public isobit::BoundedRequestTraits {}; \
   }
 
-// Every message that a service takes.
+// Every message that a client can send.
 ISOBIT_BOUNDED_REQUEST(AbortRequest)
 ISOBIT_BOUNDED_REQUEST(CompareRequest)
 ISOBIT_BOUNDED_REQUEST(ContinueGenerationRequest)
