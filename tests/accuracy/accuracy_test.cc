@@ -1,8 +1,9 @@
-// Accuracy against Hugging Face transformers: our logprobs may not be further from its fp32 run
-// than its own bf16 run is.
+// Accuracy against Hugging Face transformers: our logprobs may differ from its fp32 run at most as
+// much as its own bf16 run does.
 //
-// The references were made by make_references.py and are committed; this test needs no torch.
-// SmolLM2 is skipped, loudly, where python -m isobit_tools.smollm2 has not made its directory.
+// make_references.py has made the references, which are in the repository; this test needs no
+// torch. SmolLM2 is reported as skipped if python -m isobit_tools.smollm2 has not made its
+// directory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -118,8 +119,8 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
   EXPECT_LE(rms, bound["rms"].get<double>());
 }
 
-// Says how many greedy continuations agree; bf16 and fp32 of transformers itself part on some, so
-// equality is not demanded, but the first token is.
+// Reports how many greedy continuations agree. transformers' own bf16 and fp32 runs differ on some,
+// so only the first token must be equal.
 TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
   const std::string directory = SMOLLM2_DIRECTORY;
   if (!std::filesystem::exists(directory + "/config.json")) {
@@ -137,8 +138,7 @@ TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
     sequences.push_back(Join(greedy["prompt"], greedy["fp32"]));
   }
   const std::vector<SequenceLogits> logits = model.Run(sequences, schedule);
-  // How many tokens after the prompt greedy decoding would produce before it departs from sequence
-  // s.
+  // How many tokens after the prompt of sequence s greedy decoding reproduces.
   const auto agreement = [&](size_t s, size_t prompt) {
     const Tokens& tokens = sequences[s];
     size_t i = prompt;

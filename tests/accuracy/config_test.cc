@@ -1,9 +1,8 @@
-// isobit's reading of config.json against transformers': over every field that decides something,
-// missing, null, zero, usual and odd (references/configs.json, which make_config_references.py
-// made).
+// Compares how isobit and transformers read config.json, for every field that matters: missing,
+// null, zero, usual and odd values (references/configs.json, made by make_config_references.py).
 //
-// What isobit takes, transformers must take with the same meaning. What isobit refuses although
-// transformers takes it is listed here, with the reason; so is where isobit takes more.
+// What isobit accepts, transformers must accept with the same meaning. This file lists, with
+// reasons, what isobit refuses although transformers accepts it, and what only isobit accepts.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -26,10 +25,10 @@ namespace {
 using nlohmann::json;
 
 struct Case {
-  json base;     // a config.json that both take
+  json base;     // a config.json that both accept
   json changes;  // fields to set
-  json unset;    // names of fields to take away
-  json meaning;  // of transformers; null when it refuses
+  json unset;    // names of fields to remove
+  json meaning;  // for transformers; null if it refuses
   std::string error;
 
   json Config() const {
@@ -63,7 +62,7 @@ std::vector<Case> ReadCases() {
   return cases;
 }
 
-// What transformers' answer holds, as isobit has it. It computes no other activation.
+// The fields of transformers' answer, as isobit reads them. isobit has no other activation.
 json MeaningOf(const ModelConfig& config) {
   std::vector<int> windows;
   for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -101,7 +100,7 @@ void ExpectSameNumbers(const ModelConfig& config, const json& meaning) {
               1e-12);
 }
 
-// A null is an absent field to isobit, where transformers wants no null at all.
+// isobit treats null like an absent field; transformers refuses null in some fields.
 bool NullsAreAbsent(const Case& test, const ModelConfig& parsed) {
   const json patch = {{"without", test.Config()}};  // merge_patch drops members that are null
   json without;
@@ -118,13 +117,13 @@ bool OnlyHarmless(const Case& test) {
   return !test.changes.empty();
 }
 
-// What isobit says of configs that transformers takes, and why it does not.
+// isobit's errors for configs that transformers accepts, and the reasons.
 struct Refusal {
   const char* message;
   const char* reason;
 };
 constexpr Refusal kRefusals[] = {
-    // Sizes and their defaults, which are those of one model.
+    // Sizes: transformers' defaults are those of one model.
     {"num_key_value_heads is missing", "the default is a number of one model"},
     {"head_dim is missing", "likewise"},
     {"rms_norm_eps is missing", "likewise"},
@@ -137,7 +136,7 @@ constexpr Refusal kRefusals[] = {
     {"rope_theta must be a number", "true is none"},
     {"head_dim is ", "odd"},
     {"head_dim must be an integer", "true is none"},
-    // What transformers does not read and yet would mean something.
+    // Fields that transformers ignores although they would matter.
     {"attention_bias is ", "Mistral has none"},
     {"\"attention_bias\" is not supported", "Qwen2 has its own"},
     {"mlp_bias is ", "only Llama may have it"},
@@ -186,7 +185,7 @@ bool IsListed(absl::string_view message) {
   });
 }
 
-// What isobit takes although transformers 5 does not, beside nulls and harmless fields.
+// What isobit accepts and transformers 5 refuses, apart from nulls and harmless fields.
 bool IsTaken(const Case& test) {
   const bool mistral = test.base["architectures"][0] == "MistralForCausalLM";
   // No grouping, as for the other architectures.
@@ -195,7 +194,7 @@ bool IsTaken(const Case& test) {
   return mistral && test.changes.contains("layer_types");
 }
 
-// The message names what is wrong: one of the fields that the case changes.
+// The message must name one of the fields that the case changes.
 bool NamesAField(const Case& test, absl::string_view message) {
   for (const auto& [name, value] : test.changes.items()) {
     if (absl::StrContains(message, name)) return true;

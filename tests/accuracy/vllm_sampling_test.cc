@@ -1,5 +1,5 @@
-// The order and the meaning of the sampling parameters against vLLM's, from committed references
-// (make_vllm_references.py): which tokens can be drawn, exactly, and how likely each is.
+// Compares order and meaning of the sampling parameters with vLLM's, by references in the
+// repository (make_vllm_references.py): exactly which tokens can be drawn, and how likely each is.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -18,7 +18,7 @@ namespace isobit {
 namespace {
 
 constexpr float kLogitScale = 64.0f;
-// fp32's error of a logprob of such logits.
+// Bound on the fp32 error of a logprob of such logits.
 constexpr double kTolerance = 1e-5;
 
 SamplingParams ParamsOf(const nlohmann::json& json) {
@@ -72,7 +72,7 @@ class Row {
   std::vector<float> logits_;
 };
 
-// Says of every case in which it does not agree; returns their number.
+// Prints every case that does not agree; returns their number.
 int Disagreements(Ops& ops) {
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/vllm_sampling.json");
   const nlohmann::json references = nlohmann::json::parse(file);

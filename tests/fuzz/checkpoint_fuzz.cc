@@ -36,7 +36,7 @@ class Directory {
   const std::string path_;
 };
 
-// Takes what comes before the next zero byte, and that byte, off `rest`.
+// Returns what comes before the next zero byte, and removes it and that byte from `rest`.
 absl::string_view TakePart(absl::string_view& rest) {
   const absl::string_view part = rest.substr(0, rest.find('\0'));
   rest.remove_prefix(std::min(rest.size(), part.size() + 1));

@@ -1,4 +1,4 @@
-// Fuzzes the comparator's Compare requests: the message, what it counts for, and its validation.
+// Fuzzes the comparator's Compare requests: reading the message, counting its quota, validating it.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,4 @@
-// What a fuzzing target promises of the code under test; a broken promise ends the program, so that
-// the fuzzer keeps the input.
+// Checks of fuzzing targets. One that fails ends the program, so that the fuzzer keeps the input.
 #ifndef ISOBIT_TESTS_FUZZ_FUZZ_CHECK_H_
 #define ISOBIT_TESTS_FUZZ_FUZZ_CHECK_H_
 
@@ -8,7 +7,7 @@
 
 namespace isobit::fuzz {
 
-// A refusal must say why, and be the sender's fault, not ours.
+// A refusal must have a message, and a code that blames the sender, not us.
 inline void CheckRefusal(const absl::Status& status) {
   ISOBIT_CHECK(!status.message().empty());
   ISOBIT_CHECK(absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||

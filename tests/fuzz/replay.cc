@@ -1,5 +1,5 @@
 // The main function of a fuzzing target without libFuzzer: runs it on every file of the directories
-// that its arguments name, and fails where one takes too long or too much memory.
+// that its arguments name, and fails if an input takes too long or too much memory.
 #include <sys/resource.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Reads a request as a service does: its fields counted, then parsed.
+// Reads a request as a service does: counts its fields, then parses it.
 #ifndef ISOBIT_TESTS_FUZZ_WIRE_REQUEST_H_
 #define ISOBIT_TESTS_FUZZ_WIRE_REQUEST_H_
 
@@ -14,7 +14,7 @@
 
 namespace isobit::fuzz {
 
-// Nothing if the service would refuse the bytes, which it must then say why.
+// The request; nullopt if the service would refuse the bytes. A refusal must have a message.
 template <typename Request>
 std::optional<Request> ReadRequest(const uint8_t* data, size_t size) {
   const grpc::Slice slice(data, size);

@@ -1,4 +1,4 @@
-// Requests are bounded before they are built, whatever bytes a client sends.
+// Whatever bytes a client sends, a request is bounded before it is built in memory.
 #include "proto/isobit/bounded_request.h"
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
@@ -77,7 +77,7 @@ TEST(BoundedRequestTest, CountsEntriesAtEveryDepthOfEveryKind) {
             WireVerdict::kTooManyFields);
   EXPECT_EQ(Scan<v1::GetLoadRequest>(Repeat(Inside(9, ""), more + 1)), WireVerdict::kTooManyFields);
   EXPECT_EQ(Scan<v1::GetLoadRequest>(Repeat("\x48\x01", more + 1)), WireVerdict::kTooManyFields);
-  // Many that are short of the limit, each.
+  // Several kinds of fields, each below the limit.
   const std::string half = Inside(1, Repeat(Inside(1, ""), more / 2));
   EXPECT_EQ(Scan<v1::CompareRequest>(half), WireVerdict::kBounded);
   EXPECT_EQ(Scan<v1::RecordRequest>(Inside(2, half) + Inside(3, half)),
@@ -96,7 +96,7 @@ TEST(BoundedRequestTest, RefusesWhatIsNoMessage) {
            "\x0a", "\x0a\x05", std::string("\x0a\xff\xff\xff\xff\x07"),
            "\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "\x08\xff", "\x09\x01",
            std::string("\x00", 1), "\x0b\x0c", "\x0c", "\x0e", Inside(1, "\x0a\x05")}) {
-    v1::ScoreRequest parsed;  // what the scan passes, the parser refuses
+    v1::ScoreRequest parsed;  // what the scan accepts, the parser refuses
     EXPECT_TRUE(Scan<v1::ScoreRequest>(wire) == WireVerdict::kMalformed ||
                 !parsed.ParseFromString(wire))
         << testing::PrintToString(wire);
@@ -110,7 +110,7 @@ TEST(BoundedRequestTest, DepthIsThatOfTheTypeNotOfTheBytes) {
       << "sequence_id is text: nobody looks into it";
 }
 
-// The scan never refuses what protobuf reads, but for groups, which proto3 does not write.
+// The scan refuses nothing that protobuf reads, except groups, which proto3 does not write.
 TEST(BoundedRequestTest, AgreesWithTheParserOnEveryPrefixAndInEveryBlockSize) {
   const std::string wire = SomeRecord().SerializeAsString();
   for (size_t size = 0; size <= wire.size(); ++size) {

@@ -1,5 +1,5 @@
-// Control calls whose deadline passes or whose client goes away before they take effect, over real
-// connections: nothing is left of them.
+// Admin calls whose deadline passes or whose client goes away before they take effect, over real
+// connections: they have no effect at all.
 #include <grpcpp/client_context.h>
 
 #include <chrono>
@@ -33,7 +33,7 @@ class StepGate {
     changed_.wait(lock, [this] { return open_; });
     --num_held_;
   }
-  // Returns once a step is held.
+  // Waits until a step is held up.
   void Close() {
     std::unique_lock lock(mutex_);
     open_ = false;
@@ -69,7 +69,7 @@ enum class Leaves { kByDeadline, kByCancel };
 class ControlCallsTest : public ServiceFixture, public testing::WithParamInterface<Leaves> {
  protected:
   // Starts a request, makes `call(context)` while a step is held up, lets the caller leave, and
-  // goes on: the request must end as if nothing had been asked for.
+  // releases the step. The request must end as if the call had not been made.
   template <typename Call>
   void ExpectNoTraceOf(const Call& call) {
     grpc::ClientContext request_context;
@@ -102,7 +102,7 @@ class ControlCallsTest : public ServiceFixture, public testing::WithParamInterfa
     EXPECT_THAT(generated.tokens[0].weight_versions(), Each(1u));
     EXPECT_FALSE(GetLoad().paused());
     EXPECT_EQ(engine_->weight_version()->id, 1u);
-    // In case it is paused all the same.
+    // In case the test fails and generation is paused.
     engine_->Continue();
     EXPECT_THAT(Generate(MakeProto("after")).tokens[0].weight_versions(), Each(1u));
   }

@@ -1,4 +1,5 @@
-// Pauses, drains and failure as the gate decides them, with the number of steps in flight given.
+// Pauses, drains and failure in the ControlGate alone; the test gives the number of steps in
+// flight.
 #include "rollout/control_gate.h"
 
 #include <memory>

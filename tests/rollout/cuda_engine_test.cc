@@ -1,6 +1,6 @@
-// The engine on GPUs gives the CPU engine's tokens and logprobs, bit for bit, at every parallel
-// size, with and without graphs, whatever runs beside a request. Sizes that need more GPUs than
-// there are are left out.
+// The engine on GPUs gives the CPU engine's tokens and logprobs, bit for bit, at every
+// tensor-parallel size, with and without graphs, whatever runs beside a request. Skips sizes that
+// need more GPUs than the machine has.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -119,7 +119,7 @@ TEST_F(CudaEngineTest, GivesTheBitsOfTheCpuAtEveryParallelSize) {
   }
 }
 
-// Steps of two rows and more in halves, whose sums overlap.
+// Micro-batch overlap from two rows on.
 TEST_F(CudaEngineTest, OverlappedSumsChangeNoBit) {
   const auto expected = RunAll(*MakeEngine());
   for (const int size : {2, 4, 8}) {
@@ -145,7 +145,7 @@ TEST_F(CudaEngineTest, NcclInPlaceOfPeerMemoryChangesNoBit) {
   }
 }
 
-// A control: the mode that promises nothing.
+// A control test: a mode that does not keep the contract differs.
 TEST_F(CudaEngineTest, VanillaRunsAndHasOtherBits) {
   const auto expected = RunAll(*MakeEngine());
   for (const int size : {1, 4}) {

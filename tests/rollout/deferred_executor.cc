@@ -16,7 +16,7 @@ namespace {
 
 constexpr int32_t kNoToken = -1;
 
-// A copy of all that a launched step says.
+// A copy of a launched step.
 struct Snapshot {
   Snapshot(const ModelStep& step, int32_t page_size)
       : ids(step.batch.ids), feeds(step.feeds), logit_rows(step.logit_rows) {
@@ -81,7 +81,7 @@ class DeferredExecutor final : public RankExecutor {
       own.batch.ids[static_cast<size_t>(rows.first_row)] =
           last_tokens_.at(static_cast<size_t>(step.feeds[i]));
     }
-    // Not what an earlier step left, either: rows that another rank draws must look untouched.
+    // Also clears results of an earlier step: rows that another rank draws must look untouched.
     LogProbResult untouched;
     untouched.token.id = kNoToken;
     own.results.assign(step.results.size(), untouched);

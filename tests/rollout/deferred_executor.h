@@ -1,4 +1,4 @@
-// A rank of depth 2 for tests: another executor, whose steps are computed as late as they may be.
+// A rank of depth 2 for tests: wraps another executor and computes each step as late as possible.
 #ifndef ISOBIT_TESTS_ROLLOUT_DEFERRED_EXECUTOR_H_
 #define ISOBIT_TESTS_ROLLOUT_DEFERRED_EXECUTOR_H_
 
@@ -6,9 +6,9 @@
 
 namespace isobit {
 
-// Wraps a rank of depth 1. Launch only remembers the step; Collect computes it, with the fed ids
-// put in, and fails the test if the step or what it points to is not as it was at its launch.
-// FAILED_PRECONDITION from calls that break the rules of RankExecutor.
+// Wraps a rank of depth 1. Launch only stores the step. Collect fills in the tokens that the step
+// before has drawn and computes the step; it fails the test if the step, or what it points to, has
+// changed since its launch. FAILED_PRECONDITION: a call breaks the rules of RankExecutor.
 MakeRank MakeDeferredRank(MakeRank make_rank);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The order of what sinks and replies get, with a thread and without.
+// The order of calls to sinks and replies, with the Emitter's thread and without it.
 #include "rollout/emitter.h"
 
 #include <latch>

@@ -1,4 +1,4 @@
-// Pauses and the drain: what happens between steps.
+// Pauses and the drain, which take effect between steps.
 #include <cmath>
 #include <latch>
 #include <memory>
@@ -201,7 +201,7 @@ TEST_P(EngineControlTest, DrainEndsPausedRequests) {
   EXPECT_EQ(sink->samples[0].end->reason, FinishReason::kAbort);
 }
 
-// A sink that only counts, and says when it is done.
+// A sink that only counts, and knows when it is done.
 class CountingSink final : public RequestSink {
  public:
   void OnToken(uint32_t, SampledToken token) override {
@@ -223,7 +223,7 @@ class CountingSink final : public RequestSink {
   std::latch done_{1};
 };
 
-// Sanitizers judge.
+// Calls from many threads, for the sanitizers to check.
 TEST_P(EngineControlTest, SurvivesCallsFromManyThreads) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 20;  // some requests are preempted

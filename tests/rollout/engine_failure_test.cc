@@ -1,4 +1,4 @@
-// A rank that fails ends the engine, and tells everybody why.
+// A rank that fails ends the engine, and every request and reply gets the reason.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -37,7 +37,7 @@ class FailingOps final : public testing_support::ForwardingOps {
   std::atomic<int>& countdown_;
 };
 
-// Another rank, whose n-th call of one kind fails.
+// Wraps a rank; its n-th call of one kind fails.
 class FailingRank final : public RankExecutor {
  public:
   enum class Call { kLaunch, kCollect, kServe };
@@ -68,7 +68,7 @@ class FailingRank final : public RankExecutor {
   int countdown_;
 };
 
-// `make_rank`, with one rank that fails at the countdown's end.
+// Makes the ranks of `make_rank`, of which one fails at the end of the countdown.
 MakeRank WithFailure(const MakeRank& make_rank, FailingRank::Call call, int countdown) {
   return [=](const RankOptions& rank) -> absl::StatusOr<std::unique_ptr<RankExecutor>> {
     auto made = make_rank(rank);

@@ -1,4 +1,4 @@
-// An engine over a tiny model, stepped by the test itself, and a sink that remembers all it gets.
+// An engine over a tiny model, whose steps the test makes itself, and a sink that keeps everything.
 #ifndef ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
 #define ISOBIT_TESTS_ROLLOUT_ENGINE_FIXTURE_H_
 
@@ -69,7 +69,7 @@ class EngineFixture : public testing::Test {
   // Steps until nothing is left to do.
   static void Run(Engine& engine);
 
-  // Submit, Run, and the one sample of a request that ended well.
+  // Submits, runs, and returns the one sample of a request that must end well.
   static SampleResult Generate(Engine& engine, const GenerationRequest& request);
 
   // Tokens of a sequence that steps in flight draw while it runs.

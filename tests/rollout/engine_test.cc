@@ -1,4 +1,4 @@
-// What the engine generates, and that neither company nor layout changes a bit of it.
+// What the engine generates, and that neither other requests nor the layout changes a bit of it.
 #include "rollout/engine.h"
 
 #include <atomic>
@@ -79,7 +79,7 @@ TEST_P(EngineTest, GeneratesTheBitsOfTheOracle) {
                    Generate(*MakeEngine(options), MakeRequest("r")));
 }
 
-// The control of the tests above: the sizes matter in a mode that promises nothing.
+// The control test of those above: in a mode that does not keep the contract, sizes matter.
 TEST_P(EngineTest, VanillaModeDependsOnTheParallelSize) {
   std::vector<float> logprobs[2];
   for (const int i : {0, 1}) {
@@ -351,7 +351,7 @@ TEST_P(EngineTest, RefusesRequestsItCannotQueue) {
 
   const auto engine = MakeEngine(options);
   GenerationRequest large = MakeRequest("large");
-  large.sampling.n = 24;  // 120 tokens: an empty queue takes it all the same
+  large.sampling.n = 24;  // 120 tokens, over the bound: an empty queue takes it even so
   ISOBIT_EXPECT_OK(engine->Submit(large, sink));
   EXPECT_THAT(engine->Submit(MakeRequest("large"), sink),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("large")));
@@ -447,7 +447,7 @@ TEST_P(EngineTest, ReusesPagesWhileAStepInFlightWritesThem) {
   EXPECT_EQ(expected.tokens.size(), second->samples[0].tokens.size());
 }
 
-// The deferred rank and sanitizers judge.
+// The deferred rank and the sanitizers check it.
 TEST_P(EngineTest, StepsInFlightOutliveTheirRequests) {
   const auto engine = MakeEngine();
   const SampleResult expected = Generate(*engine, MakeRequest("r"));
@@ -533,7 +533,7 @@ TEST_P(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
   EXPECT_EQ(engine->load().num_used_pages, 0);
 }
 
-// At depth 2, a sequence may be back in the queue when its row comes.
+// At depth 2, a sequence may be preempted before its row of a step in flight is collected.
 TEST_P(EngineTest, NonFiniteLogitsOfAPreemptedSequenceLeaveNothingInTheQueue) {
   testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
   const size_t width = static_cast<size_t>(config_.hidden_size);

@@ -1,4 +1,4 @@
-// Weight updates: when they switch, what becomes of requests in flight, and what is refused.
+// Weight updates: when they switch, what happens to requests in flight, and what is refused.
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -316,7 +316,7 @@ TEST_P(EngineUpdateTest, AnAbandonedUpdateStopsWhileItIsPrepared) {
   EXPECT_GT(packed, 0);
 }
 
-// Every damaged directory is refused by name, and the old weights go on with the old bits.
+// Every damaged directory is refused with its name, and the old weights go on with the old bits.
 TEST_P(EngineUpdateTest, FailedUpdatesLeaveTheOldWeightsServing) {
   const auto write = [this](const std::string& name, auto damage) {
     TinyWeights weights = RandomWeights(config_, 2);

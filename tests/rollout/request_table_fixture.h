@@ -1,4 +1,4 @@
-// A request table without an engine, whose sinks are called at once.
+// A request table without an engine. Its sinks are called at once.
 #ifndef ISOBIT_TESTS_ROLLOUT_REQUEST_TABLE_FIXTURE_H_
 #define ISOBIT_TESTS_ROLLOUT_REQUEST_TABLE_FIXTURE_H_
 

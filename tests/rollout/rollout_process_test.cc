@@ -1,4 +1,4 @@
-// The isobit-rollout binary: its flags, its health while it loads, how it ends.
+// The isobit-rollout binary: its flags, its health while it loads, and how it ends.
 #include <grpcpp/client_context.h>
 #include <signal.h>
 

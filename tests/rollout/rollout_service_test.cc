@@ -420,7 +420,7 @@ TEST_P(RolloutServiceTest, DescribesItself) {
   EXPECT_EQ(GetLoad().num_free_pages(), 64u);
 }
 
-// A client whose transport takes little ahead of its reader.
+// A client whose transport buffers little that it has not read.
 std::unique_ptr<Stub> NarrowStub(int port) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
@@ -500,8 +500,8 @@ TEST_P(RolloutServiceTest, FinalOnlyMayHoldBackMoreThanASlowReader) {
   ISOBIT_EXPECT_OK(Generate(request).status);
 }
 
-// Requests that come, go and are cancelled from several threads, with fixed seeds: in the end
-// nothing is left, and who read to the end got the bits of an undisturbed run.
+// Requests that several threads send and cancel, with fixed seeds. In the end no request is left,
+// and every stream that was read to its end has the bits of an undisturbed run.
 TEST_P(RolloutServiceTest, SurvivesCancelsAndAbortsUnderLoad) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 40;  // some are preempted

@@ -1,4 +1,4 @@
-// Which sequences run when, and what becomes of KV pages: the scheduler without a model.
+// Which sequences run when, and which KV pages they get: the scheduler without a model.
 #include "rollout/scheduler.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ class SchedulerTest : public testing::Test {
     return batch;
   }
 
-  // What the engine does when it has collected a step: each sequence gets its token.
+  // Does what the engine does when it has collected a step: each sequence gets its token.
   static void Commit(const std::vector<Sequence*>& batch) {
     for (Sequence* sequence : batch) {
       if (sequence->state == Sequence::State::kFinished) continue;
@@ -140,7 +140,7 @@ TEST_F(SchedulerTest, PreemptsTheLatestAndRecomputesItFirst) {
   Sequence& c = Add(4);
   EXPECT_THAT(Step(), ElementsAre(&a, &b, &c));  // 3 pages full
   Sequence& newcomer = Add(1);
-  // a takes the last page; b and c need one each: c gives way.
+  // a takes the last page; b and c need one each, so c is preempted.
   EXPECT_THAT(Step(), ElementsAre(&a, &b));
   EXPECT_EQ(c.num_preemptions, 1u);
   EXPECT_EQ(c.state, Sequence::State::kWaiting);
@@ -291,7 +291,7 @@ TEST_F(SchedulerTest, PreemptsASequenceWhoseTokenIsPending) {
   EXPECT_EQ(scheduler_->num_waiting_tokens(), 0);
 }
 
-// Requests that come, finish, are aborted and preempted in any order, from a fixed seed.
+// Requests arrive, finish, are aborted and preempted in random order, from a fixed seed.
 class SchedulerDepthTest : public SchedulerTest, public testing::WithParamInterface<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Depth, SchedulerDepthTest, testing::Values(1, 2),
                          testing::PrintToStringParamName());

@@ -21,7 +21,7 @@
 
 namespace isobit {
 
-// All that one Generate call answered.
+// Everything that one Generate call returned.
 struct Generated {
   absl::Status status;
   std::map<uint32_t, v1::TokenLogprobs> tokens;       // by sample
@@ -41,7 +41,7 @@ class ServiceFixture : public EngineFixture {
 
   // Five prompt tokens, eight to generate, never stops early.
   static v1::GenerateRequest MakeProto(const std::string& id = "");
-  // One that runs until it is ended: as long as the context allows.
+  // A request that runs until it is ended: it asks for as many tokens as the context allows.
   static v1::GenerateRequest MakeLongProto(const std::string& id);
 
   Generated Generate(const v1::GenerateRequest& request);
@@ -51,7 +51,7 @@ class ServiceFixture : public EngineFixture {
   static void ReadFirstToken(GenerateReader& reader);
 
   v1::GetLoadResponse GetLoad();
-  // Waits until `condition` holds of the load; fails the test after ten seconds.
+  // Waits until `condition` is true of the load; fails the test after ten seconds.
   void AwaitLoad(const std::function<bool(const v1::GetLoadResponse&)>& condition);
 
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();

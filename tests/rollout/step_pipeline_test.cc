@@ -1,4 +1,5 @@
-// Steps in flight over ranks that compute nothing: what each is fed, and what it keeps alive.
+// Steps in flight over ranks that compute nothing: which tokens come from the step before, and what
+// each step keeps alive.
 #include "rollout/step_pipeline.h"
 
 #include <memory>
@@ -17,7 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Remembers the steps and draws the token 7. Depth 2.
+// A rank that stores the steps and always draws token 7. Depth 2.
 class RecordingRank final : public RankExecutor {
  public:
   explicit RecordingRank(std::vector<ModelStep>& steps) : steps_(steps) {}

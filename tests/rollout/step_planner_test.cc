@@ -1,4 +1,4 @@
-// What rows and requests the planner makes of a sequence.
+// The rows and requests that the planner adds for a sequence.
 #include "rollout/step_planner.h"
 
 #include <cstdint>

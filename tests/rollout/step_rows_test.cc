@@ -56,7 +56,7 @@ TEST_P(StepRowsTest, OfTheScalarDefinitionToo) {
   }
 }
 
-// INVARIANT: a guess that is not taken leaves nothing behind: the next step writes its keys anew.
+// INVARIANT: a rejected guess changes nothing: the next step overwrites its keys.
 TEST_P(StepRowsTest, WrongGuessesChangeNoBit) {
   const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
   for (const int tp_size : {1, 4}) {

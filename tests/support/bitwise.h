@@ -1,5 +1,5 @@
-// Equality of floats by bit pattern: -0 differs from +0, and two NaNs are equal only with one
-// payload.
+// Equality of floats by bit pattern: -0 differs from +0, and two NaNs are equal only if their
+// payloads are.
 #ifndef ISOBIT_TESTS_SUPPORT_BITWISE_H_
 #define ISOBIT_TESTS_SUPPORT_BITWISE_H_
 

@@ -1,5 +1,5 @@
-// A backend that hands every op on to another one: tests override the op that they want to watch,
-// delay, fail or spoil.
+// A backend that forwards every op to another one. Tests override the op that they want to watch,
+// delay, fail or corrupt.
 #ifndef ISOBIT_TESTS_SUPPORT_FORWARDING_OPS_H_
 #define ISOBIT_TESTS_SUPPORT_FORWARDING_OPS_H_
 

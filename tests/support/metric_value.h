@@ -1,4 +1,4 @@
-// One figure of a service's metrics.
+// Reads one value of a service's metrics.
 #ifndef ISOBIT_TESTS_SUPPORT_METRIC_VALUE_H_
 #define ISOBIT_TESTS_SUPPORT_METRIC_VALUE_H_
 
@@ -9,8 +9,8 @@
 
 namespace isobit::testing_support {
 
-// Of a counter or gauge; of a histogram, how many values it has taken. NaN: there is none of that
-// name and those labels.
+// The value of a counter or gauge, or the number of observations of a histogram. NaN: there is no
+// metric of that name with those labels.
 inline double MetricValue(const Metrics& metrics, const std::string& name,
                           const prometheus::Labels& labels = {}) {
   for (const prometheus::MetricFamily& family : metrics.Collect()) {

@@ -1,5 +1,5 @@
-// A packer that tells of each matrix before another one packs it: tests count them, or hold them
-// up.
+// A packer that calls a hook before it lets another one pack a matrix: tests count matrices, or
+// hold them up.
 #ifndef ISOBIT_TESTS_SUPPORT_OBSERVED_PACKER_H_
 #define ISOBIT_TESTS_SUPPORT_OBSERVED_PACKER_H_
 
@@ -12,7 +12,7 @@ namespace isobit::testing_support {
 
 class ObservedPacker final : public WeightPacker {
  public:
-  // `packer` outlives the object. on_pack: for any thread.
+  // `packer` outlives the object. on_pack: called from any thread.
   ObservedPacker(const WeightPacker& packer, std::function<void()> on_pack)
       : packer_(packer), on_pack_(std::move(on_pack)) {}
 

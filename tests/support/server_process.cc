@@ -20,7 +20,7 @@ extern char** environ;
 
 namespace isobit::testing_support {
 
-// The messages are so small that their bytes are written here rather than their proto imported.
+// The messages are so small that this writes their bytes instead of using their proto file.
 std::string Health(grpc::Channel& channel, const std::string& service) {
   std::string request(1, '\x0a');
   request.push_back(static_cast<char>(service.size()));

@@ -1,4 +1,4 @@
-// A server binary of ours as a child process, and the health that any server of ours reports.
+// Runs one of our servers as a child process, and asks a server for its health.
 #ifndef ISOBIT_TESTS_SUPPORT_SERVER_PROCESS_H_
 #define ISOBIT_TESTS_SUPPORT_SERVER_PROCESS_H_
 
@@ -22,20 +22,20 @@ int PortIn(const std::string& port_file);
 
 class ServerProcess {
  public:
-  // Starts `binary` with a port of the system's choice. Its output goes to that of the test; its
-  // environment is the test's, over which goes `environment`, NAME=value each.
+  // Starts `binary` on a free port. Its output goes to the test's. Its environment is the test's
+  // with the changes of `environment`, each NAME=value.
   ServerProcess(const std::string& binary, std::vector<std::string> flags,
                 std::vector<std::string> environment = {});
   ~ServerProcess();  // kills it
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
-  // A channel to it, once it listens. Fails the test if it does not within ten seconds.
+  // A channel to the server, once it listens. Fails the test if it does not within ten seconds.
   std::shared_ptr<grpc::Channel> Connect();
 
   void Signal(int signal);
 
-  // Waits for its end: the exit code, or -1 after a death by signal.
+  // Waits for its end. Returns the exit code, or -1 if a signal killed it.
   int Join();
 
  private:

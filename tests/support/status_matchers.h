@@ -1,4 +1,4 @@
-// GoogleTest matchers for absl::Status and absl::StatusOr; this Abseil release brings none.
+// GoogleTest matchers for absl::Status and absl::StatusOr, which this Abseil release lacks.
 #ifndef ISOBIT_TESTS_SUPPORT_STATUS_MATCHERS_H_
 #define ISOBIT_TESTS_SUPPORT_STATUS_MATCHERS_H_
 

@@ -17,7 +17,7 @@ TempDir::TempDir() {
 }
 
 TempDir::~TempDir() {
-  std::error_code ignored;  // a directory left behind must not hide the test's own verdict
+  std::error_code ignored;  // a failure to remove it must not hide the test's own result
   std::filesystem::remove_all(path_, ignored);
 }
 

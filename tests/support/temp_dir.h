@@ -11,7 +11,7 @@ class TempDir {
   TempDir();
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
-  ~TempDir();  // removes the directory and all that is in it
+  ~TempDir();  // removes the directory with its contents
 
   // Canonical and absolute, without a trailing slash.
   const std::string& path() const { return path_; }

@@ -1,5 +1,5 @@
-// Makes and writes tiny models. Weights come from integer arithmetic, so that golden digests over
-// them hold everywhere.
+// Makes and writes tiny models. Weights come from integer arithmetic, so that their golden digests
+// are the same on every machine.
 #include "tests/support/tiny_model.h"
 
 #include <algorithm>
@@ -53,8 +53,8 @@ Distribution DistributionOf(const ExpectedTensor& spec) {
   return {0.0f, head ? 2.0f * unit : unit};
 }
 
-// A model's tensors, each bias right behind the weight of its module: the golden digests are of
-// weights drawn in this order.
+// A model's tensors, each bias right after its module's weight. The golden digests depend on this
+// order, in which weights are drawn.
 std::vector<ExpectedTensor> DrawingOrder(const ModelConfig& config) {
   const std::vector<ExpectedTensor> specs = ExpectedTensors(Describe(config));
   std::vector<ExpectedTensor> order;

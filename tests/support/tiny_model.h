@@ -11,12 +11,11 @@
 
 namespace isobit::testing_support {
 
-// Two layers with what is awkward about the architecture: heads that four ranks cannot share
-// equally, a hidden size that is no multiple of 16, a vocabulary that is no multiple of 8. Token 1
-// ends a sequence.
+// Two layers with awkward sizes: heads that four ranks cannot share equally, a hidden size that is
+// no multiple of 16, a vocabulary that is no multiple of 8. Token 1 ends a sequence.
 ModelConfig TinyConfig(Architecture architecture);
 
-// The bf16 weights of a model in memory, for tests that damage some before writing them.
+// The bf16 weights of a model in memory, for tests that change some before they write them.
 struct TinyWeights {
   std::map<std::string, std::vector<uint16_t>> tensors;  // by name, row-major
 };

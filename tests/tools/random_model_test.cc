@@ -1,4 +1,4 @@
-// Random models: what they hold does not depend on machine, files or anything but seed and shape.
+// Random models: their weights depend only on seed and shape, not on machine or file size.
 #include "tools/random_model.h"
 
 #include <cmath>
@@ -49,7 +49,7 @@ TEST(ModelShapesTest, TheTinyOnesAreAwkward) {
   }
 }
 
-// The bytes that golden digests elsewhere rest on.
+// Golden digests elsewhere depend on these bytes.
 TEST(RandomModelTest, TheBytesOfASeedAreFixed) {
   const TempDir dir;
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig config, NamedModelShape("tiny-llama"));

@@ -28,7 +28,7 @@ using testing_support::FakeScorer;
 using testing_support::FakeServer;
 using testing_support::StatusIs;
 
-// Everything one Compare stream said.
+// Everything that one Compare stream returned.
 struct Comparison {
   absl::Status status;
   std::map<std::string, std::vector<v1::TokenGap>> gaps;  // by sequence
@@ -104,7 +104,7 @@ TEST_F(CompareTest, EndsWhatNeedsMoreMemoryThanItMay) {
   v1::CompareRequest request = Request(40, 500);  // more in all, but not at one time
   request.set_max_concurrency(2);
   request.set_gap_detail(v1::GAP_DETAIL_NONE);
-  // The call before it ends on the server a moment after its client has its status.
+  // The server ends the previous call a moment after its client has the status.
   absl::Status next = Compare(request).status;
   for (int i = 0; i < 100 && !next.ok(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -258,7 +258,7 @@ TEST_F(CompareTest, DifferentDigestsAreRefusedUnlessAllowed) {
   EXPECT_EQ(allowed.summaries.at(0).scorer().weight_version().digest(), "d2");
 }
 
-// The weights change after the check at the start: only the tokens tell.
+// The weights change after the check at the start: only the tokens' versions show it.
 TEST_F(CompareTest, TokensOfAnotherVersionAreRefusedNamingBoth) {
   rollout_.token_weight_version = 2;
   v1::CompareRequest request = Request(1, 4);
@@ -393,7 +393,7 @@ TEST_F(CompareTest, PassedDeadlineCancelsTheCallsToBothServices) {
   WaitFor(scorer_.num_cancelled, 2);
 }
 
-// The reader takes nothing until the comparator has nothing more to do without it.
+// The client reads nothing until the comparator can do nothing more without it.
 TEST_F(CompareTest, SlowReaderHoldsBackTheWorkAndLosesNothing) {
   constexpr int kPrompts = 400;
   constexpr uint32_t kTokens = 1000;

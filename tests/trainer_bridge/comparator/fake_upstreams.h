@@ -1,5 +1,5 @@
-// A rollout and a scorer of one made-up model, on real loopback ports, with the faults that tests
-// ask for. Both sides compute a logprob by the same function, so they agree unless told otherwise.
+// A fake rollout and a fake scorer of one made-up model, on real loopback ports, with the faults
+// that a test asks for. Both compute logprobs by the same function, so they agree by default.
 #ifndef ISOBIT_TESTS_TRAINER_BRIDGE_COMPARATOR_FAKE_UPSTREAMS_H_
 #define ISOBIT_TESTS_TRAINER_BRIDGE_COMPARATOR_FAKE_UPSTREAMS_H_
 
@@ -41,7 +41,7 @@ class FakeRollout final : public v1::RolloutService::CallbackService {
   std::atomic<int> num_cancelled{0};
 };
 
-// Scores what it is given.
+// Scores the given tokens.
 class FakeScorer final : public v1::ScorerService::CallbackService {
  public:
   grpc::ServerWriteReactor<v1::ScoreResponse>* Score(grpc::CallbackServerContext* context,
@@ -61,10 +61,10 @@ class FakeScorer final : public v1::ScorerService::CallbackService {
   std::atomic<int> num_cancelled{0};
 };
 
-// Serves `service` on a loopback port as long as it lives.
+// Serves `service` on a loopback port during its lifetime.
 class FakeServer {
  public:
-  // gate: asks who calls; null: nobody does.
+  // gate: admits callers; null: everybody may call.
   FakeServer(grpc::Service* service, const std::string& full_name,
              std::shared_ptr<CallGate> gate = nullptr);
   std::string address() const { return "127.0.0.1:" + std::to_string(runner_.port()); }

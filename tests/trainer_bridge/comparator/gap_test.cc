@@ -1,4 +1,4 @@
-// Gaps of single tokens, against values worked out by hand.
+// Gaps of single tokens, compared with values computed by hand.
 #include "trainer_bridge/comparator/gap.h"
 
 #include <bit>

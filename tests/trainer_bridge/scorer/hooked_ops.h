@@ -1,5 +1,5 @@
-// The scalar backend with a hook at the start of every forward pass, to stop one midway or to make
-// it fail.
+// The oracle backend with a hook at the start of every forward pass, which can hold a pass up or
+// make it fail.
 #ifndef ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_
 #define ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_HOOKED_OPS_H_
 

@@ -1,4 +1,4 @@
-// Packing: nothing lost, nothing twice, no rank over its limit, order of arrival kept.
+// Packing: each sequence exactly once, no rank over its limit, in order of arrival.
 #include "trainer_bridge/scorer/packing.h"
 
 #include <algorithm>

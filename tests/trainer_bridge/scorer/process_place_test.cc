@@ -1,4 +1,4 @@
-// Which process this one is, as flags, torchrun and LeaderWorkerSet say it.
+// Which process this one is, by flags, torchrun or LeaderWorkerSet.
 #include "trainer_bridge/scorer/process_place.h"
 
 #include <map>

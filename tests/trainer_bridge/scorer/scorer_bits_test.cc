@@ -1,5 +1,4 @@
-// The promise of the scorer: a score's bits depend on the sequence, its parameters and the weights,
-// and on nothing else.
+// The scorer's promise: a score's bits depend only on the sequence, its parameters and the weights.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -111,7 +110,7 @@ TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
   }
 }
 
-// The comparisons above can fail: an ordinary engine's arithmetic fails them.
+// Control test of the comparisons above: an ordinary engine's arithmetic fails them.
 TEST_P(ScorerBitsTest, Control) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 12, 40);
   const AllBits crowded = ScoreAll(*Load(1, 4096, NumericsMode::kVanilla), inputs, FullOptions());

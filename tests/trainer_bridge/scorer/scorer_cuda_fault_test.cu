@@ -1,5 +1,5 @@
-// A GPU that dies in the middle of a pass, while its peers wait for its blocks: the engine says so
-// within seconds. A program of its own, since the device is of no use to it afterwards.
+// A GPU fails in the middle of a pass, while its peers wait for its blocks: the engine reports it
+// within seconds. A program of its own, since it cannot use the device afterwards.
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -24,7 +24,7 @@ using testing_support::StatusIs;
 
 __global__ void Trap() { __trap(); }
 
-// The GPU of these ops dies once it is told to, in the next attention.
+// Ops that make their GPU fail in the next attention once `die` is set.
 class DyingOps final : public testing_support::ForwardingOps {
  public:
   DyingOps(std::unique_ptr<Ops> ops, int device, const std::atomic<bool>& die)

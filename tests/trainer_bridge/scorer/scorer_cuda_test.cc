@@ -49,7 +49,7 @@ RankBackend CudaBackend(int shards) {
   return *std::move(backend);
 }
 
-// Fails once it is told to.
+// Ops that fail once they are told to.
 class FailingOps final : public testing_support::ForwardingOps {
  public:
   FailingOps(std::unique_ptr<Ops> ops, const std::atomic<bool>& fail)
@@ -135,7 +135,7 @@ TEST_P(ScorerCudaTest, NewWeightsServeAfterAnUpdate) {
   }
 }
 
-// The other ranks, which wait for the failed one's blocks or not, end too.
+// The other ranks end too, whether or not they wait for the failed one's blocks.
 TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 3, 8, 60);
   for (const int shards : ShardCounts()) {

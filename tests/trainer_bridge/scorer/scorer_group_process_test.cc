@@ -1,5 +1,5 @@
-// isobit-scorer on GPUs, as one process and as several that join over the network: the scores are a
-// CPU's, bit for bit, and all processes end together.
+// isobit-scorer on GPUs, as one process and as a group of several: the scores have the bits of a
+// CPU's, and all processes end together.
 #include <arpa/inet.h>
 #include <grpcpp/client_context.h>
 #include <netinet/in.h>
@@ -145,7 +145,7 @@ TEST_F(ScorerGroupProcessTest, ProcessesOnGpusGiveTheCpusBitsAndEndTogether) {
   }
 }
 
-// torchrun gives the processes of a host one command line; only the environment tells them apart.
+// torchrun starts all processes of a host with the same flags; only the environment differs.
 TEST_F(ScorerGroupProcessTest, OneCommandLineServesUnderTorchrun) {
   const int port = FreePort();
   const std::vector<std::string> flags =

@@ -43,7 +43,7 @@ class ScorerProcessTest : public testing::Test {
 
 TEST_F(ScorerProcessTest, SigtermDrainsACallInFlightAndExitsZero) {
   std::vector<std::string> flags = Flags("--max_batch_tokens=50");
-  flags.push_back("--drain_timeout_ms=120000");  // a sanitizer on a busy machine takes its time
+  flags.push_back("--drain_timeout_ms=120000");  // a sanitizer on a busy machine is slow
   ServerProcess process(ISOBIT_SCORER, flags);
   const std::shared_ptr<grpc::Channel> channel = process.Connect();
   for (int i = 0; i < 3000 && Health(*channel, kName) != "SERVING"; ++i) {
@@ -104,7 +104,7 @@ TEST_F(ScorerProcessTest, BadFlagsExitTwo) {
   }
 }
 
-// torchrun gives the processes of a host one command line; only the environment tells them apart.
+// torchrun starts all processes of a host with the same flags; only the environment differs.
 TEST_F(ScorerProcessTest, ALaterProcessOfAHostTakesAPortOfItsOwn) {
   ServerProcess first(ISOBIT_SCORER, Flags("--port_file=" + dir_.File("port")));
   const int port = PortIn(dir_.File("port"));

@@ -1,4 +1,4 @@
-// The scorer over a real loopback connection: what comes back, and what is said to bad input.
+// The scorer over a real loopback connection: its responses, and its errors for invalid input.
 #include "trainer_bridge/scorer/scorer_service.h"
 
 #include <grpcpp/client_context.h>
@@ -298,7 +298,7 @@ TEST_F(ScorerServiceTest, CallsThatNeedMoreMemoryThanTheyMayAreRefusedWithARetry
   while (reader->Read(&response)) {
   }
   EXPECT_TRUE(reader->Finish().ok());
-  // The call before it ends on the server a moment after its client has its status.
+  // The server ends the previous call a moment after its client has the status.
   absl::Status next = Call(RequestOf({probe_})).status;
   for (int i = 0; i < 100 && !next.ok(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -337,8 +337,8 @@ TEST_F(ScorerServiceTest, ACancelledCallStopsItsWork) {
   context.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 
-  // The queue is full until the server has heard of it; then it holds the next call, which the
-  // closed gate keeps from ending.
+  // The queue stays full until the server notices the cancellation. Then it takes the next call,
+  // which cannot end while the gate is closed.
   absl::Status status;
   for (int i = 0; i < 1000 && !absl::IsDeadlineExceeded(status); ++i) {
     grpc::ClientContext brief;

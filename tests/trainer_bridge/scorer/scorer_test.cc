@@ -1,4 +1,4 @@
-// The engine around the scores: queue, ends of jobs, weight updates, faults.
+// The scoring engine: queue, ends of jobs, weight updates, faults.
 #include "trainer_bridge/scorer/scorer.h"
 
 #include <atomic>
@@ -83,7 +83,7 @@ RankBackend Metered(Meter& meter) {
 
 class ScorerTest : public testing::Test {
  protected:
-  // Qwen3 ties nothing: a damaged embedding concerns only sequences with that token.
+  // Qwen3 does not tie embeddings: a damaged one affects only sequences with that token.
   ScorerTest() : config_(testing_support::TinyConfig(Architecture::kQwen3)) {
     testing_support::WriteTinyModel(config_, 1, dir_.File("first"));
     testing_support::WriteTinyModel(config_, 2, dir_.File("second"));
@@ -107,8 +107,8 @@ class ScorerTest : public testing::Test {
     return submitted;
   }
 
-  // Returns once an update waits for its switch: a job that wants version 2 is then held instead of
-  // refused.
+  // Waits until an update waits for its switch: from then on, a job that asks for version 2 is
+  // held, not refused.
   Submitted WaitForSwitch(Scorer& scorer) {
     Submitted held;
     for (int i = 0; i < 6000; ++i) {
@@ -119,7 +119,7 @@ class ScorerTest : public testing::Test {
     return held;
   }
 
-  // A score of one fixed sequence, whose bits tell the weights.
+  // The score of one fixed sequence; its bits identify the weights.
   std::vector<uint32_t> Probe(Scorer& scorer) {
     const Submitted probe = Submit(scorer, {probe_});
     ISOBIT_EXPECT_OK(probe.collector->WaitUntilDone());

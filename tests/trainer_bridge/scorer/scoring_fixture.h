@@ -1,5 +1,5 @@
-// What the scorer's tests share: a receiver that collects, jobs of random tokens, and the scores
-// that the definition gives for them.
+// Shared by the scorer's tests: a receiver that collects scores, jobs of random tokens, and their
+// scores by the scalar definition.
 #ifndef ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_
 #define ISOBIT_TESTS_TRAINER_BRIDGE_SCORER_SCORING_FIXTURE_H_
 
@@ -17,7 +17,7 @@
 
 namespace isobit {
 
-// Keeps what arrives.
+// Keeps all scores.
 class Collector final : public ScoreReceiver {
  public:
   void OnScore(SequenceScore score) override;
@@ -55,21 +55,20 @@ std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, s
 // Every sampling parameter that can change a distribution, at values that do.
 ScoreOptions FullOptions();
 
-// All floats and ids of a score, as bit patterns, for comparison.
-// The first is the version's id.
+// All floats and ids of a score as bit patterns, after the version's id.
 std::vector<uint32_t> Bits(const SequenceScore& score);
 
-// Of every sequence, by index.
+// The bits of every sequence, by index.
 using AllBits = std::vector<std::vector<uint32_t>>;
 
-// Scores all inputs in one job; whatever goes wrong fails the test.
+// Scores all inputs in one job; any error fails the test.
 AllBits ScoreAll(Scorer& scorer, const std::vector<ScoreInput>& inputs,
                  const ScoreOptions& options);
 
-// The same without the versions' ids, for scores that must differ in more.
+// The same without the versions' ids, to compare the scores alone.
 AllBits WithoutVersions(AllBits bits);
 
-// What the scalar definition gives for one sequence: unsharded weights, one forward pass, one row
+// The score of one sequence by the scalar definition: unsharded weights, one forward pass, one row
 // of logits at a time.
 SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreInput& input,
                                 const ScoreOptions& options);

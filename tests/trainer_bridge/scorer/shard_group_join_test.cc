@@ -66,7 +66,7 @@ TEST_F(ShardGroupJoinTest, WhoDoesNotShowTheGroupSecretGetsNothingButAnAuditLine
   std::vector<std::string> lines;
   std::ifstream file(dir_.File("audit"));
   for (std::string line; std::getline(file, line);) lines.push_back(line);
-  // Of refusals one a second, and that of who joined, with no more than its first message.
+  // At most one refusal a second is audited, and the member that joined, with its first message.
   ASSERT_GE(lines.size(), 2u);
   EXPECT_LE(lines.size(), 4u);
   EXPECT_THAT(lines.front(), HasSubstr("UNAUTHENTICATED"));
@@ -74,8 +74,7 @@ TEST_F(ShardGroupJoinTest, WhoDoesNotShowTheGroupSecretGetsNothingButAnAuditLine
                                   HasSubstr("\"OK\"")));
 }
 
-// A certificate of 127.0.0.1 in `directory`, its key, and as the CA whom to trust itself: nobody
-// else has signed it.
+// A self-signed certificate of 127.0.0.1 in `directory`, and its key. It is also the CA to trust.
 TlsFiles MakeCertificate(const testing_support::TempDir& directory, const std::string& name) {
   TlsFiles files;
   files.certificate = files.ca = directory.File(name + ".pem");
@@ -92,7 +91,7 @@ TlsFiles MakeCertificate(const testing_support::TempDir& directory, const std::s
 TEST_F(ShardGroupJoinTest, OverTlsOnlyThoseWithCertificatesOfTheGroupsCaJoin) {
   const TlsFiles ours = MakeCertificate(dir_, "ours");
   const TlsFiles strangers = MakeCertificate(dir_, "strangers");
-  // As the scorer's process makes them of its flags.
+  // As the scorer's process makes it from its flags.
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ServerSecurity server,
                               MakeServerSecurity({.tls = ours}, "127.0.0.1"));
   GroupLeaderOptions options = LeaderOptions(2);
@@ -182,7 +181,7 @@ TEST_F(ShardGroupJoinTest, AMemberMayComeAgainBeforeTheOthersHaveCome) {
   const auto run = [](GroupMember& member) {
     return std::async(std::launch::async, [&member] { return member.Run(); });
   };
-  // Of two, the one that is not refused has come.
+  // One of these two is refused; the other one has joined.
   GroupMember first(MemberOptions(1, 3));
   GroupMember second(MemberOptions(1, 3));
   std::future<absl::Status> first_end = run(first);
@@ -198,14 +197,14 @@ TEST_F(ShardGroupJoinTest, AMemberMayComeAgainBeforeTheOthersHaveCome) {
 
   std::optional<GroupMember> again;
   std::future<absl::Status> again_end;
-  do {  // until the leader has seen that the place is free
+  do {  // until the leader has noticed that the rank is free
     again.emplace(MemberOptions(1, 3));
     again_end = run(*again);
   } while (again_end.wait_for(milliseconds(500)) == std::future_status::ready &&
            absl::IsAlreadyExists(again_end.get()));
   GroupMember other(MemberOptions(2, 3));
   std::future<absl::Status> other_end = run(other);
-  // All came, whether or not one had failed before the leader looked.
+  // All have joined, even if one failed before the leader looked.
   EXPECT_FALSE(absl::IsDeadlineExceeded(assembled.get()));
   EXPECT_FALSE(again_end.get().ok());
   EXPECT_FALSE(other_end.get().ok());
@@ -220,7 +219,7 @@ TEST_F(ShardGroupJoinTest, AMessageMayBeLongerThanAClients) {
   v1::MemberMessage message;
   message.mutable_hello()->mutable_identity()->set_version(std::string(kMaxMessageBytes, 'x'));
   EXPECT_TRUE(stream->Write(message));
-  // It arrives, and is refused for what it says.
+  // The long message arrives, and is refused for its content.
   const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("version: "));
   EXPECT_THAT(FromGrpcStatus(stream->Finish()), refused);
   EXPECT_THAT(assembled.get(), refused);

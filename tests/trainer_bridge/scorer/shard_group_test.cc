@@ -88,7 +88,7 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
 }
 
 TEST_F(ShardGroupTest, ProcessesMustHavePackedTheSameWeights) {
-  // A member on a node where the second model is another one, and the third is the leader's first.
+  // A member on another node, whose `first` has the leader's weights and whose `second` has others.
   const testing_support::TempDir elsewhere;
   testing_support::WriteTinyModel(config_, 1, elsewhere.File("first"));
   testing_support::WriteTinyModel(config_, 3, elsewhere.File("second"));
@@ -123,7 +123,7 @@ TEST_F(ShardGroupTest, ProcessesMustHavePackedTheSameWeights) {
   ISOBIT_EXPECT_OK(group.End(0));
 }
 
-// Whose logits are not finite where `kBadToken` is scored.
+// Ops whose logits are not finite where `kBadToken` is scored.
 constexpr int32_t kBadToken = 77;
 std::unique_ptr<Ops> MakeBadTokenOps() {
   class BadTokenOps final : public testing_support::ForwardingOps {

@@ -1,5 +1,5 @@
-// A forward pass over gathered weights, computed in two halves: while one layer is computed, the
-// norm of the next block is held, too.
+// A forward pass over gathered weights, in two halves: while one layer is computed, the next block
+// is already held, for its norm.
 #include <memory>
 #include <thread>
 #include <utility>
@@ -45,7 +45,7 @@ class ShardedForwardTest : public testing::Test {
     return WeightLayout(config_, *ShapeOfRank(config_, 0, 1), ops_->packer());
   }
 
-  // What every rank computes; all ranks have the same rows. overlap_rows: of GatherAllReduce.
+  // The result of every rank; all ranks have the same rows. overlap_rows: see GatherAllReduce.
   std::vector<std::vector<Bf16>> Forward(int64_t overlap_rows) const {
     ThreadGroup group(kRanks);
     const size_t bytes = GatheredBytes(Layout(), kRanks);

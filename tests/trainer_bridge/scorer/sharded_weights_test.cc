@@ -1,4 +1,4 @@
-// Shards: what comes together is what was cut, never more than two full blocks of it at a time.
+// Shards: gathered blocks equal those that were cut, and never more than two are full at a time.
 #include "trainer_bridge/scorer/sharded_weights.h"
 
 #include <chrono>
@@ -61,7 +61,7 @@ class ShardedWeightsTest : public testing::Test {
     return store.Take();
   }
 
-  // Runs `body` on one thread a rank.
+  // Runs `body` on one thread for each rank.
   template <class Body>
   void OnRanks(int num_ranks, const Body& body) {
     ThreadGroup group(num_ranks);
