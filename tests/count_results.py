@@ -32,7 +32,7 @@ def outcomes_of(results: Path) -> Counter:
         status = {"run": "passed", "fail": "failed"}.get(test.get("status"), "skipped")
         cases = results / f"{test.get('name')}.xml"
         counted = gtest_outcomes(cases) if cases.is_file() else Counter()
-        # A program can fail outside its cases: a crash, a leak, a time-out.
+        # A program can fail outside its cases: by a crash, a leak or a timeout.
         if not counted or (status == "failed" and not counted["failed"]):
             counted[status] += 1
         outcomes.update(counted)

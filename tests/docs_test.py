@@ -1,4 +1,4 @@
-"""Holds the documents to the repository: links lead somewhere, and docs/architecture names what is there.
+"""Checks the documents: links lead somewhere, and what docs/architecture names exists.
 
 Of every page, each relative link must lead to a file or folder, and its anchor to a heading. A page of
 docs/architecture names a file as `folder/file.cc`, from the root, and a function, type or constant as
@@ -24,7 +24,7 @@ DECLARED = re.compile(r"\s*(?:const|noexcept|override|final|\s)*(?:=\s*0\s*)?;")
 
 
 def anchor_of(heading: str) -> str:
-    """The anchor that a heading gets."""
+    """The anchor of a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
 
@@ -75,7 +75,7 @@ def defines(text: str, suffix: str, symbol: str) -> bool:
 
 
 def link_faults(root: Path, page: Path) -> list[str]:
-    """One line for each relative link of a page that leads nowhere."""
+    """One line for each relative link of a page whose target does not exist."""
     faults = []
     for text, target in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
         if re.match(r"[a-z]+:", target):
@@ -95,7 +95,7 @@ def link_faults(root: Path, page: Path) -> list[str]:
 
 
 def name_faults(root: Path, page: Path) -> list[str]:
-    """One line for each file or symbol that a page names and that is not there."""
+    """One line for each file or symbol that a page names and that does not exist."""
     faults = []
     for name, symbol in NAMED.findall(FENCE.sub("", page.read_text("utf-8"))):
         path = root / name
@@ -107,7 +107,7 @@ def name_faults(root: Path, page: Path) -> list[str]:
 
 
 def long_lines(page: Path) -> list[str]:
-    """The lines of prose of a page that are too long. Tables may be wider."""
+    """The lines of a page's prose that are too long. Tables may be wider."""
     lines = FENCE.sub("", page.read_text("utf-8")).splitlines()
     return [line for line in lines if len(line) > MAX_COLUMNS and not line.startswith("|")]
 
@@ -132,7 +132,7 @@ class RepositoryTest(unittest.TestCase):
 
 
 class ControlTest(unittest.TestCase):
-    """Every rule finds what it is there to find."""
+    """Every rule finds a violation of it."""
 
     SOURCE = """
 // Called(x) { is told of in a comment.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the tests of the CUDA kernels under compute-sanitizer's tools: one tool after the other; every
-# case of every test is a process of its own, some side by side on each GPU, with a share of its
-# random inputs (ISOBIT_TEST_SCALE) and no longer than its time (ISOBIT_SANITIZER_SECONDS). Ends with
-# a table. Fails if a case has findings, has failed or has not ended, or if no case of a test has
-# run. Needs a GPU; takes all that there are, or those of CUDA_VISIBLE_DEVICES. ISOBIT_SANITIZER_CASES
-# is a regular expression for the cases to run, such as '^cuda_linear_test LinearTest.Tiles'.
+# Runs the tests of the CUDA kernels under compute-sanitizer's tools, one tool after the other. Each
+# test case is a process of its own, several at a time on each GPU, with a share of its random inputs
+# (ISOBIT_TEST_SCALE) and a time limit (ISOBIT_SANITIZER_SECONDS). Prints a table at the end. Fails if
+# a case has findings, fails or does not end, or if no case of a test has run. Uses all GPUs, or those
+# of CUDA_VISIBLE_DEVICES. ISOBIT_SANITIZER_CASES is a regular expression for the cases to run, such
+# as '^cuda_linear_test LinearTest.Tiles'.
 #
 #   tests/run_sanitizers.sh build/cuda [TOOL...]
 set -euo pipefail
@@ -39,7 +39,7 @@ cases_of() {
 tests=()
 cases=() # TEST CASE
 for test in "$build"/tests/kernels/cuda/{,*/}*_test; do
-  # The ones run nothing on the GPU, the other, beyond what the rest run, cuBLAS alone.
+  # Some run nothing on the GPU; one runs only cuBLAS beyond what the others run.
   [[ $test != *_schedule_test && $test != */linear_accuracy_test ]] || continue
   num_cases=${#cases[@]}
   while read -r name; do
@@ -52,15 +52,15 @@ done
   exit 1
 }
 
-# Runs TOOL on CASE of TEST: findings and output go to a log, what came of it to a file beside it.
+# Runs TOOL on CASE of TEST: findings and output go to a log, the outcome to a file beside it.
 sanitize() {
   local tool=$1 test=$2 case=$3 share=0.01 code=0 errors outcome=clean begin=$SECONDS
   local log=$logs/$tool.${test##*/}.${case//\//-} tool_options=() devices
-  # Barriers of a block that the tools make room for: left to themselves they count those that are
-  # declared, and lose track of ours, which lie in dynamic shared memory.
+  # How many barriers of a block the tools can track. By default they count the declared ones, and
+  # miss ours, which are in dynamic shared memory.
   local barriers=(--num-cuda-barriers 256)
   case $tool in
-    # A test provokes an error of the API, memory that is not there: that is no finding.
+    # A test provokes an API error on purpose, by asking for too much memory: not a finding.
     memcheck) tool_options=(--report-api-errors no) ;;
     # racecheck reported the pipelines of cuBLAS's own kernels as well as ours, though bulk copies
     # complete on mbarriers: what they fill is left out. It is ten times as slow as the others. Of the
@@ -98,7 +98,7 @@ for tool in "${tools[@]}"; do
     bash -c 'sanitize "$@"' sanitize
 done
 
-# of_test TOOL TEST: one cell of the table. The first outcome that is bad stands for the test.
+# of_test TOOL TEST: one cell of the table: the test's first bad outcome, if any.
 of_test() {
   local outcomes bad clean
   outcomes=$(cat "$logs/$1.${2##*/}".*.outcome)

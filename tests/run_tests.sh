@@ -10,8 +10,8 @@ results=$build/test-results
 rm -rf "$results"
 mkdir -p "$results"
 
-# ThreadSanitizer's memory map does not fit every kernel's address randomisation; it is switched off
-# where that is allowed.
+# ThreadSanitizer's memory map does not fit every kernel's address randomisation, so this switches
+# randomisation off if it may.
 launcher=()
 if setarch --addr-no-randomize true 2>/dev/null; then
   launcher=(setarch --addr-no-randomize)

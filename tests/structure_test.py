@@ -1,4 +1,4 @@
-"""Holds the walls between the folders: who may include and link whom, and which compiler flags never appear.
+"""Checks the structure: which folder may include and link which, and which compiler flags never appear.
 
 The walls are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
 build's link lists are held to it, and the table itself to what no edit of it may allow: a circle, or an arrow
@@ -18,7 +18,7 @@ SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
 SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
-# What the table calls libraries: how their headers begin, and their targets.
+# The table's names of libraries: how their headers begin, and their targets.
 LIBRARIES = {
     "gRPC": (r"grpc", r"gRPC::"),
     "protobuf": (r"google/protobuf/", r"protobuf::"),
@@ -35,8 +35,8 @@ LIBRARIES = {
     ),
 }
 
-# What the table may not allow, whatever it says: folders, by a pattern, that never reach what another pattern
-# names, directly or through others.
+# What the table must never allow: folders that match the first pattern must not reach those that match the
+# second, directly or through others.
 NEVER_REACH = {
     "kernels know no RPC and no framework": (r"kernels\b", r"gRPC|protobuf|Torch|proto$|common/rpc"),
     "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools"),
@@ -84,7 +84,7 @@ def read_table(text: str) -> Table:
 
 
 def table_breaches(table: Table) -> list[str]:
-    """One line for each thing that the table allows and never may."""
+    """One line for each thing that the table allows and must never allow."""
     try:
         order = list(TopologicalSorter(table).static_order())
     except CycleError as error:
@@ -105,7 +105,7 @@ def table_breaches(table: Table) -> list[str]:
 
 
 def folder_of(path: str) -> str:
-    """The row that a file belongs to: its folder; what protoc generates belongs to proto."""
+    """The row that a file belongs to: its folder; files that protoc generates belong to proto."""
     return "proto" if path.startswith(("proto/", "isobit/v1/")) else path.rpartition("/")[0]
 
 
@@ -137,7 +137,7 @@ def include_breaches(root: Path, table: Table) -> list[str]:
 
 
 def link_breaches(root: Path, table: Table) -> list[str]:
-    """One line for each target that links what its folder may not include."""
+    """One line for each target that links a library that its folder may not include."""
     owner, links = {}, []
     for path in sorted(path for top in SOURCE_FOLDERS for path in (root / top).rglob("CMakeLists.txt")):
         folder = folder_of(path.relative_to(root).as_posix())
@@ -157,7 +157,7 @@ def link_breaches(root: Path, table: Table) -> list[str]:
 
 
 def twice_declared(root: Path) -> list[str]:
-    """One line for each flag that two files declare. Those of tools count apart: other programs have them."""
+    """One line for each flag that two files declare. Tools are separate programs: their flags count apart."""
     declared: dict[str, str] = {}
     breaches = []
     for path in sources(root):
@@ -205,7 +205,7 @@ class RepositoryTest(unittest.TestCase):
 
 
 class ControlTest(unittest.TestCase):
-    """Every rule finds what it is there to find."""
+    """Every rule finds a violation of it."""
 
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
@@ -289,7 +289,7 @@ class ControlTest(unittest.TestCase):
             with self.subTest(rule=rule):
                 table = {**self.table, folder: self.table[folder] | {allowed}}
                 if rule == "kernels know no caller":
-                    table["tools"] = set()  # else a circle, which is told instead
+                    table["tools"] = set()  # otherwise there is a cycle, which would be reported instead
                 if rule == "common knows nothing above it":
                     table["kernels/oracle"] = set()
                 self.assertIn(f"{folder} reaches {allowed}: {rule}", table_breaches(table))

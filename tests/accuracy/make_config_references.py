@@ -18,7 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 OUTPUT = Path(__file__).parent / "references" / "configs.json"
-TOKENS = 12  # of the run; a window below it is read off the attention masks
+TOKENS = 12  # of the run; the attention masks show every window below it
 
 MISSING = object()
 ARCHITECTURES = {
@@ -211,7 +211,7 @@ def config_json(architecture: str, changes: dict) -> dict:
 
 
 class Captured(torch.nn.Module):
-    """Stands in for a decoder layer and keeps the mask it is given."""
+    """Replaces a decoder layer and keeps the mask it is given."""
 
     def __init__(self, layer):
         super().__init__()
@@ -228,7 +228,7 @@ def is_causal(mask: torch.Tensor | None) -> bool:
 
 
 def window_of(mask: torch.Tensor | None, stated: int | None) -> int:
-    """What the last token sees, 0 for everything; `stated` where the run is shorter than that."""
+    """The window of the last token, 0 for no window; `stated` if the run is shorter than the window."""
     seen = TOKENS if mask is None else int((mask[0, 0, -1] >= 0).sum())
     if seen == 0 or (stated is not None and seen != min(stated, TOKENS)):
         raise ValueError(f"a mask of {seen} for a window of {stated}")

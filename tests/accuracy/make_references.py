@@ -1,4 +1,4 @@
-"""Makes the reference logprobs that the accuracy tests hold the engine against.
+"""Makes the reference logprobs with which the accuracy tests compare the engine's.
 
     pip install -r tests/accuracy/requirements.txt
     python tests/accuracy/make_references.py \

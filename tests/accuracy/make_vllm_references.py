@@ -1,4 +1,4 @@
-"""Makes the references that hold the order of the sampling parameters to vLLM's.
+"""Makes the references for comparing the order of the sampling parameters with vLLM's.
 
     python tests/accuracy/make_vllm_references.py
 
@@ -32,7 +32,7 @@ MARGIN = 1e-4  # far above fp32's roundings
 
 
 class NearTie(Exception):
-    """fp32 may keep other tokens than float64."""
+    """The case depends on rounding: fp32 may keep other tokens than float64."""
 
 
 def order_of(x: np.ndarray) -> np.ndarray:

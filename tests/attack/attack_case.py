@@ -1,4 +1,4 @@
-"""Calls of services under attack, what they hold of memory, and connections of their own to them."""
+"""For attacks on services: raw calls, the memory that a process takes, and separate connections."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def path_of(service: str, method: str) -> str:
 
 
 def memory_of(service: Service, what: str = "VmRSS") -> int:
-    """Bytes that the process has in memory (VmRSS), or had at most (VmHWM)."""
+    """Resident bytes of the process now (VmRSS), or the most so far (VmHWM)."""
     for line in Path(f"/proc/{service.process.pid}/status").read_text().splitlines():
         if line.startswith(what):
             return int(line.split()[1]) * 1024
@@ -46,8 +46,8 @@ def memory_of(service: Service, what: str = "VmRSS") -> int:
 
 
 def call(channel: grpc.Channel, path: str, request: bytes, **options) -> tuple[grpc.StatusCode, str]:
-    """The status of a call with `request` as it stands."""
-    method = channel.stream_stream(path)  # bytes in, bytes out; good for every kind of method
+    """The status of a call whose request is the bytes `request`."""
+    method = channel.stream_stream(path)  # bytes in, bytes out; works for every kind of method
     try:
         for _ in method(iter([request]), timeout=60, **options):
             pass

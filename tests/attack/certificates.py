@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl command: a CA, and what it signs."""
+"""Certificates for tests, made by the openssl command: a CA, and certificates that it signs."""
 
 import os
 import subprocess

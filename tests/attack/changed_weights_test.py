@@ -79,7 +79,7 @@ def setUpModule():
 
 
 class Attacks:
-    """What is done to either service. A subclass tells how to start it and what its weights determine."""
+    """Tests of both services. A subclass starts its service and says what its weights determine."""
 
     def setUp(self):
         self.random = random.Random(1)
@@ -111,7 +111,7 @@ class Attacks:
         return version.id, version.digest
 
     def assert_honest(self) -> str:
-        """What serves is a whole model, under its own digest, which is returned."""
+        """Checks that whole weights serve, under their own digest, and returns the digest."""
         self.service.check_alive()
         _, digest = self.serving()
         self.assertIn(digest, self.bits, "a mixture serves")
@@ -130,12 +130,12 @@ class Attacks:
         new.rename(self.victim / FILE)
 
     def overwrite_victim(self, name: str) -> None:
-        """In place, in pieces, the size as before."""
+        """Overwrites a file in place, piece by piece, with the same size."""
         contents, piece = models.bytes[name], 1 << 16
         with (self.victim / FILE).open("r+b", buffering=0) as file:
             for at in range(0, len(contents), piece):
                 if at + piece >= len(contents):
-                    time.sleep(0.01)  # a clock of files that ticks seldom sees that one at least
+                    time.sleep(0.01)  # so that even a coarse clock of file times sees this change
                 file.write(contents[at : at + piece])
 
     def update(self, model: str, **arguments) -> IsobitError | None:
@@ -191,7 +191,7 @@ class Attacks:
         print(f"{type(self).__name__}: {refused} of {TRIES} updates refused after an overwriting", flush=True)
 
     def update_stopped_at(self, phase: str, change) -> IsobitError | None:
-        """The outcome of an update to the victim that `change` meets in a phase."""
+        """The outcome of an update to the victim, while `change` runs in one of its phases."""
         outcome = []
         self.arm(f"weights.{phase} stop")
         updating = threading.Thread(target=lambda: outcome.append(self.update("victim")))

@@ -1,4 +1,4 @@
-"""Connections without end: each service keeps serving those it has, says so, and recovers."""
+"""Too many connections: each service keeps serving those it has, logs it, and recovers."""
 
 import resource
 import socket
@@ -41,7 +41,7 @@ class DescriptorsTest(AttackTest):
         self.wait_until(lambda: self.is_taken(service), "no new connection is served")
         self.assert_serves(name, self.channel(service))
         print(f"{name}: {len(idle)} idle connections, {closed} closed at once, then served again")
-        # The client and, of a rollout and a scorer, the comparator have connections, too.
+        # The client has a connection too, and the comparator to rollout and scorer.
         self.assertGreaterEqual(closed, len(idle) - CAP, "beyond the cap, none hangs")
         self.assertLess(closed, len(idle) - CAP + 10)
         self.assertIn("connections refused", service.log.read_text())
@@ -62,7 +62,7 @@ class DescriptorsTest(AttackTest):
         half.sendall(PREFACE[:10])
         no_settings.sendall(PREFACE)
         http1.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with Connection(rollout.target) as idle:  # its handshake is over: it may rest
+        with Connection(rollout.target) as idle:  # after its handshake it may be idle
             idle.ping()
             for what, connection in {
                 "silent": silent,

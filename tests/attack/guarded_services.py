@@ -1,4 +1,4 @@
-"""The services behind their guards, as child processes, for attacks on access."""
+"""The services with access control, as child processes, for attacks on it."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ ROLES = ("generate", "score", "compare", "watch", "admin")
 
 
 class GuardedServicesTest(ServiceTest):
-    """Services that are to let in whom an access file names, or are not to start at all."""
+    """Services that must admit only the clients of an access file, or must refuse to start."""
 
     def refusal(self, kind: str, *flags: str) -> str:
-        """What the service says as it refuses to start with `flags`."""
+        """The service's error when it refuses to start with `flags`."""
         model = [] if kind == "comparator" else [f"--model_root={self.scratch}", "--model=model"]
         command = [str(BIN_DIR / f"isobit-{kind}"), *model, *flags]
         result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

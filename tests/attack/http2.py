@@ -1,4 +1,4 @@
-"""Just enough HTTP/2 to send what no gRPC library would: frames by hand, on a plain socket."""
+"""Just enough HTTP/2 to send what no gRPC library would send: hand-made frames on a plain socket."""
 
 import select
 import socket
@@ -57,14 +57,14 @@ class Connection:
         self._socket.sendall(data)
 
     def open(self, path: str, encoding: str = "identity") -> int:
-        """Starts a call of the method at `path`: its stream."""
+        """Starts a call of the method at `path`; returns its stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         self._windows[stream] = self._stream_window
         self.send(frame(HEADERS, _END_HEADERS, stream, _headers(path, encoding)))
         return stream
 
     def write(self, stream: int, data: bytes) -> None:
-        """Sends `data`, the last of the stream, as far as the server takes it before it ends the stream."""
+        """Sends `data`, the last of the stream, until the server has it all or ends the stream."""
         view = memoryview(data)
         while len(view) > 0:
             while (size := min(len(view), _FRAME_BYTES, self._window, self._windows[stream])) <= 0:
@@ -85,18 +85,18 @@ class Connection:
         self.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
 
     def ping(self) -> None:
-        """Returns once the server has seen all that was sent before."""
+        """Waits until the server has seen everything sent so far."""
         self.send(frame(PING, 0, 0, b"attack!!"))
         while self.read_frame() != (PING, _ACK):
             pass
 
     def drain(self) -> None:
-        """Reads what has come, so that the server can go on writing."""
+        """Reads what has arrived, so that the server can go on writing."""
         while self._received or select.select([self._socket], [], [], 0)[0]:
             self.read_frame()
 
     def read_frame(self) -> tuple[int, int]:
-        """Reads one frame and does what it asks for: its type and flags. ConnectionError: the server left."""
+        """Reads and handles one frame; returns its type and flags. ConnectionError: the server has gone."""
         header = self._read(9)
         size = int.from_bytes(header[:3], "big")
         kind, flags, stream = struct.unpack(">BBI", header[3:])
@@ -141,7 +141,7 @@ class Connection:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has closed `connection`, of which nothing is read otherwise."""
+    """Whether the server has closed `connection`, from which nobody else reads."""
     connection.setblocking(False)
     try:
         while connection.recv(1 << 16):

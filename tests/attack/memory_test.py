@@ -45,7 +45,7 @@ def make_request(**sampling) -> rollout_pb2.GenerateRequest:
 
 
 def make_heavy_request() -> rollout_pb2.GenerateRequest:
-    """Legal, and as much as one can ask for with a short prompt."""
+    """A valid request for as much as a short prompt can ask for."""
     request = make_request(n=128)
     request.sampling.stop_token_ids.extend(range(256))
     for token in range(1024):
@@ -66,7 +66,7 @@ class MemoryTest(ServiceTest):
     def start_rollout(self, *flags: str) -> None:
         self.start_service("rollout", "--kv_cache_mb=64", *flags)
         self.client = self.enterContext(RolloutClient(self.service.target))
-        self.client.generate([1, 2, 3], **SHORT)  # all that a first step allocates
+        self.client.generate([1, 2, 3], **SHORT)  # the first step allocates memory that stays
         channel = self.enterContext(grpc.insecure_channel(self.service.target, NARROW))
         self.stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
@@ -187,7 +187,7 @@ class MemoryTest(ServiceTest):
         request = scorer_pb2.ScoreRequest(prompt_logprobs=True)
         request.sampling.logprobs = 64
         request.sequences.add(prompt_token_ids=range(1, 1800), completion_token_ids=[1, 2, 3])
-        list(stub.Score(request, timeout=60))  # all that a first pass allocates
+        list(stub.Score(request, timeout=60))  # the first pass allocates memory that stays
         time.sleep(0.5)
         before = self.memory()
         calls = [stub.Score(request, timeout=300) for _ in range(30)]

@@ -1,4 +1,4 @@
-"""Messages that are small on the wire and large in memory, or no messages at all: refused, and forgotten."""
+"""Messages that are small on the wire and large in memory, or malformed: refused, their memory freed."""
 
 import functools
 import unittest
@@ -47,7 +47,7 @@ class MessagesTest(AttackTest):
                 yield service, channel, path_of(name, method), f"isobit.v1.{request}"
 
     def growth(self, service: Service, attack) -> int:
-        """By how many MiB the process has grown at most while `attack` ran."""
+        """The most MiB by which the process grew while `attack` ran."""
         before = memory_of(service)
         Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")  # VmHWM becomes VmRSS
         attack()

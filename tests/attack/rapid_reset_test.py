@@ -1,4 +1,4 @@
-"""Calls opened and reset as fast as a connection takes them: memory stays bounded and comes back."""
+"""Calls opened and reset as fast as a connection takes them: memory stays bounded and is freed."""
 
 import unittest
 
@@ -19,7 +19,7 @@ class RapidResetTest(AttackTest):
             with Connection(rollout.target) as connection:
                 for i in range(NUM_STREAMS):
                     stream = connection.open(path_of("rollout", "Generate"))
-                    if i % 2 == 0:  # some have asked for something
+                    if i % 2 == 0:  # half of them with a request
                         connection.write(stream, message(GENERATE))
                     connection.reset(stream)
                     if i % 1000 == 999:

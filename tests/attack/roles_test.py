@@ -15,7 +15,7 @@ from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import IsobitError
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2
 
-# Which role may call what, written down again here: the table in C++ is what is tested.
+# Which role may call what. Written again here, since the table in C++ is under test.
 ALLOWED = {
     "RolloutService/Generate": {"generate"},
     "RolloutService/Abort": {"generate", "admin"},
@@ -43,7 +43,7 @@ def methods(module) -> list[tuple[str, str, bool]]:
 
 
 def code_of(channel: grpc.Channel, path: str, token: str | None) -> grpc.StatusCode:
-    """What a bare call of `path` ends with: an empty message, or one that is no proto."""
+    """The status of a call of `path` with an empty message, or with bytes that are no message."""
     metadata = [("authorization", f"Bearer {token}")] if token else []
     # Any stream: a unary method takes it for its one message.
     call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=2)

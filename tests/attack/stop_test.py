@@ -1,4 +1,4 @@
-"""The end of a service: soon, whoever holds on to it, and in order, however early it comes."""
+"""A service stops soon even if clients stay connected, and in order even if it has just started."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ class StopTest(AttackTest):
             self.seconds_to_stop(rollout)
 
     def run_with(self, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-        """A rollout that is not to come up."""
+        """Runs a rollout that must not come up, and waits for its end."""
         return subprocess.run(
             [*launcher, str(BIN_DIR / "isobit-rollout"), "--port=0", *flags],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""TLS and mTLS against clients that should not get in, and files that change while calls run."""
+"""TLS and mTLS: clients that must be refused, and certificate files that change while calls run."""
 
 import os
 import threading
@@ -30,7 +30,7 @@ class TlsTest(GuardedServicesTest):
         cls.client_pair = cls.ca.sign("trainer")
 
     def as_client(self, pair: Pair | None) -> dict:
-        """Arguments of a client that trusts the CA and shows `pair`."""
+        """Keyword arguments of a client that trusts the CA and shows `pair`."""
         return {"tls_ca": self.ca.cert, **({"tls_cert": pair.cert, "tls_key": pair.key} if pair else {})}
 
     def call(self, service: Service, **security) -> None:
@@ -38,7 +38,7 @@ class TlsTest(GuardedServicesTest):
             client.get_server_info(timeout=3)
 
     def assert_kept_out(self, service: Service, **security) -> None:
-        """Neither a call nor the health of the service."""
+        """Checks that neither a call nor a health check succeeds."""
         with ComparatorClient(service.target, **security) as client:
             with self.assertRaises((UnavailableError, DeadlineExceededError)):
                 client.get_server_info(timeout=1)
@@ -242,7 +242,7 @@ class TlsTest(GuardedServicesTest):
             client.generate([1, 2], max_tokens=4, timeout=10)
 
     def write_broken(self, serving: Pair) -> None:
-        """One after the other, with time for connections between: all that goes wrong with files."""
+        """Breaks the files in every way, one after the other, with time for connections in between."""
         other = self.ca.sign_server()
         for text in (serving.cert.read_text()[:200], "", "no PEM", other.cert.read_text()):
             serving.cert.write_text(text)

@@ -1,4 +1,4 @@
-"""Clients in threads of their own that repeat an action of random shape until they are stopped."""
+"""Clients, one thread each, that repeat a random action until they are stopped."""
 
 import random
 import threading
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from isobit.client import RolloutClient
 
-# What a client does again and again; gives the name to count it under.
+# What a client repeats; returns the name to count it under.
 Action = Callable[[Any, random.Random], str]
 
 

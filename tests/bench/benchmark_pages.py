@@ -38,7 +38,7 @@ PROSE_WIDTH = 120
 
 
 class DataError(Exception):
-    """Data or a page that no table can be made of; the message names the place."""
+    """Data or a page is wrong; the message says where."""
 
 
 def cell_text(cell: object, digits: int | None) -> str:
@@ -54,7 +54,7 @@ def cell_text(cell: object, digits: int | None) -> str:
 
 
 def provenance(measured: dict[str, str]) -> str:
-    """The sentences above a table that say how its figures came about, in lines of prose."""
+    """The sentences above a table that say how its figures were measured, in lines of prose."""
     text = f"{measured['what']}. {measured['hardware']}; {measured['date']}"
     if "commit" in measured:
         text += f"; at commit {measured['commit']}"
@@ -66,7 +66,7 @@ def provenance(measured: dict[str, str]) -> str:
 
 
 def check_table(table: dict, place: str) -> None:
-    """Raises DataError if the table lacks what it must say, or a row does not fit its columns."""
+    """Raises DataError if the table lacks a required entry, or a row does not fit its columns."""
     if unknown := set(table) - {"id", "measured", "columns", "rows"}:
         raise DataError(f"{place}: unknown fields {sorted(unknown)}")
     measured = table["measured"]
@@ -121,7 +121,7 @@ def render(page: str, tables: dict[tuple[str, str], dict], name: str, used: set[
 
 
 def differing_pages(root: Path) -> dict[Path, str]:
-    """The pages of `root` that are not what its data make of them, and their right texts."""
+    """The pages of `root` that differ from what the data give, and their correct texts."""
     tables = read_tables(root / "data")
     used: set[tuple[str, str]] = set()
     differing = {}

@@ -1,4 +1,4 @@
-"""Holds the tables of docs/benchmarks to their data, and shows that a table edited by hand is seen."""
+"""Checks that the tables of docs/benchmarks equal their data, and that a hand-edited table is noticed."""
 
 import contextlib
 import io

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def parse(
     doc: str, add_flags: Callable[[argparse.ArgumentParser], None], quick: Mapping[str, Any]
 ) -> argparse.Namespace:
-    """The arguments of this process. `quick`: defaults that --quick takes instead of the usual ones."""
+    """The arguments of this process. `quick`: the defaults with --quick."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=_HelpFormatter)
     add = parser.add_argument
     add("--bin_dir", type=Path, default=ROOT / "build/release/bin", metavar="DIR", help="the services")
@@ -47,7 +47,7 @@ def parse(
 
 
 def add_targets(parser: argparse.ArgumentParser, service: str) -> None:
-    """A flag that names services which run already."""
+    """Adds a flag that names services that already run."""
     text = f"each an isobit-{service} that runs already; then none is started"
     parser.add_argument(f"--{service}", nargs="+", default=[], metavar="HOST:PORT", help=text)
 

@@ -1,6 +1,6 @@
-"""What the soak's clients do: requests of every fate, and comparisons that weight updates may end.
+"""What the soak's clients do: requests that end in every way, and comparisons that updates may end.
 
-An outcome that a client could not have caused, or that no update explains, is raised.
+Raises an outcome that neither the client nor a weight update explains.
 """
 
 import contextlib

@@ -46,7 +46,7 @@ MODELS = "models"  # below the logs
 
 @dataclass(frozen=True)
 class Source:
-    """A rollout to be had: one that runs at `target`, or one to be started."""
+    """A rollout: one that already runs at `target`, or one to be started."""
 
     numerics: str
     tp_size: int
@@ -93,7 +93,7 @@ class Experiment:
         shape, dummy = self.arguments.shape, self.arguments.dummy_weights
         path = self._log_dir.resolve() / MODELS / f"{shape}-{'dummy-' if dummy else ''}{seed}"
         command = "config" if dummy else "make"
-        # One that an earlier run left under the same --log_dir is as good; its config is written last.
+        # One of an earlier run under the same --log_dir is complete if it has a config, written last.
         if not (path / "config.json").is_file():
             with self.screen.progress(f"making {path.name}"):
                 run_model_tool(self.arguments.bin_dir, command, shape, str(path), f"--seed={seed}")
@@ -128,7 +128,7 @@ class Experiment:
 
     @contextmanager
     def services(self) -> Iterator[Services]:
-        """Services that end with the `with` statement; one that does not end well fails the experiment."""
+        """Services that stop with the `with` statement; one that does not stop well fails the experiment."""
         with Services(
             self.arguments.bin_dir, self._log_dir, start_timeout_s=self.arguments.start_timeout_s
         ) as services:
@@ -159,7 +159,7 @@ class Experiment:
         return rollout, scorer, comparator
 
     def note_info(self, name: str, info) -> None:
-        """Keeps what a service says of itself for the JSON file."""
+        """Keeps a service's description for the JSON file."""
         self._services[name] = MessageToDict(info, preserving_proto_field_name=True)
 
     def report_checks(self) -> None:
@@ -194,7 +194,7 @@ def run(
     body: Callable[[Experiment], None],
     quick: Mapping[str, Any],
 ) -> int:
-    """Runs the whole program. `quick`: defaults that --quick takes instead of the usual ones."""
+    """Runs the whole program. `quick`: the defaults with --quick."""
     arguments = parse(doc, add_flags, quick)
     log_dir = arguments.log_dir or Path(tempfile.mkdtemp(prefix="isobit-experiment-"))
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def run(
 
 
 def _plain(value: Any) -> Any:
-    """What json takes."""
+    """`value` in types that json can write."""
     if dataclasses.is_dataclass(value):
         return dataclasses.asdict(value)
     if isinstance(value, Path):

@@ -1,4 +1,4 @@
-"""Every experiment of this folder with little work on real services, and the arithmetic of their figures."""
+"""Runs every experiment of this folder with little work on real services, and tests their arithmetic."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent
 
 class ExperimentsTest(unittest.TestCase):
     def run_quick(self, name: str, *flags: str, exit_status: int = 0) -> dict:
-        """What the experiment wrote with --json."""
+        """The content of the experiment's --json file."""
         with tempfile.TemporaryDirectory() as scratch:
             output = Path(scratch) / "result.json"
             command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--json={output}", *flags]
@@ -146,7 +146,7 @@ class DivergenceTest(unittest.TestCase):
 
 class MachineTest(unittest.TestCase):
     def device_memory(self, processes: str, uses_gpu: bool = True) -> float | None:
-        """Of the processes 17 and 18 on two GPUs of which 300 MiB are in use."""
+        """MiB of processes 17 and 18, on two GPUs with 300 MiB in use together."""
         with tempfile.TemporaryDirectory() as scratch:
             program = Path(scratch) / "nvidia-smi"
             program.write_text(
@@ -174,7 +174,7 @@ class MachineTest(unittest.TestCase):
 
 
 class ContractTest(unittest.TestCase):
-    """What fails an experiment whose `tree` broke its promise."""
+    """An experiment fails if `tree` breaks the contract."""
 
     def setUp(self):
         self.experiment = Mock()

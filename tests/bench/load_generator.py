@@ -1,4 +1,4 @@
-"""Sends many requests at once from several processes, so that Python is not what is measured.
+"""Sends many requests at once from several processes, so that Python is not the bottleneck.
 
 A request is read token by token, as a client that shows text does, unless its "stream" is False.
 """
@@ -23,7 +23,7 @@ _LEAD_S = 0.2
 
 @dataclass(frozen=True)
 class Timing:
-    """Of a load, in seconds since all requests could start."""
+    """Timings of a load, in seconds since its start."""
 
     first_tokens_s: float  # until every request had its first token
     total_s: float
@@ -41,7 +41,7 @@ class LoadGenerator:
     def __init__(self, num_processes: int = 0):
         """`num_processes`: 0 takes half of the processors, but at most 32."""
         self._num_processes = num_processes or max(1, min(32, (os.cpu_count() or 1) // 2))
-        # Not by fork, which the threads of gRPC do not survive.
+        # Not by fork, since gRPC's threads do not survive it.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(self._num_processes, mp_context=context)
 

@@ -1,4 +1,4 @@
-"""What this machine says of memory: of a process, by /proc, and of the GPUs, by nvidia-smi."""
+"""Memory in use: of a process, from /proc, and of the GPUs, from nvidia-smi."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def _has_gpu_open(pid: int) -> bool:
 
 
 def _nvidia_smi(query: str) -> list[str]:
-    """The lines of its answer; none without nvidia-smi."""
+    """The lines of nvidia-smi's answer; none without nvidia-smi."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -107,7 +107,7 @@ class Measurement:
         self._targets = targets
 
     def add(self, name: str, requests: Sequence[Request], concurrency: int) -> None:
-        """Runs one load on every mode in turn, round after round, the first of which does not count."""
+        """Runs one load on every mode in turn, round after round; the first round does not count."""
         rounds = self._experiment.arguments.rounds
         wanted = sum(request["max_tokens"] * request.get("n", 1) for request in requests)
         timings = self.timings[name] = defaultdict(list)
@@ -126,7 +126,7 @@ class Measurement:
         return statistics.median(getattr(timing, field) for timing in self.timings[name][mode])
 
     def ratio(self, name: str, mode: str, base_name: str, base_mode: str) -> float:
-        """Median over rounds of this load's time to that of another load or mode."""
+        """Median over rounds of this load's time divided by that of another load or mode."""
         pairs = zip(self.timings[name][mode], self.timings[base_name][base_mode], strict=True)
         return statistics.median(timing.total_s / base.total_s for timing, base in pairs)
 

@@ -1,4 +1,4 @@
-"""Mixed work on one trio of services for as long as wished, and what must hold after it.
+"""Mixed work on one trio of services for a given time, and what must hold afterwards.
 
     python3 tests/bench/soak.py [--shape qwen3-8b] [--duration_s 600] [--update_every_s 30] [--json FILE]
 
@@ -95,7 +95,7 @@ class Soak:
         self.counts += clients.counts + comparing.counts
 
     def _update(self) -> None:
-        """Both sides switch; comparisons in flight may fail for it."""
+        """Updates both sides' weights; comparisons in flight may fail because of it."""
         model, version = next(self._models), self._rollout.get_server_info().server.weight_version.id + 1
         mode = self._generator.choice(IN_FLIGHT_MODES)
         with self._comparing.while_weights_differ():
@@ -104,7 +104,7 @@ class Soak:
         self.counts[f"updates, in flight: {mode}"] += 1
 
     def rest(self) -> dict:
-        """Waits until nothing is in flight; says what is in use then."""
+        """Waits until nothing is in flight; returns what is in use then."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while (taken := self._taken()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -132,7 +132,7 @@ class Soak:
         return {name: count for name, count in taken.items() if count}
 
     def total(self):
-        """What the comparator has seen since it started."""
+        """The comparator's total since it started."""
         info = self._comparator.get_server_info()
         self._experiment.note_info("comparator at the end", info)
         return info.total

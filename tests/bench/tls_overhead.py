@@ -98,7 +98,7 @@ def main() -> None:
         clients = start_both(services, Path(scratch).resolve(), arguments)
         rounds = []
         for index in range(arguments.rounds + 1):
-            # The order turns about; plain text comes twice, to tell noise from cost.
+            # The order alternates; plain text runs twice, to tell noise from cost.
             order = ("plain", "tls", "plain again") if index % 2 else ("plain again", "tls", "plain")
             rounds.append({name: measure(clients[name.split()[0]], arguments) for name in order})
         for client in clients.values():
@@ -109,7 +109,7 @@ def main() -> None:
 def report(rounds: list[dict[str, dict[str, float]]], arguments: argparse.Namespace) -> None:
     tokens = arguments.streams * arguments.max_tokens
     for load in ("first_token", "one_stream", "all_streams"):
-        # The two of plain text stand around that of TLS: their mean leaves a drift out.
+        # Plain text runs before and after TLS: the mean of the two cancels a drift.
         base = [(r["plain"][load] + r["plain again"][load]) / 2 for r in rounds]
         ratios = [r["tls"][load] / b for r, b in zip(rounds, base, strict=True)]
         noise = [r["plain again"][load] / r["plain"][load] for r in rounds]

@@ -36,7 +36,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Run:
-    """What one setting made of the prompts."""
+    """The outputs of all prompts in one setting."""
 
     tp_size: int
     batch_size: int
@@ -84,7 +84,7 @@ def generate(experiment: Experiment, client: RolloutClient, source: Source, batc
 
 
 def by_prompt(runs: Sequence[Run]) -> list[tuple[TokenLogprobs, ...]]:
-    """What the runs made of each prompt."""
+    """The outputs of each prompt in all runs."""
     return list(zip(*(one.outputs for one in runs), strict=True))
 
 

@@ -68,7 +68,7 @@ class LifecycleTest(ServiceTest):
                 self.assertEqual(client.compare(PROMPTS, **SHORT).summary.statistics, whole.statistics)
 
     def failure_when_killed(self, client: ComparatorClient, victim: Service) -> IsobitError:
-        """What a compare in flight fails with when `victim` is killed after the first sequence."""
+        """The error of a Compare call in flight when `victim` is killed after the first sequence."""
         prompts = PROMPTS * 16
         events = client.compare(prompts, stream=True, max_concurrency=2, **LONG)
         with self.assertRaises(UnavailableError) as raised:

@@ -26,7 +26,7 @@ with atheris.instrument_imports(
 
 
 class FileInMemory(bytes):
-    """A file's content that passes as its path. Writing and mapping a file takes longer than most inputs."""
+    """A file's content in place of its path: writing and mapping a file takes longer than most inputs."""
 
     def __str__(self) -> str:
         return "model.gguf"
@@ -34,7 +34,7 @@ class FileInMemory(bytes):
 
 def convert(scratch: Path, data: bytes) -> None:
     """Converts a file of `data` into `scratch`, a directory in memory."""
-    # Another error than this one is a finding.
+    # Any other error is a finding.
     with contextlib.suppress(smollm2.ConversionError):
         smollm2.convert(FileInMemory(data), scratch)
 

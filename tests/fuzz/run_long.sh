@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gives each fuzzing target of a build of the preset fuzz so many inputs, as many targets at a time as
-# there are cores, and prints what each came to. Fails if one crashed, hung or took over 256 MB; the
-# input is then in BUILD/tests/fuzz/found.
+# Runs each fuzzing target of a build of the preset fuzz on INPUTS inputs, one target on each core, and
+# prints each target's result. Fails if a target crashes, hangs or takes over 256 MB; the input is then
+# in BUILD/tests/fuzz/found.
 #
 #   tests/fuzz/run_long.sh build/fuzz INPUTS [TARGET...]
 set -euo pipefail

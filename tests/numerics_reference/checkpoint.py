@@ -12,7 +12,7 @@ from numerics_reference import arithmetic, rope
 
 @dataclass(frozen=True)
 class Config:
-    """What config.json says of the arithmetic."""
+    """The fields of config.json that determine the arithmetic."""
 
     vocab: int
     hidden: int

@@ -34,7 +34,7 @@ LANES = 8
 
 @dataclass
 class Split:
-    """A row's state in a split, and what the split hands on; arrays over rows."""
+    """A row's state in a split, and the split's result; arrays over rows."""
 
     max: np.ndarray
     sum: np.ndarray  # lanes [rows, 8] inside a split, their total behind it
@@ -90,13 +90,13 @@ def attend_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, scale:
 
 
 def cacheable(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A head whose v is not finite, as C6 keeps it; k and v [rows, heads, d]."""
+    """k and v [rows, heads, d] as C6 caches them: it replaces a head whose v is not finite."""
     finite = np.isfinite(v).all(-1, keepdims=True)
     return np.where(finite, k, from_bits(0x7FFF0000)), np.where(finite, v, F32(0))
 
 
 class Model:
-    """One sequence. Each call of step() is a step of the service, which matters to mode vanilla alone."""
+    """One sequence. Each call of step() is a step of the service, which matters only in mode vanilla."""
 
     def __init__(self, config: Config, parameters: dict, positions: int, mode: str = "tree", ranks: int = 1):
         self.config, self.parameters, self.mode, self.ranks = config, parameters, mode, ranks
@@ -106,7 +106,7 @@ class Model:
         self.residual = np.zeros((0, config.hidden), F32)
 
     def step(self, tokens: list[int], last_only: bool = False) -> np.ndarray:
-        """The logits behind each of the next tokens, or behind the last, fp32 [rows, vocab]."""
+        """The logits after each of the next tokens, or after the last one; fp32 [rows, vocab]."""
         config = self.config
         self.residual = self.parameters["model.embed_tokens.weight"][tokens]
         for layer in range(config.layers):

@@ -1,11 +1,11 @@
-"""Small models that between them have everything a config can say of the arithmetic."""
+"""Small models that together have every config field that matters to the arithmetic."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-# What they share; heads that four ranks cannot share equally, sizes that are no multiple of 16.
+# Fields of all of them: heads that four ranks cannot share equally, sizes that are no multiple of 16.
 SMALL = {
     "vocab_size": 211,
     "hidden_size": 90,

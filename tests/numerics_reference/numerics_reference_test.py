@@ -1,4 +1,4 @@
-"""The services' bits are those that docs/NUMERICS.md defines, by an implementation of the page alone.
+"""The services' bits are those that docs/NUMERICS.md defines, by an implementation of that page alone.
 
 Values are compared as bit patterns; the tolerance is zero. What was compared is printed.
 """
@@ -63,7 +63,7 @@ class NumericsReferenceTest(ServiceTest):
 
     @classmethod
     def make_model(cls):
-        """Each test makes its own."""
+        """Nothing here: each test makes its own model."""
 
     def read_model(self, name: str) -> tuple[Config, dict]:
         directory = self.scratch / name
@@ -124,7 +124,7 @@ class NumericsReferenceTest(ServiceTest):
                     self.assertEqual(found, [(0, 0), (0, 0)])
 
     def draw_again(self, model: Model, given, prompt: list[int], index: int, tokens) -> tuple[int, int]:
-        """How many ids and logprobs are not those that the page defines, after the tokens before them."""
+        """How many ids and logprobs differ from those that the page defines, given the tokens before them."""
         ids = [int(token) for token in tokens.token_ids]
         rows = model.step([*prompt, *ids])[len(prompt) - 1 : -1]
         drawn, logprobs = [], []
@@ -161,7 +161,7 @@ class NumericsReferenceTest(ServiceTest):
                 print(f"{mode}, TP 4: {count} tokens and logprobs, {found} unequal")
                 self.assertEqual(found, 0)
                 of_mode[mode] = np.array(expected)
-        # The three do differ, or the comparison would have shown nothing.
+        # The three modes must differ, or the comparison would show nothing.
         for mode in ("batch_invariant", "vanilla"):
             self.assertNotEqual(unequal(of_mode[mode], of_mode["tree"]), 0)
 

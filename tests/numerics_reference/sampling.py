@@ -12,7 +12,7 @@ from numerics_reference.noise import token_noise
 
 @dataclass(frozen=True)
 class Parameters:
-    """Those that change a distribution or a draw; eos_token_ids: the model's."""
+    """The sampling parameters that change a distribution or a draw; eos_token_ids: the model's."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,7 +29,7 @@ class Parameters:
 
 
 def penalise(x: np.ndarray, count: np.ndarray, repetition, presence, frequency) -> np.ndarray:
-    """The logits of ids that occur in the prompt or, `count` times, in the completion."""
+    """Penalised logits of ids that occur in the prompt or, `count` times, in the completion."""
     x = np.where(x > 0, x / repetition, x * repetition)
     x = x - frequency * count
     return np.where(count > 0, x - presence, x)
@@ -58,7 +58,7 @@ def kept(z: np.ndarray, p: Parameters) -> np.ndarray:
 
 
 def distribution(logits: np.ndarray, p: Parameters, prompt: list[int], completion: list[int]) -> np.ndarray:
-    """The z of the token that follows, -inf for what cannot be drawn."""
+    """The z of the next token; -inf for tokens that cannot be drawn."""
     x = logits.copy()
     for token, bias in p.logit_bias.items():
         x[token] += F32(bias)

@@ -1,4 +1,4 @@
-"""Tests of isobit_tools.bounded_gguf and of the converter's way with damaged files.
+"""Tests of isobit_tools.bounded_gguf, and of the converter on damaged files.
 
 python tests/python/bounded_gguf_test.py        (in an environment where `isobit_tools` is installed)
 """

@@ -128,12 +128,12 @@ def write_model(directory: Path, template: str) -> None:
 
 
 def digest(text: str) -> str:
-    """What expected.json holds of a rendering."""
+    """A rendering as expected.json holds it."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def ours(directory: Path):
-    """What isobit makes of a conversation: text, ids and mask, or the error."""
+    """isobit's result for a conversation: text, ids and mask, or the error."""
     tokenizer = Tokenizer(directory)
 
     def render(messages, options):
@@ -151,7 +151,7 @@ def ours(directory: Path):
 
 
 def theirs(directory: Path):
-    """The same of transformers."""
+    """transformers' result for it."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -166,7 +166,7 @@ def theirs(directory: Path):
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
             return text, ids, (mask["input_ids"], mask["assistant_masks"])
-        except Exception as error:  # whatever the template raises comes through
+        except Exception as error:  # transformers passes on whatever the template raises
             return f"refused: {type(error).__name__}: {error}"
 
     return render

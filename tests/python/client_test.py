@@ -1,4 +1,4 @@
-"""Tests of the Python clients against services that are played by this process.
+"""Tests of the Python clients against fake services in this process.
 
 python tests/python/client_test.py        (in an environment where the package `isobit` is installed)
 """
@@ -31,7 +31,7 @@ from isobit.v1 import (
     types_pb2,
 )
 
-# -0, the smallest subnormal, the neighbours of -1, a large value: any detour through another type shows.
+# -0, the smallest subnormal, the neighbours of -1, a large value: conversion to another type would show.
 AWKWARD_BITS = np.array([0x80000000, 0x80000001, 0xBF7FFFFF, 0xBF800001, 0xC2C80001], np.uint32)
 AWKWARD = AWKWARD_BITS.view(np.float32)
 STATUSES = [status for status in grpc.StatusCode if status != grpc.StatusCode.OK]
@@ -44,7 +44,7 @@ def tokens_message(ids, logprobs, top=()):
 
 
 class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
-    """Streams AWKWARD in two chunks per sample, samples interleaved; odd prompts make it misbehave."""
+    """Streams AWKWARD in two chunks per sample, samples interleaved; special prompts make it misbehave."""
 
     def __init__(self):
         self.requests = []
@@ -91,7 +91,7 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
 
 
 class FakeScorer(scorer_pb2_grpc.ScorerServiceServicer):
-    """Answers in reverse order, with logprobs that tell the sequence."""
+    """Answers in reverse order, with logprobs that identify the sequence."""
 
     def Score(self, request, context):
         self.request = request

@@ -1,4 +1,4 @@
-"""Tests of how clients connect: distant, late, absent and restarted services, played by this process.
+"""Tests of how clients connect to distant, late, absent and restarted services, faked in this process.
 
 python tests/python/connection_test.py        (in an environment where the package `isobit` is installed)
 """
@@ -119,7 +119,7 @@ class ConnectionTest(unittest.TestCase):
             self.assertLess(time.monotonic() - start, 1.2)
 
     def seconds_late(self, delay: float, through=contextlib.nullcontext) -> float:
-        """How long after a service serves, which is in `delay` s, wait_until_serving returns."""
+        """Starts a service after `delay` s; returns how many seconds later wait_until_serving returns."""
         served = []
 
         def start(port: int) -> None:

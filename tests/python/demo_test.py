@@ -1,4 +1,4 @@
-"""Tests of the demo against fake services: what it prints, when it fails, that it leaves nothing behind."""
+"""Tests of the demo against fake services: what it prints, when it fails, and that it stops everything."""
 
 import contextlib
 import io

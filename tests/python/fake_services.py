@@ -40,7 +40,7 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
 
 class FakeComparator(comparator_pb2_grpc.ComparatorServiceServicer):
     def __init__(self, run: str):
-        """`run` is what the demo called this run: a mode or flipped."""
+        """`run` is the demo's name for this run: a mode, or "flipped"."""
         self._flipped = run == "flipped"
         equal = {"tree": FAULT != "tree_gap", "flipped": FAULT == "flip_unseen"}
         self._equal = equal.get(run, FAULT == "no_contrast")

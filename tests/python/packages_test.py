@@ -1,4 +1,4 @@
-"""Tests of what each Python package holds and imports: the client alone is what its users install.
+"""Tests of what each Python package contains and imports: users of the client install only the client.
 
 python tests/python/packages_test.py        (in an environment where `isobit_tools[test]` is installed)
 """

@@ -60,7 +60,7 @@ NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": 
 MAP = {"bos_token": {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False,
                      "single_word": False}, "eos_token": "<|im_start|>"}  # fmt: skip
 
-# By name: what is done to the raw tokenizer, and the files beside tokenizer.json.
+# By name: a change of the raw tokenizer, and the files beside tokenizer.json.
 TRANSFORMERS_CASES = {
     "limits": (with_limits, {}),
     "limits and a pad token": (with_limits, {"tokenizer_config.json": {"pad_token": "<pad>"}}),
