@@ -1,7 +1,7 @@
 """Counts the test cases that passed, failed and were skipped in the given results directories.
 
-A directory is what tests/run_tests.sh leaves: ctest.xml, by ctest, and one NAME.xml from each GoogleTest
-program that lived to write it. A program counts by its cases, any other test as one.
+tests/run_tests.sh leaves such a directory: ctest.xml from ctest, and NAME.xml from each GoogleTest program
+that did not crash. A GoogleTest program counts by its cases, any other test as one.
 """
 
 import argparse

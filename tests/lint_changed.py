@@ -2,8 +2,8 @@
 
     python tests/lint_changed.py build/release [--commits 20] [--files 16]
 
-The build directory says how each file is compiled; a file that it does not compile (CUDA) is left out.
-Files beyond the limit are named, not checked. Exits with 1 if clang-tidy finds anything.
+The build directory says how each file is compiled; files that it does not compile (CUDA) are left out. Files
+beyond the limit are only named. Exits with 1 if clang-tidy finds anything.
 """
 
 import argparse

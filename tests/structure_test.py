@@ -1,8 +1,8 @@
 """Checks the structure: which folder may include and link which, and which compiler flags never appear.
 
-The walls are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
-build's link lists are held to it, and the table itself to what no edit of it may allow: a circle, or an arrow
-up.
+The rules are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
+build's link lists must keep it. The table itself must have no cycle, and must not allow a lower folder to
+include a higher one.
 """
 
 import re

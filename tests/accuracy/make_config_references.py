@@ -1,10 +1,10 @@
-"""Writes what transformers makes of config.json: for each architecture, every field that decides
-something, missing, null, zero, usual and odd. config_test.cc holds isobit's parser to the file.
+"""Writes how transformers reads config.json: for each architecture, every field that matters, with
+missing, null, zero, usual and odd values. config_test.cc compares isobit's parser with the file.
 
     python tests/accuracy/make_config_references.py
 
-Needs torch and transformers 5 (requirements-config.txt), and minutes. Each case is a tiny model that
-transformers builds from the config and runs once; an error anywhere on the way is its answer "error".
+Needs torch and transformers 5 (requirements-config.txt), and takes minutes. In each case transformers builds
+a tiny model from the config and runs it once; any error on the way is recorded as the answer "error".
 """
 
 import json

@@ -6,7 +6,7 @@
 
 Each model is a Hugging Face directory. Transformers runs it on the CPU with eager attention, once in fp32
 and once in bf16, over fixed sequences: real text if the directory has a tokenizer, else random ids of a
-fixed seed. Written is tests/accuracy/references/<name>.json:
+fixed seed. The result is tests/accuracy/references/<name>.json:
 
     architecture, weights_sha256   which model this is: SHA-256 over its *.safetensors files in name order
     torch, transformers            the versions that computed it
@@ -16,8 +16,8 @@ fixed seed. Written is tests/accuracy/references/<name>.json:
     greedy                         text, prompt, and the greedy continuations bf16 and fp32, as token ids;
                                    only for a model with a tokenizer
 
-The fp32 run stands for the truth; bf16_error is what a plain bf16 implementation loses against it, and so
-the bound on what the engine may lose. The outputs are committed, so that the tests need no torch.
+The fp32 run counts as exact. bf16_error is how far a plain bf16 implementation is from it, which bounds the
+engine's error. The outputs are in the repository, so that the tests need no torch.
 """
 
 import argparse

@@ -2,19 +2,18 @@
 
     python tests/accuracy/make_vllm_references.py
 
-No engine is run: `distribution` below is vLLM's V1 sampler written down in float64, step by step as that
-engine documents it. Random rows of logits under random parameters go through it; written is
-tests/accuracy/references/vllm_sampling.json:
+No engine runs: `distribution` below is vLLM's V1 sampler in float64, step by step as vLLM documents it. Its
+results for random rows of logits and random parameters are tests/accuracy/references/vllm_sampling.json:
 
     cases   logits (in 64ths, so that they are exact and sometimes tie), prompt and output: token ids;
             parameters: those of SamplingParams that are not at their defaults; eos_token_ids: the model's;
             kept: the ids that can be drawn, in order; logprobs: of those, as processed_logprobs;
             greedy: the id that temperature 0 draws
 
-A case is left out if a rounding of fp32 could change which tokens are kept: two logits that nearly tie, or a
-probability that nearly meets the bound of min_p or top_p. Exact ties stay; where one straddles the end of
-top_k or top_p, vLLM's kernels for GPUs (topk_topp_triton.py) keep the lowest ids, its PyTorch path all that
-tie (top_k). The former is the reference.
+A case is left out if fp32 rounding could change which tokens are kept: if two logits nearly tie, or a
+probability is near the bound of min_p or top_p. Exact ties stay. If a tie straddles the end of top_k or
+top_p, vLLM's GPU kernels (topk_topp_triton.py) keep the lowest ids, and its PyTorch path keeps all that tie
+(top_k). The GPU kernels are the reference.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Checkpoints that change, and processes that end, in the middle of a weight update.
 
-Whatever happens, a service lives on (or, killed, starts again), and what it serves has the bits of the
-digest that it reports. ISOBIT_ATTACK_TRIES is the number of random moments, 20 unless set.
+Whatever happens, a service goes on (or starts again, if it was killed), and the weights that it serves have
+the digest that it reports. ISOBIT_ATTACK_TRIES is the number of random moments, by default 20.
 """
 
 import contextlib

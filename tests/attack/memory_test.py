@@ -1,4 +1,4 @@
-"""What clients can make a service hold: requests that wait, results that nobody reads, clients that are gone.
+"""How much memory clients can make a service take: by waiting requests, unread results, abandoned calls.
 
 Memory is the process's resident set; each test prints it before and after.
 """

@@ -13,7 +13,7 @@ Action = Callable[[Any, random.Random], str]
 
 
 class BackgroundLoad:
-    """`num_clients` clients of one service; on leaving the `with` statement each ends its present action.
+    """`num_clients` clients of one service. On leaving the `with` statement each finishes its current action.
 
     An exception that `action` raises ends its thread and is raised on leaving.
     """

@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmarks/*.md from docs/benchmarks/data/*.json, or checks that they are there.
 
-A page marks the place of a table with a pair of comments, between which everything is made by this script:
+A page marks the place of a table by two comments. This script makes everything between them:
 
     <!-- table: FILE.json#ID -->
     <!-- end of table -->
@@ -8,7 +8,7 @@ A page marks the place of a table with a pair of comments, between which everyth
 FILE.json holds {"tables": [TABLE, ...]}, each TABLE an object with
 
     id        its name within the file
-    measured  how the figures came about, strings: "date", "hardware", "what" (shapes, load); where known also
+    measured  how the figures were measured, strings: "date", "hardware", "what" (shapes, load); if known also
               "command", "commit" (of the code that was measured) and "recorded" (the commit that brought the
               figures into the repository)
     columns   headers, each a string or {"name": ..., "digits": N}: N digits behind the point, for numbers

@@ -1,8 +1,8 @@
-"""What the experiments of this folder share: command line, services, model, checks and the JSON file.
+"""Shared by the experiments of this folder: command line, services, model, checks and the JSON file.
 
 An experiment is a program whose main() is `run(__doc__, add_flags, body, quick)`. `body` gets an Experiment,
-puts what it finds into `result`, and states with check() what must hold; a check that fails makes the program
-exit with 1 and keep the services' logs. It measures through gRPC alone, as any client could.
+puts its results into `result`, and checks with check() what must hold. If a check fails, the program exits
+with 1 and keeps the services' logs. An experiment measures only through gRPC, as any client could.
 """
 
 import argparse

@@ -15,9 +15,9 @@ def gpu_names() -> list[str]:
 
 
 def device_memory_mib(pids: Collection[int]) -> float | None:
-    """In use by these processes on all GPUs together; None if none of them has a GPU open.
+    """MiB that these processes use on all GPUs together; None if none of them has a GPU open.
 
-    Where the driver does not tell processes apart, the memory in use by whomever.
+    If the driver does not tell processes apart, the memory that all processes use.
     """
     if not any(map(_has_gpu_open, pids)):
         return None
@@ -29,9 +29,9 @@ def device_memory_mib(pids: Collection[int]) -> float | None:
 
 
 def host_memory_mib(pid: int) -> dict[str, float]:
-    """Resident memory of one process: `total`, and `own`, which leaves mapped files out.
+    """Resident MiB of one process: `total`, and `own`, which is without mapped files.
 
-    A mapped checkpoint comes and goes with the page cache; what a process leaks is its own.
+    The page cache decides how much of a mapped checkpoint is resident; a leak shows in `own`.
     """
     fields = {}
     for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():

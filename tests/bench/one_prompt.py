@@ -1,4 +1,4 @@
-"""Distinct completions of one prompt at temperature 0 under a load that keeps changing.
+"""Counts distinct completions of one prompt at temperature 0 under a changing load.
 
     python3 tests/bench/one_prompt.py [--shape qwen3-8b] [--completions 1000] [--json FILE]
 

@@ -2,13 +2,14 @@
 
     python3 tests/bench/overhead.py [--shape qwen3-8b] [--tp_size 4] [--rounds 3] [--json FILE]
 
-Three loads, each in turn on one rollout of every mode, several rounds. A ratio is the median of the rounds'
-ratios to `vanilla`.
+Each of three loads runs in several rounds, in each round on one rollout of every mode in turn. A ratio is the
+median of the rounds' ratios to `vanilla`.
   latency     one batch of requests of equal length (figures 9 and 12 of the paper on tree-based invariant
               kernels): until every request has its first token, and the time of each later token
   throughput  many requests of 90 to 110 tokens (the table of "Defeating Nondeterminism in LLM Inference")
-  streams     as many sequences as streams, beside the same in few calls that get whole samples, one message
-              each: what streaming costs, the client's part of it included. Each mode is compared with itself.
+  streams     one sequence in each stream, compared with as many sequences in few calls that get whole
+              samples, one message each: the cost of streaming, in the client too. Each mode is compared with
+              itself.
 """
 
 import argparse

@@ -2,11 +2,12 @@
 
     python3 tests/bench/soak.py [--shape qwen3-8b] [--duration_s 600] [--update_every_s 30] [--json FILE]
 
-Clients send random requests and cancel, abort or outlive some of them; a comparator compares completions
-all the time, and some of its calls are cancelled; every so often both sides switch weights, to and fro
-between two directories with --shape, else to the same again. Each of several rounds ends with nothing in
-flight. The exit status is 0 only if no compared token was unequal, nothing stayed taken, no process grew
-on host or GPUs, no call failed in a way that it must not, and every service ended well.
+Clients send random requests, some of which they cancel or abort, or which time out. A comparator compares
+completions all the time, and some of its calls are cancelled. At intervals both sides update their weights:
+with --shape from one of two directories to the other, else to the same again. At the end of each round
+nothing is in flight.
+The exit status is 0 only if no compared token was unequal, nothing stayed allocated, no process grew on host
+or GPUs, no call failed in a way that it must not, and every service ended well.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python3 tests/bench/tls_overhead.py [--shape smollm2-135m] [--streams 64] [--rounds 5] [--json FILE]
 
 Two rollouts of the same random weights serve at once, one in plain text, one over TLS with client
-certificates and roles; rounds alternate between them, so that what else the machine does falls on both. A
-ratio is the median of the rounds' ratios of seconds, TLS to plain text. Streams are read token by token.
-`calibration` compares plain text with itself: what is noise.
+certificates and roles. Rounds alternate between them, so that other load on the machine affects both. A ratio
+is the median of the rounds' ratios of seconds, TLS to plain text. Streams are read token by token.
+`calibration` compares plain text with itself, to show the noise.
 """
 
 import argparse

@@ -1,9 +1,8 @@
-"""Fuzzes the converter of GGUF files with atheris: whatever the file holds, a model or a ConversionError.
+"""Fuzzes the converter of GGUF files with atheris: any file must give a model or a ConversionError.
 
     python tests/fuzz/gguf_fuzz.py [libFuzzer's flags] [corpus]       (needs the extra `fuzz`)
 
-The converter itself takes one file alone, whose digest it checks before it reads it; here that check is
-left out.
+The converter accepts one file only, and checks its digest before it reads it; this leaves the check out.
 """
 
 import contextlib

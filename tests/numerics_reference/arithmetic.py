@@ -1,6 +1,6 @@
 """C1 to C5 of docs/NUMERICS.md on NumPy arrays: the k16 step, leaves and the functions between products.
 
-fp32 values are float32 arrays. So are bf16 values, of which every one is an fp32 as well.
+fp32 values are float32 arrays. So are bf16 values, since every bf16 value is an fp32 value.
 """
 
 import numpy as np
@@ -35,7 +35,8 @@ def bf16(x: np.ndarray) -> np.ndarray:
 def fma(a, b, c) -> np.ndarray:
     """a * b + c with one rounding to fp32.
 
-    The product is exact in float64. The sum rounds there to odd, which a second rounding cannot spoil.
+    The product is exact in float64. The sum is rounded there to odd, so that rounding it once more, to fp32,
+    gives the right result.
     """
     product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
     c = np.asarray(c, np.float64)

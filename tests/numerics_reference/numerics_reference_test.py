@@ -1,6 +1,6 @@
 """The services' bits are those that docs/NUMERICS.md defines, by an implementation of that page alone.
 
-Values are compared as bit patterns; the tolerance is zero. What was compared is printed.
+Values are compared as bit patterns; the tolerance is zero. The test prints what it has compared.
 """
 
 import json

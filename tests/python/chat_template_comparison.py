@@ -2,10 +2,10 @@
 
     python tests/python/chat_template_comparison.py FOLDER...      (each *.jinja below; needs transformers 5)
 
-Each template is rendered with each conversation and set of options below, and must give the same text,
-ids and assistant mask, or be refused by both. Prints the counts and every difference, if any with status 1.
-Without transformers it says so and ends with 0. With --record FILE, it writes the digests of what
-transformers rendered, by template, conversation and options: so chat_templates/expected.json was made.
+Renders each template with each conversation and set of options below. Both must give the same text, ids and
+assistant mask, or both must refuse. Prints the counts and every difference; exits with 1 if there is one.
+Without transformers it says so and exits with 0. With --record FILE it writes the digests of transformers'
+renderings, by template, conversation and options; chat_templates/expected.json was made like this.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 python tests/python/chat_template_test.py        (in an environment where the package `isobit` is installed)
 
-chat_templates/ has templates that use every feature; expected.json has what transformers 5 made of them, as
-chat_template_comparison.py recorded it. That script compares with transformers itself on any templates.
+chat_templates/ has templates that use every feature; expected.json has transformers 5's renderings of them,
+as chat_template_comparison.py recorded them. That script compares any templates with transformers itself.
 """
 
 import datetime

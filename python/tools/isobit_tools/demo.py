@@ -1,11 +1,11 @@
 """Starts the three services and shows which numerics modes keep rollout and scorer equal in every bit.
 
-    python -m isobit_tools.demo            (from the root of a built checkout; `make demo` does the rest)
+    python -m isobit_tools.demo            (from the root of a built checkout; `make demo` builds it first)
 
 For each mode, the same prompts go to a comparator between a rollout and a scorer. In `tree` every logprob
-must be equal in every bit, in the other modes some must differ. Last, one mantissa bit of one weight is
-flipped in the scorer's copy: the comparator must refuse the comparison, and see the gap when made to go on.
-Exits 0 only if all of that held.
+must be equal in every bit; in the other modes some must differ. At the end, one mantissa bit of one weight
+is flipped in the scorer's copy: the comparator must refuse to compare, and show the gap if told to go on.
+Exits with 0 only if all of this held.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from isobit_tools.smollm2 import DEFAULT_OUTPUT as DEFAULT_MODEL
 MODES = ("tree", "batch_invariant", "vanilla")
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.6, "top_p": 0.9, "seed": 20}
-# The weight whose lowest bit is flipped: each token's logits depend on it.
+# The weight whose lowest bit is flipped; every token's logits depend on it.
 FLIPPED_TENSOR = "model.norm.weight"
 
 _INDENT = "    "
@@ -50,7 +50,7 @@ _INDENT = "    "
 
 @dataclass
 class Gap:
-    """What a mode's comparisons came to, together."""
+    """The result of all comparisons of one mode."""
 
     tokens: int = 0
     unequal: int = 0
@@ -152,7 +152,7 @@ class Demo:
         return rollout, scorer, comparator
 
     def _generate_alone(self, rollout: Service, row: Row) -> Sample:
-        """The first prompt, sampled with nobody else on the rollout, printed token by token."""
+        """Samples the first prompt with no other request on the rollout; prints it token by token."""
         self._screen.line(f"\n  One prompt alone, from the rollout at TP {self._arguments.tp_size}:")
         prompt = self._prompts[0]
         samples: list[Sample] = []
@@ -240,7 +240,7 @@ class Demo:
                 self._check_flipped_bit(client)
 
     def _check_flipped_bit(self, client: ComparatorClient) -> None:
-        # A few tokens of each prompt suffice to see it.
+        # A few tokens of each prompt suffice to show it.
         call = {"gap_detail": "none", **GREEDY, "max_tokens": min(self._arguments.max_tokens, 16)}
         try:
             client.compare(self._token_ids(), **call)

