@@ -18,7 +18,7 @@
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "tools/bench_gpu.h"

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/tree_cuda_ops.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/plain_weight_packer.h"
 
 namespace isobit {
 
@@ -26,7 +27,7 @@ class VanillaCudaOps final : public TreeCudaOps {
   // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
   static absl::StatusOr<std::unique_ptr<CudaOps>> Create(std::unique_ptr<CudaDevice> device);
 
-  const WeightPacker& packer() const override { return CudaWeightPacker(NumericsMode::kVanilla); }
+  const WeightPacker& packer() const override { return packer_; }
   absl::Status Linear(const LinearArgs& args) override;
   absl::Status Reduce(const ReduceArgs& args) override;
 
@@ -34,6 +35,7 @@ class VanillaCudaOps final : public TreeCudaOps {
   using TreeCudaOps::TreeCudaOps;
 
   std::unique_ptr<cuda::CublasLinear> cublas_;
+  const PlainWeightPacker packer_;
   Scratch gate_up_;  // the product, before SwiGLU
 };
 

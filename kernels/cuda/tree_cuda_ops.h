@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/linear/packer.h"
 #include "kernels/cuda/log_prob_transfer.h"
 
 namespace isobit {
@@ -20,7 +21,7 @@ class TreeCudaOps : public CudaOps {
   const char* name() const override { return name_.c_str(); }
   CudaDevice& device() override { return *device_; }
   CudaStepTables& tables() override { return tables_; }
-  const WeightPacker& packer() const override { return CudaWeightPacker(NumericsMode::kTree); }
+  const WeightPacker& packer() const override { return cuda::LinearPacker(); }
 
   absl::Status Linear(const LinearArgs& args) override;
   absl::Status Embedding(const EmbeddingArgs& args) override;

@@ -8,8 +8,8 @@
 #include "common/base/status_macros.h"
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
-#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/runtime/cuda_executor.h"
 
 namespace isobit {

@@ -20,7 +20,7 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
 #include "kernels/runtime/rank_exchange.h"

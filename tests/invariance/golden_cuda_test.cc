@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/make_cuda_ops.h"
 #include "tests/invariance/forward_harness.h"
 #include "tests/invariance/golden.h"
 #include "tests/invariance/tiny_models.h"

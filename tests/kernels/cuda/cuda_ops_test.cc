@@ -1,13 +1,12 @@
 // The CUDA backend as a whole: its errors where it cannot run, its memory, and that every op can be
 // called through the interface. The ops' bits have tests of their own.
-#include "kernels/cuda/cuda_ops.h"
-
 #include <cstring>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/make_cuda_ops.h"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit {
