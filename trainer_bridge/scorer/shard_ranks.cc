@@ -2,7 +2,6 @@
 #include "trainer_bridge/scorer/shard_ranks.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,21 +12,6 @@
 #include "kernels/model/rank_shape.h"
 
 namespace isobit {
-namespace {
-
-// Runs `job` for 0 .. count - 1, each on a thread of its own; the first error in that order.
-absl::Status OnThreads(size_t count, const std::function<absl::Status(size_t)>& job) {
-  std::vector<absl::Status> statuses(count);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] { statuses[i] = job(i); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (absl::Status& status : statuses) ISOBIT_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardRanks>> ShardRanks::Create(const ModelConfig& config,
                                                                ShardRanksOptions options) {
@@ -39,7 +23,9 @@ absl::StatusOr<std::unique_ptr<ShardRanks>> ShardRanks::Create(const ModelConfig
 ShardRanks::ShardRanks(const ModelConfig& config, ShardRanksOptions options)
     : options_(std::move(options)),
       rope_(RopeTableOf(config, options_.max_context)),
-      host_group_(options_.num_ranks) {}
+      host_group_(options_.num_ranks),
+      threads_(static_cast<size_t>(options_.num_ranks),
+               [this](const absl::Status& failure) { Abort(failure); }) {}
 
 absl::Status ShardRanks::Init(const ModelConfig& config) {
   ISOBIT_CHECK(options_.backend.make_gather || options_.num_ranks == options_.num_shards)
@@ -53,7 +39,7 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
   const size_t block_bytes = GatheredBytes(*layout_, options_.num_shards);
   std::vector<std::unique_ptr<BlockGather>> gathers(ops.size());
   if (options_.num_shards > 1) {
-    ISOBIT_RETURN_IF_ERROR(OnThreads(ops.size(), [&](size_t i) -> absl::Status {
+    ISOBIT_RETURN_IF_ERROR(threads_.Run([&](size_t i) -> absl::Status {
       const int rank = static_cast<int>(i);
       if (options_.backend.make_gather) {
         ISOBIT_ASSIGN_OR_RETURN(gathers[i], options_.backend.make_gather(rank, block_bytes));
@@ -92,11 +78,8 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(
 
 absl::Status ShardRanks::Score(const ShardedVersion& weights,
                                absl::Span<const std::vector<ScoreItem>> items) {
-  return OnThreads(ranks_.size(), [&](size_t i) {
-    absl::Status status = ranks_[i]->Score(weights.ranks[i], weights.version, items[i]);
-    if (!status.ok()) Abort(status);
-    return status;
-  });
+  return threads_.Run(
+      [&](size_t i) { return ranks_[i]->Score(weights.ranks[i], weights.version, items[i]); });
 }
 
 void ShardRanks::Abort(const absl::Status& reason) {

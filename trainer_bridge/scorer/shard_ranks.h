@@ -1,6 +1,6 @@
 // The shard ranks of this process: their backends, their parts of every version of the weights, and
-// their passes, one thread a rank. Not here: which sequences a pass scores, and the ranks of other
-// processes.
+// their passes, each rank on its own thread. Not here: which sequences a pass scores, and the ranks
+// of other processes.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
 
@@ -18,6 +18,7 @@
 #include "kernels/contract/rope.h"
 #include "kernels/model/weights.h"
 #include "kernels/runtime/rank_backend.h"
+#include "kernels/runtime/rank_threads.h"
 #include "trainer_bridge/scorer/scoring_rank.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
@@ -54,7 +55,7 @@ class ShardRanks {
       uint64_t version, absl::FunctionRef<absl::StatusOr<std::string>(WeightStore&)> pack) const;
 
   // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error, of a
-  // device or of the group, is final.
+  // device or of the group, is that of the rank that failed first, and is final.
   absl::Status Score(const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> items);
 
   // Makes the pass that runs, and all later ones, fail with `reason`, an error. Any thread.
@@ -79,6 +80,7 @@ class ShardRanks {
   ThreadGroup host_group_;  // without RankBackend::make_gather
   std::unique_ptr<const WeightLayout> layout_;
   std::vector<std::unique_ptr<ScoringRank>> ranks_;
+  RankThreads threads_;  // ends before what its jobs use
 };
 
 }  // namespace isobit

@@ -209,6 +209,24 @@ TEST_F(ScorerTest, ReportsShardsAndResidentBlocks) {
   EXPECT_LT(Load()->shard_bytes(), scorer->shard_bytes() / 2);
 }
 
+TEST_F(ScorerTest, ARankRunsAllPassesOnOneThread) {
+  static std::atomic<int> num_threads{0};
+  struct Mark {
+    Mark() { ++num_threads; }
+  };
+  options_.backend.make_ops = [](int) {
+    return std::make_unique<HookedOps>([] {
+      thread_local const Mark mark;
+      return absl::OkStatus();
+    });
+  };
+  const auto scorer = Load();
+  for (int pass = 0; pass < 10; ++pass) {
+    ISOBIT_EXPECT_OK(Submit(*scorer, {probe_, probe_}).collector->WaitUntilDone());
+  }
+  EXPECT_EQ(num_threads, options_.num_shards);
+}
+
 TEST_F(ScorerTest, AFullQueueRefuses) {
   options_.max_queued_sequences = 8;
   const auto scorer = Load();
