@@ -104,7 +104,11 @@ TEST(RankThreadsTest, OtherRanksDoNotWaitForOneThatFailed) {
   Barrier barrier(kRanks);
   RankThreads threads(kRanks, [&](const absl::Status& failure) { barrier.Abort(failure); });
   const absl::Status broken = absl::InternalError("broken");
-  EXPECT_EQ(threads.Run([&](size_t rank) { return rank == 1 ? broken : barrier.Wait(); }), broken);
+  std::vector<absl::Status> ended(kRanks);
+  EXPECT_EQ(
+      threads.Run([&](size_t rank) { return ended[rank] = rank == 1 ? broken : barrier.Wait(); }),
+      broken);
+  EXPECT_THAT(ended, testing::Each(broken));
 }
 
 // Rank 2 fails first, and rank 0 once it hears of that: the lower rank has the later error.
