@@ -45,10 +45,12 @@ class RankThreads {
   // How long a thread that waits for a job, or for the end of one, spins before it sleeps: a step
   // of the rollout has two jobs, and the second follows at once. Zero if there are too few cores.
   const std::chrono::microseconds awake_;
-  const Job* job_ = nullptr;           // the last one published
-  std::atomic<uint32_t> num_jobs_{0};  // published
-  std::atomic<uint32_t> num_busy_{0};  // ranks that have not ended job_
-  std::mutex failure_mutex_;           // between ranks at work
+  // What the caller writes and what the ranks write lie on cache lines of their own: ranks that
+  // wait for the next job do not slow down those that end this one.
+  alignas(64) std::atomic<uint32_t> num_jobs_{0};  // published
+  const Job* job_ = nullptr;                       // the last one published
+  alignas(64) std::atomic<uint32_t> num_busy_{0};  // ranks that have not ended job_
+  std::mutex failure_mutex_;                       // between ranks at work
   absl::Status failure_;
   std::vector<std::thread> threads_;  // by rank
 };
