@@ -1,4 +1,4 @@
-// CUDA errors as absl::Status: one set of codes for all that calls CUDA.
+// CUDA errors as absl::Status: one set of codes for all code that calls CUDA.
 #ifndef ISOBIT_COMMON_CUDA_CUDA_STATUS_H_
 #define ISOBIT_COMMON_CUDA_CUDA_STATUS_H_
 
@@ -10,8 +10,9 @@
 
 namespace isobit::cuda {
 
-// OK, or RESOURCE_EXHAUSTED (no memory), FAILED_PRECONDITION (no device, driver or way to a peer
-// that would do), INTERNAL (everything else); the message names what was tried and CUDA's reason.
+// OK, or RESOURCE_EXHAUSTED (no memory), FAILED_PRECONDITION (no usable device or driver, or no
+// access to a peer), INTERNAL (everything else). The message names what was tried and CUDA's
+// reason.
 inline absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
   const std::string message =

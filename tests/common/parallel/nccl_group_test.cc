@@ -185,12 +185,12 @@ TEST_F(NcclGroupTest, BlocksArriveAheadOfTheOpsAndWaitForThem) {
             }
             ISOBIT_ASSERT_OK_AND_ASSIGN(const std::byte* bytes, gather->Use(block % 2));
             // Many small reads are slower than one gather.
-            for (size_t part = 0; part < 64; ++part) {
-              const size_t size_of_part = ranks * kBytes / 64;
+            for (size_t piece = 0; piece < 64; ++piece) {
+              const size_t size_of_piece = ranks * kBytes / 64;
               ASSERT_EQ(cudaMemcpyAsync(
                             static_cast<std::byte*>(read) +
-                                static_cast<size_t>(block) * ranks * kBytes + part * size_of_part,
-                            bytes + part * size_of_part, size_of_part, cudaMemcpyDefault, ops),
+                                static_cast<size_t>(block) * ranks * kBytes + piece * size_of_piece,
+                            bytes + piece * size_of_piece, size_of_piece, cudaMemcpyDefault, ops),
                         cudaSuccess);
             }
           }

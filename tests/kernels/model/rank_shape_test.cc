@@ -34,7 +34,7 @@ struct RankLinears {
   Interval intermediate;
 };
 
-TEST(RankShapeTest, PartsMakeTheWholeForEveryShapeAndSize) {
+TEST(RankShapeTest, SharesMakeTheWholeForEveryShapeAndSize) {
   for (const std::string& name : ModelShapeNames()) {
     const ModelConfig config = *NamedModelShape(name);
     const RankShape whole = *ShapeOfRank(config, 0, 1);
@@ -50,28 +50,28 @@ TEST(RankShapeTest, PartsMakeTheWholeForEveryShapeAndSize) {
       Interval last_intermediate;
       int leaf = 0;
       for (int rank = 0; rank < size; ++rank) {
-        const RankShape part = *ShapeOfRank(config, rank, size);
-        const RankLinears linears(config, part);
-        EXPECT_EQ(part.kv_heads.begin, last.kv_heads.end);
+        const RankShape share = *ShapeOfRank(config, rank, size);
+        const RankLinears linears(config, share);
+        EXPECT_EQ(share.kv_heads.begin, last.kv_heads.end);
         EXPECT_EQ(linears.intermediate.begin, last_intermediate.end);
-        EXPECT_EQ(part.vocab.begin, last.vocab.end);
-        EXPECT_EQ(part.heads * config.num_kv_heads, part.kv_heads.size() * config.num_heads);
+        EXPECT_EQ(share.vocab.begin, last.vocab.end);
+        EXPECT_EQ(share.heads * config.num_kv_heads, share.kv_heads.size() * config.num_heads);
         EXPECT_EQ(linears.qkv.k, config.hidden_size);
-        EXPECT_EQ(linears.qkv.n, (part.heads + 2 * part.kv_heads.size()) * config.head_dim);
+        EXPECT_EQ(linears.qkv.n, (share.heads + 2 * share.kv_heads.size()) * config.head_dim);
         EXPECT_EQ(linears.o.n, config.hidden_size);
-        EXPECT_EQ(linears.o.k, part.heads * config.head_dim);
+        EXPECT_EQ(linears.o.k, share.heads * config.head_dim);
         EXPECT_EQ(linears.gate_up.n, 2 * linears.down.k);
         EXPECT_TRUE(linears.gate_up.gated && !linears.qkv.gated);
-        EXPECT_EQ(linears.head.n, part.vocab.size());
+        EXPECT_EQ(linears.head.n, share.vocab.size());
         // Row-parallel leaves are the whole's leaves, one after the other.
         const int64_t o_begin =
-            part.kv_heads.begin * config.num_heads / config.num_kv_heads * config.head_dim;
+            share.kv_heads.begin * config.num_heads / config.num_kv_heads * config.head_dim;
         for (int l = 0; l < linears.o.num_leaves; ++l, ++leaf) {
           EXPECT_EQ(linears.o.bounds[l] + o_begin, whole_linears.o.bounds[leaf]);
           EXPECT_EQ(linears.down.bounds[l] + linears.intermediate.begin,
                     whole_linears.down.bounds[leaf]);
         }
-        last = part;
+        last = share;
         last_intermediate = linears.intermediate;
       }
       EXPECT_EQ(leaf, contract::kLeaves);
