@@ -1,6 +1,6 @@
-// isobit-bench score: the scorer's engine, without its gRPC border, on 1 .. N shards of a model
-// with random weights, beside the rate at which cuBLAS alone multiplies with the same matrices. The
-// digest of all scores is printed: it may not depend on the number of shards.
+// isobit-bench score: the scoring engine, without gRPC, on 1 .. N shards of a model with random
+// weights, compared with cuBLAS's time for the same matrix products alone. Prints the digest of all
+// scores, which must not depend on the number of shards.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -27,10 +27,10 @@
 #include "trainer_bridge/scorer/scorer.h"
 
 ABSL_FLAG(std::string, score_model, "qwen3-8b", "score: a model shape, by isobit-model's name");
-ABSL_FLAG(int, score_layers, 0, "score: its layers, to save time; 0: all");
+ABSL_FLAG(int, score_layers, 0, "score: layers of the model, fewer to save time; 0: all");
 ABSL_FLAG(std::vector<std::string>, shards, std::vector<std::string>({"1"}),
           "score: numbers of shards, one GPU each");
-ABSL_FLAG(int64_t, score_tokens, 16384, "score: tokens of one rank's pass");
+ABSL_FLAG(int64_t, score_tokens, 16384, "score: tokens of one rank in a pass");
 ABSL_FLAG(int64_t, score_sequence, 1024, "score: tokens of a sequence, a quarter of them prompt");
 ABSL_FLAG(int64_t, score_chunk_rows, 1024, "score: rows of logits that exist at one time");
 ABSL_FLAG(int, score_passes, 4, "score: passes that are timed");
@@ -104,7 +104,7 @@ absl::StatusOr<std::string> Score(Scorer& scorer, std::vector<ScoreInput> inputs
   return digest;
 }
 
-// One matrix product of a pass, on memory of its own.
+// One matrix product of a pass, with its own memory.
 struct Product {
   LinearShape shape;
   int64_t m = 0;
@@ -118,7 +118,7 @@ absl::StatusOr<Product> MakeProduct(Ops& ops, LinearShape shape, int64_t m) {
   product.m = m;
   const size_t w_bytes = ops.packer().PackedBytes(shape);
   const size_t x_bytes = static_cast<size_t>(m * shape.k) * sizeof(Bf16);
-  // Zeros would flatter: a GPU draws less power for them, and keeps a higher clock.
+  // Not zeros: with them a GPU draws less power and keeps a higher clock.
   std::vector<Bf16> values(std::max(w_bytes, x_bytes) / sizeof(Bf16));
   std::mt19937 random(2);
   for (Bf16& value : values) value = static_cast<Bf16>(0x3e00 | (random() & 0x81ff));
@@ -141,8 +141,8 @@ absl::Status Launch(Ops& ops, const Product& product) {
                      .ldy = product.shape.n});
 }
 
-// Seconds that cuBLAS takes for the matrix products of one rank's pass, pass after pass for long
-// enough that the GPU gets as warm as it does while it scores.
+// Seconds that cuBLAS takes for the matrix products of one rank's pass. Repeats passes until the
+// GPU is as warm as it gets while it scores.
 absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_rows,
                                      int64_t chunk_rows) {
   const int64_t rows = absl::GetFlag(FLAGS_score_tokens);
