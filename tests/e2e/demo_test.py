@@ -1,4 +1,4 @@
-"""The whole demo on a random model: every stage, every mode, and the flipped bit."""
+"""The whole demo on a random model: every phase, every mode, and the flipped bit."""
 
 import os
 import re

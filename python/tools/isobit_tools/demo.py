@@ -281,9 +281,9 @@ class Demo:
     def _report(self) -> None:
         self._screen.line("\nResult\n")
         header = ("mode", "tokens", "unequal", "max |dp|", "max |dlogp|", "k3 KL")
-        stages = ("start s", "alone s", "compare s", "stop s")
+        phases = ("start s", "alone s", "compare s", "stop s")
         self._screen.table(
-            (*header, *stages),
+            (*header, *phases),
             [
                 (
                     row.mode,
