@@ -84,8 +84,9 @@ absl::StatusOr<Memory> CudaDevice::AllocateBeside(size_t bytes) {
   size_t total = 0;
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total));
   if (free < kSpareBytes || free - kSpareBytes < bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no room for ", bytes, " bytes beside ", kSpareBytes, " to spare: ", free, " are free"));
+    return absl::ResourceExhaustedError(absl::StrCat("no room for ", bytes, " bytes: ", free,
+                                                     " are free, and ", kSpareBytes,
+                                                     " of them must stay free"));
   }
   void* memory = nullptr;
   const cudaError_t error = cudaMallocAsync(&memory, std::max<size_t>(bytes, 1), side_->handle());

@@ -58,7 +58,8 @@ size_t AttentionWorkspaceBytes(const AttentionArgs& args) {
 absl::Status LaunchAttention(const AttentionArgs& args, const AttentionWorkspace& workspace,
                              const Stream& stream) {
   if (args.sequences.device == nullptr) {
-    return absl::InvalidArgumentError("attention without the sequences' device tables");
+    return absl::InvalidArgumentError(
+        "attention needs the sequences' tables in GPU memory; args.sequences.device is null");
   }
   const DeviceSequences& sequences = *args.sequences.device;
   if (IsEmpty(args, sequences)) return absl::OkStatus();

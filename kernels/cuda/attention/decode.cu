@@ -294,7 +294,7 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
   if (schedule.kind == DecodeSchedule::kClusters && !WholeUnits(args.kv)) {
     return absl::InvalidArgumentError(
         absl::StrCat("decode attention by clusters: keys of head_dim ", args.kv.head_dim,
-                     " are no whole 16-byte units"));
+                     " are not whole, aligned 16-byte units"));
   }
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
   if (!params.ok()) return params.status();

@@ -35,8 +35,8 @@ absl::Status LaunchPrefillAttention(const AttentionArgs& args, const DeviceSeque
                                     int32_t min_rows, const Stream& stream) {
   const PagedKv& kv = args.kv;
   if (!HasPrefillSchedule(kv.head_dim)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no prefill schedule for head_dim ", kv.head_dim));
+    return absl::InvalidArgumentError(absl::StrCat("no prefill schedule for head_dim ", kv.head_dim,
+                                                   ": expected 64, 96, 128 or 256"));
   }
   if (!Mappable(kv.k, kv.head_dim) || !Mappable(kv.v, kv.head_dim)) {
     return absl::InvalidArgumentError("the KV cache is not aligned to 16 bytes");

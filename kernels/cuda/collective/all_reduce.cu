@@ -203,7 +203,7 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
   const AllReduceState& state = *state_;
   if (norm.hidden != state.options.hidden) {
     return absl::InvalidArgumentError(absl::StrCat("an all-reduce of rows of ", norm.hidden,
-                                                   " columns, made for ", state.options.hidden));
+                                                   " columns: expected ", state.options.hidden));
   }
   const int ranks = state.group.size();
   if (ranks == 1) {

@@ -113,7 +113,7 @@ absl::Status CopyEngineSum::WaitForRanks() {
 absl::Status CopyEngineSum::Send(int half, const float* partial, int64_t rows) {
   if (rows > options_.max_rows) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a sum over ranks of ", rows, " rows, made for up to ", options_.max_rows));
+        absl::StrCat("a sum over ranks of ", rows, " rows: expected at most ", options_.max_rows));
   }
   halves_[half] = {.partial = partial, .rows = rows, .number = halves_[half].number + 1};
   return Push(half, kPartials, [&](int q, cudaStream_t stream) {
@@ -129,8 +129,8 @@ absl::Status CopyEngineSum::Sum(int half, const RmsNormArgs& norm) {
   const Half& h = halves_[half];
   if (norm.hidden != options_.hidden || norm.rows != h.rows) {
     return absl::InvalidArgumentError(absl::StrCat("a sum over ranks of ", norm.rows, " rows of ",
-                                                   norm.hidden, " columns; sent ", h.rows,
-                                                   " rows of ", options_.hidden));
+                                                   norm.hidden, " columns: expected the ", h.rows,
+                                                   " rows sent, of ", options_.hidden));
   }
   const int64_t first = FirstRow(rank_, h.rows);
   const int64_t rows = FirstRow(rank_ + 1, h.rows) - first;

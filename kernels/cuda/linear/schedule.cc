@@ -200,19 +200,28 @@ absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& sched
   if (schedule.kind == LinearSchedule::Kind::kTile) {
     const std::vector<TileSchedule> tiles = TileSchedules(shape);
     const bool found = std::find(tiles.begin(), tiles.end(), schedule.tile) != tiles.end();
-    return found ? absl::OkStatus() : refuse("the shape has no such tile");
+    return found ? absl::OkStatus() : refuse("no tile kernel of this size computes the shape");
   }
   const StreamSchedule& stream = schedule.stream;
   if (stream.columns != 8 && stream.columns != 16 && stream.columns != 32 && stream.columns != 64) {
-    return refuse("columns");
+    return refuse("the columns must be 8, 16, 32 or 64");
   }
   const bool wide = stream.leaves == shape.num_leaves && HasWideStream(stream.columns, shape.sum);
   const int max_rows = wide ? 2 * kTileRows : kTileRows;
-  if (stream.rows < 16 || stream.rows > max_rows || stream.rows % 16 != 0) return refuse("rows");
-  if (stream.leaves < 1 || shape.num_leaves % stream.leaves != 0) return refuse("leaves");
-  if (stream.leaves == shape.num_leaves && stream.blocks < 1) return refuse("blocks");
-  if (stream.stages < 2) return refuse("stages");
-  if (StreamSharedBytes(stream, shape) > card.block_shared_bytes) return refuse("shared memory");
+  if (stream.rows < 16 || stream.rows > max_rows || stream.rows % 16 != 0) {
+    return refuse(wide ? "the rows must be a multiple of 16 up to 128"
+                       : "the rows must be a multiple of 16 up to 64");
+  }
+  if (stream.leaves < 1 || shape.num_leaves % stream.leaves != 0) {
+    return refuse("a block's leaves must divide the shape's leaves");
+  }
+  if (stream.leaves == shape.num_leaves && stream.blocks < 1) {
+    return refuse("there must be at least one block");
+  }
+  if (stream.stages < 2) return refuse("there must be at least two stages");
+  if (StreamSharedBytes(stream, shape) > card.block_shared_bytes) {
+    return refuse("it needs more shared memory than a block can have");
+  }
   return absl::OkStatus();
 }
 

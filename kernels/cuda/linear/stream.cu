@@ -42,7 +42,7 @@ absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs
     case 64:
       return LaunchStreamOf<64>(x_map, kernel_args, OutputOf(args), shape.sum, grid, stream);
     default:
-      return absl::InvalidArgumentError("no such number of columns");
+      return absl::InvalidArgumentError("a streaming schedule has 8, 16, 32 or 64 columns");
   }
 }
 

@@ -259,7 +259,7 @@ absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const
       return launch(RankSum<8>());
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat("a norm of the sum over ranks of ", num_ranks, ": 2, 4 and 8 are expected"));
+          absl::StrCat("RMSNorm of a sum over ranks: expected 2, 4 or 8 ranks, got ", num_ranks));
   }
 }
 
