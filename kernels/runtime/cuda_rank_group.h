@@ -1,6 +1,6 @@
 // What the ranks of one engine share on their GPUs: the memory through which they draw together,
-// and the ways their sums take. Made once, before the ranks' threads start. Not here: what a step
-// does with it (cuda_executor.cc).
+// and the ways their sums take. Made once, before the ranks' threads get a job. Not here: what a
+// step does with it (cuda_executor.cc).
 #ifndef ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
 #define ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
 
