@@ -82,7 +82,10 @@ TEST_F(NcclGroupTest, EveryRankGetsEveryRanksBytes) {
           std::vector<uint8_t> mine(bytes);
           for (size_t i = 0; i < bytes; ++i) mine[i] = Pattern(group.rank(), round, i);
           std::byte* const own = shared.get() + static_cast<size_t>(group.rank()) * bytes;
-          ASSERT_EQ(cudaMemcpy(sent, mine.data(), bytes, cudaMemcpyDefault), cudaSuccess);
+          // On the stream: cudaMemcpy from pageable memory may return before the bytes are there,
+          // and this stream does not wait for the one that it uses.
+          ASSERT_EQ(cudaMemcpyAsync(sent, mine.data(), bytes, cudaMemcpyDefault, stream),
+                    cudaSuccess);
           ASSERT_EQ(cudaMemcpyAsync(own, sent, bytes, cudaMemcpyDefault, stream), cudaSuccess);
           ISOBIT_ASSERT_OK(group.AllGather(own, shared.get(), bytes, stream));
           ISOBIT_ASSERT_OK(group.AllGather(sent, plain, bytes, stream));
@@ -126,6 +129,7 @@ TEST_F(NcclGroupTest, SumsOfSmallIntegersAreExact) {
       const size_t bytes = kCount * sizeof(uint16_t);
       ASSERT_EQ(cudaMalloc(&memory, bytes), cudaSuccess);
       ASSERT_EQ(cudaMemcpy(memory, values.data(), bytes, cudaMemcpyDefault), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // as above
       ISOBIT_ASSERT_OK(group.Run("ncclAllReduce", [&](ncclComm* comm) {
         return ncclAllReduce(memory, memory, kCount, ncclBfloat16, ncclSum, comm, stream);
       }));
@@ -169,6 +173,7 @@ TEST_F(NcclGroupTest, BlocksArriveAheadOfTheOpsAndWaitForThem) {
           mine[i] = Pattern(rank, static_cast<int>(i / kBytes), i % kBytes);
         }
         ASSERT_EQ(cudaMemcpy(shards, mine.data(), mine.size(), cudaMemcpyDefault), cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // as above
         for (int pass = 0; pass < 3; ++pass) {
           const auto start = [&](int block) {
             return gather->Start(
