@@ -79,7 +79,7 @@ test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under comp
 	tests/run_sanitizers.sh build/cuda
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
-	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|service|rollout|trainer_bridge|tests|tools)/.*\.cc'
+	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
 
 lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits changed
 	python3 tests/lint_changed.py build/release

@@ -1,7 +1,7 @@
 // A model's parameters as one table: what each is for, the checkpoint's names and shapes for it,
 // how ranks share it, and what it becomes in a weight block. Everything that goes over parameters
 // follows this table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing,
-// binding, random weights and counts. A new architecture is a table of its own.
+// binding, random weights and counts. A new architecture adds rows, some under a condition.
 #ifndef ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
 #define ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
 

@@ -31,7 +31,8 @@ namespace isobit {
 namespace {
 
 // What is taken once the KV cache is there: graphs, kernels' code, NCCL's channels, and the
-// workspaces of attention and cuBLAS.
+// workspaces of attention and cuBLAS. With Qwen3-8B and graphs of up to 512 sequences that was
+// 0.2 GB on an H200, and NCCL took 0.8 GB more.
 constexpr size_t kLaterBytes = size_t{2} << 30;
 
 class CudaExecutor final : public RankExecutor {

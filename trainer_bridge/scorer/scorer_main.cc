@@ -87,7 +87,7 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
 }
 
 // Works for the leader. Serves only its health, which is the group's.
-absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
+absl::StatusOr<int> WorkForLeader(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   GroupMember member(
@@ -115,7 +115,7 @@ absl::StatusOr<int> ServeLeader(const ScorerSettings& settings) {
 }
 
 absl::StatusOr<int> Serve(const ScorerSettings& settings) {
-  return settings.place.rank > 0 ? ServeLeader(settings) : ServeCalls(settings);
+  return settings.place.rank > 0 ? WorkForLeader(settings) : ServeCalls(settings);
 }
 
 }  // namespace
