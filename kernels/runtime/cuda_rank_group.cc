@@ -13,6 +13,7 @@
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
 #include "kernels/model/step_halves.h"
 
@@ -97,11 +98,14 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
     ISOBIT_ASSIGN_OR_RETURN(exchanged[b], group.Allocate(bytes[b], 0));
   }
   if (group.size() == 1) return absl::OkStatus();
+  const cuda::AllReduceKernels kernels = rank.mode == NumericsMode::kBatchInvariant
+                                             ? cuda::HopAllReduceKernel
+                                             : cuda::TreeAllReduceKernel;
   // In vanilla mode for its barrier alone.
-  ISOBIT_ASSIGN_OR_RETURN(
-      peers, cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
-                                                 .hops = rank.mode == NumericsMode::kBatchInvariant,
-                                                 .timeout = options.peer_timeout}));
+  ISOBIT_ASSIGN_OR_RETURN(peers,
+                          cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
+                                                              .kernels = kernels,
+                                                              .timeout = options.peer_timeout}));
   if (rank.mode == NumericsMode::kTree && rank.max_rows >= overlap_rows) {
     ISOBIT_ASSIGN_OR_RETURN(
         halves, group.Allocate(cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size()), 0));

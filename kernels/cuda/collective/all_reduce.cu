@@ -22,30 +22,8 @@ constexpr int64_t kMaxPushRows = 64;
 
 int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>(CeilDiv(hidden, kQuad)); }
 
-using Kernel = void (*)(AllReduceJob);
-
-template <int kRanks, bool kAligned>
-Kernel KernelOf(const AllReduceSchedule& schedule) {
-  if (!schedule.two_shots) return OneShotKernel<kRanks, kAligned>;
-  if constexpr (kRanks <= 4) {
-    if (schedule.chunks == 2) return TwoShotKernel<kRanks, 2, kAligned>;
-  }
-  return TwoShotKernel<kRanks, 1, kAligned>;
-}
-
-Kernel KernelOf(const AllReduceSchedule& schedule, int ranks, bool aligned) {
-  switch (ranks) {
-    case 2:
-      return aligned ? KernelOf<2, true>(schedule) : KernelOf<2, false>(schedule);
-    case 4:
-      return aligned ? KernelOf<4, true>(schedule) : KernelOf<4, false>(schedule);
-    default:
-      return aligned ? KernelOf<8, true>(schedule) : KernelOf<8, false>(schedule);
-  }
-}
-
 // Clusters of the kernel that the current device holds at once.
-absl::StatusOr<int> ResidentClusters(Kernel kernel, const AllReduceSchedule& schedule,
+absl::StatusOr<int> ResidentClusters(AllReduceKernel kernel, const AllReduceSchedule& schedule,
                                      int num_sms) {
   int count = 0;
   if (schedule.cluster == 1) {
@@ -131,7 +109,7 @@ absl::Status AllReduceState::PlanSchedules() {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaFuncGetAttributes(&attributes, AwaitKernel));
     for (Plan& plan : plans) {
       for (const bool aligned : {false, true}) {
-        const Kernel kernel = KernelOf(plan.schedule, group.size(), aligned);
+        const AllReduceKernel kernel = options.kernels(plan.schedule, group.size(), aligned);
         ISOBIT_ASSIGN_OR_RETURN(const int clusters,
                                 ResidentClusters(kernel, plan.schedule, info.num_sms));
         plan.clusters = std::min<int64_t>(plan.clusters, std::max(2, clusters / share));
@@ -139,6 +117,10 @@ absl::Status AllReduceState::PlanSchedules() {
     }
   }
   return absl::OkStatus();
+}
+
+AllReduceKernel TreeAllReduceKernel(const AllReduceSchedule& schedule, int ranks, bool aligned) {
+  return AllReduceKernelFor<TreeOrder>(schedule, ranks, aligned);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> PeerAllReduce::Create(
@@ -216,7 +198,6 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
                         .mailbox_bytes = state.mailbox_bytes,
                         .partial = partial == nullptr ? nullptr : partial + begin * norm.hidden,
                         .norm = norm,
-                        .hops = state.options.hops,
                         .alone = state.alone()};
     job.quads = QuadsOf(norm.hidden);
     job.pieces = PiecesOf(job.quads);
@@ -236,7 +217,8 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
     const Grid grid = {.blocks = dim3(static_cast<unsigned>((clusters + 1) * schedule.cluster)),
                        .threads = dim3(static_cast<unsigned>(schedule.threads)),
                        .cluster = schedule.cluster};
-    ISOBIT_RETURN_IF_ERROR(Launch(KernelOf(schedule, ranks, aligned), grid, stream, job));
+    ISOBIT_RETURN_IF_ERROR(
+        Launch(state.options.kernels(schedule, ranks, aligned), grid, stream, job));
   }
   return absl::OkStatus();
 }

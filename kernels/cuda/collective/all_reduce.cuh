@@ -7,6 +7,8 @@
 #include <cstdint>
 
 #include "kernels/contract/row_functions.h"
+#include "kernels/cuda/collective/all_reduce.h"
+#include "kernels/cuda/collective/all_reduce_schedule.h"
 #include "kernels/cuda/collective/row_quads.cuh"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/cluster.cuh"
@@ -26,7 +28,6 @@ struct AllReduceJob {
   int pieces;    // of a row: kWarp quads each
   int cluster;   // blocks of a cluster
   int clusters;  // that take rows; one more comes before them
-  bool hops;     // add in rank order, rounding to bf16 each time (vanilla.h), not in tree order
   bool alone;    // no other rank uses this GPU
 };
 
@@ -40,7 +41,7 @@ __device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != k
 
 // A block's slice (some of the columns) of the rows that its cluster computes. Rows, columns and
 // quads are counted in 32 bits to save registers.
-template <int kRanks, int kChunks, bool kAligned>
+template <typename Order, int kRanks, int kChunks, bool kAligned>
 class RowSlice {
  public:
   // The sums of squares of the whole row, one for each 32 quads; a double buffer over the rows.
@@ -115,7 +116,7 @@ class RowSlice {
         for (int q = 0; q < kRanks; ++q) full = full && Full(partials[q]);
         if (full || !wait.Again()) break;
       }
-      h[j] = AddPartials(residual[j], partials, Bias(j), job_.hops);
+      h[j] = AddPartials<Order>(residual[j], partials, Bias(j));
     }
   }
 
@@ -267,9 +268,9 @@ inline __global__ void __launch_bounds__(kWarp)
   Arrivals(group, counts, wanted).Await();
 }
 
-template <int kRanks, bool kAligned>
+template <typename Order, int kRanks, bool kAligned>
 __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__ AllReduceJob job) {
-  using Slice = RowSlice<kRanks, 1, kAligned>;
+  using Slice = RowSlice<Order, kRanks, 1, kAligned>;
   __shared__ typename Slice::Sums sums;
   ReleaseSuccessorIf(job.alone);
   const bool waits = WaitsFirst<kAligned>(job);
@@ -310,10 +311,10 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
 
 // Rank r % kRanks owns row r. A rank's mailbox holds the peers' partials of the rows that it owns,
 // then a bf16 row of the new residual for every row.
-template <int kRanks, int kChunks, bool kAligned>
+template <typename Order, int kRanks, int kChunks, bool kAligned>
 __global__ void __launch_bounds__(1024 / kChunks, kChunks)
     TwoShotKernel(const __grid_constant__ AllReduceJob job) {
-  using Slice = RowSlice<kRanks, kChunks, kAligned>;
+  using Slice = RowSlice<Order, kRanks, kChunks, kAligned>;
   __shared__ typename Slice::Sums sums;
   ReleaseSuccessorIf(job.alone);
   const bool waits = WaitsFirst<kAligned>(job);
@@ -374,6 +375,31 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
   }
   if (!waits) WaitForPredecessor();
   operation.End();
+}
+
+template <typename Order, int kRanks, bool kAligned>
+AllReduceKernel AllReduceKernelFor(const AllReduceSchedule& schedule) {
+  if (!schedule.two_shots) return OneShotKernel<Order, kRanks, kAligned>;
+  if constexpr (kRanks <= 4) {
+    if (schedule.chunks == 2) return TwoShotKernel<Order, kRanks, 2, kAligned>;
+  }
+  return TwoShotKernel<Order, kRanks, 1, kAligned>;
+}
+
+// An AllReduceKernels that adds in `Order`.
+template <typename Order>
+AllReduceKernel AllReduceKernelFor(const AllReduceSchedule& schedule, int ranks, bool aligned) {
+  switch (ranks) {
+    case 2:
+      return aligned ? AllReduceKernelFor<Order, 2, true>(schedule)
+                     : AllReduceKernelFor<Order, 2, false>(schedule);
+    case 4:
+      return aligned ? AllReduceKernelFor<Order, 4, true>(schedule)
+                     : AllReduceKernelFor<Order, 4, false>(schedule);
+    default:
+      return aligned ? AllReduceKernelFor<Order, 8, true>(schedule)
+                     : AllReduceKernelFor<Order, 8, false>(schedule);
+  }
 }
 
 }  // namespace isobit::cuda

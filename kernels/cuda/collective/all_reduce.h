@@ -37,12 +37,22 @@
 
 namespace isobit::cuda {
 
+struct AllReduceJob;       // all_reduce.cuh
+struct AllReduceSchedule;  // all_reduce_schedule.h
+using AllReduceKernel = void (*)(AllReduceJob);
+// The kernel of a schedule, which adds in some order. aligned: rows begin at multiples of 16 bytes
+// and have whole groups of four columns.
+using AllReduceKernels = AllReduceKernel (*)(const AllReduceSchedule& schedule, int ranks,
+                                             bool aligned);
+// In the contract's order.
+AllReduceKernel TreeAllReduceKernel(const AllReduceSchedule& schedule, int ranks, bool aligned);
+
 struct AllReduceOptions {
   int64_t hidden = 0;  // columns of a row, 1 .. kMaxAllReduceHidden
   // Rows of one kernel, at most 32768. More rows take several kernels; with twice as
   // many rows that costs 6 %. A rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
   int64_t max_rows = 4096;
-  bool hops = false;                          // add in rank order, as mode batch_invariant does
+  AllReduceKernels kernels = TreeAllReduceKernel;
   absl::Duration timeout = absl::Seconds(2);  // how long a kernel waits for a peer
 };
 

@@ -9,7 +9,6 @@
 #include "kernels/contract/constants.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/portable.h"
-#include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/row_columns.cuh"
 
 namespace isobit::cuda {
@@ -42,29 +41,33 @@ __device__ __forceinline__ void StoreBf16Quad(contract::Bf16* x, uint2 v, int le
   }
 }
 
-// What the ranks' partials of a column add to the residual, not yet rounded to bf16. hops: add in
-// rank order and round to bf16 each time (vanilla.h), instead of in tree order.
-template <int kRanks>
-__device__ __forceinline__ float DeltaOf(const uint32_t (&partials)[kRanks], float bias,
-                                         bool hops) {
+// The order in which ranks' partials are added: the contract's tree (C4).
+struct TreeOrder {
+  __device__ static float Sum(const float* values, int ranks) {
+    return contract::TreeOf(values, ranks);
+  }
+};
+
+// What the ranks' partials of a column add to the residual, not yet rounded to bf16.
+template <typename Order, int kRanks>
+__device__ __forceinline__ float DeltaOf(const uint32_t (&partials)[kRanks], float bias) {
   float values[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) values[r] = contract::FromBits(partials[r]);
-  const float sum = hops ? contract::HopSum(values, kRanks, 0) : contract::TreeOf(values, kRanks);
-  return contract::Add(sum, bias);
+  return contract::Add(Order::Sum(values, kRanks), bias);
 }
 
 // contract::AddResidual of four columns.
-template <int kRanks>
+template <typename Order, int kRanks>
 __device__ __forceinline__ uint2 AddPartials(uint2 residual, const uint4 (&partials)[kRanks],
-                                             float4 bias, bool hops) {
+                                             float4 bias) {
   uint32_t x[kRanks], y[kRanks], z[kRanks], w[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
     x[r] = partials[r].x, y[r] = partials[r].y, z[r] = partials[r].z, w[r] = partials[r].w;
   }
-  const uint32_t low = PackBf16(DeltaOf(x, bias.x, hops), DeltaOf(y, bias.y, hops));
-  const uint32_t high = PackBf16(DeltaOf(z, bias.z, hops), DeltaOf(w, bias.w, hops));
+  const uint32_t low = PackBf16(DeltaOf<Order>(x, bias.x), DeltaOf<Order>(y, bias.y));
+  const uint32_t high = PackBf16(DeltaOf<Order>(z, bias.z), DeltaOf<Order>(w, bias.w));
   return {PackBf16(contract::Add(LowOf(residual.x), LowOf(low)),
                    contract::Add(HighOf(residual.x), HighOf(low))),
           PackBf16(contract::Add(LowOf(residual.y), LowOf(high)),

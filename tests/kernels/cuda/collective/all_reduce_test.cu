@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/system_memory.cuh"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "tests/kernels/cuda/collective/all_reduce_case.cuh"
 #include "tests/kernels/cuda/collective/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
@@ -196,7 +197,7 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
 TEST_F(AllReduceTest, ModeBatchInvariantAddsInRankOrder) {
   int64_t differs = 0;
   for (const int size : {2, 4, 8}) {
-    Ranks ranks(Placements(size).back(), {.hidden = 1024, .hops = true});
+    Ranks ranks(Placements(size).back(), {.hidden = 1024, .kernels = HopAllReduceKernel});
     for (const int64_t rows : {1, 3, 64, 300}) {
       Compare(ranks, rows, 1024, /*hops=*/true, &differs);
     }
