@@ -1,4 +1,4 @@
-// What the rollout engine asks of one tensor-parallel rank: compute steps, and take new weights.
+// One tensor-parallel rank: it computes steps and takes new weights.
 // Not here: which sequences a step holds, or how ranks become threads.
 #ifndef ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
