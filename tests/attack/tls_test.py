@@ -164,7 +164,7 @@ class TlsTest(GuardedServicesTest):
             self.assertIn("--insecure", self.refusal("comparator", f"--host={host}"))
         access = self.write_access()
         said = self.refusal("comparator", "--host=0.0.0.0", "--insecure", access)
-        self.assertIn("anybody can read tokens", said)
+        self.assertIn("anybody can read bearer tokens", said)
         said = self.refusal("comparator", "--host=0.0.0.0", "--insecure", "--admin_port=0")
         self.assertIn("--admin_port needs --tls_cert", said)
         self.call(self.start("comparator", "--host=0.0.0.0", "--insecure"))

@@ -18,9 +18,7 @@
 namespace isobit {
 namespace {
 
-using absl::StatusCode;
 using testing::Each;
-using testing_support::StatusIs;
 using Stub = v1::RolloutService::Stub;
 
 // Holds up the steps of all ranks while it is closed.
