@@ -2,6 +2,8 @@
 #include "trainer_bridge/comparator/upstreams.h"
 
 #include <atomic>
+#include <mutex>
+#include <vector>
 
 #include "common/rpc/channel.h"
 
@@ -30,13 +32,24 @@ absl::StatusOr<Info> Result(const grpc::Status& status, const char* side, Info& 
   return Annotate(FromGrpcStatus(status), side);
 }
 
+// A channel that lives as long as the process. A call's context holds its channel and is destroyed
+// on a gRPC thread. If that frees the last user of gRPC's callback queue, gRPC 1.51 ends the
+// queue's threads from one of them, frees the queue that this thread still reads, and aborts the
+// process.
+std::shared_ptr<grpc::Channel> LastingChannel(const std::string& address,
+                                              const ChannelSecurity& security) {
+  static std::mutex mutex;
+  static auto* const channels = new std::vector<std::shared_ptr<grpc::Channel>>;
+  const std::lock_guard lock(mutex);
+  return channels->emplace_back(MakeChannel(address, kMaxMessageBytes, security));
+}
+
 }  // namespace
 
 Upstreams::Upstreams(const std::string& rollout_address, const std::string& scorer_address,
                      const ChannelSecurity& security)
-    : rollout(
-          v1::RolloutService::NewStub(MakeChannel(rollout_address, kMaxMessageBytes, security))),
-      scorer(v1::ScorerService::NewStub(MakeChannel(scorer_address, kMaxMessageBytes, security))) {}
+    : rollout(v1::RolloutService::NewStub(LastingChannel(rollout_address, security))),
+      scorer(v1::ScorerService::NewStub(LastingChannel(scorer_address, security))) {}
 
 void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
                 std::function<void(const UpstreamInfos&)> done) {
