@@ -39,10 +39,11 @@ class StepTables {
 
   // Makes a step's ids [rows] and sequences readable by its ops, until the next Upload. Both are in
   // host memory, and the caller keeps them until the step has ended. page_size: of the KV cache
-  // that the step uses.
+  // that the step uses. writes_past: a sequence reads, below its first position, what the step
+  // writes for a sequence before it, whose pages it shares.
   virtual absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
                                               absl::Span<const SequenceRows> sequences,
-                                              int32_t page_size) = 0;
+                                              int32_t page_size, bool writes_past) = 0;
   // The same for the sequences of half 0 or 1 of the uploaded step. Their rows count from the first
   // row of the half.
   virtual absl::StatusOr<SequenceTable> UploadHalf(int half,
@@ -55,7 +56,7 @@ class HostStepTables final : public StepTables {
  public:
   absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
                                       absl::Span<const SequenceRows> sequences,
-                                      int32_t /*page_size*/) override {
+                                      int32_t /*page_size*/, bool /*writes_past*/) override {
     return UploadedStep{ids.data(), {sequences}};
   }
   absl::StatusOr<SequenceTable> UploadHalf(int /*half*/, absl::Span<const SequenceRows> sequences,

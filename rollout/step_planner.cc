@@ -19,6 +19,7 @@ void AddRequest(int64_t row, int32_t target, ModelStep& step) {
 void ClearStep(ModelStep& step) {
   step.batch.ids.clear();
   step.batch.sequences.clear();
+  step.batch.writes_past = false;
   step.feeds.clear();
   step.logit_rows.clear();
   step.requests.clear();

@@ -20,7 +20,7 @@ absl::StatusOr<SequenceTable> CudaStepTables::UploadHalf(int half,
   ISOBIT_RETURN_IF_ERROR(device_.Enter());
   cuda::StepTableUpload& upload = halves_[half];
   ISOBIT_RETURN_IF_ERROR(
-      upload.Upload({}, sequences, page_size, {.half_of_step = true}, device_.stream().handle));
+      upload.Upload({}, sequences, page_size, {.writes_past = true}, device_.stream().handle));
   return SequenceTable{sequences, &upload.device()};
 }
 

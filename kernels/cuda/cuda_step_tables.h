@@ -19,9 +19,9 @@ class CudaStepTables final : public StepTables {
   explicit CudaStepTables(const CudaDevice& device) : device_(device) {}
 
   absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
-                                      absl::Span<const SequenceRows> sequences,
-                                      int32_t page_size) override {
-    return UploadWithin(ids, sequences, page_size, {});
+                                      absl::Span<const SequenceRows> sequences, int32_t page_size,
+                                      bool writes_past) override {
+    return UploadWithin(ids, sequences, page_size, {.writes_past = writes_past});
   }
   absl::StatusOr<SequenceTable> UploadHalf(int half, absl::Span<const SequenceRows> sequences,
                                            int32_t page_size) override;

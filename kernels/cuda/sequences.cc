@@ -143,7 +143,7 @@ absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
   sequences_.min_rows = padded || most_rows == 0 ? 0 : static_cast<int32_t>(least_rows);
   sequences_.max_rows = std::max(static_cast<int32_t>(most_rows), bounds.max_rows);
   sequences_.max_positions = std::max(static_cast<int32_t>(positions), bounds.max_positions);
-  sequences_.past_is_written = !bounds.half_of_step;
+  sequences_.past_is_written = !bounds.writes_past;
   return absl::OkStatus();
 }
 

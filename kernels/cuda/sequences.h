@@ -21,7 +21,9 @@ struct StepBounds {
   int32_t num_sequences = 0;
   int32_t max_rows = 0;
   int32_t max_positions = 0;
-  bool half_of_step = false;  // the other half of the step may write what this one reads
+  // This step may write positions below a sequence's first, in its other half or for another
+  // sequence that shares the pages.
+  bool writes_past = false;
 };
 
 // Uploads a step's tables with one copy for each step.

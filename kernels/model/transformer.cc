@@ -62,8 +62,9 @@ absl::Status Transformer::ShareRope() {
 
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
-  ISOBIT_ASSIGN_OR_RETURN(const UploadedStep step,
-                          ops_.tables().Upload(batch.ids, batch.sequences, cache.page_size()));
+  ISOBIT_ASSIGN_OR_RETURN(
+      const UploadedStep step,
+      ops_.tables().Upload(batch.ids, batch.sequences, cache.page_size(), batch.writes_past));
   return Forward(step, static_cast<int64_t>(batch.ids.size()), weights, cache, hidden);
 }
 

@@ -20,10 +20,13 @@
 
 namespace isobit {
 
-// Token rows of one step. Sequences cover the rows in order.
+// Token rows of one step. Sequences cover the rows in order. Several may share pages: a layer
+// writes the keys and values of all rows before attention reads any, and a sequence that reads what
+// this step writes comes after the one that writes it.
 struct Batch {
   std::vector<int32_t> ids;  // [rows], each in [0, vocab_size)
   std::vector<SequenceRows> sequences;
+  bool writes_past = false;  // as in StepTables::Upload
 };
 
 // Not thread safe: one object and one thread per rank; all ranks make the same calls with the same

@@ -221,7 +221,8 @@ class CudaExecutor final : public RankExecutor {
     const auto rows = static_cast<int64_t>(step.batch.ids.size());
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
-                            ops_->tables().Upload(ids_, step.batch.sequences, options_.page_size));
+                            ops_->tables().Upload(ids_, step.batch.sequences, options_.page_size,
+                                                  step.batch.writes_past));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, uploaded));

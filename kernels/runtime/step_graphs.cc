@@ -41,6 +41,7 @@ absl::Status StepGraphs::Capture(
 const StepGraphs::Graph* StepGraphs::Find(const ModelStep& step) const {
   const size_t rows = step.batch.ids.size();
   if (rows != step.batch.sequences.size() || rows != step.requests.size()) return nullptr;
+  if (step.batch.writes_past) return nullptr;  // a graph's attention reads the past early
   const auto graph = graphs_.lower_bound(static_cast<int64_t>(rows));
   return graph == graphs_.end() ? nullptr : &graph->second;
 }

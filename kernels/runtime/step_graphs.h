@@ -40,8 +40,8 @@ class StepGraphs {
                        absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t size)> upload,
                        absl::FunctionRef<absl::Status(const UploadedStep&, int64_t size)> decode);
 
-  // The smallest graph that the step fits in; null: there is none, or not every sequence of the
-  // step has one row and one request.
+  // The smallest graph that the step fits in; null: there is none, not every sequence of the step
+  // has one row and one request, or the step writes what its attention may read early.
   const Graph* Find(const ModelStep& step) const;
 
  private:

@@ -15,7 +15,7 @@ namespace isobit {
 //
 // If past_is_written, attention also reads the keys and values of positions below first_position
 // before WaitForPredecessor: earlier steps wrote them, the copy came after those steps, and no
-// kernel of this step writes them. INVARIANT: attention_front_test, WaitsForThisStepsRows.
+// kernel of this step writes them, not even for another sequence that shares their pages. INVARIANT: attention_front_test, WaitsForThisStepsRows.
 struct DeviceSequences {
   const int32_t* first_row = nullptr;       // [num_sequences + 1]
   const int32_t* first_position = nullptr;  // [num_sequences]

@@ -110,10 +110,10 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
     DeviceBuffer<Bf16> k(batch.k());
     DeviceBuffer<Bf16> v(batch.v());
     DeviceBuffer<Bf16> q(batch.q());
-    const bool half_of_step = i % 3 == 0;
+    const bool writes_past = i % 3 == 0;
     for (size_t s = 0; s < sequences.size(); ++s) {
       const int64_t end = sequences[s].first_position + sequences[s].rows;
-      for (int64_t position = half_of_step ? 0 : sequences[s].first_position; position < end;
+      for (int64_t position = writes_past ? 0 : sequences[s].first_position; position < end;
            ++position) {
         const int64_t page = batch.tables()[s][static_cast<size_t>(position / shape.page_size)];
         for (int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -126,7 +126,7 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
     }
     std::ranges::fill(batch.q(), kPoison);
     const auto expect = [&](const char* name, const DeviceBatch::Launcher& launch) {
-      DeviceBatch device(batch, {.half_of_step = half_of_step});
+      DeviceBatch device(batch, {.writes_past = writes_past});
       const std::vector<Bf16> actual = device.Run(
           [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
             const Grid grid = {.blocks = dim3(8), .threads = dim3(512)};
