@@ -34,6 +34,8 @@ ABSL_FLAG(std::optional<int>, max_batch_tokens, std::nullopt,
           "rollout computes prompts whole, so it also bounds prompt + max_tokens there; a scorer "
           "runs a longer sequence alone. If not given: 8192 of a rollout; of a scorer 2048 on a "
           "CPU and 16384 on a GPU.");
+ABSL_FLAG(bool, prefix_sharing, true,
+          "Compute what prompts have in common once. Changes speed and memory, never a bit.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each rank.");
 ABSL_FLAG(std::vector<std::string>, devices, {},
           "CUDA devices of this process's ranks, such as 0,1,2,3; empty: 0, 1, ..., for a scorer's "
@@ -102,6 +104,7 @@ absl::StatusOr<ModelSettings> ModelSettingsFromFlags() {
   settings.max_batch_tokens = absl::GetFlag(FLAGS_max_batch_tokens);
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("max_batch_tokens", settings.max_batch_tokens.value_or(1), 1, kMaxTokens));
+  settings.prefix_sharing = absl::GetFlag(FLAGS_prefix_sharing);
   return settings;
 }
 

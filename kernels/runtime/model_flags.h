@@ -23,6 +23,7 @@ struct ModelSettings {
   NumericsMode numerics = NumericsMode::kTree;
   int64_t max_context = 0;                    // tokens of a sequence; 0: what the model allows
   std::optional<int64_t> max_batch_tokens{};  // unset: the service's own
+  bool prefix_sharing = true;                 // compute what prompts have in common once
 };
 
 // INVALID_ARGUMENT, naming the flag.

@@ -38,10 +38,17 @@ TEST_F(ModelFlagsTest, WhatIsNotGiven) {
   EXPECT_EQ(model.numerics, NumericsMode::kTree);
   EXPECT_EQ(model.max_context, 0);
   EXPECT_EQ(model.max_batch_tokens, std::nullopt);
+  EXPECT_TRUE(model.prefix_sharing);
   ISOBIT_ASSERT_OK_AND_ASSIGN(const BackendSettings backend, BackendSettingsFromFlags(2, 4));
   EXPECT_EQ(backend.backend, Backend::kCpu);
   EXPECT_EQ(backend.cpu.num_threads, 1);
   EXPECT_EQ(backend.devices, std::vector<int>({4, 5}));
+}
+
+TEST_F(ModelFlagsTest, PrefixSharingCanBeSwitchedOff) {
+  Give({"--model_root=models", "--model=tiny", "--noprefix_sharing"});
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelSettings model, ModelSettingsFromFlags());
+  EXPECT_FALSE(model.prefix_sharing);
 }
 
 TEST_F(ModelFlagsTest, DevicesAreOnesOwn) {
