@@ -111,19 +111,23 @@ class Experiment:
         return found
 
     @contextmanager
-    def rollout(self, source: Source, *flags: str) -> Iterator[RolloutClient]:
-        """A client of `source`, which is started with `flags` and stopped if it does not run already."""
+    def rollout(self, source: Source, *flags: str, variant: str = "") -> Iterator[RolloutClient]:
+        """A client of `source`, which is started with `flags` and stopped if it does not run already.
+
+        `variant` tells apart rollouts of one source that get different flags.
+        """
         with ExitStack() as stack:
             target = source.target
             if not target:
                 services = stack.enter_context(self.services())
-                name = f"rollout-{source.numerics}-tp{source.tp_size}"
+                name = "-".join(("rollout", source.numerics, f"tp{source.tp_size}", *variant.split()))
                 with self.screen.progress(f"starting {name}"):
                     rollout = self.start_rollout(services, source, name, *flags)
                     wait_all_serving(services, (rollout,))
                 target = rollout.target
             client = stack.enter_context(RolloutClient(target))
-            self.note_info(f"rollout, {source}", client.get_server_info())
+            label = f"rollout, {source}, {variant}" if variant else f"rollout, {source}"
+            self.note_info(label, client.get_server_info())
             yield client
 
     @contextmanager

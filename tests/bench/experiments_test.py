@@ -14,10 +14,12 @@ from unittest.mock import Mock, patch
 import machine
 import numpy as np
 import one_prompt
+import rl_step
 import soak
 import unique_outputs
 from divergence import Divergence, distinct, first_difference, measure
 from experiment import Source
+from rl_loads import Prompts, unequal_tokens
 
 from isobit.results import TokenLogprobs, TopLogprobs
 
@@ -144,6 +146,32 @@ class DivergenceTest(unittest.TestCase):
         self.assertEqual(merged.maximum, 0.5)
 
 
+class RlLoadsTest(unittest.TestCase):
+    def test_unequal_tokens(self):
+        whole = tokens([1, 2, 1], [EVEN, EVEN, EVEN])
+        flipped = tokens([1, 2, 1], [EVEN, EVEN, EVEN])
+        flipped.logprobs.view(np.uint32)[1] ^= 1
+        for other, unequal in (
+            (tokens([1, 2, 1], [EVEN, EVEN, EVEN]), 0),
+            (tokens([1, 2, 2], [EVEN, EVEN, EVEN]), 1),
+            (tokens([1], [EVEN]), 2),
+            (flipped, 1),
+        ):
+            self.assertEqual(unequal_tokens(whole, other), unequal)
+            self.assertEqual(unequal_tokens(other, whole), unequal)
+
+    def test_prompts(self):
+        arguments = Namespace(prompts=4, repeated=0.5, input=8, user_tokens=3, seed=1)
+        prompts = Prompts(arguments, 1 << 16)
+        first, second = (prompts.first("step", step) for step in (0, 1))
+        self.assertEqual([a == b for a, b in zip(first, second, strict=True)], [True, True, False, False])
+        self.assertEqual(
+            len({tuple(prompt) for prompt in [*first, *second, *prompts.first("prompts", 0)]}), 10
+        )
+        (third,) = prompts.next(first[:1], [tokens([1, 2], [EVEN, EVEN])], "step", 0, 1)
+        self.assertEqual((third[:10], len(third)), ([*first[0], 1, 2], 13))
+
+
 class MachineTest(unittest.TestCase):
     def device_memory(self, processes: str, uses_gpu: bool = True) -> float | None:
         """MiB of processes 17 and 18, on two GPUs with 300 MiB in use together."""
@@ -205,6 +233,23 @@ class ContractTest(unittest.TestCase):
         ):
             row = one_prompt.summarise(source, completions)
             self.assertEqual((row["distinct"], row["distinct_with_logprobs"]), (distinct_ones, with_bits))
+
+    def test_rl_step(self):
+        self.experiment.arguments = Namespace(prompts=1, turns=1, samples=1, output=2)
+        base, other = (rl_step.Steps(Source("tree", 4), variant, False) for variant in ("base", "other"))
+        base.completions["turn 1"] = [tokens([1, 2], [EVEN, EVEN])]
+        flipped = tokens([1, 2], [EVEN, EVEN])
+        flipped.logprobs.view(np.uint32)[1] ^= 1
+        for completion, alone, verdicts in (
+            (tokens([1, 2], [EVEN, EVEN]), 0, [True, True, True]),
+            (tokens([1, 2], [EVEN, EVEN]), 1, [True, False, True]),
+            (tokens([1, 1], [EVEN, EVEN]), 0, [True, True, False]),
+            (flipped, 0, [True, True, False]),
+        ):
+            self.experiment.reset_mock()
+            other.completions["turn 1"], other.unequal_alone = [completion], alone
+            rl_step.check(self.experiment, base, [other])
+            self.assertEqual(self.verdicts()[-3:], verdicts)
 
     def test_soak(self):
         memory = {"total": 90.0, "own": 50.0}
