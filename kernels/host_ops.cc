@@ -20,4 +20,15 @@ absl::Status HostOps::Linear(const LinearArgs& args) {
       {.gate_up = gate_up_.data(), .out = args.swiglu_out, .rows = args.m, .columns = n / 2});
 }
 
+absl::Status HostOps::CopyPages(const CopyPagesArgs& args) {
+  for (const PageCopy& copy : args.copies) {
+    for (int64_t plane = 0; plane < args.num_planes; ++plane) {
+      Bf16* const pages = args.planes + plane * args.plane_stride;
+      std::copy_n(pages + copy.from * args.page_elements, args.page_elements,
+                  pages + copy.to * args.page_elements);
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace isobit

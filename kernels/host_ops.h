@@ -15,6 +15,7 @@ class HostOps : public Ops {
   Device& device() override { return device_; }
   StepTables& tables() override { return tables_; }
   absl::Status Linear(const LinearArgs& args) final;
+  absl::Status CopyPages(const CopyPagesArgs& args) final;
 
  protected:
   // Linear with bf16_out or fp32_out.

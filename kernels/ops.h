@@ -117,6 +117,22 @@ struct AttentionArgs {
   int64_t ldo = 0;
 };
 
+// A page of every layer's cache to be copied onto another.
+struct PageCopy {
+  int32_t from = 0;
+  int32_t to = 0;
+};
+
+// Page `to` = page `from`, in all planes, for each copy in turn. A plane is one layer's keys, or
+// its values: [num_pages, page_elements].
+struct CopyPagesArgs {
+  Bf16* planes = nullptr;  // the first plane
+  int64_t num_planes = 0;
+  int64_t plane_stride = 0;           // elements from one plane to the next
+  int64_t page_elements = 0;          // of a page in a plane
+  absl::Span<const PageCopy> copies;  // in host memory, which may be reused on return
+};
+
 // ---- Cross-rank sums
 
 // out[i] = the sum of W ranks' partials in tree order (C4).
@@ -212,6 +228,7 @@ class Ops {
   virtual absl::Status SwiGlu(const SwiGluArgs& args) = 0;
   virtual absl::Status Qkv(const QkvArgs& args) = 0;
   virtual absl::Status Attention(const AttentionArgs& args) = 0;
+  virtual absl::Status CopyPages(const CopyPagesArgs& args) = 0;
   virtual absl::Status Reduce(const ReduceArgs& args) = 0;
   virtual absl::Status LogProbs(const LogProbArgs& args) = 0;
 };

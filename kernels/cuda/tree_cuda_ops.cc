@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/rows/step_kernels.h"
 
 namespace isobit {
 
@@ -46,6 +47,11 @@ absl::Status TreeCudaOps::Attention(const AttentionArgs& args) {
   ISOBIT_RETURN_IF_ERROR(Reserve(attention_, bytes));
   return cuda::LaunchAttention(args, {attention_.memory.get(), attention_.bytes},
                                device_->stream());
+}
+
+absl::Status TreeCudaOps::CopyPages(const CopyPagesArgs& args) {
+  ISOBIT_RETURN_IF_ERROR(device_->Enter());
+  return cuda::LaunchCopyPages(args, device_->stream());
 }
 
 absl::Status TreeCudaOps::Reduce(const ReduceArgs& args) {

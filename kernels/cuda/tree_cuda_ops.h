@@ -29,6 +29,7 @@ class TreeCudaOps : public CudaOps {
   absl::Status SwiGlu(const SwiGluArgs& args) override;
   absl::Status Qkv(const QkvArgs& args) override;
   absl::Status Attention(const AttentionArgs& args) override;
+  absl::Status CopyPages(const CopyPagesArgs& args) override;
   absl::Status Reduce(const ReduceArgs& args) override;
   absl::Status LogProbs(const LogProbArgs& args) override;
 

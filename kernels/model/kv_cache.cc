@@ -18,6 +18,7 @@ absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankSha
   const size_t layer_bytes =
       PageBytes(config, shape, page_size) / layers * static_cast<size_t>(num_pages);
   cache.layer_elements_ = layer_bytes / (2 * sizeof(Bf16));
+  cache.num_layers_ = shared_layers ? 1 : config.num_layers;
   cache.bytes_ = shared_layers ? layer_bytes : layers * layer_bytes;
   ISOBIT_ASSIGN_OR_RETURN(cache.memory_, device.Allocate(cache.bytes_));
   return cache;
@@ -27,6 +28,16 @@ size_t KvCache::PageBytes(const ModelConfig& config, const RankShape& shape, int
   return 2 * sizeof(Bf16) * static_cast<size_t>(page_size) *
          static_cast<size_t>(shape.kv_heads.size()) * static_cast<size_t>(config.head_dim) *
          static_cast<size_t>(config.num_layers);
+}
+
+absl::Status KvCache::CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const {
+  if (copies.empty()) return absl::OkStatus();
+  return ops.CopyPages(
+      {.planes = reinterpret_cast<Bf16*>(memory_.get()),
+       .num_planes = 2 * num_layers_,
+       .plane_stride = static_cast<int64_t>(layer_elements_),
+       .page_elements = int64_t{geometry_.kv_heads} * geometry_.page_size * geometry_.head_dim,
+       .copies = copies});
 }
 
 PagedKv KvCache::layer(int layer) const {

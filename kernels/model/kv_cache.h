@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
 #include "kernels/device.h"
 #include "kernels/model/rank_shape.h"
@@ -25,6 +27,8 @@ class KvCache {
   static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
 
   PagedKv layer(int layer) const;
+  // Copies pages of every layer, in the order of the ops.
+  absl::Status CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
   size_t bytes() const { return bytes_; }
@@ -36,6 +40,7 @@ class KvCache {
   int32_t num_pages_ = 0;
   size_t bytes_ = 0;
   size_t layer_elements_ = 0;  // of k, and of v
+  int num_layers_ = 0;         // with memory of their own
   bool shared_layers_ = false;
   Memory memory_;
 };

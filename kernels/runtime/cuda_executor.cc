@@ -120,6 +120,8 @@ class CudaExecutor final : public RankExecutor {
 
   absl::Status LaunchStep(const ModelStep& step) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    // Before the upload: what comes after that may read the past early (device_sequences.h).
+    ISOBIT_RETURN_IF_ERROR(cache_->CopyPages(step.page_copies, *ops_));
     ids_ = step.batch.ids;
     for (size_t s = 0; s < step.feeds.size(); ++s) {
       if (step.feeds[s] < 0) continue;
@@ -225,39 +227,18 @@ class CudaExecutor final : public RankExecutor {
                                                   step.batch.writes_past));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step, uploaded));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
     return transformer_.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
                                draws_->logits(), layout_.shape().vocab.size());
   }
 
   // The hidden rows of the step's requests, one after the other.
-  absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step, const UploadedStep& uploaded) {
-    const auto width = options_.config.hidden_size;
+  absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step) {
     const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.get());
     auto* const rows = reinterpret_cast<Bf16*>(picked_.get());
-    if (step.requests.size() == step.batch.ids.size()) return hidden;
-    if (HasLastRows(step)) {
-      const auto sequences = static_cast<int64_t>(step.batch.sequences.size());
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchLastRows(hidden, uploaded.sequences.device->first_row,
-                                                  sequences, width, rows, stream()));
-      return rows;
-    }
-    const std::vector<int64_t>& wanted = step.logit_rows;
-    for (size_t begin = 0, end = 1; begin < wanted.size(); begin = end++) {
-      while (end < wanted.size() && wanted[end] == wanted[end - 1] + 1) ++end;
-      ISOBIT_RETURN_IF_ERROR(ops_->device().Copy(
-          rows + static_cast<int64_t>(begin) * width, hidden + wanted[begin] * width,
-          (end - begin) * static_cast<size_t>(width) * sizeof(Bf16)));
-    }
+    ISOBIT_RETURN_IF_ERROR(
+        cuda::LaunchPickRows(hidden, step.logit_rows, options_.config.hidden_size, rows, stream()));
     return rows;
-  }
-
-  // Whether the step's requests are about each sequence's last row.
-  static bool HasLastRows(const ModelStep& step) {
-    return std::equal(step.logit_rows.begin(), step.logit_rows.end(), step.batch.sequences.begin(),
-                      step.batch.sequences.end(), [](int64_t row, const SequenceRows& rows) {
-                        return row == rows.first_row + rows.num_rows - 1;
-                      });
   }
 
   // All ranks capture at the same time.

@@ -3,7 +3,6 @@
 #include "kernels/runtime/host_executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -62,13 +61,14 @@ class HostExecutor final : public RankExecutor {
     const size_t num_requests = step.requests.size();
     Grow(hidden_, step.batch.ids.size() * width);
     Grow(logits_, num_requests * columns);
+    ISOBIT_RETURN_IF_ERROR(cache_->CopyPages(step.page_copies, *ops_));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step.batch, *weights_, *cache_, hidden_.data()));
-    // Only some rows become logits: they move together, each to its place or further up.
+    Grow(picked_, num_requests * width);
     for (size_t i = 0; i < num_requests; ++i) {
-      const auto row = static_cast<size_t>(step.logit_rows[i]);
-      std::memmove(hidden_.data() + i * width, hidden_.data() + row * width, width * sizeof(Bf16));
+      std::copy_n(hidden_.data() + static_cast<size_t>(step.logit_rows[i]) * width, width,
+                  picked_.data() + i * width);
     }
-    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data(), static_cast<int64_t>(num_requests),
+    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(picked_.data(), static_cast<int64_t>(num_requests),
                                                *weights_, logits_.data(),
                                                static_cast<int64_t>(columns)));
     return Draw(step.requests);
@@ -151,6 +151,7 @@ class HostExecutor final : public RankExecutor {
 
   // They grow and never shrink.
   std::vector<Bf16> hidden_;          // [rows of the step, hidden_size]
+  std::vector<Bf16> picked_;          // [requests, hidden_size]: the row of each
   std::vector<float> logits_;         // [requests, this rank's columns]
   std::vector<float> whole_rows_;     // [drawn_, vocab]
   std::vector<LogProbResult> drawn_;  // of this rank's rows of the step, from first_drawn_ on

@@ -27,11 +27,14 @@ namespace isobit {
 // sequence may have one request or several, such as a draw after each of k tokens. In host memory,
 // and left as it is, but for the results, from Launch to Collect, with all that it points to.
 struct ModelStep {
+  // Made before anything of the step is computed, in order.
+  std::vector<PageCopy> page_copies;
   Batch batch;
   // [sequences], or empty: none. i >= 0: the id of the sequence's first row is the token that the
   // step launched before this one has for its request i; batch.ids has any id there. -1: batch.ids.
   std::vector<int32_t> feeds;
-  std::vector<int64_t> logit_rows;       // [requests], ascending: the batch's row of each
+  // [requests]: the batch's row of each. Ascending; several draws may share a row.
+  std::vector<int64_t> logit_rows;
   std::vector<LogProbRequest> requests;  // at most RankOptions::max_sequences
   std::vector<LogProbResult> results;    // [requests], set by Collect
 };

@@ -25,6 +25,7 @@ class ForwardingOps : public Ops {
   absl::Status SwiGlu(const SwiGluArgs& args) override { return ops_->SwiGlu(args); }
   absl::Status Qkv(const QkvArgs& args) override { return ops_->Qkv(args); }
   absl::Status Attention(const AttentionArgs& args) override { return ops_->Attention(args); }
+  absl::Status CopyPages(const CopyPagesArgs& args) override { return ops_->CopyPages(args); }
   absl::Status Reduce(const ReduceArgs& args) override { return ops_->Reduce(args); }
   absl::Status LogProbs(const LogProbArgs& args) override { return ops_->LogProbs(args); }
 

@@ -1,4 +1,5 @@
 // See step_kernels.h.
+#include <algorithm>
 #include <cstdint>
 
 #include "common/base/round_up.h"
@@ -25,29 +26,73 @@ __global__ void __launch_bounds__(kThreads)
   if (i < rows && ids[i] < 0) ids[i] = drawn[-1 - ids[i]];
 }
 
+// Lists are kernel arguments, so that no copy brings them: these fit into the 4 KiB of arguments.
+struct PickedRows {
+  static constexpr size_t kMost = 512;
+  int32_t row[kMost];
+};
+struct CopiedPages {
+  static constexpr size_t kMost = 256;
+  PageCopy copy[kMost];
+};
+
 // Word: uint4 (eight elements), or Bf16.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
-    LastRowsKernel(const Word* hidden, const int32_t* first_row, int64_t words, Word* out) {
+    PickRowsKernel(const Word* hidden, const __grid_constant__ PickedRows picked, int64_t words,
+                   Word* out) {
   ReleaseSuccessor();
   WaitForPredecessor();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t s = blockIdx.y;
-  if (i < words) out[s * words + i] = hidden[(int64_t{first_row[s + 1]} - 1) * words + i];
+  const int64_t r = blockIdx.y;
+  if (i < words) out[r * words + i] = hidden[picked.row[r] * words + i];
 }
 
 template <typename Word>
-absl::Status LaunchWordsOfLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
-                                   int64_t width, Bf16* out, const Stream& stream) {
+absl::Status LaunchPickWords(const Bf16* hidden, const PickedRows& picked, int64_t rows,
+                             int64_t width, Bf16* out, const Stream& stream) {
   const int64_t words = width * static_cast<int64_t>(sizeof(Bf16)) / sizeof(Word);
-  return Launch(LastRowsKernel<Word>, Blocks(words, sequences), stream,
-                reinterpret_cast<const Word*>(hidden), first_row, words,
-                reinterpret_cast<Word*>(out));
+  return Launch(PickRowsKernel<Word>, Blocks(words, rows), stream,
+                reinterpret_cast<const Word*>(hidden), picked, words, reinterpret_cast<Word*>(out));
 }
 
-// Loads of a thread, so that enough loads of a peer's memory are in flight. Neighbouring threads
-// load neighbouring elements.
+// Loads of a thread, so that enough loads, also of a peer's memory, are in flight. Neighbouring
+// threads load neighbouring elements.
 constexpr int kLoads = 8;
+
+// A plane has plane_words words, a page of it page_words.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads)
+    CopyPagesKernel(Word* planes, int64_t plane_words, int64_t page_words,
+                    const __grid_constant__ CopiedPages pages) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  Word* const plane = planes + blockIdx.y * plane_words;
+  const PageCopy copy = pages.copy[blockIdx.z];
+  const Word* from = plane + copy.from * page_words;
+  Word* to = plane + copy.to * page_words;
+  const int64_t start = int64_t{blockIdx.x} * (kThreads * kLoads) + threadIdx.x;
+  Word words[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (start + i * kThreads < page_words) words[i] = from[start + i * kThreads];
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (start + i * kThreads < page_words) to[start + i * kThreads] = words[i];
+  }
+}
+
+template <typename Word>
+absl::Status LaunchCopyWords(const CopyPagesArgs& args, const CopiedPages& pages, size_t count,
+                             const Stream& stream) {
+  constexpr int64_t kElements = sizeof(Word) / sizeof(Bf16);
+  const int64_t words = args.page_elements / kElements;
+  Grid grid = Blocks(CeilDiv(words, kLoads), args.num_planes);
+  grid.blocks.z = static_cast<unsigned>(count);
+  return Launch(CopyPagesKernel<Word>, grid, stream, reinterpret_cast<Word*>(args.planes),
+                args.plane_stride / kElements, words, pages);
+}
 
 __global__ void __launch_bounds__(kThreads)
     GatherRowsKernel(const __grid_constant__ RankColumns columns, int64_t first, float* out) {
@@ -87,11 +132,43 @@ absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, con
   return Launch(FeedIdsKernel, Blocks(rows), stream, drawn, rows, ids);
 }
 
-absl::Status LaunchLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
-                            int64_t width, Bf16* out, const Stream& stream) {
-  return width % 8 == 0 && Aligned16(hidden, out)
-             ? LaunchWordsOfLastRows<uint4>(hidden, first_row, sequences, width, out, stream)
-             : LaunchWordsOfLastRows<Bf16>(hidden, first_row, sequences, width, out, stream);
+absl::Status LaunchPickRows(const Bf16* hidden, absl::Span<const int64_t> rows, int64_t width,
+                            Bf16* out, const Stream& stream) {
+  const bool whole = width % 8 == 0 && Aligned16(hidden, out);
+  for (size_t begin = 0; begin < rows.size(); begin += PickedRows::kMost) {
+    const absl::Span<const int64_t> some = rows.subspan(begin, PickedRows::kMost);
+    PickedRows picked = {};
+    std::copy(some.begin(), some.end(), picked.row);
+    const auto count = static_cast<int64_t>(some.size());
+    Bf16* const to = out + static_cast<int64_t>(begin) * width;
+    const absl::Status status =
+        whole ? LaunchPickWords<uint4>(hidden, picked, count, width, to, stream)
+              : LaunchPickWords<Bf16>(hidden, picked, count, width, to, stream);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchCopyPages(const CopyPagesArgs& args, const Stream& stream) {
+  const bool whole =
+      args.page_elements % 8 == 0 && args.plane_stride % 8 == 0 && Aligned16(args.planes);
+  for (size_t next = 0; next < args.copies.size();) {
+    // A launch makes its copies in any order.
+    CopiedPages pages = {};
+    size_t count = 0;
+    const auto waits = [&](const PageCopy& later) {
+      return std::any_of(pages.copy, pages.copy + count, [&](const PageCopy& earlier) {
+        return later.to == earlier.from || later.to == earlier.to || later.from == earlier.to;
+      });
+    };
+    while (next < args.copies.size() && count < CopiedPages::kMost && !waits(args.copies[next])) {
+      pages.copy[count++] = args.copies[next++];
+    }
+    const absl::Status status = whole ? LaunchCopyWords<uint4>(args, pages, count, stream)
+                                      : LaunchCopyWords<Bf16>(args, pages, count, stream);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t rows, float* out,

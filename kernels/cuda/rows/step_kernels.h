@@ -1,13 +1,14 @@
-// The small kernels around the forward pass of a rollout step: ids that the previous step has
-// drawn, last rows, and the gathers over ranks before and after a draw. Every launcher puts one
-// kernel on the stream. All pointers are to GPU memory; `of_rank` may be a peer's. INTERNAL: CUDA
-// refused the launch.
+// The small kernels around the forward pass of a rollout step: copies of pages, ids that the
+// previous step has drawn, rows that become logits, and the gathers over ranks before and after a
+// draw. Every launcher puts kernels on the stream, mostly one. All pointers are to GPU memory
+// unless they say host; `of_rank` may be a peer's. INTERNAL: CUDA refused a launch.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/base/rank_count.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
@@ -17,9 +18,13 @@ namespace isobit::cuda {
 // Replaces references to tokens of the previous step: ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
 
-// out[s] = hidden[first_row[s + 1] - 1], rows of `width` elements. sequences: at most 65535.
-absl::Status LaunchLastRows(const Bf16* hidden, const int32_t* first_row, int64_t sequences,
-                            int64_t width, Bf16* out, const Stream& stream);
+// See Ops::CopyPages.
+absl::Status LaunchCopyPages(const CopyPagesArgs& args, const Stream& stream);
+
+// out[i] = hidden[rows[i]], rows of `width` elements; `rows` is in host memory, which may be reused
+// on return.
+absl::Status LaunchPickRows(const Bf16* hidden, absl::Span<const int64_t> rows, int64_t width,
+                            Bf16* out, const Stream& stream);
 
 // The columns of every row that each rank has computed: columns [begin[r], begin[r + 1]) are in
 // of_rank[r], whose leading dimension is their number.
