@@ -25,6 +25,14 @@ RequestLimits LimitsOf(const ModelConfig& config, const EngineOptions& options) 
   return limits;
 }
 
+PageLimits PageLimitsOf(const EngineOptions& options) {
+  const ModelRunnerOptions& runner = options.runner;
+  const double cached = options.prefix_cache_fraction * runner.num_pages;
+  return {.num_pages = runner.num_pages,
+          .page_size = runner.page_size,
+          .max_cached = options.scheduler.share_prefixes ? static_cast<int32_t>(cached) : 0};
+}
+
 uint64_t RandomSeed() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -52,7 +60,7 @@ Engine::Engine(const ModelConfig& config, const EngineOptions& options,
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,
               .max_waiting_tokens = options.max_waiting_tokens},
-             options.runner.num_pages, options.runner.page_size, version_, outbox_),
+             PageLimitsOf(options), version_, outbox_),
       runner_(std::move(runner)) {}
 
 Engine::~Engine() { Stop(); }
@@ -115,18 +123,18 @@ void Engine::Settle() {
 }
 
 bool Engine::LaunchNext() {
-  std::vector<Sequence*> batch = Schedule();
-  if (batch.empty()) return false;
-  if (const absl::Status status = pipeline_.Launch(std::move(batch)); !status.ok()) {
+  ScheduledStep step = Schedule();
+  if (step.sequences.empty()) return false;
+  if (const absl::Status status = pipeline_.Launch(std::move(step)); !status.ok()) {
     const std::lock_guard lock(mutex_);
     Fail(status);
   }
   return true;
 }
 
-std::vector<Sequence*> Engine::Schedule() {
+ScheduledStep Engine::Schedule() {
   const std::lock_guard lock(mutex_);
-  return gate_.MayLaunch() ? table_.scheduler().Schedule() : std::vector<Sequence*>();
+  return gate_.MayLaunch() ? table_.scheduler().Schedule() : ScheduledStep();
 }
 
 void Engine::CollectOldest() {
@@ -209,6 +217,8 @@ EngineLoad Engine::load() const {
   load.num_waiting_tokens = scheduler.num_waiting_tokens();
   load.num_free_pages = table_.pages().num_free();
   load.num_used_pages = table_.pages().num_pages() - load.num_free_pages;
+  load.num_cached_pages = table_.pages().num_cached();
+  load.prompts = scheduler.prompt_counts();
   load.paused = gate_.is_paused();
   return load;
 }

@@ -44,6 +44,7 @@ struct EngineOptions {
   LoadPolicy load_policy;
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
+  double prefix_cache_fraction = 1.0;    // of all KV pages, for prefixes that nobody uses
   SamplingLimits sampling;               // vocab_size is taken from the model
   size_t max_waiting_requests = 1024;    // as in QueueLimits
   int64_t max_waiting_tokens = 4 << 20;  // likewise
@@ -56,7 +57,9 @@ struct EngineLoad {
   size_t num_waiting_requests = 0;
   int64_t num_waiting_tokens = 0;
   int32_t num_used_pages = 0;
-  int32_t num_free_pages = 0;
+  int32_t num_free_pages = 0;    // those in the cache included
+  int32_t num_cached_pages = 0;  // of the free ones, those with a prefix that nobody uses
+  PromptCounts prompts;          // since the start
   bool paused = false;
 };
 
@@ -141,7 +144,7 @@ class Engine {
   // What a step consists of. Settle does what must happen between two launches.
   void Settle();
   bool LaunchNext();  // false: nothing to launch
-  std::vector<Sequence*> Schedule();
+  ScheduledStep Schedule();
   void CollectOldest();
 
   // Reads and packs new weights, on the preparer's thread.

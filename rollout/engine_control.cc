@@ -113,8 +113,8 @@ absl::StatusOr<bool> Engine::QuiesceFor(const WeightUpdate& update) {
   return IsQuiet();
 }
 
-// INVARIANT: afterwards no sequence holds keys of the old weights
-// (EngineUpdateTest.UpdateRecomputeKv*).
+// INVARIANT: afterwards no sequence holds or finds keys of the old weights
+// (EngineUpdateTest.UpdateRecomputeKv*, PrefixBitsTest.AnUpdateForgetsThePrefixes).
 absl::Status Engine::SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
                                  WeightUpdateResult& result) {
   if (mode == InFlightMode::kAbort) {
@@ -123,6 +123,7 @@ absl::Status Engine::SwapWeights(const std::vector<PreparedBlocks>& prepared, In
     result.num_recomputed = table_.num_with_cache();
     table_.scheduler().PreemptAll();
   }
+  table_.ForgetPrefixes();
   const absl::Status served = runner_->Serve(prepared);
   if (served.ok()) {
     version_ = std::make_shared<const WeightVersion>(result.current);

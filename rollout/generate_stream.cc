@@ -153,6 +153,7 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.mutable_weight_version()->set_id(end.weight_version.id);
   complete.mutable_weight_version()->set_digest(std::move(end.weight_version.digest));
   complete.set_num_preemptions(end.num_preemptions);
+  complete.set_num_cached_tokens(end.num_cached_prompt_tokens);
 
   const std::lock_guard lock(mutex_);
   if (done_) return;  // with an error of ours

@@ -1,5 +1,9 @@
-// Which KV pages are free and which a sequence holds. Their memory is in kernels/model's KvCache,
-// where a page number means the same page on every rank and layer.
+// Which KV pages are free, which a sequence holds, and which several share. Their memory is in
+// kernels/model's KvCache, where a page number means the same page on every rank and layer.
+//
+// Sequences share whole pages of tokens that they begin with, by count; what nobody uses any more
+// stays in a cache until its page is needed. Only a page's owner writes to it. A sequence that has
+// borrowed a page which its prompt fills in part copies it before it writes.
 #ifndef ISOBIT_ROLLOUT_KV_PAGES_H_
 #define ISOBIT_ROLLOUT_KV_PAGES_H_
 
@@ -8,11 +12,16 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "kernels/ops.h"
+#include "rollout/prefix_tree.h"
+
 namespace isobit {
 
 // The pages of one sequence, by position. KvPages fills and empties it.
 // INVARIANT: a page number keeps its address and value until the table is emptied and filled again,
-// because steps in flight read it there (KvPagesTest.NumbersStayInPlace).
+// because steps in flight read it there (KvPagesTest.NumbersStayInPlace). Only a borrowed page,
+// which no step of this sequence has used, gives way to its copy.
 class PageTable {
  public:
   const int32_t* data() const { return numbers_.get(); }
@@ -26,35 +35,74 @@ class PageTable {
   std::unique_ptr<int32_t[]> numbers_;
   size_t size_ = 0;
   size_t capacity_ = 0;
+  bool last_is_borrowed_ = false;
 };
 
-// Not thread-safe. INVARIANT: a page is either free or in exactly one page table
-// (SchedulerDepthTest.LeaksNoPageOverRandomOperations).
+// Not thread-safe. INVARIANT: a page is free, or in as many tables as its count says, or in the
+// cache and in no table (PrefixSharingTest.KeepsCountsOverRandomOperations).
 class KvPages {
  public:
-  // num_pages > 0 pages of page_size > 0 tokens, all free.
-  KvPages(int32_t num_pages, int32_t page_size);
+  // num_pages > 0 pages of page_size > 0 tokens, all free. max_cached: of pages that nobody uses.
+  KvPages(int32_t num_pages, int32_t page_size, int32_t max_cached = 0);
 
   // The pages that positions [0, tokens) need.
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Makes `table` cover positions [0, tokens). It will never cover more than `max_tokens`.
-  // False, with nothing changed: too few pages are free.
+  // Makes `table` cover positions [0, tokens). It will never cover more than `max_tokens`. Takes
+  // free pages, then those of the cache that were used least recently. False, with nothing changed:
+  // there are too few.
   bool Grow(PageTable& table, int64_t tokens, int64_t max_tokens);
 
-  // Frees the table's pages and empties it. INVARIANT: the pages may be handed out again at once,
-  // even if a step in flight still uses them: each rank computes that step before every step that
-  // is launched later (EngineTest.ReusesPagesWhileAStepInFlightWritesThem).
-  void Free(PageTable& table);
+  // The whole pages of `tokens` that are in the cache or in a table, from the beginning on.
+  std::vector<int32_t> Find(absl::Span<const int32_t> tokens) const { return tree_.Find(tokens); }
+  // Grow for an empty table, which begins with the pages that Find has returned just now. Leaves at
+  // least `left` pages free.
+  bool Begin(PageTable& table, absl::Span<const int32_t> found, int64_t tokens, int64_t max_tokens,
+             int64_t left);
+  // Lets others find the whole pages of `tokens`, which the table's pages hold, or will once the
+  // steps scheduled so far have ended.
+  void Publish(const PageTable& table, absl::Span<const int32_t> tokens);
+  // Whether a page that Find has returned was first published since the last call of BeginStep.
+  bool IsNew(int32_t page) const;
+  void BeginStep() { new_.clear(); }
 
-  int32_t num_pages() const { return static_cast<int32_t>(is_free_.size()); }
-  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
+  // Fills the empty table `to` with all pages of `from`, which cover positions [0, tokens) and
+  // nothing more. If the last of them is filled in part, it is borrowed.
+  void Share(const PageTable& from, int64_t tokens, int64_t max_tokens, PageTable& to);
+  // To be called before the sequence writes to its last page: if that is borrowed, and not its own
+  // by now, replaces it and adds the copy to be made to `copies`. False, with nothing changed:
+  // there is no page for the copy.
+  bool OwnLastPage(PageTable& table, std::vector<PageCopy>& copies);
+
+  // Empties the table and frees the pages that no other table has. `tokens`: what its pages hold;
+  // the whole pages of it stay in the cache. INVARIANT: pages may be handed out again at once, even
+  // if a step in flight still uses them: each rank computes that step before every step that is
+  // launched later (EngineTest.ReusesPagesWhileAStepInFlightWritesThem).
+  void Free(PageTable& table, absl::Span<const int32_t> tokens = {});
+
+  // Empties the cache. No table may have a page.
+  void Forget();
+
+  int32_t num_pages() const { return static_cast<int32_t>(counts_.size()); }
+  // That Grow can take, those in the cache included.
+  int32_t num_free() const { return static_cast<int32_t>(free_.size()) + num_cached(); }
+  int32_t num_cached() const { return tree_.num_unused(); }
   int32_t page_size() const { return page_size_; }
+  int32_t count(int32_t page) const { return counts_[Index(page)]; }  // tables that have it
 
  private:
+  static size_t Index(int32_t page) { return static_cast<size_t>(page); }
+  void Reserve(PageTable& table, int64_t max_tokens) const;
+  void Append(PageTable& table, int32_t page);  // and counts it
+  int32_t Take();                               // one of num_free() pages
+  void Release(int32_t page);                   // one table fewer has it
+
   const int32_t page_size_;
-  std::vector<int32_t> free_;  // a stack: the page freed last is still warm
-  std::vector<bool> is_free_;  // by page number
+  const int32_t max_cached_;
+  std::vector<int32_t> free_;    // a stack: the page freed last is still warm
+  std::vector<int32_t> counts_;  // by page: the tables that have it
+  std::vector<int32_t> new_;     // published since BeginStep
+  PrefixTree tree_;
 };
 
 }  // namespace isobit

@@ -63,6 +63,7 @@ struct SampleEnd {
   uint64_t seed = 0;
   WeightVersion weight_version{};  // that made the last token
   uint32_t num_preemptions = 0;
+  uint32_t num_cached_prompt_tokens = 0;  // found computed when the sample first ran
 };
 
 // Where a request's results go. One thread calls all sinks, so they must not block. The calls are
@@ -97,6 +98,7 @@ struct Sequence {
   int32_t last_draw = 0;     // index of its draw in the last step that had it
   uint64_t arrival = 0;      // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
+  uint32_t num_cached_prompt_tokens = 0;           // found computed at its first step
   std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null: no token yet
 };
 

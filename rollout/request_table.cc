@@ -25,13 +25,13 @@ void EndedRequests::clear() {
 }
 
 RequestTable::RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue,
-                           int32_t num_pages, int32_t page_size,
+                           const PageLimits& pages,
                            const std::shared_ptr<const WeightVersion>& version,
                            std::vector<Emission>& outbox)
     : limits_(queue),
       version_(version),
       outbox_(outbox),
-      pages_(num_pages, page_size),
+      pages_(pages.num_pages, pages.page_size, pages.max_cached),
       scheduler_(scheduler, pages_) {}
 
 absl::Status RequestTable::CheckQueue(const std::string& id, int64_t tokens) const {
@@ -169,6 +169,7 @@ void RequestTable::EndSequence(Sequence& sequence, SampleEnd end) {
   end.seed = request.seed;
   end.weight_version = sequence.weights != nullptr ? *sequence.weights : *version_;
   end.num_preemptions = sequence.num_preemptions;
+  end.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens;
   outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
     sink->OnSampleEnd(sample, end);
   });

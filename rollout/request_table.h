@@ -27,6 +27,12 @@ struct QueueLimits {
   int64_t max_waiting_tokens = 0;  // of prompts; an empty queue takes a request of any length
 };
 
+struct PageLimits {
+  int32_t num_pages = 0;
+  int32_t page_size = 0;   // tokens
+  int32_t max_cached = 0;  // pages of prefixes that nobody uses
+};
+
 // Requests and sequences that have ended, but that a step in flight may still point to.
 struct EndedRequests {
   std::vector<std::unique_ptr<Request>> requests;
@@ -42,9 +48,8 @@ class RequestTable {
 
   // `version`: of the weights that serve, null before the first load. `outbox`: takes the calls to
   // sinks. Both outlive the table.
-  RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, int32_t num_pages,
-               int32_t page_size, const std::shared_ptr<const WeightVersion>& version,
-               std::vector<Emission>& outbox);
+  RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, const PageLimits& pages,
+               const std::shared_ptr<const WeightVersion>& version, std::vector<Emission>& outbox);
 
   // OK if a request of that id may be added, `tokens` being the prompt's length times n.
   // UNAVAILABLE: no weights yet. ALREADY_EXISTS: the id is in flight. RESOURCE_EXHAUSTED: the queue
@@ -73,6 +78,9 @@ class RequestTable {
   void CommitToken(Sequence& sequence, LogProbResult& result);
   // Of the requests of these sequences, closes those that have failed or have no unfinished sample.
   void CloseFinished(absl::Span<Sequence* const> sequences);
+
+  // No sequence will find what earlier weights have computed.
+  void ForgetPrefixes() { pages_.Forget(); }
 
   // What has ended since StepPipeline::Keep last took it. For the engine thread alone.
   EndedRequests& ended() { return ended_; }

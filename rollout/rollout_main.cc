@@ -34,11 +34,14 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
   options.on_failure = std::move(on_failure);
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(config, options));
   const ModelRunnerOptions& runner = engine->options().runner;
+  const SchedulerLimits& limits = engine->options().scheduler;
   ISOBIT_LOG(Info) << ArchitectureName(config.architecture) << ", " << config.num_layers
                    << " layers, on " << runner.tensor_parallel_size << " ranks, numerics "
                    << NumericsModeName(runner.mode) << ", " << runner.num_pages << " KV pages of "
                    << runner.page_size << " tokens, at most " << runner.max_positions
-                   << " tokens a sequence";
+                   << " tokens a sequence; steps of at most " << limits.max_running
+                   << " sequences and " << limits.max_batch_tokens << " tokens; prefix sharing "
+                   << (limits.share_prefixes ? "on" : "off");
   return engine;
 }
 

@@ -22,6 +22,17 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
   load("isobit_tokens_waiting", "Prompt tokens that queue.", &EngineLoad::num_waiting_tokens);
   load("isobit_kv_pages", "KV pages.", &EngineLoad::num_used_pages, {{"state", "used"}});
   load("isobit_kv_pages", "KV pages.", &EngineLoad::num_free_pages, {{"state", "free"}});
+  load("isobit_kv_pages_cached", "Of the free KV pages, those that hold a prefix nobody uses.",
+       &EngineLoad::num_cached_pages);
+  const auto prompts = [&](const char* name, const char* help, int64_t PromptCounts::*field) {
+    all.push_back(metrics.Observe(
+        prometheus::MetricType::Counter, name, help,
+        [&engine, field] { return static_cast<double>(engine.load().prompts.*field); }, {}));
+  };
+  prompts("isobit_prompt_tokens_total", "Prompt tokens of samples that have begun.",
+          &PromptCounts::all);
+  prompts("isobit_prompt_tokens_cached_total", "Of them, those found computed.",
+          &PromptCounts::cached);
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
 
   const auto bytes = [&](const char* of, size_t RankMemory::*field) {

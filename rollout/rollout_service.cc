@@ -38,6 +38,7 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_running_requests(static_cast<uint32_t>(options.scheduler.max_running));
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
+  info.set_prefix_sharing(options.scheduler.share_prefixes);
   return info;
 }
 
@@ -170,6 +171,9 @@ grpc::ServerUnaryReactor* RolloutService::GetLoad(grpc::CallbackServerContext* c
   response->set_num_used_pages(static_cast<uint32_t>(load.num_used_pages));
   response->set_num_free_pages(static_cast<uint32_t>(load.num_free_pages));
   response->set_paused(load.paused);
+  response->set_num_cached_pages(static_cast<uint32_t>(load.num_cached_pages));
+  response->set_num_prompt_tokens(static_cast<uint64_t>(load.prompts.all));
+  response->set_num_cached_prompt_tokens(static_cast<uint64_t>(load.prompts.cached));
   return Answer(context, absl::OkStatus());
 }
 

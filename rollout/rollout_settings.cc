@@ -18,6 +18,7 @@
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
+#include "rollout/default_limits.h"
 
 ABSL_FLAG(int, tp_size, 4,
           absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
@@ -34,12 +35,17 @@ ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
           "(--backend=cuda).");
 ABSL_FLAG(std::string, inject_gpu_fault, "",
           "RANK:STEP makes that rank's GPU fail in that step, to test what happens then.");
-ABSL_FLAG(int, page_size, 16, "Tokens in a KV page.");
+ABSL_FLAG(int, page_size, 16,
+          "Tokens in a KV page. Prompts share whole pages, so smaller ones share more.");
 ABSL_FLAG(int, num_pages, 0,
           "KV pages; 0: as many as --kv_cache_mb or --gpu_memory_fraction allows.");
 ABSL_FLAG(int64_t, kv_cache_mb, 1024,
           "Memory for keys and values of all ranks, in MiB (--backend=cpu).");
-ABSL_FLAG(int, max_running, 64, "Sequences in one step.");
+ABSL_FLAG(double, prefix_cache_fraction, 1.0,
+          "Fraction of the KV pages that may keep prefixes which nobody uses, until somebody needs "
+          "the pages (--prefix_sharing).");
+ABSL_FLAG(int, max_running, 0,
+          "Sequences in one step; 0: 64 on CPUs, on GPUs up to 512 as memory allows.");
 ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
 ABSL_FLAG(int64_t, max_waiting_tokens, 4 << 20, "Prompt tokens that may queue.");
 ABSL_FLAG(int64_t, max_requests_mb, 256,
@@ -52,7 +58,8 @@ ABSL_FLAG(int64_t, max_unread_mb, 1024,
 namespace isobit {
 namespace {
 
-constexpr int64_t kDefaultBatchTokens = 8192;
+constexpr int kCpuRunning = 64;
+constexpr int64_t kCpuBatchTokens = 8192;
 
 absl::Status ReadMemory(RolloutSettings& settings) {
   constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
@@ -67,14 +74,20 @@ absl::Status ReadMemory(RolloutSettings& settings) {
   return absl::OkStatus();
 }
 
-// How many requests may run and wait. `batch_tokens`: the flag's value, if it is given.
+// How many requests may run and wait. `batch_tokens`: the flag's value, if it is given. FitToModel
+// sets the limits that are 0.
 absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engine) {
   // The bound of a CUDA grid's y dimension (step_kernels.h).
   const int max_running = absl::GetFlag(FLAGS_max_running);
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", max_running, 1, 65535));
-  const int64_t max_batch_tokens = batch_tokens.value_or(kDefaultBatchTokens);
-  ISOBIT_RETURN_IF_ERROR(
-      RequireInRange("max_batch_tokens", max_batch_tokens, max_running, 1 << 24));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_running", max_running, 0, 65535));
+  const int64_t max_batch_tokens = batch_tokens.value_or(0);
+  if (batch_tokens) {
+    ISOBIT_RETURN_IF_ERROR(
+        RequireInRange("max_batch_tokens", max_batch_tokens, std::max(max_running, 1), 1 << 24));
+  }
+  const double fraction = absl::GetFlag(FLAGS_prefix_cache_fraction);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("prefix_cache_fraction", fraction, 0.0, 1.0));
+  engine.prefix_cache_fraction = fraction;
   const int max_waiting = absl::GetFlag(FLAGS_max_waiting);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_waiting", max_waiting, 1, 1 << 24));
   engine.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
@@ -126,6 +139,34 @@ absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int
   return fault;
 }
 
+// Sets the limits for which no flag was given.
+absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& config,
+                          SchedulerLimits& limits) {
+  DefaultLimits defaults = {.max_running = kCpuRunning, .max_batch_tokens = kCpuBatchTokens};
+  if (settings.backend.backend == Backend::kCuda) {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const int device : settings.backend.devices) {
+      ISOBIT_ASSIGN_OR_RETURN(const int64_t free, FreeGpuBytes(device));
+      least = std::min(least, free);
+    }
+    const double may_take = static_cast<double>(least) * settings.cuda.memory_fraction;
+    ISOBIT_ASSIGN_OR_RETURN(defaults,
+                            DefaultLimitsOf(config, settings.engine.runner.tensor_parallel_size,
+                                            static_cast<int64_t>(may_take)));
+  }
+  // A step has room for one token of each sequence.
+  const int64_t tokens = limits.max_batch_tokens;
+  if (limits.max_running == 0) {
+    limits.max_running = defaults.max_running;
+    if (tokens > 0) limits.max_running = std::min(limits.max_running, static_cast<size_t>(tokens));
+  }
+  if (tokens == 0) {
+    limits.max_batch_tokens =
+        std::max(defaults.max_batch_tokens, static_cast<int64_t>(limits.max_running));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   if (settings.backend.backend == Backend::kCpu) {
     CpuOptions cpu = settings.backend.cpu;
@@ -148,6 +189,7 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   engine.load_format = model.load_format;
   engine.load_policy = std::move(model.load_policy);
   engine.runner.mode = model.numerics;
+  engine.scheduler.share_prefixes = model.prefix_sharing;
   engine.runner.max_positions = model.max_context;
   engine.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
@@ -172,9 +214,10 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
     return absl::InvalidArgumentError(absl::StrCat("--max_context is ", runner.max_positions,
                                                    ", the model allows at most ", context));
   }
+  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
+  ISOBIT_RETURN_IF_ERROR(ChooseLimits(settings, config, options.scheduler));
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
-  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
   return options;
 }

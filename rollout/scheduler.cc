@@ -32,6 +32,11 @@ Readiness ReadinessOf(const Sequence& sequence) {
   return sequence.sampling->needs_counts() ? Readiness::kWaits : Readiness::kFed;
 }
 
+// Whether the sequence has its prompt and nothing more.
+bool IsFresh(const Sequence& sequence) {
+  return sequence.tokens.size() == sequence.request->num_prompt_tokens && sequence.num_pending == 0;
+}
+
 bool CanRun(const Sequence& sequence) {
   const Readiness readiness = ReadinessOf(sequence);
   return readiness == Readiness::kReady || readiness == Readiness::kFed;
@@ -60,37 +65,79 @@ void Scheduler::Remove(Sequence& sequence) {
   } else if (sequence.state == Sequence::State::kRunning) {
     running_.erase(std::find(running_.begin(), running_.end(), &sequence));
   }
-  pages_.Free(sequence.pages);
-  sequence.num_cached = 0;
+  FreePages(sequence);
   sequence.state = Sequence::State::kFinished;
 }
 
-std::vector<Sequence*> Scheduler::Schedule() {
-  if (ShouldWait()) return {};
+ScheduledStep Scheduler::Schedule() {
+  ScheduledStep step;
+  if (ShouldWait()) return step;
+  pages_.BeginStep();
   // Every running sequence gets a page for its next token; the latest ones are preempted for it.
-  std::vector<Sequence*> batch;
-  batch.reserve(limits_.max_running);
+  step.sequences.reserve(limits_.max_running);
   for (size_t i = 0; i < running_.size(); ++i) {
     if (!CanRun(*running_[i])) continue;
-    while (i < running_.size() && !Grow(*running_[i])) {
+    while (i < running_.size() && !Grow(*running_[i], step)) {
       ++running_.back()->num_preemptions;
       Preempt();
     }
-    if (i < running_.size()) batch.push_back(running_[i]);
+    if (i < running_.size()) step.sequences.push_back(running_[i]);
   }
-  int64_t tokens = static_cast<int64_t>(batch.size());
+  num_kept_pages_ = 0;
+  int64_t budget = limits_.max_batch_tokens - static_cast<int64_t>(step.sequences.size());
+  while (running_.size() < limits_.max_running && HeadMayStart()) {
+    const Sequence& head = *waiting_.front();
+    const int64_t computed = StartHead(budget, step);
+    if (computed == 0) break;
+    budget -= computed;
+    if (limits_.share_prefixes && IsFresh(head)) StartSiblings(head, step);
+  }
+  return step;
+}
+
+int64_t Scheduler::StartHead(int64_t max_tokens, ScheduledStep& step) {
+  Sequence& head = *waiting_.front();
+  if (head.num_pending > 0) return 0;  // preempted just now, and a step in flight still has it
+  const int64_t tokens = NumTokens(head);
+  const absl::Span<const int32_t> known(head.tokens);
+  std::vector<int32_t> found;
+  // The last token's row is computed in any case, since it draws the next token.
+  if (limits_.share_prefixes) found = pages_.Find(known.first(known.size() - 1));
+  const int64_t cached = static_cast<int64_t>(found.size()) * pages_.page_size();
+  if (tokens - cached > max_tokens ||
+      !pages_.Begin(head.pages, found, tokens, MaxTokens(head), num_kept_pages_)) {
+    return 0;
+  }
+  step.writes_past |= !found.empty() && pages_.IsNew(found.back());
+  if (limits_.share_prefixes) pages_.Publish(head.pages, known);
+  head.num_cached = cached;
+  TakeHead(step);
+  return tokens - cached;
+}
+
+void Scheduler::StartSiblings(const Sequence& first, ScheduledStep& step) {
   while (running_.size() < limits_.max_running && HeadMayStart()) {
     Sequence& head = *waiting_.front();
-    if (head.num_pending > 0) break;  // preempted just now, and a step in flight still has it
-    if (tokens + NumTokens(head) > limits_.max_batch_tokens || !Grow(head)) break;
-    tokens += NumTokens(head);
-    waiting_.pop_front();
-    CountWaiting(head, -1);
-    head.state = Sequence::State::kRunning;
-    running_.push_back(&head);
-    batch.push_back(&head);
+    if (head.request != first.request || !IsFresh(head)) return;
+    if (num_kept_pages_ == pages_.num_free()) return;
+    ++num_kept_pages_;
+    pages_.Share(first.pages, NumTokens(head), MaxTokens(head), head.pages);
+    head.num_cached = NumTokens(head);
+    TakeHead(step);
   }
-  return batch;
+}
+
+void Scheduler::TakeHead(ScheduledStep& step) {
+  Sequence& head = *waiting_.front();
+  waiting_.pop_front();
+  CountWaiting(head, -1);
+  head.state = Sequence::State::kRunning;
+  running_.push_back(&head);
+  step.sequences.push_back(&head);
+  if (head.sampling != nullptr) return;  // it has started before
+  head.num_cached_prompt_tokens = static_cast<uint32_t>(head.num_cached);
+  prompt_counts_.all += head.request->num_prompt_tokens;
+  prompt_counts_.cached += head.num_cached_prompt_tokens;
 }
 
 bool Scheduler::ShouldWait() const {
@@ -103,8 +150,19 @@ bool Scheduler::ShouldWait() const {
   return waits;
 }
 
-bool Scheduler::Grow(Sequence& sequence) {
-  return pages_.Grow(sequence.pages, NumTokens(sequence), MaxTokens(sequence));
+bool Scheduler::Grow(Sequence& sequence, ScheduledStep& step) {
+  return pages_.OwnLastPage(sequence.pages, step.copies) &&
+         pages_.Grow(sequence.pages, NumTokens(sequence), MaxTokens(sequence));
+}
+
+// Tokens that steps in flight draw are not known yet, so pages that they fill cannot be cached.
+void Scheduler::FreePages(Sequence& sequence) {
+  const absl::Span<const int32_t> tokens(sequence.tokens);
+  const auto computed = static_cast<size_t>(sequence.num_cached);
+  pages_.Free(sequence.pages, limits_.share_prefixes
+                                  ? tokens.first(std::min(computed, tokens.size()))
+                                  : tokens.first(0));
+  sequence.num_cached = 0;
 }
 
 void Scheduler::PreemptAll() {
@@ -114,8 +172,7 @@ void Scheduler::PreemptAll() {
 void Scheduler::Preempt() {
   Sequence& sequence = *running_.back();
   running_.pop_back();
-  pages_.Free(sequence.pages);
-  sequence.num_cached = 0;
+  FreePages(sequence);
   sequence.state = Sequence::State::kWaiting;
   waiting_.push_front(&sequence);
   CountWaiting(sequence, 1);

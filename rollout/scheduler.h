@@ -5,6 +5,11 @@
 // pages run out the latest sequence is preempted first. So the earliest sequence always progresses,
 // and none starves.
 //
+// Prompts are computed once. A sequence begins with the cached pages of its tokens, and its step
+// computes the rest whole: only that counts in the step's budget. The samples of a request that
+// start in one step share all pages of the first of them, which alone has rows in that step: the
+// others draw from its last row. Cached pages that nobody uses yield before anybody is preempted.
+//
 // A sequence may take part in the next step while a step in flight still draws its last token,
 // unless it has penalties, which must count that token first. If the token turns out to end the
 // sequence, its row of the next step is computed for nothing.
@@ -24,6 +29,23 @@ namespace isobit {
 struct SchedulerLimits {
   size_t max_running = 0;        // sequences in a step
   int64_t max_batch_tokens = 0;  // tokens in a step
+  bool share_prefixes = true;
+};
+
+// The sequences of a step. Each computes its tokens from num_cached on: a running sequence one
+// token, which may be pending; one that starts all that were not cached, of which none is pending.
+// One that has nothing to compute draws from the last row of the sequence before it.
+struct ScheduledStep {
+  std::vector<Sequence*> sequences;
+  std::vector<PageCopy> copies;  // to be made before the step, in order
+  // A sequence starts with pages that the step writes for one before it.
+  bool writes_past = false;
+};
+
+// Prompt tokens of sequences that have started, each once, since the start.
+struct PromptCounts {
+  int64_t all = 0;
+  int64_t cached = 0;  // found computed
 };
 
 // Not thread-safe. Owns no sequence: remove a sequence before it is destroyed.
@@ -36,13 +58,13 @@ class Scheduler {
   // Puts a new sequence at the end of the queue.
   void Add(Sequence& sequence);
 
-  // Takes a sequence out, wherever it is, frees its pages and makes it kFinished.
+  // Takes a sequence out, wherever it is, frees its pages and makes it kFinished. What it has
+  // computed stays in the cache.
   void Remove(Sequence& sequence);
 
-  // The sequences of the next step, with pages for all their tokens. Each computes its tokens from
-  // num_cached on: a running sequence one token, which may be pending; a newly admitted one all its
-  // tokens, of which none is pending. Empty: there is no work, or it waits for a step in flight.
-  std::vector<Sequence*> Schedule();
+  // The next step, whose sequences have pages for all their tokens. No sequence: there is no work,
+  // or it waits for a step in flight.
+  ScheduledStep Schedule();
 
   // Sends every running sequence back to the head of the queue, in order, without its pages.
   void PreemptAll();
@@ -55,7 +77,8 @@ class Scheduler {
   bool HasWork() const { return !running_.empty() || HeadMayStart(); }
 
   size_t num_waiting_requests() const { return num_waiting_requests_; }
-  int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // that prefills will compute
+  int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // cached ones included
+  const PromptCounts& prompt_counts() const { return prompt_counts_; }
 
  private:
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
@@ -63,8 +86,17 @@ class Scheduler {
   // before that step ends and one waits for it: otherwise two groups of sequences would alternate
   // from then on, each at half the speed.
   bool ShouldWait() const;
-  bool Grow(Sequence& sequence);  // gives it pages for all its tokens
-  void Preempt();                 // the latest running sequence
+  // Gives a running sequence pages for all its tokens.
+  bool Grow(Sequence& sequence, ScheduledStep& step);
+  // The head of the queue starts, with pages for all its tokens, if it fits. Returns the tokens
+  // that it computes; 0: it does not fit. max_tokens: that it may compute.
+  int64_t StartHead(int64_t max_tokens, ScheduledStep& step);
+  // The samples behind `first`, which has just started, start with its pages as far as they fit.
+  // Each will need a page for its first token, which is kept for it.
+  void StartSiblings(const Sequence& first, ScheduledStep& step);
+  void TakeHead(ScheduledStep& step);  // from the queue into the step
+  void FreePages(Sequence& sequence);
+  void Preempt();  // the latest running sequence
   void CountWaiting(const Sequence& sequence, int sign);
 
   const SchedulerLimits limits_;
@@ -76,6 +108,8 @@ class Scheduler {
   uint64_t hold_from_ = UINT64_MAX;
   size_t num_waiting_requests_ = 0;
   int64_t num_waiting_tokens_ = 0;
+  int64_t num_kept_pages_ = 0;  // for the next step
+  PromptCounts prompt_counts_;
 };
 
 }  // namespace isobit

@@ -14,17 +14,22 @@ namespace {
 void AddToStep(Sequence& sequence, ModelStep& step) {
   const Request& request = *sequence.request;
   const bool fed = sequence.num_pending > 0;
-  const PlannedRequests planned = PlanSequence({.tokens = sequence.tokens,
-                                                .num_cached = sequence.num_cached,
-                                                .fed_by = fed ? sequence.last_draw : -1},
-                                               sequence.pages.data(), step);
-  LogProbRequest& draw = step.requests[planned.first_draw];
+  size_t index = 0;
+  if (!fed && sequence.num_cached == static_cast<int64_t>(sequence.tokens.size())) {
+    index = PlanDrawFromLastRow(step);
+  } else {
+    index = PlanSequence({.tokens = sequence.tokens,
+                          .num_cached = sequence.num_cached,
+                          .fed_by = fed ? sequence.last_draw : -1},
+                         sequence.pages.data(), step)
+                .first_draw;
+    sequence.num_cached += step.batch.sequences.back().num_rows;
+  }
+  LogProbRequest& draw = step.requests[index];
   draw.sampling = sequence.sampling->NextRow(sequence.num_pending);
   draw.raw = request.raw_logprobs;
   draw.top_logprobs = static_cast<int32_t>(request.logprobs);
-
-  sequence.last_draw = static_cast<int32_t>(planned.first_draw);
-  sequence.num_cached += step.batch.sequences.back().num_rows;
+  sequence.last_draw = static_cast<int32_t>(index);
   ++sequence.num_pending;
 }
 
@@ -41,22 +46,24 @@ StepPipeline::StepPipeline(ModelRunner& runner, absl::Span<const int32_t> eos_to
   ISOBIT_CHECK(depth_ >= 1 && depth_ <= slots_.size()) << "depth " << depth_;
 }
 
-absl::Status StepPipeline::Launch(std::vector<Sequence*> batch) {
+absl::Status StepPipeline::Launch(ScheduledStep scheduled) {
   StepInFlight& step = SlotOf(num_launched_++);
-  Prepare(std::move(batch), step);
+  Prepare(std::move(scheduled), step);
   return runner_.Launch(step.model);
 }
 
-void StepPipeline::Prepare(std::vector<Sequence*> batch, StepInFlight& step) const {
+void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   ClearStep(step.model);
-  for (Sequence* sequence : batch) {
+  step.model.page_copies = std::move(scheduled.copies);
+  step.model.batch.writes_past = scheduled.writes_past;
+  for (Sequence* sequence : scheduled.sequences) {
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, eos_token_ids_);
     }
     AddToStep(*sequence, step.model);
   }
   step.model.results.resize(step.model.requests.size());
-  step.sequences = std::move(batch);
+  step.sequences = std::move(scheduled.sequences);
 }
 
 absl::Status StepPipeline::Collect() { return runner_.Collect(SlotOf(num_collected_).model); }

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "rollout/model_runner.h"
 #include "rollout/request_table.h"
+#include "rollout/scheduler.h"
 
 namespace isobit {
 
@@ -24,9 +25,9 @@ class StepPipeline {
   size_t num_in_flight() const { return num_launched_ - num_collected_; }
   bool is_full() const { return num_in_flight() == depth_; }
 
-  // Plans the next rows of these sequences and launches them. The pipeline must not be full. Errors
-  // come from the ranks and are final.
-  absl::Status Launch(std::vector<Sequence*> batch);
+  // Plans the rows and draws of the step's sequences and launches them. The pipeline must not be
+  // full. Errors come from the ranks and are final.
+  absl::Status Launch(ScheduledStep scheduled);
 
   // Waits for the oldest step. Errors as above.
   absl::Status Collect();
@@ -56,7 +57,7 @@ class StepPipeline {
   };
 
   StepInFlight& SlotOf(uint64_t step) { return slots_[step % slots_.size()]; }
-  void Prepare(std::vector<Sequence*> batch, StepInFlight& step) const;
+  void Prepare(ScheduledStep scheduled, StepInFlight& step) const;
 
   ModelRunner& runner_;
   const absl::Span<const int32_t> eos_token_ids_;

@@ -17,6 +17,7 @@ void AddRequest(int64_t row, int32_t target, ModelStep& step) {
 }  // namespace
 
 void ClearStep(ModelStep& step) {
+  step.page_copies.clear();
   step.batch.ids.clear();
   step.batch.sequences.clear();
   step.batch.writes_past = false;
@@ -56,6 +57,13 @@ PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, Mod
   for (int64_t row = last_certain; row < end_row; ++row) AddRequest(row, kDraw, step);
   planned.end = step.requests.size();
   return planned;
+}
+
+size_t PlanDrawFromLastRow(ModelStep& step) {
+  ISOBIT_CHECK(!step.requests.empty() && step.requests.back().target == kDraw)
+      << "no draw to repeat";
+  AddRequest(step.logit_rows.back(), kDraw, step);
+  return step.requests.size() - 1;
 }
 
 }  // namespace isobit

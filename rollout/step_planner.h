@@ -42,6 +42,10 @@ void ClearStep(ModelStep& step);
 // sequence's page table, for its rows and for what is cached.
 PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, ModelStep& step);
 
+// Adds the draw of a sequence that has no row in the step, because its tokens are those of the
+// sequence added last: one more draw from the same row. Returns its request.
+size_t PlanDrawFromLastRow(ModelStep& step);
+
 }  // namespace isobit
 
 #endif  // ISOBIT_ROLLOUT_STEP_PLANNER_H_

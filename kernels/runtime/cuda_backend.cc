@@ -1,11 +1,14 @@
 // Of a build with CUDA. See cuda_backend.h.
 #include "kernels/runtime/cuda_backend.h"
 
+#include <cuda_runtime_api.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "common/base/status_macros.h"
+#include "common/cuda/cuda_status.h"
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
 #include "kernels/cuda/device/device_info.h"
@@ -16,6 +19,15 @@ namespace isobit {
 
 absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault) {
   return WithFault(MakeCudaRank(options), fault);
+}
+
+absl::StatusOr<int64_t> FreeGpuBytes(int device) {
+  ISOBIT_RETURN_IF_ERROR(cuda::GetDeviceInfo(device).status());
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
+  size_t free = 0;
+  size_t all = 0;
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &all));
+  return static_cast<int64_t>(free);
 }
 
 absl::StatusOr<std::string> NewGroupId() { return NewNcclId(); }

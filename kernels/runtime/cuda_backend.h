@@ -4,6 +4,7 @@
 #define ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ namespace isobit {
 // Of the rollout: ranks that run steps. Errors at the making of a rank as MakeCudaRank's
 // (kernels/runtime/cuda_executor.h).
 absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
+
+// Memory of a GPU that nobody has taken, in bytes.
+absl::StatusOr<int64_t> FreeGpuBytes(int device);
 
 struct CudaBackendOptions {
   NumericsMode numerics = NumericsMode::kTree;

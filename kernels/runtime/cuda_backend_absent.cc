@@ -18,6 +18,8 @@ absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/,
   return Absent();
 }
 
+absl::StatusOr<int64_t> FreeGpuBytes(int /*device*/) { return Absent(); }
+
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*/) {
   return Absent();
 }

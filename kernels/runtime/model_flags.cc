@@ -29,11 +29,12 @@ ABSL_FLAG(int64_t, max_context, 0,
           "model has.");
 // An int, since absl guards a flag of 16 bytes with a fence that the thread sanitizer cannot
 // follow.
-ABSL_FLAG(std::optional<int>, max_batch_tokens, std::nullopt,
-          "Tokens that a rank computes at one time, for which it takes memory at the start. A "
-          "rollout computes prompts whole, so it also bounds prompt + max_tokens there; a scorer "
-          "runs a longer sequence alone. If not given: 8192 of a rollout; of a scorer 2048 on a "
-          "CPU and 16384 on a GPU.");
+ABSL_FLAG(
+    std::optional<int>, max_batch_tokens, std::nullopt,
+    "Tokens that a rank computes at one time, for which it takes memory at the start. A "
+    "rollout computes prompts whole, so it also bounds prompt + max_tokens there; a scorer "
+    "runs a longer sequence alone. If not given: of a rollout 8192 on CPUs, on GPUs 16384 or, "
+    "where memory is short, 8192; of a scorer 2048 on a CPU and 16384 on a GPU.");
 ABSL_FLAG(bool, prefix_sharing, true,
           "Compute what prompts have in common once. Changes speed and memory, never a bit.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each rank.");

@@ -71,7 +71,7 @@ TEST_F(ControlGateTest, AWaitingPauseLetsWhatWasAcceptedRun) {
   EXPECT_FALSE(*pause);
   EXPECT_TRUE(gate_.MayLaunch());
   Add("late");
-  EXPECT_EQ(table_.scheduler().Schedule().size(), 1u);  // not the newcomer
+  EXPECT_EQ(table_.scheduler().Schedule().sequences.size(), 1u);  // not the newcomer
   table_.AbortAll("done");
   Settle(0);
   ISOBIT_EXPECT_OK(**pause);
@@ -135,7 +135,7 @@ TEST_F(ControlGateTest, NewcomersWaitWhileSomethingDoes) {
   const auto newcomer_waits = [&](bool update_waits) {
     gate_.HoldNewcomers(update_waits, scheduler);
     Add(std::to_string(last_ticket_));
-    const bool waits = scheduler.Schedule().empty();
+    const bool waits = scheduler.Schedule().sequences.empty();
     table_.AbortAll("done");
     return waits;
   };

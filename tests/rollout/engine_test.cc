@@ -247,7 +247,7 @@ TEST_P(EngineTest, CancelFreesPagesWithinOneStep) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const uint64_t ticket, engine->Submit(request, sink));
   const auto other = Submit(*engine, MakeRequest("other", 5));
   Steps(*engine, 2);
-  EXPECT_EQ(engine->load().num_used_pages, 4 * 2);
+  EXPECT_EQ(engine->load().num_used_pages, 1 + 4) << "a shared one, and each its own";
   engine->Cancel(ticket, "gone");
   engine->Step();
   EXPECT_EQ(engine->load().num_used_pages, 2) << "those of the other request";
@@ -436,7 +436,7 @@ TEST_P(EngineTest, ReusesPagesWhileAStepInFlightWritesThem) {
   const auto engine = MakeEngine(options);
   const auto first = Submit(*engine, stopping);
   engine->Step();
-  next.prompt.resize(10, 7);  // 3 pages, of which one is the first's
+  next.prompt.assign(10, 7);  // 3 pages, of which one is the first's
   const auto second = Submit(*engine, next);
   while (!first->done) engine->Step();
   EXPECT_EQ(engine->load().num_waiting_requests, 1u);

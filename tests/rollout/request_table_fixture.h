@@ -50,7 +50,7 @@ class RequestTableFixture : public testing::Test {
 
   // The first sequence of the next step, ready for a token.
   Sequence& Schedule() {
-    batch_ = table_.scheduler().Schedule();
+    batch_ = table_.scheduler().Schedule().sequences;
     EXPECT_FALSE(batch_.empty());
     for (Sequence* sequence : batch_) {
       sequence->request->BeginSampling(*sequence, {});
@@ -82,10 +82,9 @@ class RequestTableFixture : public testing::Test {
   std::shared_ptr<const WeightVersion> version_ =
       std::make_shared<const WeightVersion>(WeightVersion{3, ""});
   std::vector<Emission> outbox_;
-  RequestTable table_{{.max_running = 4, .max_batch_tokens = 64},
+  RequestTable table_{{.max_running = 4, .max_batch_tokens = 64, .share_prefixes = false},
                       {.max_waiting_requests = 2, .max_waiting_tokens = kMaxWaitingTokens},
-                      /*num_pages=*/32,
-                      /*page_size=*/4,
+                      {.num_pages = 32, .page_size = 4},
                       version_,
                       outbox_};
   std::vector<Sequence*> batch_;

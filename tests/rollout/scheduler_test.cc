@@ -33,8 +33,10 @@ class SchedulerTest : public testing::Test {
  protected:
   void SetUpScheduler(int32_t num_pages, size_t max_running = 8, int64_t max_batch_tokens = 1000) {
     pages_ = std::make_unique<KvPages>(num_pages, 4);
-    scheduler_ = std::make_unique<Scheduler>(
-        SchedulerLimits{.max_running = max_running, .max_batch_tokens = max_batch_tokens}, *pages_);
+    scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_running = max_running,
+                                                             .max_batch_tokens = max_batch_tokens,
+                                                             .share_prefixes = false},
+                                             *pages_);
   }
 
   Sequence& Add(size_t num_prompt, uint32_t max_tokens = 100) {
@@ -52,7 +54,7 @@ class SchedulerTest : public testing::Test {
 
   // Schedules, and does what the engine does at a launch.
   std::vector<Sequence*> Launch() {
-    std::vector<Sequence*> batch = scheduler_->Schedule();
+    std::vector<Sequence*> batch = scheduler_->Schedule().sequences;
     for (Sequence* sequence : batch) {
       if (sequence->sampling == nullptr) sequence->request->BeginSampling(*sequence, {});
       sequence->num_cached =
@@ -87,7 +89,7 @@ TEST_F(SchedulerTest, PrefillsWholePromptsBesideDecodes) {
   EXPECT_THAT(Step(), ElementsAre(&a));
   EXPECT_EQ(a.pages.size(), 3u);
   Sequence& b = Add(5);
-  const std::vector<Sequence*> batch = scheduler_->Schedule();
+  const std::vector<Sequence*> batch = scheduler_->Schedule().sequences;
   EXPECT_THAT(batch, ElementsAre(&a, &b));
   EXPECT_EQ(a.tokens.size() - static_cast<size_t>(a.num_cached), 1u);
   EXPECT_EQ(b.num_cached, 0);
