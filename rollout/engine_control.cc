@@ -114,7 +114,7 @@ absl::StatusOr<bool> Engine::QuiesceFor(const WeightUpdate& update) {
 }
 
 // INVARIANT: afterwards no sequence holds or finds keys of the old weights
-// (EngineUpdateTest.UpdateRecomputeKv*, PrefixBitsTest.AnUpdateForgetsThePrefixes).
+// (EngineUpdateTest.UpdateRecomputeKv*, EngineSharingTest.AnUpdateForgetsThePrefixes).
 absl::Status Engine::SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
                                  WeightUpdateResult& result) {
   if (mode == InFlightMode::kAbort) {
