@@ -102,10 +102,13 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
                                              ? cuda::HopAllReduceKernel
                                              : cuda::TreeAllReduceKernel;
   // In vanilla mode for its barrier alone.
-  ISOBIT_ASSIGN_OR_RETURN(peers,
-                          cuda::PeerAllReduce::Create(group, {.hidden = rank.config.hidden_size,
-                                                              .kernels = kernels,
-                                                              .timeout = options.peer_timeout}));
+  ISOBIT_ASSIGN_OR_RETURN(
+      peers,
+      cuda::PeerAllReduce::Create(
+          group, {.hidden = rank.config.hidden_size,
+                  .kernels = kernels,
+                  .push = {.rows = options.push_rows, .bytes_per_us = options.push_bytes_per_us},
+                  .timeout = options.peer_timeout}));
   if (rank.mode == NumericsMode::kTree && rank.max_rows >= overlap_rows) {
     ISOBIT_ASSIGN_OR_RETURN(
         halves, group.Allocate(cuda::CopyEngineSum::SharedBytes(HalvesOf(rank), group.size()), 0));

@@ -21,6 +21,11 @@ struct CudaRankOptions {
   // Least rows of a step that is computed in two halves, so that the sums of one travel while the
   // other is computed (collective/copy_engine_sum.h). It changes speed, never a bit.
   int64_t overlap_rows = kOverlapRows;
+  // Most rows of a step whose row-parallel layers push their partial sums, and the bytes a
+  // microsecond by which these layers choose their tiles (cuda::PushOptions). They change speed,
+  // never a bit.
+  int64_t push_rows = -1;
+  double push_bytes_per_us = -1;
   bool use_graphs = true;
   double memory_fraction = 0.9;  // of each GPU's free memory that the ranks may take, in (0, 1]
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step

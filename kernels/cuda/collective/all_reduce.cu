@@ -17,9 +17,6 @@
 namespace isobit::cuda {
 namespace {
 
-// The rows of decode steps of up to 64 sequences; more has not been measured.
-constexpr int64_t kMaxPushRows = 64;
-
 int32_t QuadsOf(int64_t hidden) { return static_cast<int32_t>(CeilDiv(hidden, kQuad)); }
 
 // Clusters of the kernel that the current device holds at once.
@@ -161,12 +158,20 @@ size_t PeerAllReduce::bytes() const { return state_->memory.bytes(); }
 const PartialPush* PeerAllReduce::Push(int64_t rows) {
   const AllReduceState& state = *state_;
   const int ranks = state.group.size();
-  if (ranks == 1 || rows > std::min(kMaxPushRows, state.options.max_rows)) return nullptr;
+  const PushOptions& options = state.options.push;
+  const PushTable table = PushTableOf(ranks);
+  const int64_t most = options.rows < 0 ? table.rows : options.rows;
+  const double bytes_per_us = options.bytes_per_us < 0 ? table.bytes_per_us : options.bytes_per_us;
+  if (ranks == 1 || rows > std::min(most, state.options.max_rows)) return nullptr;
   const int64_t hidden = state.options.hidden;
+  const bool two_shots = ChooseAllReduce(rows, hidden, ranks).two_shots;
+  const double copies = two_shots ? 1 - 1.0 / ranks : ranks - 1;  // of a row, that cross links
+  const double bytes_of_row = copies * static_cast<double>(hidden * int64_t{sizeof(float)});
   *push_ = {.group = Group(),
             .mailbox_bytes = state.mailbox_bytes,
             .quads = QuadsOf(hidden),
-            .two_shots = ChooseAllReduce(rows, hidden, ranks).two_shots};
+            .two_shots = two_shots,
+            .us_of_row = bytes_per_us > 0 ? bytes_of_row / bytes_per_us : 0};
   return push_.get();
 }
 

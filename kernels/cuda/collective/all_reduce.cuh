@@ -346,8 +346,9 @@ __global__ void __launch_bounds__(1024 / kChunks, kChunks)
   operation.TakeTicket();
   WaitCluster();
   int turn = 0;
-  for (int row = first; row < rows; row += job.clusters, turn ^= 1) {
-    give(row + job.clusters);
+  for (int i = first; i < rows; i += job.clusters, turn ^= 1) {
+    give(i + job.clusters);
+    const int row = job.partial == nullptr ? OwnRowsFirst(i, rows, rank, kRanks) : i;
     uint2 h[kChunks] = {};
     if (row % kRanks == rank) {
       uint4 own[kChunks] = {};

@@ -47,12 +47,19 @@ using AllReduceKernels = AllReduceKernel (*)(const AllReduceSchedule& schedule, 
 // In the contract's order.
 AllReduceKernel TreeAllReduceKernel(const AllReduceSchedule& schedule, int ranks, bool aligned);
 
+// When linear layers push their partials. It changes speed, never a bit. -1: as PushTableOf says.
+struct PushOptions {
+  int64_t rows = -1;         // in steps of at most so many rows
+  double bytes_per_us = -1;  // that a rank sends, by which layers choose tiles; 0: they do not
+};
+
 struct AllReduceOptions {
   int64_t hidden = 0;  // columns of a row, 1 .. kMaxAllReduceHidden
   // Rows of one kernel, at most 32768. More rows take several kernels; with twice as
   // many rows that costs 6 %. A rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
   int64_t max_rows = 4096;
   AllReduceKernels kernels = TreeAllReduceKernel;
+  PushOptions push = {};
   absl::Duration timeout = absl::Seconds(2);  // how long a kernel waits for a peer
 };
 

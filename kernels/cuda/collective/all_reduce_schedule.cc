@@ -39,6 +39,14 @@ AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks) {
   return many ? Spread(true, hidden, 2, 512) : Spread(true, hidden, 1, 1024);
 }
 
+PushTable PushTableOf(int ranks) {
+  // More rows, and tiles chosen for a push, have not been measured.
+  constexpr PushTable kTwo = {.rows = 64, .bytes_per_us = 0};
+  constexpr PushTable kFour = {.rows = 64, .bytes_per_us = 0};
+  constexpr PushTable kEight = {.rows = 64, .bytes_per_us = 0};
+  return ranks == 2 ? kTwo : ranks == 4 ? kFour : kEight;
+}
+
 int64_t MailboxBytes(const AllReduceSchedule& schedule, int64_t rows, int64_t hidden, int ranks) {
   constexpr int64_t kPiece = kWarp * kQuad;
   const int64_t columns = CeilDiv(hidden, kPiece) * kPiece;

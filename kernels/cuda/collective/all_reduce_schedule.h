@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/contract/portable.h"
+
 namespace isobit::cuda {
 
 inline constexpr int64_t kMaxAllReduceHidden = 16384;
@@ -25,6 +27,23 @@ struct AllReduceSchedule {
 
 // rows >= 0, 1 <= hidden <= kMaxAllReduceHidden, ranks 2, 4 or 8.
 AllReduceSchedule ChooseAllReduce(int64_t rows, int64_t hidden, int ranks);
+
+// What PushOptions leaves open (all_reduce.h), for 2, 4 or 8 ranks.
+struct PushTable {
+  int64_t rows;
+  double bytes_per_us;
+};
+PushTable PushTableOf(int ranks);
+
+// The i-th of a sum's `rows` rows for rank `rank` if its own rows (r % ranks == rank) come first.
+// Partials that have been pushed are on their way to all owners at once, so every rank first adds
+// up what it owns. In order of their numbers, its clusters would wait for peers' rows in between.
+ISOBIT_HD constexpr int OwnRowsFirst(int i, int rows, int rank, int ranks) {
+  const int owned = (rows - rank + ranks - 1) / ranks;
+  if (i < owned) return rank + ranks * i;
+  const int other = (i - owned) % (ranks - 1);
+  return (i - owned) / (ranks - 1) * ranks + other + (other < rank ? 0 : 1);
+}
 
 // Bytes of the mailbox that the ranks' messages to one rank fill: rows of whole pieces of 128
 // columns.

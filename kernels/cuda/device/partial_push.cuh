@@ -18,6 +18,7 @@ struct PartialPush {
   size_t mailbox_bytes;  // two mailboxes follow the RankSignals
   int32_t quads;         // of a row; a quad is four columns
   bool two_shots;        // row r goes only to rank r % group.size; otherwise every row to all ranks
+  double us_of_row;      // that a row's partials take on the way, as expected; 0: not known
 };
 
 namespace cuda {
@@ -60,22 +61,41 @@ __device__ __forceinline__ uint4 WordsOf(float4 sum) {
           Sendable(contract::BitsOf(sum.z)), Sendable(contract::BitsOf(sum.w))};
 }
 
+// Where quad 0 of fp32 row `slot` of rank `to`'s mailbox goes; quad q lies OffsetOf quads further.
+__device__ __forceinline__ uint4* PushedRow(const PartialPush& push, uint32_t operation, int to,
+                                            int slot) {
+  const RankGroup& group = push.group;
+  std::byte* const mailbox = group.memory[to] + MailboxOf(operation, push.mailbox_bytes);
+  return FloatSlotOf(mailbox, slot, PiecesOf(push.quads), group.size, 0) +
+         group.rank * kMailboxQuads;
+}
+// The same for row `row` of two shots.
+__device__ __forceinline__ uint4* OwnersRow(const PartialPush& push, uint32_t operation, int row) {
+  return PushedRow(push, operation, row % push.group.size, row / push.group.size);
+}
+__device__ __forceinline__ int OffsetOf(const PartialPush& push, int quad) {
+  return quad / kMailboxQuads * push.group.size * kMailboxQuads + quad % kMailboxQuads;
+}
+
+// From a row to the one 8 rows below in the same mailbox, in quads. In two shots that row has the
+// same owner, 8 / group.size rows further, because the number of ranks divides 8.
+__device__ __forceinline__ int EightRowsOf(const PartialPush& push) {
+  return 8 * PiecesOf(push.quads) * kMailboxQuads * (push.two_shots ? 1 : push.group.size);
+}
+
 // Sends a quad of row `row` for operation `operation`, also to this rank's own mailbox. Skips quads
 // beyond the row; columns beyond the row, in its last quad, may hold anything.
 __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t operation, int row,
                                          int quad, float4 sum) {
   if (quad >= push.quads) return;
   const uint4 words = WordsOf(sum);
+  const int offset = OffsetOf(push, quad);
+  if (push.two_shots) return StoreRelaxed(OwnersRow(push, operation, row) + offset, words);
   const RankGroup& group = push.group;
-  const size_t mailbox = MailboxOf(operation, push.mailbox_bytes);
-  const auto send = [&](int to, int slot) {
-    uint4* const at =
-        FloatSlotOf(group.memory[to] + mailbox, slot, PiecesOf(push.quads), group.size, quad);
-    StoreRelaxed(at + group.rank * kMailboxQuads, words);
-  };
-  if (push.two_shots) return send(row % group.size, row / group.size);
 #pragma unroll 1
-  for (int d = 1; d <= group.size; ++d) send((group.rank + d) % group.size, row);
+  for (int d = 1; d <= group.size; ++d) {
+    StoreRelaxed(PushedRow(push, operation, (group.rank + d) % group.size, row) + offset, words);
+  }
 }
 
 // The same for a quad of each of the rows row, row + 8, ... that are below end_row.
@@ -90,18 +110,10 @@ __device__ __forceinline__ void PushQuads(const PartialPush& push, uint32_t oper
     return;
   }
   if (quad >= push.quads) return;
-  // The number of ranks divides 8, so all these rows go to the same rank and lie equally far apart.
-  const RankGroup& group = push.group;
-  const int pieces = PiecesOf(push.quads);
-  uint4* const at =
-      FloatSlotOf(group.memory[row % group.size] + MailboxOf(operation, push.mailbox_bytes),
-                  row / group.size, pieces, group.size, quad);
+  uint4* const at = OwnersRow(push, operation, row) + OffsetOf(push, quad);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    if (row + 8 * i < end_row) {
-      StoreRelaxed(at + group.rank * kMailboxQuads + i * 8 * pieces * kMailboxQuads,
-                   WordsOf(sums[i]));
-    }
+    if (row + 8 * i < end_row) StoreRelaxed(at + i * EightRowsOf(push), WordsOf(sums[i]));
   }
 }
 

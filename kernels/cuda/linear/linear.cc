@@ -29,7 +29,8 @@ bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n
 absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  return Launch(ChooseLinear(kH200, args.weight.shape, args.m, mappable), args, stream);
+  return Launch(ChooseLinear(kH200, args.weight.shape, args.m, mappable, PushTime(args)), args,
+                stream);
 }
 
 absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,

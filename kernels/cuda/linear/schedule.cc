@@ -174,12 +174,12 @@ bool WholeSteps(const LinearShape& shape) {
 }
 
 LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                            bool mappable) {
+                            bool mappable, double push_us) {
   LinearSchedule schedule;
   if (!mappable || shape.k == 0 || !WholeSteps(shape)) return schedule;
   if (m > kMaxStreamRows) {
     schedule.kind = LinearSchedule::Kind::kTile;
-    schedule.tile = ChooseTile(card, shape, m);
+    schedule.tile = ChooseTile(card, shape, m, push_us);
     return schedule;
   }
   if (m > 32) return ChooseMiddle(card, shape);

@@ -37,9 +37,10 @@ struct LinearSchedule {
 };
 
 // The schedule of a layer; a pure function of the card, the shape and the rows of x. `mappable`: x
-// can have a tensor map (device/tensor_map.h).
+// can have a tensor map (device/tensor_map.h). push_us: microseconds that the sums take to other
+// ranks if the layer pushes them, 0: none.
 LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                            bool mappable);
+                            bool mappable, double push_us = 0);
 
 // Whether a schedule can compute a layer. INVALID_ARGUMENT says why not.
 absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,

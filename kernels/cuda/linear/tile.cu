@@ -35,11 +35,16 @@ LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
 
 }  // namespace
 
-TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m) {
+double PushTime(const LinearArgs& args) {
+  return args.push == nullptr ? 0 : args.push->us_of_row * static_cast<double>(args.m);
+}
+
+TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                        double push_us) {
   TileSchedule best;
   double best_time = std::numeric_limits<double>::infinity();
   for (const TileSchedule& schedule : TileSchedules(shape)) {
-    const double time = ExpectedTime(card, shape, m, schedule);
+    const double time = ExpectedTime(card, shape, m, schedule, push_us);
     if (time < best_time) {
       best = schedule;
       best_time = time;

@@ -30,9 +30,13 @@ struct TileSchedule {
 // is not a multiple of 16 columns wide; one or two if the leaves are not uniform (LeafBlocks).
 std::vector<TileSchedule> TileSchedules(const LinearShape& shape);
 
+// Microseconds that the sums of a layer that pushes take to other ranks, as expected; else 0.
+double PushTime(const LinearArgs& args);
+
 // The schedule of TileSchedules(shape), which must not be empty, that is expected to be fastest for
-// m rows.
-TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m);
+// m rows. push_us: PushTime.
+TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+                        double push_us);
 
 // LaunchLinear (linear.h) by one of TileSchedules(shape). INVALID_ARGUMENT: it is not one of them,
 // or x cannot have a tensor map (device/tensor_map.h). INTERNAL: CUDA refused.

@@ -56,7 +56,7 @@ constexpr TileCost kCosts[] = {
 }  // namespace
 
 double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                    const TileSchedule& schedule) {
+                    const TileSchedule& schedule, double push_us) {
   const bool tree =
       shape.sum == contract::LeafSum::kTree && (schedule.split > 1 || shape.num_leaves > 2);
   const auto* const cost = std::ranges::find_if(
@@ -74,7 +74,11 @@ double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t 
                           cost->leaf * waves * shape.num_leaves / schedule.split;
   const double load = static_cast<double>(PackedLinearBytes(shape)) / card.memory_bytes_per_us;
   // Loading and multiplying overlap; the more equal their times are, the less they overlap.
-  return std::sqrt(std::hypot(multiply * multiply, load * load));
+  const double time = std::sqrt(std::hypot(multiply * multiply, load * load));
+  // A wave's sums travel while the next wave is multiplied, the last wave's after it.
+  const double before =
+      push_us * (waves - 1) * static_cast<double>(at_once) / static_cast<double>(tiles);
+  return std::max(time, time / waves + before) + push_us - before;
 }
 
 }  // namespace isobit::cuda

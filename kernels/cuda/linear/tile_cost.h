@@ -12,9 +12,10 @@
 namespace isobit::cuda {
 
 // Microseconds for m rows, from measurements on an H200; infinite for a schedule that was not
-// measured.
+// measured. push_us: that the sums take to other ranks if the layer pushes them, else 0; the time
+// then ends when they have arrived.
 double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                    const TileSchedule& schedule);
+                    const TileSchedule& schedule, double push_us);
 
 }  // namespace isobit::cuda
 

@@ -107,43 +107,109 @@ __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kVa
   }
 }
 
-// Of two octets, the even lanes store the first and the odd lanes the second: four neighbouring
-// columns each, so that four lanes store 64 bytes of a row. Both store a last octet without a
-// partner.
+// Four neighbouring columns of a thread's two rows.
+struct RowQuads {
+  float4 high, low;
+};
+
+// Of two octets, even lanes get quads of the first and odd lanes of the second, so that four lanes
+// have 64 bytes of a row. Of a last octet without a partner, both get the same.
+template <int kOctets, int kValues>
+__device__ __forceinline__ RowQuads QuadsOf(const float (&sums)[kValues], int i) {
+  const bool odd = threadIdx.x % 2 == 1;
+  const float* const first = &sums[4 * i];
+  const float* const second = &sums[i + 1 < kOctets ? 4 * i + 4 : 4 * i];
+  float got[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    got[e] = __shfl_xor_sync(0xffffffffu, odd ? first[e] : second[e], 1);
+  }
+  return {odd ? make_float4(got[0], got[1], second[0], second[1])
+              : make_float4(first[0], first[1], got[0], got[1]),
+          odd ? make_float4(got[2], got[3], second[2], second[3])
+              : make_float4(first[2], first[3], got[2], got[3])};
+}
+
 template <int kOctets, bool kWhole, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
-                                          int row, int octet, uint32_t operation) {
+                                          int row, int octet) {
   const int lane = threadIdx.x % 4;
-  const bool odd = lane % 2 == 1;
   const int column = lane / 2 * 4;
   OutputRows<float> rows(out, row, kWhole ? 8 * (octet + lane % 2) + column : 0);
 #pragma unroll
   for (int i = 0; i < kOctets; i += 2) {
     const bool paired = i + 1 < kOctets;
-    const float* const first = &sums[4 * i];
-    const float* const second = &sums[paired ? 4 * i + 4 : 4 * i];
-    float got[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      got[e] = __shfl_xor_sync(0xffffffffu, odd ? first[e] : second[e], 1);
-    }
-    const float4 high = odd ? make_float4(got[0], got[1], second[0], second[1])
-                            : make_float4(first[0], first[1], got[0], got[1]);
-    const float4 low = odd ? make_float4(got[2], got[3], second[2], second[3])
-                           : make_float4(first[2], first[3], got[2], got[3]);
-    if (out.target.pushes) {
-      const int quad = (8 * (octet + i + (paired ? lane % 2 : 0)) + column) / 4;
-      if (paired || !odd) {
-        if (rows.has_upper) PushQuad(out.target.push, operation, row, quad, high);
-        if (rows.has_lower) PushQuad(out.target.push, operation, row + 8, quad, low);
-      }
-      continue;
-    }
+    const auto [high, low] = QuadsOf<kOctets>(sums, i);
     if constexpr (kWhole) {
       rows.template Store<true>(paired ? 8 * i : 8 * (i - lane % 2), 4, high, low);
     } else {
       const OctetColumns at = ColumnsOf(out.target, octet + i + (paired ? lane % 2 : 0));
       rows.template Store<false>(at.column + column, at.count - column, high, low);
+    }
+  }
+}
+
+// In pairs of threads that have neighbouring rows (lane bit 2): returns, of two quads that both
+// have of their rows, the even row's (top) and the odd row's (bottom) that this thread sends. The
+// lower thread gets `first` of both rows, the upper one `second`.
+struct NeighbourQuads {
+  float4 top, bottom;
+};
+__device__ __forceinline__ NeighbourQuads SwapRows(float4 first, float4 second) {
+  const bool upper = (threadIdx.x & 4) != 0;
+  const float4 mine = upper ? second : first;
+  const float4 sent = upper ? first : second;
+  const float4 got = {
+      __shfl_xor_sync(0xffffffffu, sent.x, 4), __shfl_xor_sync(0xffffffffu, sent.y, 4),
+      __shfl_xor_sync(0xffffffffu, sent.z, 4), __shfl_xor_sync(0xffffffffu, sent.w, 4)};
+  return {upper ? got : mine, upper ? mine : got};
+}
+
+// Pushes the sums to the ranks that add them. Of four octets, eight lanes send 128 bytes of a row
+// at once: NVLink carries that in fewer packets than two times 64 bytes.
+template <int kOctets, int kValues>
+__device__ __forceinline__ void PushSums(const LinearTarget& target, const float (&sums)[kValues],
+                                         int row, int octet, uint32_t operation) {
+  const PartialPush& push = target.push;
+  const int lane = threadIdx.x % 4;
+  const int upper = threadIdx.x / 4 % 2;
+  const int even_row = row - upper;  // tiles begin at even rows
+  const int eight_rows = EightRowsOf(push);
+  const int sends = push.two_shots ? 1 : push.group.size;
+#pragma unroll 1
+  for (int d = 1; d <= sends; ++d) {
+    const int to = (push.group.rank + d) % push.group.size;
+    const auto at = [&](int of_row) {
+      return push.two_shots ? OwnersRow(push, operation, of_row)
+                            : PushedRow(push, operation, to, of_row);
+    };
+    uint4* const top = at(even_row);
+    uint4* const bottom = at(even_row + 1);
+    const auto store = [&](bool odd_row, bool low, int quad, float4 sum) {
+      if (quad >= push.quads || even_row + odd_row + 8 * low >= target.m) return;
+      StoreRelaxed((odd_row ? bottom : top) + (low ? eight_rows : 0) + OffsetOf(push, quad),
+                   WordsOf(sum));
+    };
+#pragma unroll
+    for (int i = 0; i < kOctets / 4 * 4; i += 4) {
+      const RowQuads first = QuadsOf<kOctets>(sums, i);
+      const RowQuads second = QuadsOf<kOctets>(sums, i + 2);
+      const int quad = 2 * (octet + i + 2 * upper + lane % 2) + lane / 2;
+      const NeighbourQuads high = SwapRows(first.high, second.high);
+      const NeighbourQuads low = SwapRows(first.low, second.low);
+      store(false, false, quad, high.top);
+      store(true, false, quad, high.bottom);
+      store(false, true, quad, low.top);
+      store(true, true, quad, low.bottom);
+    }
+#pragma unroll
+    for (int i = kOctets / 4 * 4; i < kOctets; i += 2) {
+      const bool paired = i + 1 < kOctets;
+      const RowQuads quads = QuadsOf<kOctets>(sums, i);
+      if (!paired && lane % 2 == 1) continue;
+      const int quad = 2 * (octet + i + lane % 2) + lane / 2;
+      store(upper != 0, false, quad, quads.high);
+      store(upper != 0, true, quad, quads.low);
     }
   }
 }
@@ -192,14 +258,15 @@ template <int kOctets, int kValues>
 __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
                                           int octet, uint32_t operation) {
   if (out.target.bias != nullptr) AddBias<kOctets>(out, sums, octet);
+  if (out.target.pushes) return PushSums<kOctets>(out.target, sums, row, octet, operation);
   const bool swiglu = out.kind == LinearOutput::kSwiGlu;
   const int end = 8 * (octet + kOctets) / (swiglu ? 2 : 1);  // of the columns, if they are adjacent
   const bool whole = out.vectors && swiglu == out.target.gated && end <= out.target.n;
   if (out.kind == LinearOutput::kFp32) {
     if (whole) {
-      StoreFp32<kOctets, true>(out, sums, row, octet, operation);
+      StoreFp32<kOctets, true>(out, sums, row, octet);
     } else {
-      StoreFp32<kOctets, false>(out, sums, row, octet, operation);
+      StoreFp32<kOctets, false>(out, sums, row, octet);
     }
   } else if (out.kind == LinearOutput::kBf16) {
     if (whole) {

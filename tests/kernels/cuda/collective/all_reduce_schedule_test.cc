@@ -1,6 +1,8 @@
 // The all-reduce's table is total and valid: a schedule covers its row, and fits the kernels.
 #include "kernels/cuda/collective/all_reduce_schedule.h"
 
+#include <set>
+
 #include "gtest/gtest.h"
 
 namespace isobit::cuda {
@@ -28,6 +30,25 @@ TEST(AllReduceScheduleTest, LargeSumsGoThroughTheOwner) {
   EXPECT_FALSE(ChooseAllReduce(8, 4096, 4).two_shots);
   EXPECT_TRUE(ChooseAllReduce(16, 4096, 4).two_shots);
   EXPECT_TRUE(ChooseAllReduce(4096, 64, 2).two_shots);
+}
+
+TEST(AllReduceScheduleTest, OwnRowsComeFirstAndEveryRowOnce) {
+  for (const int ranks : {2, 4, 8}) {
+    for (int rows = 1; rows <= 40; ++rows) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        SCOPED_TRACE(testing::Message() << rows << " rows, rank " << rank << " of " << ranks);
+        std::set<int> seen;
+        bool others = false;
+        for (int i = 0; i < rows; ++i) {
+          const int row = OwnRowsFirst(i, rows, rank, ranks);
+          ASSERT_TRUE(row >= 0 && row < rows);
+          ASSERT_TRUE(seen.insert(row).second);
+          others = others || row % ranks != rank;
+          ASSERT_EQ(others, row % ranks != rank);
+        }
+      }
+    }
+  }
 }
 
 TEST(AllReduceScheduleTest, MailboxHoldsWhatPeersSend) {

@@ -2,6 +2,7 @@
 // on one GPU, and spread over all GPUs; replays of graphs with delays; ranks that do not come.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -175,8 +176,12 @@ TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
     for (const std::vector<int>& devices : Placements(size)) {
       for (const int64_t hidden : {64, 99, 100, 576, 1024, 2048, 4096, 5120, 16384}) {
         const int64_t max_rows = hidden == 64 || hidden == 1024 ? 4096 : 600;
-        Ranks ranks(devices, {.hidden = hidden, .max_rows = max_rows, .timeout = kRankTimeout});
-        for (const int64_t rows : {1, 3, 16, 1, 64, 100, 256, 2, 1024, 4099, 33}) {
+        Ranks ranks(devices, {.hidden = hidden,
+                              .max_rows = max_rows,
+                              .push = {.rows = 600},
+                              .timeout = kRankTimeout});
+        for (const int64_t rows :
+             {1, 3, 16, 1, 63, 64, 65, 96, 100, 127, 128, 256, 511, 512, 513, 2, 1024, 4099, 33}) {
           if (HasFailure()) return;
           if (rows * hidden * size > Scaled(40'000'000)) continue;
           SCOPED_TRACE(absl::StrCat(rows, " x ", hidden, " on ", absl::StrJoin(devices, ",")));
@@ -326,7 +331,7 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int
 // at once.
 TEST_F(AllReduceTest, ReplaysWithDelays) {
   constexpr int64_t kHidden = 1536;
-  const std::vector<int64_t> rows = {100, 3, 256, 1, 64, 17, 300, 16, 2100, 2, 40};
+  const std::vector<int64_t> rows = {100, 3, 256, 1, 64, 17, 300, 16, 2100, 2, 40, 512, 96, 127};
   const int64_t most = std::ranges::max(rows) * kHidden;
   const int replays = Scaled(60);
   const int64_t steps = replays * static_cast<int64_t>(rows.size());
@@ -337,7 +342,9 @@ TEST_F(AllReduceTest, ReplaysWithDelays) {
       for (const bool dependent : {false, true}) {
         SCOPED_TRACE(
             absl::StrCat("devices ", absl::StrJoin(devices, ","), dependent ? ", PDL" : ""));
-        Ranks ranks(devices, {.hidden = kHidden, .max_rows = 2090, .timeout = kRankTimeout});
+        Ranks ranks(
+            devices,
+            {.hidden = kHidden, .max_rows = 2090, .push = {.rows = 512}, .timeout = kRankTimeout});
         std::vector<std::unique_ptr<StepBuffers>> buffers;
         std::vector<std::unique_ptr<Graph>> graphs;
         ranks.Each([&](int r) {
@@ -447,9 +454,12 @@ TEST_F(AllReduceTest, GivesUpOnARankThatDoesNotCome) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   for (const std::vector<int>& devices : Placements(4)) {
-    for (const int64_t rows : {0, 1, 200}) {  // a barrier, one shot, two shots
+    // A barrier, one shot, two shots; two shots of pushed partials.
+    for (const int64_t rows : {0, 1, 200, -200}) {
+      const bool pushes = rows < 0;
       SCOPED_TRACE(absl::StrCat(rows, " rows, devices ", absl::StrJoin(devices, ",")));
-      Ranks ranks(devices, {.hidden = kHidden, .timeout = absl::Milliseconds(200)});
+      Ranks ranks(devices,
+                  {.hidden = kHidden, .push = {.rows = 200}, .timeout = absl::Milliseconds(200)});
       std::vector<std::unique_ptr<StepBuffers>> buffers;
       ranks.Each([&](int) {
         buffers.push_back(std::make_unique<StepBuffers>(200 * kHidden, kHidden, 1));
@@ -458,7 +468,8 @@ TEST_F(AllReduceTest, GivesUpOnARankThatDoesNotCome) {
         const Stream stream = ranks.stream(r);
         StepBuffers& b = *buffers[r];
         return rows == 0 ? ranks.end(r).Barrier(stream)
-                         : ranks.end(r).Norm(b.partial.data(), b.Norm(rows, kHidden), stream);
+                         : NormOf(ranks.end(r), b.partial.data(), pushes,
+                                  b.Norm(std::abs(rows), kHidden), stream);
       };
       const auto all_but_third = [&](int r) {
         if (r != 2) ASSERT_TRUE(launch(r).ok());

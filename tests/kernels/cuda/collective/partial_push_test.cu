@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/system_memory.cuh"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/schedule.h"
 #include "tests/kernels/cuda/collective/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
 
@@ -26,7 +27,7 @@ using testing_support::SameBits;
 using testing_support::Scaled;
 using testing_support::View;
 
-constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxRows = 513;
 
 LinearShape ShapeOfRank(int64_t n, const contract::LeafPlan& plan, int rank, int size) {
   const contract::LeafRange leaves = contract::LeavesOfRank(rank, size);
@@ -56,15 +57,18 @@ struct Layer {
     packed.CopyIn(bytes);
   }
 
-  absl::Status Multiply(int64_t m, const PartialPush* push, const Stream& stream) {
-    return LaunchLinear({.x = x.data(),
-                         .ldx = ldx,
-                         .m = m,
-                         .weight = {shape, packed.data()},
-                         .fp32_out = partial.data(),
-                         .ldy = shape.n,
-                         .push = push},
-                        stream);
+  // schedule: null: the one that is chosen.
+  absl::Status Multiply(int64_t m, const PartialPush* push, const LinearSchedule* schedule,
+                        const Stream& stream) {
+    const LinearArgs args = {.x = x.data(),
+                             .ldx = ldx,
+                             .m = m,
+                             .weight = {shape, packed.data()},
+                             .fp32_out = partial.data(),
+                             .ldy = shape.n,
+                             .push = push};
+    return schedule == nullptr ? LaunchLinear(args, stream)
+                               : LaunchLinearAs(*schedule, args, stream);
   }
   absl::Status Norm(PeerAllReduce& end, int64_t m, bool pushed, const Stream& stream) {
     return end.Norm(pushed ? nullptr : partial.data(),
@@ -98,7 +102,7 @@ class PartialPushTest : public testing_support::RowTest {
   // `out` and `residual` of every rank after the layer and its norm have run four times.
   std::vector<std::vector<Bf16>> Run(Ranks& ranks, std::vector<std::unique_ptr<Layer>>& layers,
                                      const std::vector<Bf16>& residual, int64_t m, bool pushes,
-                                     bool shared) {
+                                     bool shared, const LinearSchedule* schedule = nullptr) {
     const bool dependent = Chance(2);
     ranks.Each([&](int r) {
       layers[r]->residual.CopyIn(residual);
@@ -113,7 +117,7 @@ class PartialPushTest : public testing_support::RowTest {
       ranks.Each([&](int r) {
         const PartialPush* const push = pushes ? ranks.end(r).Push(m) : nullptr;
         ASSERT_EQ(push != nullptr, pushes);
-        ASSERT_TRUE(layers[r]->Multiply(m, push, stream(r)).ok());
+        ASSERT_TRUE(layers[r]->Multiply(m, push, schedule, stream(r)).ok());
         if (shared) return;
         // Different ranks are late for the sum.
         if (r == i % ranks.size()) {
@@ -140,15 +144,17 @@ class PartialPushTest : public testing_support::RowTest {
   }
 };
 
-// Every schedule of a linear layer of few rows: leaves of one to many K tiles, an x that only the
-// general kernel takes, columns that are no whole quads.
+// The schedules that are chosen: leaves of one to many K tiles, an x that only the general kernel
+// takes, columns that are no whole quads.
 TEST_F(PartialPushTest, GivesTheBitsOfStoredPartials) {
   int cases = 0;
   for (const int size : {2, 4, 8}) {
     for (const std::vector<int>& devices : Placements(size)) {
       const bool shared = std::set<int>(devices.begin(), devices.end()).size() < devices.size();
       for (const int64_t n : {998, 1536, 4096}) {
-        Ranks ranks(devices, {.hidden = n, .timeout = kRankTimeout});
+        // Slow links make a layer choose tiles that end sooner.
+        const PushOptions push = {.rows = kMaxRows, .bytes_per_us = Chance(2) ? 1e4 : 0.0};
+        Ranks ranks(devices, {.hidden = n, .push = push, .timeout = kRankTimeout});
         const std::vector<Bf16> residual = operands_.Bf16s(kMaxRows * n, false);
         const std::vector<Bf16> weight = operands_.Bf16s(n, false);
         for (const int64_t k : {1000, 1024, 4096}) {
@@ -158,7 +164,8 @@ TEST_F(PartialPushTest, GivesTheBitsOfStoredPartials) {
             layers.push_back(std::make_unique<Layer>(ShapeOfRank(n, plan, r, size),
                                                      k == 1000 ? 1 : 0, weight, operands_));
           });
-          for (const int64_t m : {1, 5, 8, 9, 16, 17, 33, 48, 64}) {
+          for (const int64_t m :
+               {1, 5, 8, 9, 16, 17, 33, 48, 63, 64, 65, 96, 127, 128, 256, 511, 512, 513}) {
             if (Below(100) >= Scaled(100)) continue;
             SCOPED_TRACE(
                 absl::StrCat("m ", m, ", n ", n, ", k ", k, " on ", absl::StrJoin(devices, ",")));
@@ -175,6 +182,43 @@ TEST_F(PartialPushTest, GivesTheBitsOfStoredPartials) {
     }
   }
   std::printf("Linear layers that push: %d cases\n", cases);
+}
+
+// Every tile: a last one that lacks rows and columns, in one shot and in two.
+TEST_F(PartialPushTest, EveryTileGivesTheBitsOfStoredPartials) {
+  int cases = 0;
+  for (const int size : {2, 4, 8}) {
+    const std::vector<int> devices = Placements(size).back();
+    const bool shared = std::set<int>(devices.begin(), devices.end()).size() < devices.size();
+    for (const int64_t n : {100, 1000}) {
+      Ranks ranks(devices, {.hidden = n, .push = {.rows = kMaxRows}, .timeout = kRankTimeout});
+      const std::vector<Bf16> residual = operands_.Bf16s(kMaxRows * n, false);
+      const std::vector<Bf16> weight = operands_.Bf16s(n, false);
+      const contract::LeafPlan plan = contract::PlanColumns(2048);
+      std::vector<std::unique_ptr<Layer>> layers;
+      ranks.Each([&](int r) {
+        layers.push_back(
+            std::make_unique<Layer>(ShapeOfRank(n, plan, r, size), 0, weight, operands_));
+      });
+      const std::vector<TileSchedule> tiles = TileSchedules(layers[0]->shape);
+      ASSERT_FALSE(tiles.empty());
+      for (const TileSchedule& tile : tiles) {
+        const LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile, .tile = tile};
+        for (const int64_t m : {67, 263}) {
+          SCOPED_TRACE(absl::StrCat(Describe(schedule), ", m ", m, ", n ", n, " on ",
+                                    absl::StrJoin(devices, ",")));
+          const auto expected = Run(ranks, layers, residual, m, false, shared, &schedule);
+          const auto actual = Run(ranks, layers, residual, m, true, shared, &schedule);
+          for (size_t r = 0; r < actual.size(); ++r) {
+            EXPECT_TRUE(SameBits(View(actual[r]), View(expected[r]))) << "rank " << r;
+          }
+          if (HasFailure()) return;
+          ++cases;
+        }
+      }
+    }
+  }
+  std::printf("Tiles that push: %d cases\n", cases);
 }
 
 }  // namespace

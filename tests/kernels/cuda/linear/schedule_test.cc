@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/device/device_traits.h"
@@ -79,6 +80,18 @@ TEST(LinearScheduleTest, LongPassesOfFewRowsSpreadBesideOthers) {
     EXPECT_LE(first_bytes + second_bytes, kH200.shared_bytes)
         << Describe(first) << ", " << Describe(second);
   }
+}
+
+// An 8B model's down_proj at TP 4, 512 rows. Its sums take about as long to other ranks as the
+// product: all of them should not leave at its end.
+TEST(LinearScheduleTest, SumsThatTravelLeaveInSeveralWaves) {
+  const LinearShape down = ShapeOf(4096, contract::PlanColumns(12288), 4, LeafSum::kTree);
+  const auto tiles = [&](double push_us) {
+    const TileSchedule tile = ChooseLinear(kH200, down, 512, true, push_us).tile;
+    return 512 / tile.rows * CeilDiv(down.n, tile.columns);
+  };
+  EXPECT_LE(tiles(0), kH200.multiprocessors);
+  EXPECT_GT(tiles(19), kH200.multiprocessors);
 }
 
 TEST(LinearScheduleTest, WhatHasNoTensorMapIsGeneral) {
