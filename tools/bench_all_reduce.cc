@@ -1,5 +1,5 @@
 // The subcommand `allreduce` of isobit-bench: the sum over ranks that ends a row-parallel layer,
-// fused with the norm, beside NCCL's.
+// fused with the norm, beside NCCL's; and such a layer with its sum.
 #include <nccl.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/rows/rows.h"
 #include "tools/bench_gpu.h"
+#include "tools/bench_push.h"
 #include "tools/bench_ranks.h"
 #include "tools/bench_report.h"
 
@@ -185,7 +186,7 @@ absl::Status BenchGroup(int ranks, const std::vector<int64_t>& rows, nlohmann::j
                                {"nccl_and_norm_us", both},
                                {"target", target}});
   }
-  return absl::OkStatus();
+  return BenchPush(*team, report);
 }
 
 }  // namespace

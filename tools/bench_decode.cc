@@ -14,6 +14,8 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -39,6 +41,15 @@ ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
 ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
           "decode: least rows of a prefill step that is computed in halves");
+ABSL_FLAG(std::vector<std::string>, decode_push_rows, std::vector<std::string>({"-1"}),
+          "decode: most rows of a step whose o and down push their partial sums; -1: the default. "
+          "Several are compared with the last");
+ABSL_FLAG(std::vector<std::string>, decode_push_gb, std::vector<std::string>({"-1"}),
+          "decode: GB/s that a rank is expected to push, by which o and down choose tiles; 0: they "
+          "do not; -1: the default. Several are compared with the last");
+ABSL_FLAG(int, decode_share, 1,
+          "decode: divides the model's heads and intermediate size. With 2, a rank at TP 2 has the "
+          "layers that the whole model's has at TP 4");
 ABSL_FLAG(bool, decode_kernels, false,
           "decode: print every kernel's share, not only each class's, also for prefill");
 
@@ -243,10 +254,50 @@ absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config,
   return times;
 }
 
-absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const ModelConfig& config,
-                                             const std::string& mode_name,
-                                             const std::vector<int64_t>& batches) {
-  ISOBIT_ASSIGN_OR_RETURN(const NumericsMode mode, ParseNumericsMode(mode_name));
+// What is compared.
+struct Variant {
+  std::string mode;
+  std::string push_rows;
+  std::string push_gb;
+
+  std::string Name() const {
+    std::string name = mode;
+    if (push_rows != "-1") absl::StrAppend(&name, ", push ", push_rows);
+    if (push_gb != "-1") absl::StrAppend(&name, ", ", push_gb, " GB/s");
+    return name;
+  }
+};
+
+std::vector<Variant> VariantsOfFlags() {
+  std::vector<Variant> variants;
+  for (const std::string& mode : absl::GetFlag(FLAGS_decode_modes)) {
+    for (const std::string& rows : absl::GetFlag(FLAGS_decode_push_rows)) {
+      for (const std::string& gb : absl::GetFlag(FLAGS_decode_push_gb)) {
+        variants.push_back({mode, rows, gb});
+      }
+    }
+  }
+  return variants;
+}
+
+absl::Status SetPush(const Variant& variant, CudaRankOptions& ranks) {
+  double gb = 0;
+  if (!absl::SimpleAtoi(variant.push_rows, &ranks.push_rows) || ranks.push_rows < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--decode_push_rows names \"", variant.push_rows, "\": expected -1 or more"));
+  }
+  if (!absl::SimpleAtod(variant.push_gb, &gb) || !(gb >= 0 || gb == -1)) {
+    return absl::InvalidArgumentError(absl::StrCat("--decode_push_gb names \"", variant.push_gb,
+                                                   "\": expected -1, or 0 or more"));
+  }
+  ranks.push_bytes_per_us = gb < 0 ? -1 : gb * 1e3;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const ModelConfig& config,
+                                                const Variant& variant,
+                                                const std::vector<int64_t>& batches) {
+  ISOBIT_ASSIGN_OR_RETURN(const NumericsMode mode, ParseNumericsMode(variant.mode));
   const int tp_size = absl::GetFlag(FLAGS_decode_tp);
   const int64_t most = *std::max_element(batches.begin(), batches.end());
   const int64_t positions =
@@ -258,6 +309,7 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
   CudaRankOptions ranks;
   ranks.devices = devices;
   ranks.overlap_rows = absl::GetFlag(FLAGS_decode_overlap_rows);
+  ISOBIT_RETURN_IF_ERROR(SetPush(variant, ranks));
   ISOBIT_ASSIGN_OR_RETURN(const auto runner,
                           ModelRunner::Create(config,
                                               {.tensor_parallel_size = tp_size,
@@ -273,7 +325,7 @@ absl::StatusOr<std::vector<Times>> BenchMode(const std::string& root, const Mode
       PrepareWeights({root, LoadFormat::kDummy}, {.model_path = kBenchModel}, config, store)
           .status());
   ISOBIT_RETURN_IF_ERROR(runner->Serve(store.Take()));
-  absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", mode_name,
+  absl::PrintF("%s, TP %d, loaded in %.1f s\n batch    us/step  prefill tokens/s\n", variant.Name(),
                tp_size, SecondsSince(load));
   std::vector<Times> times;
   for (const int64_t batch : batches) {
@@ -295,16 +347,16 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
                           Numbers("decode_batch", absl::GetFlag(FLAGS_decode_batch), 4096));
   absl::PrintF("%s, %d layers, context %d\n", absl::GetFlag(FLAGS_decode_model), config.num_layers,
                absl::GetFlag(FLAGS_decode_context));
-  const std::vector<std::string> modes = absl::GetFlag(FLAGS_decode_modes);
+  const std::vector<Variant> variants = VariantsOfFlags();
   std::vector<std::vector<Times>> times;
-  for (const std::string& mode : modes) {
-    ISOBIT_ASSIGN_OR_RETURN(auto of_mode, BenchMode(root, config, mode, batches));
-    times.push_back(std::move(of_mode));
+  for (const Variant& variant : variants) {
+    ISOBIT_ASSIGN_OR_RETURN(auto of_variant, BenchVariant(root, config, variant, batches));
+    times.push_back(std::move(of_variant));
   }
-  for (size_t m = 0; m + 1 < modes.size(); ++m) {
+  for (size_t m = 0; m + 1 < variants.size(); ++m) {
     for (size_t b = 0; b < batches.size(); ++b) {
       absl::PrintF("%s to %s, batch %d: %.3f of its step time, %.3f of its prefill time\n",
-                   modes[m], modes.back(), batches[b],
+                   variants[m].Name(), variants.back().Name(), batches[b],
                    times[m][b].step_us / times.back()[b].step_us,
                    times.back()[b].prefill_rate / times[m][b].prefill_rate);
     }
@@ -316,7 +368,7 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
 
 absl::Status BenchDecode() {
   return WithDummyModel(absl::GetFlag(FLAGS_decode_model), absl::GetFlag(FLAGS_decode_layers),
-                        BenchModel);
+                        absl::GetFlag(FLAGS_decode_share), BenchModel);
 }
 
 }  // namespace isobit::bench

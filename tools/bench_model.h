@@ -13,10 +13,12 @@ namespace isobit::bench {
 inline constexpr char kBenchModel[] = "model";  // its directory, relative to the root
 
 // Makes a model directory for load format `dummy`, with a shape of isobit-model's and `layers`
-// layers (0: all), calls `body` with its config and root, and removes it. Errors: those of
+// layers (0: all), calls `body` with its config and root, and removes it. `share` divides the heads
+// and the intermediate size: at TP n, a rank has the layers that the whole model's has at TP
+// n * share. INVALID_ARGUMENT: `share` does not divide them. Other errors: those of
 // NamedModelShape, MakeDummyModel and `body`.
 absl::Status WithDummyModel(
-    const std::string& shape, int layers,
+    const std::string& shape, int layers, int share,
     const std::function<absl::Status(const ModelConfig& config, const std::string& root)>& body);
 
 }  // namespace isobit::bench

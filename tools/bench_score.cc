@@ -260,7 +260,7 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
 }  // namespace
 
 absl::Status BenchScore() {
-  return WithDummyModel(absl::GetFlag(FLAGS_score_model), absl::GetFlag(FLAGS_score_layers),
+  return WithDummyModel(absl::GetFlag(FLAGS_score_model), absl::GetFlag(FLAGS_score_layers), 1,
                         BenchModel);
 }
 
