@@ -98,14 +98,18 @@ ScheduledStep Scheduler::Schedule() {
 int64_t Scheduler::StartHead(int64_t max_tokens, ScheduledStep& step) {
   Sequence& head = *waiting_.front();
   if (head.num_pending > 0) return 0;  // preempted just now, and a step in flight still has it
+  const int64_t free_pages = pages_.num_free() - num_kept_pages_;
+  if (head.arrival == blocked_arrival_ && free_pages <= blocked_pages_) return 0;
   const int64_t tokens = NumTokens(head);
   const absl::Span<const int32_t> known(head.tokens);
   std::vector<int32_t> found;
   // The last token's row is computed in any case, since it draws the next token.
   if (limits_.share_prefixes) found = pages_.Find(known.first(known.size() - 1));
   const int64_t cached = static_cast<int64_t>(found.size()) * pages_.page_size();
-  if (tokens - cached > max_tokens ||
-      !pages_.Begin(head.pages, found, tokens, MaxTokens(head), num_kept_pages_)) {
+  if (tokens - cached > max_tokens) return 0;
+  if (!pages_.Begin(head.pages, found, tokens, MaxTokens(head), num_kept_pages_)) {
+    blocked_arrival_ = head.arrival;
+    blocked_pages_ = free_pages;
     return 0;
   }
   step.writes_past |= !found.empty() && pages_.IsNew(found.back());

@@ -109,6 +109,10 @@ class Scheduler {
   size_t num_waiting_requests_ = 0;
   int64_t num_waiting_tokens_ = 0;
   int64_t num_kept_pages_ = 0;  // for the next step
+  // The head that did not fit for want of pages, and how many it could have taken. It tries again
+  // when there are more, because the search for its cached pages takes time in every step.
+  uint64_t blocked_arrival_ = UINT64_MAX;
+  int64_t blocked_pages_ = 0;
   PromptCounts prompt_counts_;
 };
 

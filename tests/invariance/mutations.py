@@ -1,4 +1,4 @@
-"""Do the golden tests see an error? Alters contract and CPU backend in a scratch copy, one error at a time.
+"""Do the tests of bits see an error? Alters contract, CPU backend and shared pages, one error at a time.
 
     python tests/invariance/mutations.py [--scratch DIR] [--jobs N] [NAME...]
 
@@ -21,6 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = "kernels/contract/"
 CPU = "kernels/cpu/"
+ROLLOUT = "rollout/"
 ROWS = CPU + "row_kernels.inc"
 TESTS = (
     "golden_test",
@@ -30,6 +31,9 @@ TESTS = (
     "noise_test",
     "fingerprint_test",
     "rope_test",
+    "prefix_sharing_test",
+    "engine_sharing_test",
+    "prefix_bits_test",
 )
 SWITCH = """// Which error is switched on; included into every source.
 #pragma once
@@ -210,6 +214,44 @@ MUTATIONS = (
         "Add(Mul(Sub(a.max, max), a.sum), a.weighted_distance)",
     ),
     choice("noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"),
+    choice(
+        "pages: reused one position too far",
+        ROLLOUT + "scheduler.cc",
+        "static_cast<int64_t>(found.size()) * pages_.page_size()",
+        "static_cast<int64_t>(found.size()) * pages_.page_size() + (found.empty() ? 0 : 1)",
+    ),
+    edit(
+        "pages: of old weights stay",
+        ROLLOUT + "engine_control.cc",
+        ("  table_.ForgetPrefixes();", "  if (!MUTANT) table_.ForgetPrefixes();"),
+    ),
+    edit(
+        "pages: no copy before the first write",
+        ROLLOUT + "kv_pages.cc",
+        ("  if (!table.last_is_borrowed_) return true;", "  if (!table.last_is_borrowed_ || MUTANT) return true;"),
+    ),
+    choice(
+        "pages: no copy of a page in the cache",
+        ROLLOUT + "kv_pages.cc",
+        "tree_.Has(last)",
+        "false",
+    ),
+    edit(
+        "pages: the step does not say that it writes what it reads",
+        ROLLOUT + "scheduler.cc",
+        ("step.writes_past |= !found.empty()", "step.writes_past |= !MUTANT && !found.empty()"),
+    ),
+    edit(
+        "pages: a path in use counts as old",
+        ROLLOUT + "kv_pages.cc",
+        ("  tree_.Touch(path);", "  if (!MUTANT) tree_.Touch(path);"),
+    ),
+    choice(
+        "pages: tokens that were never computed are found",
+        ROLLOUT + "scheduler.cc",
+        "tokens.first(std::min(computed, tokens.size()))",
+        "tokens",
+    ),
 )
 
 

@@ -64,7 +64,7 @@ std::unique_ptr<Engine> PrefixBitsFixture::MakeEngine(const PrefixSetup& setup) 
       .mode = setup.mode,
       .page_size = setup.page_size,
       .num_pages = setup.num_pages,
-      .max_positions = 256,
+      .max_positions = std::min<int64_t>(setup.max_positions, config_.max_position_embeddings),
       .make_rank = setup.make_rank != nullptr ? setup.make_rank : MakeHostRank([mode = setup.mode] {
         return MakeCpuOps({.mode = mode});
       })};
@@ -84,25 +84,38 @@ std::unique_ptr<Engine> PrefixBitsFixture::MakeEngine(const PrefixSetup& setup) 
   return *std::move(engine);
 }
 
+GenerationRequest PrefixBitsFixture::Group(uint32_t length, uint32_t n) const {
+  GenerationRequest request;
+  request.id = absl::StrCat("n", n, " of ", length);
+  // Prompts of even length begin alike, and so do those of odd length.
+  for (uint32_t j = 0; j < length; ++j) {
+    request.prompt.push_back(static_cast<int32_t>((length % 2 * 131 + j * 71 + j * j) %
+                                                  static_cast<uint32_t>(config_.vocab_size)));
+  }
+  request.sampling.seed = 1000 + length;
+  request.sampling.n = n;
+  request.sampling.max_tokens = 5 + length % 4;
+  request.sampling.ignore_eos = true;
+  request.sampling.temperature = length == 5 ? 0.0f : 0.5f + 0.1f * static_cast<float>(length % 7);
+  if (length % 4 == 1) request.sampling.top_p = 0.9f;
+  if (length % 5 == 0) request.sampling.frequency_penalty = 0.5f;
+  return request;
+}
+
 std::vector<GenerationRequest> PrefixBitsFixture::Groups(uint32_t n) const {
   std::vector<GenerationRequest> requests;
   for (const uint32_t length : {1u, 3u, 4u, 5u, 15u, 16u, 17u, 31u, 33u, 64u}) {
-    GenerationRequest request;
-    request.id = absl::StrCat("n", n, " of ", length);
-    // Prompts of even length begin alike, and so do those of odd length.
-    for (uint32_t j = 0; j < length; ++j) {
-      request.prompt.push_back(static_cast<int32_t>((length % 2 * 131 + j * 71 + j * j) %
-                                                    static_cast<uint32_t>(config_.vocab_size)));
+    requests.push_back(Group(length, n));
+  }
+  return requests;
+}
+
+std::vector<GenerationRequest> PrefixBitsFixture::LongGroups(uint32_t n) const {
+  std::vector<GenerationRequest> requests;
+  for (const uint32_t length : {511u, 512u, 513u, 1024u, 1041u}) {
+    if (length + 32 <= static_cast<uint32_t>(config_.max_position_embeddings)) {
+      requests.push_back(Group(length, n));
     }
-    request.sampling.seed = 1000 + length;
-    request.sampling.n = n;
-    request.sampling.max_tokens = 5 + length % 4;
-    request.sampling.ignore_eos = true;
-    request.sampling.temperature =
-        length == 5 ? 0.0f : 0.5f + 0.1f * static_cast<float>(length % 7);
-    if (length % 4 == 1) request.sampling.top_p = 0.9f;
-    if (length % 5 == 0) request.sampling.frequency_penalty = 0.5f;
-    requests.push_back(std::move(request));
   }
   return requests;
 }
@@ -141,7 +154,7 @@ const std::vector<PrefixSamples>& PrefixBitsFixture::Alone(
   for (const GenerationRequest& request : requests) absl::StrAppend(&ids, request.id, ";");
   const auto [entry, added] = alone_.try_emplace(ids);
   if (added) {
-    const auto engine = MakeEngine({.share = false});
+    const auto engine = MakeEngine({.share = false, .max_positions = 2048});
     for (const GenerationRequest& request : requests) {
       entry->second.push_back(Run(*engine, {request}).front());
     }

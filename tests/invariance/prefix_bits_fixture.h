@@ -24,7 +24,8 @@ struct PrefixSetup {
   int32_t page_size = 16;
   int32_t num_pages = 1024;
   size_t max_running = 64;
-  int64_t max_batch_tokens = 2048;
+  int64_t max_batch_tokens = 4096;
+  int64_t max_positions = 256;
   MakeRank make_rank{};  // a backend in place of the CPU's
 };
 
@@ -52,6 +53,9 @@ class PrefixBitsFixture : public testing::TestWithParam<std::string> {
   // Prompts of one token, of whole pages of 4 and 16 tokens, one more and one less, some the
   // beginning of others; n samples of each, and every kind of sampling.
   std::vector<GenerationRequest> Groups(uint32_t n) const;
+  // The same with prompts about one and two splits of attention long, as far as the model takes
+  // them: for max_positions of 2048.
+  std::vector<GenerationRequest> LongGroups(uint32_t n) const;
 
   // The request's next turn: its prompt, its first sample, and three more tokens.
   GenerationRequest NextTurn(const GenerationRequest& request, const PrefixSamples& samples) const;
@@ -72,6 +76,8 @@ class PrefixBitsFixture : public testing::TestWithParam<std::string> {
   ModelConfig config_;
 
  private:
+  GenerationRequest Group(uint32_t length, uint32_t n) const;
+
   std::map<std::string, std::vector<PrefixSamples>> alone_;  // by the requests' ids
 };
 

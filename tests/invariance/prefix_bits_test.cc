@@ -2,13 +2,9 @@
 // prompt was computed, in every configuration of the CPU.
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/runtime/host_executor.h"
 #include "tests/invariance/prefix_bits_fixture.h"
 #include "tests/invariance/service_bits_fixture.h"
-#include "tests/support/status_matchers.h"
 
 namespace isobit::invariance {
 namespace {
@@ -69,6 +65,10 @@ TEST_P(PrefixBitsTest, TheWarmFindWhatTheyHad) {
   EXPECT_EQ(MostCached(Run(*without, requests)), 0u);
   EXPECT_EQ(MostCached(Run(*without, requests)), 0u);
   EXPECT_EQ(without->load().num_cached_pages, 0);
+}
+
+TEST_P(PrefixBitsTest, SeveralSplitsOfAttention) {
+  ExpectTheBitsOfAlone({.max_positions = 2048}, LongGroups(2));
 }
 
 // Each mode keeps this much of what it promises: a row's bits do not depend on its company.
