@@ -88,6 +88,25 @@ TEST(StepPlannerTest, AScoredTokenIsTheTargetOfTheRowBefore) {
   EXPECT_THAT(TargetsOf(step), ElementsAre(13, 14, kDraw));
 }
 
+TEST(StepPlannerTest, DrawsThatShareARow) {
+  ModelStep step;
+  ExpectRequests(PlanSequence({.tokens = kTokens, .num_cached = 3}, kPages, step), 0, 0, 1);
+  EXPECT_EQ(PlanDrawFromLastRow(step), 1u);
+  EXPECT_EQ(PlanDrawFromLastRow(step), 2u);
+  ExpectRequests(PlanSequence({.tokens = kTokens, .num_cached = 5, .fed_by = 1}, kPages, step), 3,
+                 3, 4);
+  EXPECT_EQ(step.batch.ids.size(), 3u);
+  EXPECT_EQ(step.batch.sequences.size(), 2u);
+  EXPECT_THAT(step.feeds, ElementsAre(-1, 1));
+  EXPECT_THAT(step.logit_rows, ElementsAre(1, 1, 1, 2));
+  EXPECT_THAT(TargetsOf(step), ElementsAre(kDraw, kDraw, kDraw, kDraw));
+
+  step.page_copies.push_back({1, 2});
+  step.batch.writes_past = true;
+  ClearStep(step);
+  EXPECT_TRUE(step.page_copies.empty() && !step.batch.writes_past);
+}
+
 TEST(StepPlannerTest, SequencesFollowOneAnother) {
   ModelStep step;
   const std::vector<int32_t> guesses = {20};
@@ -114,6 +133,8 @@ TEST(StepPlannerTest, SequencesFollowOneAnother) {
 }
 
 TEST(StepPlannerDeathTest, RefusesWorkThatNoStepCanDo) {
+  ModelStep empty;
+  EXPECT_DEATH(PlanDrawFromLastRow(empty), "no draw to repeat");
   ModelStep step;
   const std::vector<int32_t> guesses = {20};
   EXPECT_DEATH(PlanSequence({.tokens = kTokens, .num_cached = 5}, kPages, step), "5 of 5 tokens");

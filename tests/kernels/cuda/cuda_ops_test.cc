@@ -1,12 +1,15 @@
 // The CUDA backend as a whole: its errors where it cannot run, its memory, and that every op can be
 // called through the interface. The ops' bits have tests of their own.
+#include <algorithm>
 #include <cstring>
+#include <random>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/rows/step_kernels.h"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit {
@@ -67,6 +70,80 @@ TEST(CudaOpsTest, UploadsBesideTheOps) {
   // It leaves some memory free where Allocate would not.
   EXPECT_EQ(ops->device().AllocateBeside(before - (size_t{512} << 20)).status().code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// Pages of whole 16-byte units and others; more copies than one launch makes, some of which read or
+// replace what an earlier one has written.
+TEST(CudaOpsTest, CopiesPagesInOrder) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  constexpr int32_t kPages = 400;
+  constexpr int64_t kPlanes = 6;
+  std::mt19937 random(7);
+  for (const int64_t elements : {4096, 72, 30}) {
+    SCOPED_TRACE(elements);
+    std::vector<Bf16> pages(static_cast<size_t>(kPlanes * kPages * elements));
+    for (Bf16& element : pages) element = static_cast<Bf16>(random());
+    const size_t bytes = pages.size() * sizeof(Bf16);
+    const Memory memory = ops->device().Allocate(bytes).value();
+    ASSERT_TRUE(ops->device().Copy(memory.get(), pages.data(), bytes).ok());
+    std::vector<PageCopy> copies;
+    for (int i = 0; i < 700; ++i) {
+      copies.push_back({static_cast<int32_t>(random() % kPages),
+                        static_cast<int32_t>(random() % (i < 300 ? kPages : 20))});
+      if (copies.back().from == copies.back().to) copies.pop_back();
+    }
+    ASSERT_TRUE(ops->CopyPages({.planes = reinterpret_cast<Bf16*>(memory.get()),
+                                .num_planes = kPlanes,
+                                .plane_stride = kPages * elements,
+                                .page_elements = elements,
+                                .copies = copies})
+                    .ok());
+    for (const PageCopy& copy : copies) {
+      for (int64_t plane = 0; plane < kPlanes; ++plane) {
+        const auto first = pages.begin() + plane * kPages * elements;
+        std::copy_n(first + copy.from * elements, elements, first + copy.to * elements);
+      }
+    }
+    std::vector<Bf16> copied(pages.size());
+    ASSERT_TRUE(ops->device().Copy(copied.data(), memory.get(), bytes).ok());
+    ASSERT_TRUE(ops->device().Synchronize().ok());
+    EXPECT_TRUE(copied == pages);
+  }
+}
+
+TEST(CudaOpsTest, PicksRowsInAnyNumber) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  std::mt19937 random(8);
+  for (const int64_t width : {4096, 36, 7}) {
+    constexpr int64_t kRows = 300;
+    std::vector<Bf16> hidden(static_cast<size_t>(kRows * width));
+    for (Bf16& element : hidden) element = static_cast<Bf16>(random());
+    const size_t bytes = hidden.size() * sizeof(Bf16);
+    const Memory from = ops->device().Allocate(bytes).value();
+    ASSERT_TRUE(ops->device().Copy(from.get(), hidden.data(), bytes).ok());
+    for (const size_t count : {0u, 1u, 512u, 513u, 1100u}) {
+      SCOPED_TRACE(count);
+      std::vector<int64_t> rows(count);
+      for (int64_t& row : rows) row = static_cast<int64_t>(random() % kRows);
+      std::vector<Bf16> expected;
+      for (const int64_t row : rows) {
+        const auto first = hidden.begin() + row * width;
+        expected.insert(expected.end(), first, first + width);
+      }
+      std::vector<Bf16> picked(expected.size());
+      const Memory to = ops->device().Allocate((expected.size() + 1) * sizeof(Bf16)).value();
+      ASSERT_TRUE(cuda::LaunchPickRows(reinterpret_cast<const Bf16*>(from.get()), rows, width,
+                                       reinterpret_cast<Bf16*>(to.get()), ops->device().stream())
+                      .ok());
+      if (!picked.empty()) {
+        ASSERT_TRUE(ops->device().Copy(picked.data(), to.get(), picked.size() * sizeof(Bf16)).ok());
+      }
+      ASSERT_TRUE(ops->device().Synchronize().ok());
+      EXPECT_TRUE(picked == expected);
+    }
+  }
 }
 
 TEST(CudaOpsTest, SaysThatMemoryIsExhausted) {
