@@ -174,7 +174,7 @@ class RolloutClient(_ModelServiceClient):
         return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
 
     def get_load(self, timeout: float = _CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
-        """How full the queues and the KV cache are."""
+        """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
         return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
 
     def _generate_events(

@@ -111,6 +111,7 @@ class Sample:
     fingerprint: str
     weight_version: WeightVersion  # of the last token; tokens.weight_versions has one for each
     num_preemptions: int
+    num_cached_tokens: int  # prompt tokens found computed when the sample first ran
 
     @classmethod
     def from_proto(
@@ -129,6 +130,7 @@ class Sample:
             fingerprint=message.fingerprint.hex,
             weight_version=WeightVersion.from_proto(message.weight_version),
             num_preemptions=message.num_preemptions,
+            num_cached_tokens=message.num_cached_tokens,
         )
 
 

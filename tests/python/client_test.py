@@ -86,6 +86,8 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
                 logprob_mode=request.logprob_mode,
                 fingerprint=types_pb2.Fingerprint(hex="f00d"),
                 weight_version=types_pb2.WeightVersion(id=7, digest="d1"),
+                num_preemptions=index,
+                num_cached_tokens=10 * index,
             )
             yield rollout_pb2.GenerateResponse(request_id="r", complete=complete)
 
@@ -167,6 +169,8 @@ class ClientTest(unittest.TestCase):
     def test_generate_keeps_every_bit_and_orders_samples(self):
         samples = self.rollout.generate(np.array([1, 2], np.uint32), n=3, seed=5, logprobs=1)
         self.assertEqual([sample.index for sample in samples], [0, 1, 2])
+        self.assertEqual([sample.num_preemptions for sample in samples], [0, 1, 2])
+        self.assertEqual([sample.num_cached_tokens for sample in samples], [0, 10, 20])
         for sample in samples:
             np.testing.assert_array_equal(sample.tokens.logprobs.view(np.uint32), AWKWARD_BITS)
             np.testing.assert_array_equal(sample.tokens.token_ids, np.arange(5))
