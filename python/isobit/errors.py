@@ -11,6 +11,10 @@ class IsobitError(Exception):
         self.code = code
         self.details = details
 
+    def __reduce__(self):
+        # An exception is rebuilt from its message alone by default, which fails; worker processes hand it on.
+        return type(self), (self.code, self.details), self.__dict__
+
 
 class InvalidArgumentError(IsobitError, ValueError):
     """The request is wrong as it stands; the message names field, value and bound."""

@@ -4,6 +4,7 @@ python tests/python/client_test.py        (in an environment where the package `
 """
 
 import math
+import pickle
 import time
 import unittest
 from concurrent import futures
@@ -212,8 +213,14 @@ class ClientTest(unittest.TestCase):
         with self.assertRaises(ResourceExhaustedError) as caught:
             self.rollout.generate([901])
         self.assertEqual(caught.exception.retry_after_ms, 250)
+        self.assert_survives_pickling(caught.exception)
         with self.assertRaises(DeadlineExceededError):
             self.rollout.generate([902], timeout=0.1)
+
+    def assert_survives_pickling(self, error: IsobitError):
+        """As a worker process hands it on."""
+        copy = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(copy), str(copy), vars(copy)), (type(error), str(error), vars(error)))
 
     def test_every_status_has_a_class_of_its_own(self):
         raised = set()
@@ -221,6 +228,7 @@ class ClientTest(unittest.TestCase):
             with self.assertRaisesRegex(IsobitError, f"^{status.name}: no$") as caught:
                 self.rollout.generate([905, index])
             self.assertEqual(caught.exception.code, status)
+            self.assert_survives_pickling(caught.exception)
             raised.add(type(caught.exception))
         self.assertEqual(len(raised - {IsobitError}), len(STATUSES), sorted(map(str, raised)))
         self.assertIn(errors.NotFoundError, raised)
