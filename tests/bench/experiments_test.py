@@ -84,6 +84,27 @@ class ExperimentsTest(unittest.TestCase):
                     self.assertLess(0, timing["first_tokens_s"])
                     self.assertLessEqual(timing["first_tokens_s"], timing["total_s"])
 
+    def test_rl_step(self):
+        for groups in ("one_request", "n_requests"):
+            with self.subTest(groups=groups):
+                rollouts = self.run_quick("rl_step", f"--groups={groups}")["rollouts"]
+                cached = {
+                    rollout["variant"]: {
+                        load: outcome["num_cached_tokens"]
+                        for load, outcome in rollout["steps"][-1]["loads"].items()
+                    }
+                    for rollout in rollouts
+                }
+                self.assertEqual(set(cached["not shared"].values()), {0})
+                # Whole pages of 16 tokens: of 40 in the first turn, of 51 in the second. Half of the prompts
+                # are those of the step before. Of 3 samples in one request, 2 find what the first computes.
+                found = cached["shared"]
+                new = 2 if groups == "one_request" else 0
+                self.assertGreaterEqual(found["turn 1"], 2 * 3 * 32 + 2 * new * 32)
+                self.assertGreaterEqual(found["turn 2"], 4 * 3 * 48)
+                self.assertGreaterEqual(found["second turn"], 48)
+                self.assertEqual(found["new prompt"], 0)
+
     def test_soak(self):
         result = self.run_quick("soak", "--dummy_weights")
         self.assertEqual(len(result["rests"]), 3)

@@ -204,15 +204,17 @@ def body(experiment: Experiment) -> None:
             for variant, flags in chosen.items():
                 given = (f"--max_running={arguments.max_running}", *flags)
                 with experiment.rollout(source, *given, variant=variant) as client:
-                    shares = "--prefix_sharing=true" in flags or client.get_server_info().prefix_sharing
+                    says_so = client.get_server_info().prefix_sharing
+                    shares = "--prefix_sharing=true" in flags if flags else says_so
                     found.append(steps := Steps(source, variant, shares))
                     measure(experiment, steps, Measurement(arguments, client, generator))
                     experiment.note_info(f"rollout, {steps}, after the steps", client.get_server_info())
+    experiment.result = {"rollouts": []}
     for mode in dict.fromkeys(steps.source.numerics for steps in found):
         base, *others = [steps for steps in found if steps.source.numerics == mode]
         report(experiment, base, others)
         check(experiment, base, others)
-    experiment.result = {"rollouts": [as_json(steps) for steps in found]}
+        experiment.result["rollouts"] += [as_json(steps, base) for steps in (base, *others)]
 
 
 def measure(experiment: Experiment, steps: Steps, measurement: Measurement) -> None:
@@ -223,12 +225,16 @@ def measure(experiment: Experiment, steps: Steps, measurement: Measurement) -> N
             progress.done += 1
 
 
-def as_json(steps: Steps) -> dict[str, Any]:
+def as_json(steps: Steps, base: Steps) -> dict[str, Any]:
     return {
         "mode": steps.source.numerics,
         "tp_size": steps.source.tp_size,
         "variant": steps.variant,
         "median": {name: steps.median(name) for name in steps.times[0]},
+        "ratio": {name: steps.ratio(name, base) for name in steps.times[0]},
+        "tokens": steps.num_tokens,
+        "unequal": steps.unequal(base),
+        "unequal_alone": steps.unequal_alone,
         "steps": [
             {"times": times, "loads": outcomes}
             for times, outcomes in zip(steps.times, steps.outcomes, strict=True)
