@@ -52,8 +52,9 @@ absl::Status GroupMember::Run() {
       OpenModelAs(scorer.load_format, scorer.model_root, options_.model, scorer.load_policy));
   const int64_t max_context =
       scorer.max_context > 0 ? scorer.max_context : model.config.max_position_embeddings;
-  ISOBIT_RETURN_IF_ERROR(Join(
-      {.fingerprint = FingerprintOf(model.config, scorer.numerics), .max_context = max_context}));
+  ISOBIT_RETURN_IF_ERROR(Join({.fingerprint = FingerprintOf(model.config, scorer.numerics),
+                               .max_context = max_context,
+                               .prefix_sharing = scorer.prefix_sharing}));
   v1::LeaderMessage message;
   absl::Status status;
   bool in_order = false;
@@ -114,6 +115,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .max_context = max_context,
                                         .max_batch_tokens = scorer.max_batch_tokens,
                                         .chunk_rows = scorer.chunk_rows,
+                                        .prefix_sharing = scorer.prefix_sharing,
                                         .backend = std::move(backend)}));
   ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(1, [&](WeightStore& store) {
     return PackModel(*model.weights, "", store);

@@ -32,7 +32,8 @@ struct GroupMemberOptions {
   ChannelSecurity security{};  // of the channel to the leader
   std::string secret{};        // shown to the leader; empty: none
   std::string model;           // path from scorer.model_root
-  // Only model_root, load_format, numerics, max_context, max_batch_tokens and chunk_rows are used.
+  // Only model_root, load_format, load_policy, numerics, max_context, max_batch_tokens, chunk_rows
+  // and prefix_sharing are used.
   ScorerOptions scorer;
   // Makes the backend once the group's id is known.
   std::function<absl::StatusOr<RankBackend>(const std::string& nccl_id)> make_backend;

@@ -17,6 +17,7 @@ namespace isobit {
 struct GroupIdentity {
   std::string fingerprint;  // of config and numerics
   int64_t max_context = 0;
+  bool prefix_sharing = true;  // decides what a rank computes, and so the memory of a pass
 };
 
 // The ranks local .. world_size * local - 1, where each process has `local` ranks. Errors are

@@ -90,6 +90,18 @@ class ScoreJob {
   size_t pending_;  // 0: ended
 };
 
+// One sequence of a job.
+struct ScoreItem {
+  std::shared_ptr<ScoreJob> job;
+  size_t index = 0;  // in job->inputs()
+
+  const ScoreInput& input() const { return job->inputs()[index]; }
+  // The first position whose token is scored; all later ones are, too.
+  int64_t first_scored() const {
+    return job->options().prompt_logprobs ? 1 : static_cast<int64_t>(input().prompt.size());
+  }
+};
+
 }  // namespace isobit
 
 #endif  // ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_

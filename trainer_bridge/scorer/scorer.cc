@@ -13,6 +13,7 @@
 #include "kernels/model/pack_model.h"
 #include "kernels/model/prepare_weights.h"
 #include "trainer_bridge/scorer/packing.h"
+#include "trainer_bridge/scorer/page_numbers.h"
 
 namespace isobit {
 namespace {
@@ -58,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
   if (options.local_shards < options.num_shards) {
     ISOBIT_ASSIGN_OR_RETURN(
         remote, options.assemble({.fingerprint = FingerprintOf(model.config, options.numerics),
-                                  .max_context = options.max_context}));
+                                  .max_context = options.max_context,
+                                  .prefix_sharing = options.prefix_sharing}));
   }
   absl::StatusOr<std::unique_ptr<Scorer>> scorer = Start(std::move(options), model, remote);
   if (!scorer.ok() && remote != nullptr) remote->Abort(scorer.status());
@@ -76,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                         .max_context = options.max_context,
                                         .max_batch_tokens = options.max_batch_tokens,
                                         .chunk_rows = options.chunk_rows,
+                                        .prefix_sharing = options.prefix_sharing,
                                         .backend = options.backend}));
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(1, [&](WeightStore& store) {
     return PackModel(*model.weights, "", store);
@@ -150,16 +153,16 @@ void Scorer::Run() {
       return stopping_ || !fault_.ok() || HasWork();
     });
     if (stopping_ || !fault_.ok()) return;
-    const RankItems items = TakeBatch();
+    const Pass pass = TakeBatch();
     const std::shared_ptr<const ShardedVersion> weights = weights_;
     running_ = true;
     lock.unlock();
     const Clock::time_point start = Clock::now();
-    const absl::Status status = ScoreBatch(*weights, items);
+    const absl::Status status = ScoreBatch(*weights, pass);
     const std::chrono::microseconds time = Since(start);
     if (!status.ok()) Fault(status);
     lock.lock();
-    if (status.ok()) Account(items, time);
+    if (status.ok()) Account(pass, time);
     running_ = false;
     DropEndedJobs();
     changed_.notify_all();
@@ -193,36 +196,46 @@ bool Scorer::HasWork() const {
   });
 }
 
-Scorer::RankItems Scorer::TakeBatch() {
+Scorer::Pass Scorer::TakeBatch() {
   // A little more than can fit, so that packing, not this loop, makes the choice.
   const int64_t enough = options_.max_batch_tokens * options_.num_shards + options_.max_context;
+  PageNumbers numbers(options_.prefix_sharing);
   std::vector<Queued*> owners;
-  std::vector<size_t> indices;
-  std::vector<int64_t> lengths;
-  int64_t tokens = 0;
+  std::vector<ScoreItem> candidates;
+  std::vector<WaitingSequence> waiting;
+  int64_t rows = 0;  // if one rank computed all
+  int64_t scored = 0;
   for (Queued& queued : jobs_) {
     if (!queued.job->receiver().CanTakeMore()) continue;
-    const std::vector<ScoreInput>& inputs = queued.job->inputs();
-    for (size_t i = queued.next; i < inputs.size() && tokens < enough; ++i) {
+    const size_t num_inputs = queued.job->inputs().size();
+    for (size_t i = queued.next; i < num_inputs && rows < enough && scored < enough; ++i) {
+      const ScoreItem& item = candidates.emplace_back(ScoreItem{queued.job, i});
+      const int64_t tokens = item.input().num_tokens();
+      const int32_t num_known = numbers.count();
+      WaitingSequence& sequence = waiting.emplace_back(
+          WaitingSequence{.tokens = tokens,
+                          .scored = std::max<int64_t>(1, tokens - item.first_scored()),
+                          .pages = numbers.Add(item.input())});
+      const auto num_new = static_cast<size_t>(numbers.count() - num_known);
+      rows += tokens - static_cast<int64_t>(sequence.pages.size() - num_new) * kScorePageSize;
+      scored += sequence.scored;
       owners.push_back(&queued);
-      indices.push_back(i);
-      lengths.push_back(inputs[i].num_tokens());
-      tokens += lengths.back();
     }
   }
-  const PackedBatch packed = PackBatch(lengths, options_.num_shards, options_.max_batch_tokens);
-  RankItems items(packed.ranks.size());
-  for (size_t rank = 0; rank < items.size(); ++rank) {
-    for (const size_t s : packed.ranks[rank]) items[rank].push_back({owners[s]->job, indices[s]});
+  const PackedBatch packed = PackBatch(waiting, options_.num_shards, options_.max_batch_tokens);
+  Pass pass = {.items = std::vector<std::vector<ScoreItem>>(packed.ranks.size()),
+               .rows = packed.rows};
+  for (size_t rank = 0; rank < packed.ranks.size(); ++rank) {
+    for (const size_t s : packed.ranks[rank]) pass.items[rank].push_back(candidates[s]);
   }
-  for (size_t s = 0; s < packed.count; ++s) owners[s]->next = indices[s] + 1;
-  return items;
+  for (size_t s = 0; s < packed.count; ++s) owners[s]->next = candidates[s].index + 1;
+  return pass;
 }
 
-absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const RankItems& items) {
-  if (remote_ == nullptr) return ranks_->Score(weights, items);
+absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const Pass& pass) {
+  if (remote_ == nullptr) return ranks_->Score(weights, pass.items);
   const auto num_local = static_cast<size_t>(options_.local_shards);
-  const absl::Span<const std::vector<ScoreItem>> all = items;
+  const absl::Span<const std::vector<ScoreItem>> all = pass.items;
   std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
     absl::Status status = remote_->Score(weights.version, all.subspan(num_local));
     if (!status.ok()) ranks_->Abort(status);
@@ -234,22 +247,27 @@ absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const RankItems& 
   return here.ok() ? there : here;
 }
 
-void Scorer::Account(const RankItems& items, std::chrono::microseconds time) {
+void Scorer::Account(const Pass& pass, std::chrono::microseconds time) {
   ++work_.passes;
-  for (const std::vector<ScoreItem>& rank : items) {
-    for (const ScoreItem& item : rank) work_.tokens += item.input().num_tokens();
+  int64_t pass_tokens = 0;
+  for (const std::vector<ScoreItem>& rank : pass.items) {
+    for (const ScoreItem& item : rank) pass_tokens += item.input().num_tokens();
   }
+  work_.tokens += pass_tokens;
+  work_.shared_tokens += pass_tokens - pass.rows;
   work_.passing += time;
   work_.gathering += ranks_->gather_time();
   if (Clock::now() - last_log_ < kLogInterval) return;
   last_log_ = Clock::now();
   const int64_t passes = work_.passes - logged_.passes;
   const int64_t tokens = work_.tokens - logged_.tokens;
+  const int64_t shared_tokens = work_.shared_tokens - logged_.shared_tokens;
   const int64_t passing = std::max<int64_t>(1, (work_.passing - logged_.passing).count());
   const int64_t gathering = (work_.gathering - logged_.gathering).count();
-  ISOBIT_LOG(Info) << "scored " << tokens << " tokens in " << passes << " passes of "
-                   << passing / passes << " us each, " << tokens * 1'000'000 / passing
-                   << " tokens/s; the gathers of a pass took " << gathering / passes << " us";
+  ISOBIT_LOG(Info) << "scored " << tokens << " tokens, " << shared_tokens << " of them shared, in "
+                   << passes << " passes of " << passing / passes << " us each, "
+                   << tokens * 1'000'000 / passing << " tokens/s; the gathers of a pass took "
+                   << gathering / passes << " us";
   logged_ = work_;
 }
 

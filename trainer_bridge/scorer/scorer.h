@@ -43,6 +43,7 @@ struct ScorerOptions {
       2048;  // of one rank in a pass, at least 1; a longer sequence runs alone
   size_t max_queued_sequences = 16384;  // of all jobs
   size_t chunk_rows = 64;               // see ShardRanksOptions
+  bool prefix_sharing = true;           // likewise; the same in all processes
   RankBackend backend;
   // If other processes have shards too: waits for them, before the backend is made.
   std::function<absl::StatusOr<std::shared_ptr<RemoteRanks>>(const GroupIdentity& identity)>
@@ -56,7 +57,8 @@ struct ScorerOptions {
 // not simply a part of the passes' time.
 struct ScorerWork {
   int64_t passes = 0;
-  int64_t tokens = 0;                      // of all ranks
+  int64_t tokens = 0;                      // of all ranks' sequences
+  int64_t shared_tokens = 0;               // of these, not computed: another sequence's pages
   std::chrono::microseconds passing{0};    // from the start to the end of each pass
   std::chrono::microseconds gathering{0};  // of the gathers, on the slowest rank of each pass
 };
@@ -111,7 +113,10 @@ class Scorer {
     std::shared_ptr<ScoreJob> job;
     size_t next = 0;  // the first sequence that no batch has taken
   };
-  using RankItems = std::vector<std::vector<ScoreItem>>;
+  struct Pass {
+    std::vector<std::vector<ScoreItem>> items;  // of each rank
+    int64_t rows = 0;                           // tokens that all ranks compute
+  };
 
   // `remote`: null, or the ranks of other processes, which have joined.
   static absl::StatusOr<std::unique_ptr<Scorer>> Start(ScorerOptions options,
@@ -121,10 +126,10 @@ class Scorer {
          std::shared_ptr<RemoteRanks> remote, std::shared_ptr<const ShardedVersion> weights);
 
   void Run();
-  RankItems TakeBatch();
-  absl::Status ScoreBatch(const ShardedVersion& weights, const RankItems& items);
+  Pass TakeBatch();
+  absl::Status ScoreBatch(const ShardedVersion& weights, const Pass& pass);
   // Adds a pass to work_, and logs the sums from time to time.
-  void Account(const RankItems& items, std::chrono::microseconds time);
+  void Account(const Pass& pass, std::chrono::microseconds time);
   void Fault(const absl::Status& status);
 
   // These hold mutex_.

@@ -16,6 +16,16 @@ ScorerMetrics::ScorerMetrics(Metrics& metrics, const std::shared_ptr<const ByteB
 Observations ScorerMetrics::Observe(Metrics& metrics, const Scorer& scorer) {
   Observations all;
   all.push_back(ObserveWeightVersion(metrics, [&scorer] { return scorer.version().id; }));
+  all.push_back(metrics.Observe(MetricType::Counter, "isobit_tokens_computed_total",
+                                "Tokens of sequences that a forward pass computed.", [&scorer] {
+                                  const ScorerWork work = scorer.work();
+                                  return static_cast<double>(work.tokens - work.shared_tokens);
+                                }));
+  all.push_back(metrics.Observe(
+      MetricType::Counter, "isobit_prompt_tokens_shared_total",
+      "Tokens of sequences that were not computed, because another sequence of the pass begins "
+      "with the same ones.",
+      [&scorer] { return static_cast<double>(scorer.work().shared_tokens); }));
   all.push_back(metrics.Observe(MetricType::Gauge, "isobit_shard_bytes",
                                 "Weights of one rank's shard.",
                                 [&scorer] { return static_cast<double>(scorer.shard_bytes()); }));

@@ -114,6 +114,7 @@ absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags() {
   scorer.load_policy = std::move(model.load_policy);
   scorer.numerics = model.numerics;
   scorer.max_context = model.max_context;
+  scorer.prefix_sharing = model.prefix_sharing;
   ISOBIT_ASSIGN_OR_RETURN(settings.place,
                           PlaceOfProcess({.rank = absl::GetFlag(FLAGS_rank),
                                           .world_size = absl::GetFlag(FLAGS_world_size),

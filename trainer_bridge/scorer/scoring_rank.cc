@@ -2,17 +2,14 @@
 #include "trainer_bridge/scorer/scoring_rank.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "trainer_bridge/scorer/page_numbers.h"
 
 namespace isobit {
 namespace {
-
-// Tokens of a KV page. Whole sequences are computed and nothing is kept, so any size will do.
-constexpr int64_t kPageSize = 64;
 
 // Stops a forward pass between two blocks once nobody wants its results any more.
 class AbandonableWeights final : public WeightSource {
@@ -35,31 +32,6 @@ class AbandonableWeights final : public WeightSource {
 };
 
 }  // namespace
-
-// All sequences end to end, with the pages of each.
-struct ScoringRank::Packed {
-  explicit Packed(absl::Span<const ScoreItem> items) {
-    std::vector<size_t> first_page;
-    for (const ScoreItem& item : items) {
-      const ScoreInput& input = item.input();
-      std::vector<int32_t>& ids = batch.ids;
-      batch.sequences.push_back(
-          {.first_row = static_cast<int64_t>(ids.size()), .num_rows = input.num_tokens()});
-      ids.insert(ids.end(), input.prompt.begin(), input.prompt.end());
-      ids.insert(ids.end(), input.completion.begin(), input.completion.end());
-      first_page.push_back(pages.size());
-      pages.resize(pages.size() +
-                   static_cast<size_t>((input.num_tokens() + kPageSize - 1) / kPageSize));
-    }
-    std::iota(pages.begin(), pages.end(), 0);
-    for (size_t s = 0; s < items.size(); ++s) {
-      batch.sequences[s].pages = pages.data() + first_page[s];
-    }
-  }
-
-  Batch batch;
-  std::vector<int32_t> pages;
-};
 
 // What is known of one sequence of the pass.
 struct ScoringRank::Sequence {
@@ -89,31 +61,31 @@ struct ScoringRank::Scored {
 
 ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
                          std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather,
-                         size_t chunk_rows)
+                         size_t chunk_rows, bool prefix_sharing)
     : layout_(layout),
       ops_(std::move(ops)),
       chunk_rows_(chunk_rows),
+      prefix_sharing_(prefix_sharing),
       transformer_(layout, rope, *ops_, nullptr),
       full_(std::move(gather)) {}
 
 absl::Status ScoringRank::Reserve(int64_t tokens) {
-  constexpr int64_t kShort = 16;
-  return Prepare(tokens, tokens / kPageSize + tokens / kShort + 1);
+  constexpr int64_t kShort = 8;
+  return Prepare(tokens, tokens / kScorePageSize + tokens / kShort + 1);
 }
 
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,
                                 absl::Span<const ScoreItem> items) {
-  const Packed packed(items);
-  const auto rows = static_cast<int64_t>(packed.batch.ids.size());
+  const PackedPass packed(items, prefix_sharing_);
   const absl::Status prepared =
-      items.empty() ? absl::OkStatus() : Prepare(rows, static_cast<int64_t>(packed.pages.size()));
+      items.empty() ? absl::OkStatus() : Prepare(packed.num_rows(), packed.num_pages());
   GatheredPass pass(shards, full_);
   if (absl::IsResourceExhausted(prepared)) {
     for (const ScoreItem& item : items) {
-      item.job->End(absl::ResourceExhaustedError(
-          absl::StrCat(item.job->NameOf(item.index), ": no memory for a pass of ", rows,
-                       " tokens beside what the scorer took for max_batch_tokens at its start: ",
-                       prepared.message())));
+      item.job->End(absl::ResourceExhaustedError(absl::StrCat(
+          item.job->NameOf(item.index), ": no memory for a pass of ", packed.num_rows(),
+          " tokens beside what the scorer took for max_batch_tokens at its start: ",
+          prepared.message())));
     }
   } else if (!items.empty()) {
     ISOBIT_RETURN_IF_ERROR(prepared);
@@ -129,9 +101,9 @@ absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   if (!cache_ || cache_->num_pages() < num_pages) {
     cache_.reset();
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_,
-        KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
-                        static_cast<int32_t>(kPageSize), /*shared_layers=*/true, ops_->device()));
+        cache_, KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
+                                static_cast<int32_t>(kScorePageSize), /*shared_layers=*/true,
+                                ops_->device()));
   }
   ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
   const auto chunk_rows = static_cast<int64_t>(chunk_rows_);
@@ -140,11 +112,11 @@ absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   return logits_.Reserve(ops_->device(), chunk_rows * config.vocab_size);
 }
 
-absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& version,
+absl::Status ScoringRank::ScoreItems(const PackedPass& packed, const WeightVersion& version,
                                      absl::Span<const ScoreItem> items, GatheredPass& pass) {
   const ModelConfig& config = layout_.config();
   AbandonableWeights weights(pass, items);
-  ISOBIT_RETURN_IF_ERROR(transformer_.Forward(packed.batch, weights, *cache_, hidden_.data()));
+  ISOBIT_RETURN_IF_ERROR(transformer_.Forward(packed.batch(), weights, *cache_, hidden_.data()));
 
   std::vector<Sequence> sequences;
   std::vector<Row> rows;
@@ -152,14 +124,14 @@ absl::Status ScoringRank::ScoreItems(const Packed& packed, const WeightVersion& 
   for (size_t s = 0; s < items.size(); ++s) {
     const ScoreInput& input = items[s].input();
     const ScoreOptions& options = items[s].job->options();
-    const int64_t first = options.prompt_logprobs ? 1 : static_cast<int64_t>(input.prompt.size());
+    const int64_t first = items[s].first_scored();
     sequences.push_back(
         {.item = &items[s],
          .sampling = SequenceSampling(options.sampling, config.eos_token_ids, 0, 0, input.prompt),
          .rows_left = static_cast<size_t>(input.num_tokens() - first),
          .score = {.index = items[s].index, .completion = {}, .prompt = {}, .version = version}});
     for (int64_t position = first; position < input.num_tokens(); ++position) {
-      rows.push_back({&sequences[s], packed.batch.sequences[s].first_row + position - 1, position});
+      rows.push_back({&sequences[s], packed.RowOf(s, position - 1), position});
     }
     if (sequences[s].rows_left == 0) items[s].job->Deliver(std::move(sequences[s].score));
   }
@@ -194,7 +166,8 @@ absl::Status ScoringRank::LaunchLogits(absl::Span<const Row> rows, WeightSource&
   const auto* const hidden = hidden_.data();
   const auto first = static_cast<size_t>(rows.front().hidden_row);
   const Bf16* x = hidden + first * width;
-  // Rows between two prompts follow each other: usually a few runs make a chunk.
+  // A sequence's rows follow each other, except where it begins like another: usually a few runs
+  // make a chunk.
   const auto run_end = [&rows](size_t begin) {
     size_t end = begin + 1;
     while (end < rows.size() && rows[end].hidden_row == rows[end - 1].hidden_row + 1) ++end;

@@ -17,30 +17,24 @@
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops.h"
+#include "trainer_bridge/scorer/packed_pass.h"
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
 
 namespace isobit {
-
-// One sequence of a job.
-struct ScoreItem {
-  std::shared_ptr<ScoreJob> job;
-  size_t index = 0;  // in job->inputs()
-
-  const ScoreInput& input() const { return job->inputs()[index]; }
-};
 
 // Not thread safe: one pass at a time.
 class ScoringRank {
  public:
   // `layout` and `rope` outlive the object. gather: this rank's end of the group that shares the
   // weights; null if it is the only rank. chunk_rows: rows of logits that exist at one time, since
-  // a long batch times a large vocabulary would not fit.
+  // a long batch times a large vocabulary would not fit. prefix_sharing: compute what sequences of
+  // a pass begin with once.
   ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, std::unique_ptr<Ops> ops,
-              std::unique_ptr<BlockGather> gather, size_t chunk_rows);
+              std::unique_ptr<BlockGather> gather, size_t chunk_rows, bool prefix_sharing);
 
-  // Allocates what passes of up to `tokens` tokens take, in sequences of 16 and more on average; of
-  // shorter ones or more tokens a pass allocates the rest, or ends their jobs with
+  // Allocates what passes that compute up to `tokens` tokens take, 8 and more a sequence on
+  // average; with fewer a sequence or more tokens a pass allocates the rest, or ends its jobs with
   // RESOURCE_EXHAUSTED, which is also this method's error.
   absl::Status Reserve(int64_t tokens);
 
@@ -58,7 +52,6 @@ class ScoringRank {
   const Ops& ops() const { return *ops_; }
 
  private:
-  struct Packed;
   struct Sequence;
   struct Row;
   struct Scored;
@@ -66,7 +59,7 @@ class ScoringRank {
   // Allocates all that a pass needs before it starts: freeing and allocating memory may wait for
   // the device, which in a pass may wait for another rank.
   absl::Status Prepare(int64_t rows, int64_t num_pages);
-  absl::Status ScoreItems(const Packed& packed, const WeightVersion& version,
+  absl::Status ScoreItems(const PackedPass& packed, const WeightVersion& version,
                           absl::Span<const ScoreItem> items, GatheredPass& pass);
   // Launches the logits of at most chunk_rows_ rows, in order within each sequence.
   absl::Status LaunchLogits(absl::Span<const Row> rows, WeightSource& weights);
@@ -79,6 +72,7 @@ class ScoringRank {
   const WeightLayout& layout_;
   const std::unique_ptr<Ops> ops_;
   const size_t chunk_rows_;
+  const bool prefix_sharing_;
   Transformer transformer_;
   FullBlocks full_;
 

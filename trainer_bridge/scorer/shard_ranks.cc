@@ -51,7 +51,8 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
   }
   for (size_t i = 0; i < ops.size(); ++i) {
     ranks_.push_back(std::make_unique<ScoringRank>(*layout_, rope_, std::move(ops[i]),
-                                                   std::move(gathers[i]), options_.chunk_rows));
+                                                   std::move(gathers[i]), options_.chunk_rows,
+                                                   options_.prefix_sharing));
     const absl::Status reserved = ranks_.back()->Reserve(options_.max_batch_tokens);
     if (!reserved.ok()) {
       return absl::Status(reserved.code(),

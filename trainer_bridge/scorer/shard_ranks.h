@@ -31,6 +31,7 @@ struct ShardRanksOptions {
   int64_t max_context = 0;          // positions of one sequence, more than 0
   int64_t max_batch_tokens = 2048;  // of one rank's pass: memory for them is taken at the start
   size_t chunk_rows = 64;           // rows of logits that exist at one time on one rank
+  bool prefix_sharing = true;       // compute what sequences of a pass begin with once
 
   RankBackend backend;
 };

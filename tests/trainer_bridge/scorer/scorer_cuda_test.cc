@@ -3,6 +3,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,6 +121,24 @@ TEST_P(ScorerCudaTest, ShardsOnGpusGiveTheCpusBits) {
   }
 }
 
+// INVARIANT: sequences that share pages keep their bits on a GPU.
+TEST_P(ScorerCudaTest, SharedPagesGiveTheCpusBits) {
+  std::vector<ScoreInput> inputs = AlikeInputs(config_, 4);
+  for (ScoreInput& input : AlikeInputs(config_, 5)) inputs.push_back(std::move(input));
+  options_.prefix_sharing = false;
+  const AllBits expected = ScoreAll(*Load(1, CpuBackend()), inputs, FullOptions());
+  for (const int shards : ShardCounts()) {
+    for (const bool sharing : {false, true}) {
+      options_.prefix_sharing = sharing;
+      const auto gpu = Load(shards, CudaBackend(shards));
+      EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), expected)
+          << shards << " shards, " << (sharing ? "shared" : "not shared");
+      EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), expected) << "again";
+      EXPECT_EQ(gpu->work().shared_tokens > 0, sharing);
+    }
+  }
+}
+
 TEST_P(ScorerCudaTest, NewWeightsServeAfterAnUpdate) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 8, 60);
   const auto cpu = Load(1, CpuBackend());
@@ -160,6 +179,57 @@ TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
                 StatusIs(absl::StatusCode::kInternal, testing::HasSubstr("the device is lost")));
     EXPECT_THAT(gpu->Submit(MakeJob(inputs, FullOptions()).job),
                 StatusIs(absl::StatusCode::kUnavailable, testing::_));
+  }
+}
+
+// Each pass writes pages that its other sequences read, over those of the pass before. A sequence
+// of one row of its own takes the decode schedule, which would read them before they are written
+// if the batch did not say so (Batch::writes_past).
+TEST(ScorerCudaPagesTest, NoSequenceReadsThePagesOfAnEarlierPass) {
+  if (const auto device = cuda::GetDeviceInfo(0); !device.ok()) {
+    GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << device.status().message();
+  }
+  for (const int64_t head_dim : {64, 128}) {
+    const testing_support::TempDir dir;
+    ModelConfig config = testing_support::TinyConfig(Architecture::kQwen3);
+    config.head_dim = head_dim;
+    config.max_position_embeddings = 2048;
+    testing_support::WriteTinyModel(config, 11, dir.File("model"));
+    ScorerOptions options;
+    options.model_root = dir.path();
+    options.num_shards = 1;
+    options.max_batch_tokens = 8192;
+    options.prefix_sharing = false;
+    options.backend = CpuBackend();
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto cpu, Scorer::Load(options, "model"));
+    options.prefix_sharing = true;
+    options.backend = CudaBackend(1);
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto gpu, Scorer::Load(options, "model"));
+    // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row.
+    std::vector<std::vector<ScoreInput>> batches(2);
+    std::vector<AllBits> expected;
+    uint64_t seed = 0;
+    for (std::vector<ScoreInput>& batch : batches) {
+      std::mt19937_64 random(++seed);
+      for (int prompt = 0; prompt < 3; ++prompt) {
+        ScoreInput input;
+        for (int i = 0; i < 1024; ++i) {
+          input.prompt.push_back(static_cast<int32_t>(random() % 101));
+        }
+        for (int32_t i = 0; i < 12; ++i) {
+          input.completion = {i};
+          batch.push_back(input);
+          batch.back().completion.resize(1 + static_cast<size_t>(i % 2), i);
+        }
+      }
+      expected.push_back(ScoreAll(*cpu, batch, {.raw = true, .entropy = true}));
+    }
+    for (int round = 0; round < 40; ++round) {
+      const size_t b = static_cast<size_t>(round) % 2;
+      ASSERT_EQ(ScoreAll(*gpu, batches[b], {.raw = true, .entropy = true}), expected[b])
+          << "head size " << head_dim << ", round " << round;
+    }
+    EXPECT_GT(gpu->work().shared_tokens, 0);
   }
 }
 

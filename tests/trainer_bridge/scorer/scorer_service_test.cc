@@ -189,6 +189,13 @@ TEST_F(ScorerServiceTest, MetricsAgreeWithWhatCallsAnswer) {
   request.set_prompt_logprobs(true);
   ISOBIT_ASSERT_OK(Call(request).status);
   EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_scored_total"), 2 * 2 + 2 * (2 + 2));
+  // Twice the same 32 tokens, computed once. A pass counts when the next one begins at the latest.
+  const ScoreInput alike = {.prompt = std::vector<int32_t>(31, 4), .completion = {6}};
+  request = RequestOf({alike, alike});
+  ISOBIT_ASSERT_OK(Call(request).status);
+  ISOBIT_ASSERT_OK(Call(request).status);
+  EXPECT_GE(MetricValue(*metrics_, "isobit_tokens_computed_total"), 2 * 2 * 5 + 32);
+  EXPECT_GE(MetricValue(*metrics_, "isobit_prompt_tokens_shared_total"), 32);
   EXPECT_EQ(MetricValue(*metrics_, "isobit_shard_bytes"), Info().shard_bytes());
   EXPECT_EQ(MetricValue(*metrics_, "isobit_gathered_layers_max"), Info().peak_full_layers());
   EXPECT_EQ(MetricValue(*metrics_, "isobit_weight_version"), 1);

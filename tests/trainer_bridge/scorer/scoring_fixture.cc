@@ -103,6 +103,39 @@ std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, s
   return inputs;
 }
 
+std::vector<ScoreInput> AlikeInputs(const ModelConfig& config, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto some = [&](size_t count) {
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % config.vocab_size);
+    return ids;
+  };
+  const std::vector<int32_t> prompt = some(70);
+  const auto head = [&](int64_t count) {
+    return std::vector<int32_t>(prompt.begin(), prompt.begin() + count);
+  };
+  std::vector<ScoreInput> inputs;
+  for (const size_t length : {1, 9, 10, 11, 30, 0}) inputs.push_back({prompt, some(length)});
+  inputs.push_back(inputs[1]);             // twice the same
+  inputs.push_back({head(64), {}});        // only full pages
+  inputs.push_back({head(64), {}});        // twice
+  inputs.push_back({head(32), some(20)});  // a prompt that begins another
+  inputs.push_back({head(33), some(20)});
+  inputs.push_back({head(15), some(3)});  // alike for less than a page
+  inputs.push_back({head(1), {}});        // one token
+  inputs.push_back({head(1), some(40)});
+  inputs.push_back({head(20), {}});  // the same tokens, of which fewer are the prompt
+  inputs.back().completion.assign(prompt.begin() + 20, prompt.end());
+  ScoreInput longer = inputs[4];  // goes on where another ends
+  for (const int32_t id : some(25)) longer.completion.push_back(id);
+  inputs.push_back(std::move(longer));
+  ScoreInput other = inputs[4];  // differs in the last token of a page
+  other.prompt[47] = static_cast<int32_t>((other.prompt[47] + 1) % config.vocab_size);
+  inputs.push_back(std::move(other));
+  inputs.push_back({some(40), some(10)});  // a stranger
+  return inputs;
+}
+
 ScoreOptions FullOptions() {
   ScoreOptions options;
   options.sampling.temperature = 0.7f;

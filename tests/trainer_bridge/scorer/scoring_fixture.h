@@ -52,6 +52,10 @@ Submitted MakeJob(std::vector<ScoreInput> inputs, ScoreOptions options = {});
 std::vector<ScoreInput> RandomInputs(const ModelConfig& config, uint64_t seed, size_t count,
                                      size_t max_tokens);
 
+// Completions of one prompt of 70 tokens, sequences that begin alike in other ways, and a stranger.
+// At most 125 tokens each.
+std::vector<ScoreInput> AlikeInputs(const ModelConfig& config, uint64_t seed);
+
 // Every sampling parameter that can change a distribution, at values that do.
 ScoreOptions FullOptions();
 

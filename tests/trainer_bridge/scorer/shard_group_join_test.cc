@@ -149,6 +149,8 @@ TEST_F(ShardGroupJoinTest, AProcessThatDiffersIsRefusedByName) {
        [](GroupMemberOptions& member) { member.scorer.numerics = NumericsMode::kVanilla; }},
       {"max_context: the leader has ",
        [](GroupMemberOptions& member) { member.scorer.max_context = 17; }},
+      {"prefix_sharing: the leader has 1, the member 0",
+       [](GroupMemberOptions& member) { member.scorer.prefix_sharing = false; }},
       {"expected 1 to 1", [](GroupMemberOptions& member) { member.rank = 2; }},
   };
   for (const Case& c : cases) {

@@ -28,8 +28,11 @@ using testing_support::StatusIs;
 using ShardGroupTest = ShardGroupFixture;
 
 TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
-  const std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 20, 40);
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(Options(), "first"));
+  std::vector<ScoreInput> inputs = RandomInputs(config_, 1, 20, 40);
+  for (ScoreInput& input : AlikeInputs(config_, 2)) inputs.push_back(std::move(input));
+  ScorerOptions options = Options();
+  options.prefix_sharing = false;
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(options, "first"));
   const AllBits before = ScoreAll(*alone, inputs, FullOptions());
   ISOBIT_ASSERT_OK(alone->UpdateWeights({.model_path = "second"}));
   const AllBits after = ScoreAll(*alone, inputs, FullOptions());
@@ -38,10 +41,13 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
   for (const auto& [world_size, local_ranks] : std::vector<std::pair<int, int>>{{2, 2}, {3, 1}}) {
     ForgetLeader();
     RunningGroup group(world_size, local_ranks);
-    auto loading = Load(LeadingOptions(group.threads(), world_size, local_ranks));
+    options = LeadingOptions(group.threads(), world_size, local_ranks);
+    options.max_batch_tokens = 512;
+    auto loading = Load(options);
     for (int rank = 1; rank < world_size; ++rank) {
       GroupMemberOptions member = MemberOptions(rank, world_size);
       member.local_ranks = local_ranks;
+      member.scorer.max_batch_tokens = 512;
       member.make_backend = [&group, first = rank * local_ranks](const std::string& id) {
         EXPECT_EQ(id, "id");
         return Backend(group.threads(), first);
@@ -53,6 +59,7 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
       EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), before) << world_size << " processes";
       EXPECT_EQ(ScoreAll(*scorer, {inputs[0]}, FullOptions())[0], before[0]);
       ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
+      EXPECT_GT(scorer->work().shared_tokens, 0);
       EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), after) << world_size << " processes";
       EXPECT_THAT(scorer->UpdateWeights({.model_path = "absent"}).status(),
                   StatusIs(absl::StatusCode::kNotFound));

@@ -1,0 +1,41 @@
+// The rows of one rank's pass: its sequences end to end, without padding. What a sequence begins
+// with is computed only once if an earlier sequence of the pass begins alike: it reads that
+// sequence's KV pages and has the same hidden rows.
+#ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PACKED_PASS_H_
+#define ISOBIT_TRAINER_BRIDGE_SCORER_PACKED_PASS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/model/transformer.h"
+#include "trainer_bridge/scorer/score_job.h"
+
+namespace isobit {
+
+class PackedPass {
+ public:
+  // sharing: false computes every sequence whole.
+  PackedPass(absl::Span<const ScoreItem> items, bool sharing);
+  PackedPass(const PackedPass&) = delete;  // the batch points to the page tables
+  PackedPass& operator=(const PackedPass&) = delete;
+
+  // A sequence whose pages are all shared is not in it.
+  const Batch& batch() const { return batch_; }
+  int64_t num_rows() const { return static_cast<int64_t>(batch_.ids.size()); }
+  int64_t num_pages() const { return static_cast<int64_t>(row_of_page_.size()); }
+
+  // The row of the batch that computes the token at `position` of items[item].
+  int64_t RowOf(size_t item, int64_t position) const;
+
+ private:
+  Batch batch_;
+  std::vector<int32_t> pages_;        // the page tables of all items, one after another
+  std::vector<size_t> first_page_;    // of each item, in pages_
+  std::vector<int64_t> row_of_page_;  // [pages]: the row of a page's first token
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_SCORER_PACKED_PASS_H_
