@@ -1,6 +1,7 @@
 // isobit-bench score: the scoring engine, without gRPC, on 1 .. N shards of a model with random
 // weights, compared with cuBLAS's time for the same matrix products alone. Prints the digest of all
-// scores, which must not depend on the number of shards.
+// scores, which must not depend on the number of shards, nor on whether completions of one prompt
+// share its rows.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -31,7 +32,14 @@ ABSL_FLAG(int, score_layers, 0, "score: layers of the model, fewer to save time;
 ABSL_FLAG(std::vector<std::string>, shards, std::vector<std::string>({"1"}),
           "score: numbers of shards, one GPU each");
 ABSL_FLAG(int64_t, score_tokens, 16384, "score: tokens of one rank in a pass");
-ABSL_FLAG(int64_t, score_sequence, 1024, "score: tokens of a sequence, a quarter of them prompt");
+ABSL_FLAG(int64_t, score_sequence, 1024, "score: tokens of a sequence");
+ABSL_FLAG(int64_t, score_prompt, 0, "score: of these, tokens of the prompt; 0: a quarter");
+ABSL_FLAG(
+    int64_t, score_completions, 1,
+    "score: sequences that have the same prompt; with more than one, every number of shards is "
+    "timed without and with --prefix_sharing");
+ABSL_FLAG(int64_t, score_prompts, 0,
+          "score: different prompts that are timed; 0: as many as fill --score_passes");
 ABSL_FLAG(int64_t, score_chunk_rows, 1024, "score: rows of logits that exist at one time");
 ABSL_FLAG(int, score_passes, 4, "score: passes that are timed");
 
@@ -78,16 +86,29 @@ class Digester final : public ScoreReceiver {
   std::optional<absl::Status> status_;
 };
 
+// Tokens of a sequence that are its prompt.
+int64_t PromptTokens() {
+  const int64_t prompt = absl::GetFlag(FLAGS_score_prompt);
+  return prompt > 0 ? prompt : absl::GetFlag(FLAGS_score_sequence) / 4;
+}
+
 // The same tokens for every number of shards.
-std::vector<ScoreInput> Inputs(const ModelConfig& config, int64_t tokens) {
-  const auto length = static_cast<size_t>(absl::GetFlag(FLAGS_score_sequence));
-  std::vector<ScoreInput> inputs(static_cast<size_t>(tokens) / length);
+std::vector<ScoreInput> Inputs(const ModelConfig& config, int64_t count) {
+  const auto completions = static_cast<size_t>(absl::GetFlag(FLAGS_score_completions));
+  const int64_t prompt = PromptTokens();
+  const int64_t completion = absl::GetFlag(FLAGS_score_sequence) - prompt;
   std::mt19937_64 random(1);
-  for (ScoreInput& input : inputs) {
-    for (size_t i = 0; i < length; ++i) {
-      const auto id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab_size));
-      (i < length / 4 ? input.prompt : input.completion).push_back(id);
+  const auto tokens = [&](int64_t length) {
+    std::vector<int32_t> ids(static_cast<size_t>(length));
+    for (int32_t& id : ids) {
+      id = static_cast<int32_t>(random() % static_cast<uint64_t>(config.vocab_size));
     }
+    return ids;
+  };
+  std::vector<ScoreInput> inputs(static_cast<size_t>(count));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i].prompt = i % completions == 0 ? tokens(prompt) : inputs[i - 1].prompt;
+    inputs[i].completion = tokens(completion);
   }
   return inputs;
 }
@@ -179,13 +200,21 @@ absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_row
   return SecondsSince(start) / passes;
 }
 
+struct Case {
+  int shards = 1;
+  bool sharing = true;
+};
+
 struct Result {
   double tokens_per_second;
   std::string digest;
 };
 
-absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, int shards,
-                           int64_t tokens, int64_t chunk_rows) {
+// Times `count` sequences.
+absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, const Case& c,
+                           int64_t count, int64_t chunk_rows) {
+  const int shards = c.shards;
+  const int64_t length = absl::GetFlag(FLAGS_score_sequence);
   std::vector<int> devices;
   for (int device = 0; device < shards; ++device) devices.push_back(device);
   ISOBIT_ASSIGN_OR_RETURN(const RankBackend backend,
@@ -196,25 +225,28 @@ absl::StatusOr<Result> Run(const ModelConfig& config, const std::string& root, i
   options.num_shards = shards;
   options.max_batch_tokens = absl::GetFlag(FLAGS_score_tokens);
   options.chunk_rows = static_cast<size_t>(chunk_rows);
+  options.prefix_sharing = c.sharing;
   options.backend = backend;
   const Clock::time_point load = Clock::now();
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Scorer> scorer,
                           Scorer::Load(std::move(options), kBenchModel));
   const double load_seconds = SecondsSince(load);
-  ISOBIT_RETURN_IF_ERROR(
-      Score(*scorer, Inputs(config, shards * absl::GetFlag(FLAGS_score_tokens))).status());
+  const int64_t of_a_pass = absl::GetFlag(FLAGS_score_tokens) / length;
+  ISOBIT_RETURN_IF_ERROR(Score(*scorer, Inputs(config, shards * of_a_pass)).status());
   const ScorerWork before = scorer->work();
   const Clock::time_point start = Clock::now();
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest, Score(*scorer, Inputs(config, tokens)));
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, Score(*scorer, Inputs(config, count)));
   const double seconds = SecondsSince(start);
   const ScorerWork after = scorer->work();
   const auto passes = static_cast<double>(after.passes - before.passes);
-  absl::PrintF("%6d  %9.0f  %6.0f  %8.1f  %9.1f  %6.1f  %s\n", shards,
-               static_cast<double>(tokens) / seconds, passes,
+  const auto tokens = static_cast<double>(after.tokens - before.tokens);
+  const auto shared = static_cast<double>(after.shared_tokens - before.shared_tokens);
+  absl::PrintF("%6d  %7s  %9.0f  %8.3f  %6.3f  %6.0f  %8.1f  %9.1f  %6.1f  %s\n", shards,
+               c.sharing ? "yes" : "no", tokens / seconds, seconds, 1 - shared / tokens, passes,
                static_cast<double>((after.passing - before.passing).count()) / 1000 / passes,
                static_cast<double>((after.gathering - before.gathering).count()) / 1000 / passes,
                load_seconds, digest.substr(0, 16));
-  return Result{static_cast<double>(tokens) / seconds, std::move(digest)};
+  return Result{tokens / seconds, std::move(digest)};
 }
 
 absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
@@ -229,29 +261,45 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> shard_counts,
                           Numbers("shards", absl::GetFlag(FLAGS_shards), 64));
   const int64_t most = *std::max_element(shard_counts.begin(), shard_counts.end());
-  const int64_t tokens = rank_tokens * most * absl::GetFlag(FLAGS_score_passes);
-  const int64_t head_rows = rank_tokens - rank_tokens / 4;
+  const int64_t length = absl::GetFlag(FLAGS_score_sequence);
+  const int64_t completions = absl::GetFlag(FLAGS_score_completions);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_completions", completions, 1, 1 << 16));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_prompt", PromptTokens(), 1, length - 1));
+  const int64_t prompts = absl::GetFlag(FLAGS_score_prompts);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("score_prompts", prompts, 0, 1 << 16));
+  const int64_t count = prompts > 0
+                            ? prompts * completions
+                            : rank_tokens * most * absl::GetFlag(FLAGS_score_passes) / length;
+  const int64_t head_rows = rank_tokens * (length - PromptTokens()) / length;
   ISOBIT_ASSIGN_OR_RETURN(const double cublas, CublasSeconds(config, head_rows, chunk_rows));
   const double cublas_rate = static_cast<double>(rank_tokens) / cublas;
-  absl::PrintF("%s, %d layers, %d tokens a rank and pass, in sequences of %d\n",
-               absl::GetFlag(FLAGS_score_model), config.num_layers, rank_tokens,
-               absl::GetFlag(FLAGS_score_sequence));
+  absl::PrintF(
+      "%s, %d layers, %d tokens a rank and pass; %d sequences of %d + %d tokens, %d of a prompt\n",
+      absl::GetFlag(FLAGS_score_model), config.num_layers, rank_tokens, count, PromptTokens(),
+      length - PromptTokens(), completions);
   absl::PrintF("cuBLAS, the matrix products alone, one GPU: %.0f tokens/s\n", cublas_rate);
-  absl::PrintF("shards   tokens/s  passes   ms/pass  gather ms  load s  digest of the logprobs\n");
-  std::vector<Result> results;
+  absl::PrintF(
+      "shards  sharing   tokens/s   seconds    rows  passes   ms/pass  gather ms  load s  digest "
+      "of "
+      "the logprobs\n");
+  std::vector<Case> cases;
   for (const int64_t shards : shard_counts) {
-    ISOBIT_ASSIGN_OR_RETURN(Result result,
-                            Run(config, root, static_cast<int>(shards), tokens, chunk_rows));
+    if (completions > 1) cases.push_back({static_cast<int>(shards), false});
+    cases.push_back({static_cast<int>(shards), true});
+  }
+  std::vector<Result> results;
+  for (const Case& c : cases) {
+    ISOBIT_ASSIGN_OR_RETURN(Result result, Run(config, root, c, count, chunk_rows));
     results.push_back(std::move(result));
     const double rate = results.back().tokens_per_second;
-    absl::PrintF("        %.3f of cuBLAS, a GPU; %.2f times %d shard(s)%s\n",
-                 rate / static_cast<double>(shards) / cublas_rate,
-                 rate / results.front().tokens_per_second, shard_counts.front(),
+    absl::PrintF("        %.3f of cuBLAS, a GPU; %.2f times the first line's rate%s\n",
+                 rate / static_cast<double>(c.shards) / cublas_rate,
+                 rate / results.front().tokens_per_second,
                  results.back().digest == results.front().digest ? "" : "; OTHER BITS");
   }
   for (const Result& result : results) {
     if (result.digest != results.front().digest) {
-      return absl::InternalError("the bits depend on the number of shards");
+      return absl::InternalError("the bits depend on the number of shards or on sharing");
     }
   }
   return absl::OkStatus();
