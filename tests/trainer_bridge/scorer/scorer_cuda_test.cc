@@ -182,10 +182,10 @@ TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
   }
 }
 
-// Each pass writes pages that its other sequences read, over those of the pass before. A sequence
-// of one row of its own takes the decode schedule, which would read them before they are written
-// if the batch did not say so (Batch::writes_past).
-TEST(ScorerCudaPagesTest, NoSequenceReadsThePagesOfAnEarlierPass) {
+// Each layer writes pages that other sequences of the pass read, over those of the layer before. A
+// sequence of one or two rows of its own takes the decode schedule, which would read them before
+// they are written if the batch did not say so (Batch::writes_past).
+TEST(ScorerCudaPagesTest, NoSequenceReadsPagesBeforeTheyAreWritten) {
   if (const auto device = cuda::GetDeviceInfo(0); !device.ok()) {
     GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << device.status().message();
   }
@@ -199,10 +199,8 @@ TEST(ScorerCudaPagesTest, NoSequenceReadsThePagesOfAnEarlierPass) {
     options.model_root = dir.path();
     options.num_shards = 1;
     options.max_batch_tokens = 8192;
-    options.prefix_sharing = false;
     options.backend = CpuBackend();
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto cpu, Scorer::Load(options, "model"));
-    options.prefix_sharing = true;
     options.backend = CudaBackend(1);
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto gpu, Scorer::Load(options, "model"));
     // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row.
