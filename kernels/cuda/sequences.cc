@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/shared_splits.h"
 
 namespace isobit::cuda {
 namespace {
@@ -28,12 +29,18 @@ struct StepTableUpload::Layout {
         first_row(sequence_of_row + Aligned(num_rows)),
         first_position(first_row + Aligned(num_sequences + 1)),
         first_page(first_position + Aligned(num_sequences)),
-        pages(first_page + Aligned(num_sequences)) {}
+        own_split(first_page + Aligned(num_sequences)),
+        groups(own_split + Aligned(num_sequences)),
+        pages(groups + Aligned(num_sequences * kGroupWords)) {}
+
+  static constexpr size_t kGroupWords = sizeof(SharedSplits) / sizeof(int32_t);
 
   size_t sequence_of_row;  // the ids are at 0
   size_t first_row;
   size_t first_position;
   size_t first_page;
+  size_t own_split;
+  size_t groups;
   size_t pages;
 };
 
@@ -127,6 +134,13 @@ absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
     page += count;
   }
   to[layout.first_row + num_sequences] = row;
+  bool shares = bounds.sharing == Sharing::kAlways;
+  if (bounds.sharing != Sharing::kNever) {
+    const int64_t saved = FindSharedSplits(
+        sequences, page_size, absl::MakeSpan(to + layout.own_split, num_sequences),
+        absl::MakeSpan(reinterpret_cast<SharedSplits*>(to + layout.groups), num_sequences));
+    shares = shares || saved >= kLeastSavedSplits;
+  }
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(device_words_, to, words * sizeof(int32_t), cudaMemcpyHostToDevice, stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.copied, stream));
@@ -136,6 +150,8 @@ absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
   sequences_.first_row = device_words_ + layout.first_row;
   sequences_.first_position = device_words_ + layout.first_position;
   sequences_.first_page = device_words_ + layout.first_page;
+  sequences_.own_split = device_words_ + layout.own_split;
+  sequences_.groups = reinterpret_cast<const SharedSplits*>(device_words_ + layout.groups);
   sequences_.pages = device_words_ + layout.pages;
   sequences_.num_rows = static_cast<int32_t>(num_rows);
   sequences_.num_sequences = static_cast<int32_t>(num_sequences);
@@ -144,6 +160,7 @@ absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
   sequences_.max_rows = std::max(static_cast<int32_t>(most_rows), bounds.max_rows);
   sequences_.max_positions = std::max(static_cast<int32_t>(positions), bounds.max_positions);
   sequences_.past_is_written = !bounds.writes_past;
+  sequences_.shares = shares;
   return absl::OkStatus();
 }
 

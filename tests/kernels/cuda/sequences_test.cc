@@ -51,6 +51,32 @@ TEST_F(StepTableUploadTest, HoldsTheStepAndItsPadding) {
   EXPECT_EQ(Read(s.pages, 5), (std::vector<int32_t>{7, 3, 9, 1, 4}));
 }
 
+TEST_F(StepTableUploadTest, HoldsWhatSequencesShare) {
+  std::vector<int32_t> pages(100);
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<int32_t> others = pages;
+  others[64] = 7;  // a page of the third split
+  const std::vector<SequenceRows> sequences = {
+      {0, 1, 1599, pages.data()}, {1, 1, 1598, others.data()}, {2, 1, 20, pages.data()}};
+  StepTableUpload upload;
+  for (const Sharing sharing : {Sharing::kAlways, Sharing::kWhereItPays}) {
+    ASSERT_TRUE(
+        upload.Upload({}, sequences, 16, {.num_sequences = 4, .sharing = sharing}, nullptr).ok());
+    const DeviceSequences& s = upload.device();
+    EXPECT_EQ(s.shares, sharing == Sharing::kAlways);  // two splits saved are too few
+    EXPECT_EQ(Read(s.own_split, 4), (std::vector<int32_t>{2, 2, 0, 0}));
+    std::vector<int32_t> groups(16, 0);
+    groups[1] = 2;  // sequences 0 and 1 share splits [0, 2)
+    groups[3] = 2;
+    EXPECT_EQ(Read(reinterpret_cast<const int32_t*>(s.groups), 16), groups);
+  }
+  ASSERT_TRUE(upload.Upload({}, sequences, 16, {.sharing = Sharing::kNever}, nullptr).ok());
+  EXPECT_FALSE(upload.device().shares);
+  const std::vector<SequenceRows> many(17, {0, 1, 1599, pages.data()});  // 16 times 3 splits
+  ASSERT_TRUE(upload.Upload({}, many, 16, {}, nullptr).ok());
+  EXPECT_TRUE(upload.device().shares);
+}
+
 TEST_F(StepTableUploadTest, BoundsAreTheStepsOwnUnlessGiven) {
   const std::vector<int32_t> pages = {0, 1, 2};
   const std::vector<SequenceRows> sequences = {{0, 2, 0, pages.data()}, {2, 5, 30, pages.data()}};
