@@ -179,6 +179,13 @@ int64_t RowBlocks(const AttentionArgs& args, const DeviceSequences& sequences, i
   return int64_t{sequences.num_sequences} * args.kv.kv_heads * CeilDiv(rows, 8);
 }
 
+// Whether the sequences' bounds let groups share splits: members have one row each, and no window
+// hides an early key from any of them.
+bool CanShare(const AttentionArgs& args, const DeviceSequences& sequences, int32_t max_tokens) {
+  const bool sees_all = args.window == 0 || args.window >= sequences.max_positions;
+  return sequences.shares && max_tokens == 1 && sees_all;
+}
+
 size_t SumBytes(int64_t results) {
   return static_cast<size_t>(RoundUp(results * int64_t{sizeof(contract::SplitSum)}, 256));
 }
@@ -202,6 +209,14 @@ absl::Status LaunchShape(const DecodeParams& params, int64_t blocks, const Strea
                 stream, params);
 }
 
+// Computes the splits that sequences share once. Blocks of 16 rows where registers suffice, also
+// for a sequence's own splits: memory is slower than the products.
+absl::Status LaunchSharing(const DecodeParams& p, int64_t blocks, const Stream& stream) {
+  if (p.kv.head_dim > 128) return LaunchShape<DecodeShape<256, 1, false, true>>(p, blocks, stream);
+  if (p.kv.head_dim > 64) return LaunchShape<DecodeShape<128, 2, false, true>>(p, blocks, stream);
+  return LaunchShape<DecodeShape<64, 2, false, true>>(p, blocks, stream);
+}
+
 template <bool kWalk>
 absl::Status LaunchDim(const DecodeParams& p, int64_t blocks, const Stream& stream) {
   const bool narrow = !kWalk && int64_t{p.max_tokens} * p.heads_per_kv <= 8;
@@ -219,6 +234,8 @@ absl::Status LaunchSchedule(const DecodeSchedule& schedule, const DecodeParams& 
   switch (schedule.kind) {
     case DecodeSchedule::kTeams:
       return LaunchDim<false>(params, blocks, stream);
+    case DecodeSchedule::kSharingTeams:
+      return LaunchSharing(params, blocks, stream);
     case DecodeSchedule::kClusters:
       return LaunchDecodeClusters(params, schedule.clusters, stream);
   }
@@ -231,6 +248,7 @@ absl::StatusOr<DecodeParams> MakeParams(const AttentionArgs& args, const DeviceS
   p.sequences = sequences;
   p.min_tokens = std::max(min_tokens, 1);
   p.max_tokens = max_tokens;
+  p.one_token = max_tokens == 1;
   p.q = args.q;
   p.ldq = args.ldq;
   p.aligned_q = reinterpret_cast<uintptr_t>(args.q) % 4 == 0 && args.ldq % 2 == 0;
@@ -276,7 +294,10 @@ DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSeque
   const int64_t row_blocks = std::max<int64_t>(RowBlocks(args, sequences, max_tokens), 1);
   const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
   const int64_t most = row_blocks <= kFewRowBlocks ? kMostItemsOfFewRowBlocks : kMostItems;
-  if (!WholeUnits(args.kv) || row_blocks * splits > most) return {DecodeSchedule::kTeams};
+  if (!WholeUnits(args.kv) || row_blocks * splits > most) {
+    return {CanShare(args, sequences, max_tokens) ? DecodeSchedule::kSharingTeams
+                                                  : DecodeSchedule::kTeams};
+  }
   return {DecodeSchedule::kClusters,
           static_cast<int>(std::min(splits, kClustersAtOnce / row_blocks))};
 }
@@ -296,16 +317,25 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
         absl::StrCat("decode attention by clusters: keys of head_dim ", args.kv.head_dim,
                      " are not whole, aligned 16-byte units"));
   }
+  const bool shares = schedule.kind == DecodeSchedule::kSharingTeams;
+  if (shares && !CanShare(args, sequences, max_tokens)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("decode attention that shares splits: max_tokens ", max_tokens, ", window ",
+                     args.window, ", sequences.shares ", sequences.shares,
+                     "; expected one token, no window below max_positions, and tables that share"));
+  }
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
   if (!params.ok()) return params.status();
+  if (shares) params->one_token = false;
   const int64_t max_splits = MaxSplits(args, sequences, max_tokens);
   params->max_splits = static_cast<int32_t>(max_splits);
   params->split_sums = reinterpret_cast<contract::SplitSum*>(workspace.data);
   params->split_acc = reinterpret_cast<float*>(
       workspace.data + SumBytes(MaxSplitResults(args, sequences, max_tokens)));
-  for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
+  const int32_t listed = shares ? kSharingWindow : kMaxListed;
+  for (int32_t first = 0; first < sequences.num_sequences; first += listed) {
     params->first_sequence = first;
-    params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
+    params->num_listed = std::min(sequences.num_sequences - first, listed);
     const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->heads_per_kv, 8);
     const absl::StatusOr<int64_t> grid =
         BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   MakeList<Shape>(p, list);
 
   const int team = loads ? warp - kListThreads / 32 : warp / kTeamConsumers;
-  const TeamShare<Shape> share(list[2 * p.num_listed], team, base);
+  const TeamShare<Shape> share(list[Shape::kEntries * p.num_listed], team, base);
   if (loads) {
     DecodeProducer<Shape> producer(p, share.ring);
     for (int32_t i = share.first; i < share.end; i += share.stride) {

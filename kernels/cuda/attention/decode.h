@@ -7,6 +7,9 @@
 // - By teams: three warps take an item; one loads keys and values into a ring buffer in shared
 //   memory, two compute. The device makes a list of the items from the step's tables, and a grid
 //   that fills the GPU works through it.
+//   Of sequences that share splits (device_sequences.h), sharing teams take the rows of all
+//   together: a split's result depends on its row and its keys alone. Each sequence then has items
+//   of its own for the splits behind.
 // - By clusters (decode_cluster.h): for so few items that teams would leave most of the GPU idle.
 // A second, small kernel folds the results of the splits.
 //
@@ -42,7 +45,8 @@ absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequen
 
 // How the splits are spread over the GPU.
 struct DecodeSchedule {
-  enum Kind { kTeams, kClusters };  // what computes a split
+  // What computes a split.
+  enum Kind { kTeams, kSharingTeams, kClusters };
   Kind kind = kTeams;
   int clusters = 0;  // kClusters: number of clusters for each block of query rows
 };
@@ -52,7 +56,8 @@ DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSeque
                                     int32_t max_tokens);
 
 // The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: kClusters with keys that
-// are not whole 16-byte units.
+// are not whole 16-byte units; kSharingTeams with several tokens, with a window below
+// max_positions, or with tables without groups.
 absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
                                      const DeviceSequences& sequences, int32_t max_tokens,
                                      const AttentionWorkspace& workspace, const Stream& stream);

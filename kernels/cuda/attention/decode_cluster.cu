@@ -34,6 +34,7 @@ template <int kDim_, int kColumnBlocks_>
 struct ClusterShape {
   static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
   static constexpr int kColumnBlocks = kColumnBlocks_;  // of 8 query rows
+  static constexpr bool kShares = false;
   static constexpr int kRows = 8 * kColumnBlocks;
   static constexpr int kSteps = kDim / 16;
   static constexpr int kTile = contract::KvTile(kDim);

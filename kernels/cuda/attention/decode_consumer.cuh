@@ -168,8 +168,10 @@ class DecodeConsumer {
     }
   }
 
-  // The position of this thread's row i of block b.
+  // The position of this thread's row i of block b. The rows of a group see all keys of its split,
+  // and so do rows at the first member's position.
   __device__ int32_t PositionOf(const DecodeItem& item, int b, int i) {
+    if (Shape::kShares) return item.first_position;
     return item.PositionOf(p_, 8 * b + 2 * q_ + i);
   }
 
@@ -180,7 +182,7 @@ class DecodeConsumer {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int32_t last = PositionOf(item, b, i);
-        const int32_t first = FirstSeen(p_, last);
+        const int32_t first = FirstSeen<Shape::kShares>(p_, last);
 #pragma unroll
         for (int k = 0; k < kChunkBlocks; ++k) {
 #pragma unroll
@@ -246,7 +248,8 @@ class DecodeConsumer {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int32_t position = PositionOf(item, b, i);
-          sees[i] = position >= tile && FirstSeen(p_, position) < tile + Shape::kTile;
+          sees[i] =
+              position >= tile && FirstSeen<Shape::kShares>(p_, position) < tile + Shape::kTile;
           if (!sees[i]) alpha[b][i] = 1.0f;
         }
       }

@@ -227,7 +227,8 @@ class DecodeProducer {
     const int32_t slot = (page * p_.kv.kv_heads + item.kv_head) * p_.kv.page_size + position -
                          index * p_.kv.page_size;
     CopyBox(ring_.buffer() + half * Shape::kHalfBytes + static_cast<uint32_t>(run * p_.run) * 128,
-            map, slot, half * kHalfColumns, ring_.full(), kEvictFirst);
+            map, slot, half * kHalfColumns, ring_.full(),
+            item.of_group ? kEvictNormal : kEvictFirst);
   }
 
   const DecodeParams& p_;

@@ -19,8 +19,7 @@ inline constexpr int kTeamConsumers = 2;  // warps that compute; one more loads 
 inline constexpr int kDecodeThreads = kTeams * (kTeamConsumers + 1) * 32;
 inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // that make the list
 inline constexpr int kMaxListed = 1024;                            // sequences of one launch
-inline constexpr int kFirstPages = 2 * kMaxListed + 1;             // where the list has first_page
-inline constexpr int kListWords = kFirstPages + kMaxListed;
+inline constexpr int kListWords = 3 * kMaxListed + 1;
 inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
 
 // Keys of one stage of a ring. Large stages give the tensor cores more independent work.
@@ -34,6 +33,7 @@ struct DecodeParams {
   int32_t num_listed;
   int32_t min_tokens;
   int32_t max_tokens;
+  bool one_token;  // every block of query rows is of one row of the batch
   const Bf16* q;
   int64_t ldq;
   bool aligned_q;  // pairs of elements can be read as words
@@ -60,9 +60,10 @@ __device__ __forceinline__ int32_t PageOf(const DecodeParams& p, int32_t positio
   return p.page_shift >= 0 ? position >> p.page_shift : position / p.kv.page_size;
 }
 
-// First key that a query at this position sees.
+// First key that a query at this position sees. kSeesAll: the window hides no key from any.
+template <bool kSeesAll = false>
 __device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
-  return max(0, position - p.window + 1);
+  return kSeesAll ? 0 : max(0, position - p.window + 1);
 }
 
 // The splits [first, end) with a key that some row of a sequence sees.
@@ -70,9 +71,10 @@ struct SplitRange {
   int32_t first;
   int32_t end;
 };
+template <bool kSeesAll = false>
 __device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t first_position,
                                                int32_t tokens) {
-  return {FirstSeen(p, first_position) / contract::kSplit,
+  return {FirstSeen<kSeesAll>(p, first_position) / contract::kSplit,
           (first_position + tokens - 1) / contract::kSplit + 1};
 }
 
@@ -82,11 +84,14 @@ __device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t seq
   return ((int64_t{sequence} * p.max_tokens + token) * p.heads + head) * p.max_splits + split;
 }
 
-template <int kDim_, int kColumnBlocks_, bool kWalk_>
+// kShares: the splits that sequences share are computed once for all of them (device_sequences.h).
+template <int kDim_, int kColumnBlocks_, bool kWalk_, bool kShares_ = false>
 struct DecodeShape {
   static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
   static constexpr int kColumnBlocks = kColumnBlocks_;  // of 8 query rows
   static constexpr bool kWalk = kWalk_;
+  static constexpr bool kShares = kShares_;
+  static_assert(!kWalk || !kShares);
   static constexpr int kRows = 8 * kColumnBlocks;
   static constexpr int kTile = contract::KvTile(kDim);
   static constexpr int kChunk = KeysOfChunk(kDim);
@@ -115,37 +120,84 @@ struct DecodeShape {
   static constexpr uint32_t kBarriers = kExchange + kTeams * kExchangeBytes;
   static constexpr uint32_t kList = kBarriers + kTeams * kStages * 2 * sizeof(uint64_t);
   static constexpr uint32_t kSharedBytes = kList + kListWords * sizeof(int32_t) + 1024;
+
+  // The work list (MakeList) of so many sequences at most.
+  static constexpr int kEntries = kShares ? 3 : 2;  // of each sequence
+  static constexpr int kListed = kShares ? kSharingWindow : kMaxListed;
+  static constexpr int kFirstPages = kEntries * kListed + 1;  // where the list has first_page
+  static_assert(kFirstPages + kListed <= kListWords);
 };
+
+// What an entry of the work list stands for, of or behind which listed sequence.
+struct ListEntry {
+  enum Kind { kGroup, kBeforeLast, kLast };
+  Kind kind;
+  int32_t listed;
+
+  template <typename Shape>
+  static __device__ __forceinline__ ListEntry At(const DecodeParams& p, int32_t entry) {
+    const int32_t n = p.num_listed;
+    if (Shape::kShares && entry < n) return {kGroup, entry};
+    const int32_t own = entry - (Shape::kShares ? n : 0);
+    return own >= n ? ListEntry{kLast, own - n} : ListEntry{kBeforeLast, own};
+  }
+};
+
+// The first split that the items of a sequence itself begin with.
+template <typename Shape>
+__device__ __forceinline__ int32_t FirstOwnSplit(const DecodeParams& p, int32_t sequence,
+                                                 const SplitRange& splits) {
+  return Shape::kShares ? p.sequences.own_split[sequence] : splits.first;
+}
+
+// Blocks of query rows of one KV head that `tokens` rows of the batch make.
+template <typename Shape>
+__device__ __forceinline__ int32_t RowBlocks(const DecodeParams& p, int32_t tokens) {
+  return (tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
+}
+
+// The items of an entry.
+template <typename Shape>
+__device__ __forceinline__ int32_t ItemsOf(const DecodeParams& p, const ListEntry& entry) {
+  const int32_t s = p.first_sequence + entry.listed;
+  if (entry.kind == ListEntry::kGroup) {
+    const SharedSplits group = p.sequences.groups[s];
+    return p.kv.kv_heads * RowBlocks<Shape>(p, group.num_sequences) *
+           (group.end_split - group.first_split);
+  }
+  const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
+  const SplitRange splits = SplitsOf<Shape::kShares>(p, p.sequences.first_position[s], tokens);
+  const int32_t before_last = splits.end - FirstOwnSplit<Shape>(p, s, splits) - 1;
+  if (tokens < p.min_tokens || tokens > p.max_tokens) return 0;
+  return p.kv.kv_heads * RowBlocks<Shape>(p, tokens) *
+         (entry.kind == ListEntry::kLast ? 1
+          : Shape::kWalk                 ? 0
+                                         : before_last);
+}
 
 // Makes the work list for n listed sequences. Entry i < n stands for sequence i without its last
 // split, entry n + i for its last split; in a walk, entry n + i stands for all splits together.
-// Entry e has the items [list[e], list[e + 1]). Last splits may be short: they come last, so that
-// distributing the items in turn gives every multiprocessor about as many keys. Behind the entries
-// lies each sequence's first_page, which saves the producers a load. The whole block calls it; the
-// consumer warps do the work.
+// With kShares n entries precede these, one for each group of sequences that share splits, and a
+// sequence's own entries lack what a group computes. Entry e has the items [list[e], list[e + 1]).
+// Last splits may be short: they come last, so that distributing the items in turn gives every
+// multiprocessor about as many keys. Behind the entries lies each sequence's first_page, which
+// saves the producers a load. The whole block calls it; the consumer warps do the work.
 template <typename Shape>
 __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __shared__ int32_t warp_sums[kDecodeThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
-  const int32_t entries = 2 * p.num_listed;
+  const int32_t entries = Shape::kEntries * p.num_listed;
   const int32_t each = (entries + kListThreads - 1) / kListThreads;  // consecutive, to a thread
   const int32_t first = min(thread * each, entries);
   const int32_t end = min(first + each, entries);
   int32_t sum = 0;
 #pragma unroll 1
   for (int32_t entry = first; entry < end; ++entry) {
-    const bool last = entry >= p.num_listed;
-    const int32_t s = p.first_sequence + entry - (last ? p.num_listed : 0);
-    if (!last) list[kFirstPages + entry] = p.sequences.first_page[s];
-    const int32_t tokens = p.sequences.first_row[s + 1] - p.sequences.first_row[s];
-    const SplitRange splits = SplitsOf(p, p.sequences.first_position[s], tokens);
-    int32_t count = 0;
-    if (tokens >= p.min_tokens && tokens <= p.max_tokens) {
-      count = p.kv.kv_heads * ((tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows) *
-              (last           ? 1
-               : Shape::kWalk ? 0
-                              : splits.end - splits.first - 1);
+    const auto at = ListEntry::At<Shape>(p, entry);
+    if (at.kind == ListEntry::kBeforeLast) {
+      list[Shape::kFirstPages + at.listed] = p.sequences.first_page[p.first_sequence + at.listed];
     }
+    const int32_t count = ItemsOf<Shape>(p, at);
     list[entry] = count;
     sum += count;
   }
@@ -170,9 +222,12 @@ __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __syncthreads();
 }
 
-// One block of query rows against one split, or in a walk against all splits that it sees.
+// One block of query rows against one split, or in a walk against all splits that it sees. The rows
+// are of one sequence, or of a group that shares the split: then row r is of member r /
+// heads_per_kv, and since each member has one row, it is the batch's row first_row + r /
+// heads_per_kv, just as token r / heads_per_kv of one sequence would be.
 struct DecodeItem {
-  int32_t sequence;
+  int32_t sequence;    // of a group, the first
   int32_t first_page;  // of the sequence, among all pages
   int32_t kv_head;
   int32_t first_row;       // of the batch: the sequence's
@@ -186,6 +241,7 @@ struct DecodeItem {
   int32_t first_split;  // of the item
   int32_t end_split;
   SplitRange sequence_splits;
+  bool of_group = false;
 
   // Called by whole warps.
   template <typename Shape>
@@ -193,7 +249,7 @@ struct DecodeItem {
     const int32_t n = p.num_listed;
     const int lane = static_cast<int>(threadIdx.x % 32);
     int32_t low = 0;  // the last entry with list[low] <= index
-    int32_t end = 2 * n;
+    int32_t end = Shape::kEntries * n;
 #pragma unroll 1
     for (int32_t step = (end + 31) / 32; step > 0; step = step == 1 ? 0 : (step + 31) / 32) {
       const int32_t entry = low + lane * step;
@@ -202,19 +258,21 @@ struct DecodeItem {
       low += (__popc(at_most) - 1) * step;
       end = min(low + step, end);
     }
-    const bool last = low >= n;
-    DecodeItem item;
-    const int32_t listed = last ? low - n : low;
-    item.sequence = p.first_sequence + listed;
-    item.first_page = list[kFirstPages + listed];
-    item.first_row = p.sequences.first_row[item.sequence];
-    item.first_position = p.sequences.first_position[item.sequence];
-    const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
-    item.sequence_splits = SplitsOf(p, item.first_position, tokens);
-    const int32_t before_last = item.sequence_splits.end - item.sequence_splits.first - 1;
-    const int32_t blocks = (tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
-    const int32_t splits = last ? 1 : before_last;
+    const auto at = ListEntry::At<Shape>(p, low);
     const int32_t rest = index - list[low];
+    DecodeItem item;
+    if (at.kind == ListEntry::kGroup) {
+      item.SetGroup<Shape>(p, list, p.sequences.groups[p.first_sequence + at.listed], rest);
+      return item;
+    }
+    const bool last = at.kind == ListEntry::kLast;
+    item.SetSequence(p, at.listed, list[Shape::kFirstPages + at.listed]);
+    const int32_t tokens = p.sequences.first_row[item.sequence + 1] - item.first_row;
+    item.sequence_splits = SplitsOf<Shape::kShares>(p, item.first_position, tokens);
+    const int32_t first_own = FirstOwnSplit<Shape>(p, item.sequence, item.sequence_splits);
+    const int32_t before_last = item.sequence_splits.end - first_own - 1;
+    const int32_t blocks = RowBlocks<Shape>(p, tokens);
+    const int32_t splits = last ? 1 : before_last;
     const int32_t row_block = splits == 1 ? rest : rest / splits;
     const int32_t head = blocks == 1 ? row_block : row_block / blocks;
     item.SetRows<Shape>(p, tokens, head, row_block - head * blocks);
@@ -222,11 +280,37 @@ struct DecodeItem {
       item.first_split = item.first_key / contract::kSplit;
       item.end_split = (item.end_key - 1) / contract::kSplit + 1;
     } else {
-      item.first_split =
-          item.sequence_splits.first + (last ? before_last : rest - row_block * splits);
+      item.first_split = first_own + (last ? before_last : rest - row_block * splits);
       item.end_split = item.first_split + 1;
     }
     return item;
+  }
+
+  __device__ void SetSequence(const DecodeParams& p, int32_t listed, int32_t page) {
+    sequence = p.first_sequence + listed;
+    first_page = page;
+    first_row = p.sequences.first_row[sequence];
+    first_position = p.sequences.first_position[sequence];
+  }
+
+  // Makes this item `index` of a group. Neighbouring items are blocks of rows of the same split, so
+  // that they find its keys and values in the L2 cache. Every row sees all keys of the split.
+  template <typename Shape>
+  __device__ void SetGroup(const DecodeParams& p, const int32_t* list, const SharedSplits& group,
+                           int32_t index) {
+    const int32_t listed = group.first_sequence - p.first_sequence;
+    SetSequence(p, listed, list[Shape::kFirstPages + listed]);
+    sequence_splits = SplitsOf<Shape::kShares>(p, first_position, 1);
+    const int32_t blocks = RowBlocks<Shape>(p, group.num_sequences);
+    const int32_t splits = group.end_split - group.first_split;
+    const int32_t split_of_head = index / blocks;
+    const int32_t head = split_of_head / splits;
+    SetRows<Shape>(p, group.num_sequences, head, index - split_of_head * blocks);
+    first_split = group.first_split + split_of_head - head * splits;
+    end_split = first_split + 1;
+    end_key = end_split * contract::kSplit;
+    first_end = end_key;
+    of_group = true;
   }
 
   // Sets the item's rows: block `block` of the rows of KV head `head`.
@@ -237,9 +321,9 @@ struct DecodeItem {
     rows = min(Shape::kRows, tokens * p.heads_per_kv - first_block_row);
     const int32_t first = first_position + TokenOf(p, 0);
     const int32_t last = first_position + TokenOf(p, rows - 1);
-    first_key = FirstSeen(p, first);
+    first_key = FirstSeen<Shape::kShares>(p, first);
     end_key = last + 1;
-    last_begin = FirstSeen(p, last);
+    last_begin = FirstSeen<Shape::kShares>(p, last);
     first_end = first + 1;
   }
 
@@ -248,11 +332,11 @@ struct DecodeItem {
     return first_position + TokenOf(p, min(row, rows - 1));
   }
   __device__ int32_t TokenOf(const DecodeParams& p, int32_t row) const {
-    return p.max_tokens == 1 ? 0 : (first_block_row + row) / p.heads_per_kv;
+    return p.one_token ? 0 : (first_block_row + row) / p.heads_per_kv;
   }
   __device__ int32_t HeadOf(const DecodeParams& p, int32_t row) const {
     const int32_t index = first_block_row + row;
-    return kv_head * p.heads_per_kv + (p.max_tokens == 1 ? index : index % p.heads_per_kv);
+    return kv_head * p.heads_per_kv + (p.one_token ? index : index % p.heads_per_kv);
   }
 };
 

@@ -49,6 +49,7 @@ inline int64_t LogUniform(Random& random, int64_t max) {
 struct Rows {
   int64_t rows = 1;
   int64_t first_position = 0;
+  int64_t shared_pages = 0;  // leading pages that are those of the sequence before
 };
 
 struct Shape {
@@ -96,7 +97,7 @@ class Batch {
   Batch(const Shape& shape, const std::vector<Rows>& sequences, uint64_t seed) : shape_(shape) {
     Random random(seed);
     int64_t pages = 2;
-    for (const Rows& s : sequences) pages += PagesOf(s);
+    for (const Rows& s : sequences) pages += PagesOf(s) - s.shared_pages;
     std::vector<int32_t> free(static_cast<size_t>(pages));
     std::iota(free.begin(), free.end(), 0);
     std::shuffle(free.begin(), free.end(), random);
@@ -106,8 +107,13 @@ class Batch {
     v_.assign(cache, kPoison);
     tables_.reserve(sequences.size());
     for (const Rows& s : sequences) {
-      const auto count = static_cast<ptrdiff_t>(PagesOf(s));
-      tables_.emplace_back(free.end() - count, free.end());
+      const auto count = static_cast<ptrdiff_t>(PagesOf(s) - s.shared_pages);
+      std::vector<int32_t> table;
+      if (s.shared_pages > 0) {
+        table.assign(tables_.back().begin(), tables_.back().begin() + s.shared_pages);
+      }
+      table.insert(table.end(), free.end() - count, free.end());
+      tables_.push_back(std::move(table));
       free.resize(free.size() - static_cast<size_t>(count));
       host_.push_back({rows_, s.rows, s.first_position, tables_.back().data()});
       rows_ += s.rows;

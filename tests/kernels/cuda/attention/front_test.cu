@@ -2,12 +2,11 @@
 // mixed batches, streams, replayed graphs, and what it may read before its predecessor has ended.
 #include <algorithm>
 #include <cstdio>
-#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/dependent_launch.cuh"
 #include "tests/kernels/cuda/attention/batch.h"
+#include "tests/kernels/cuda/attention/write_late.cuh"
 
 namespace isobit::cuda {
 namespace {
@@ -83,18 +82,6 @@ TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
   for (const cudaStream_t s : streams) ISOBIT_CHECK_CUDA(cudaStreamDestroy(s));
 }
 
-// Writes what this step changes, after as long a time as a step's earlier kernels may take.
-__global__ void WriteLate(Bf16* to, const Bf16* from, int64_t n) {
-  ReleaseSuccessor();
-  WaitForPredecessor();
-  for (const int64_t begin = clock64(); clock64() - begin < 100000;) {
-  }
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += threads) {
-    if (to[i] != from[i]) to[i] = from[i];
-  }
-}
-
 // Attention may read the keys of earlier steps before its predecessor has ended, but nothing that
 // this step writes: neither the sequences' own rows nor what the other half of the step wrote.
 TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
@@ -129,14 +116,8 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
       DeviceBatch device(batch, {.writes_past = writes_past});
       const std::vector<Bf16> actual = device.Run(
           [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
-            const Grid grid = {.blocks = dim3(8), .threads = dim3(512)};
-            for (const auto& [to, from] : {std::pair(&device.k(), &k), std::pair(&device.v(), &v),
-                                           std::pair(&device.q(), &q)}) {
-              const absl::Status status =
-                  Launch(WriteLate, grid, s, to->data(), from->data(), from->size());
-              if (!status.ok()) return status;
-            }
-            return launch(args, workspace, s);
+            const absl::Status late = LaunchWriteLate(device, k, v, q, s);
+            return late.ok() ? launch(args, workspace, s) : late;
           },
           std::max(AttentionWorkspaceBytes(device.Args()),
                    DecodeWorkspaceBytes(device.Args(), device.sequences(), 2)));
