@@ -133,8 +133,9 @@ class CudaExecutor final : public RankExecutor {
                                                      options_.max_sequences));
     }
     if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
-      ISOBIT_RETURN_IF_ERROR(UploadDecode(step.batch.sequences, graph->size).status());
-      ISOBIT_RETURN_IF_ERROR(graph->captured.Replay(stream().handle));
+      ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
+                              UploadDecode(step.batch.sequences, graph->size, sharing()));
+      ISOBIT_RETURN_IF_ERROR(graph->For(uploaded).Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step));
     }
@@ -195,14 +196,19 @@ class CudaExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences,
-                                            int64_t size) {
+  cuda::Sharing sharing() const {
+    return cuda_.share_splits ? cuda::Sharing::kWhereItPays : cuda::Sharing::kNever;
+  }
+
+  absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences, int64_t size,
+                                            cuda::Sharing sharing) {
     const auto bound = static_cast<int32_t>(size);
     return ops_->tables().UploadWithin(ids_, sequences, options_.page_size,
                                        {.num_rows = bound,
                                         .num_sequences = bound,
                                         .max_rows = 1,
-                                        .max_positions = static_cast<int32_t>(max_positions())});
+                                        .max_positions = static_cast<int32_t>(max_positions()),
+                                        .sharing = sharing});
   }
 
   absl::Status FeedIds(const UploadedStep& step, int64_t rows) {
@@ -222,9 +228,10 @@ class CudaExecutor final : public RankExecutor {
   absl::Status Forward(const ModelStep& step) {
     const auto rows = static_cast<int64_t>(step.batch.ids.size());
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
-    ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
-                            ops_->tables().Upload(ids_, step.batch.sequences, options_.page_size,
-                                                  step.batch.writes_past));
+    ISOBIT_ASSIGN_OR_RETURN(
+        const UploadedStep uploaded,
+        ops_->tables().UploadWithin(ids_, step.batch.sequences, options_.page_size,
+                                    {.writes_past = step.batch.writes_past, .sharing = sharing()}));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
@@ -249,7 +256,8 @@ class CudaExecutor final : public RankExecutor {
     }
     ids_.clear();
     ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
-        sizes, stream().handle, [&](int64_t size) { return UploadDecode({}, size); },
+        sizes, cuda_.share_splits, stream().handle,
+        [&](int64_t size, cuda::Sharing sharing) { return UploadDecode({}, size, sharing); },
         [&](const UploadedStep& step, int64_t size) { return Decode(step, size); }));
     return CheckPeers();
   }

@@ -20,19 +20,23 @@ std::vector<int64_t> GraphSizes(int64_t max_sequences) {
   return sizes;
 }
 
-absl::Status StepGraphs::Capture(
-    const std::vector<int64_t>& sizes, cudaStream_t stream,
-    absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t)> upload,
-    absl::FunctionRef<absl::Status(const UploadedStep&, int64_t)> decode) {
+absl::Status StepGraphs::Capture(const std::vector<int64_t>& sizes, bool share, cudaStream_t stream,
+                                 UploadEmpty upload, DecodeStep decode) {
+  const auto capture = [&](int64_t size,
+                           cuda::Sharing sharing) -> absl::StatusOr<cuda::CapturedGraph> {
+    ISOBIT_ASSIGN_OR_RETURN(const UploadedStep step, upload(size, sharing));
+    ISOBIT_RETURN_IF_ERROR(decode(step, size));
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
+    return cuda::CapturedGraph::Capture(stream, [&] { return decode(step, size); });
+  };
   // The largest first: what the ops allocate for it is enough for the others.
   for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    ISOBIT_ASSIGN_OR_RETURN(const UploadedStep step, upload(*size));
-    ISOBIT_RETURN_IF_ERROR(decode(step, *size));
-    ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
-    ISOBIT_ASSIGN_OR_RETURN(cuda::CapturedGraph captured, cuda::CapturedGraph::Capture(stream, [&] {
-                              return decode(step, *size);
-                            }));
-    graphs_.emplace(*size, Graph{*size, std::move(captured)});
+    ISOBIT_ASSIGN_OR_RETURN(cuda::CapturedGraph captured, capture(*size, cuda::Sharing::kNever));
+    Graph graph = {*size, std::move(captured), std::nullopt};
+    if (share && *size >= kLeastSharingSize) {
+      ISOBIT_ASSIGN_OR_RETURN(graph.sharing, capture(*size, cuda::Sharing::kAlways));
+    }
+    graphs_.emplace(*size, std::move(graph));
   }
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
   return absl::OkStatus();

@@ -1,16 +1,19 @@
-// CUDA graphs of decode steps, one for each of some batch sizes: a step replays the smallest graph
+// CUDA graphs of decode steps, for each of some batch sizes one, and from kLeastSharingSize on a
+// second one, whose attention computes what sequences share once. A step replays the smallest graph
 // that it fits in, and pads itself to that size.
 #ifndef ISOBIT_KERNELS_RUNTIME_STEP_GRAPHS_H_
 #define ISOBIT_KERNELS_RUNTIME_STEP_GRAPHS_H_
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/device/captured_graph.h"
+#include "kernels/cuda/sequences.h"
 #include "kernels/runtime/rank_executor.h"
 #include "kernels/step_tables.h"
 
@@ -20,6 +23,9 @@ namespace isobit {
 // step itself, and its graph would take memory, and time at the start.
 inline constexpr int64_t kMaxGraphSequences = 512;
 
+// Steps padded to fewer sequences are computed without sharing.
+inline constexpr int64_t kLeastSharingSize = 8;
+
 // The captured batch sizes, ascending; the last is min(max_sequences, kMaxGraphSequences).
 std::vector<int64_t> GraphSizes(int64_t max_sequences);
 
@@ -28,17 +34,25 @@ class StepGraphs {
   struct Graph {
     int64_t size = 0;  // sequences, one row each
     cuda::CapturedGraph captured;
+    std::optional<cuda::CapturedGraph> sharing;
+
+    // The graph for a step's tables.
+    const cuda::CapturedGraph& For(const UploadedStep& step) const {
+      return sharing.has_value() && step.sequences.device->shares ? *sharing : captured;
+    }
   };
 
   bool empty() const { return graphs_.empty(); }
 
-  // Captures a graph of each size. `upload` brings the tables of an empty step of that size to the
-  // GPU, and `decode` puts that step on `stream`. Each size is run once
-  // before it is captured, so that CUDA and the ops take what memory they need. All ranks capture
-  // at the same time. Errors of the callbacks and of CUDA.
-  absl::Status Capture(const std::vector<int64_t>& sizes, cudaStream_t stream,
-                       absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t size)> upload,
-                       absl::FunctionRef<absl::Status(const UploadedStep&, int64_t size)> decode);
+  using UploadEmpty = absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t, cuda::Sharing)>;
+  using DecodeStep = absl::FunctionRef<absl::Status(const UploadedStep&, int64_t size)>;
+
+  // Captures the graphs of each size; `share`: also those that share. `upload` brings the tables of
+  // an empty step of that size to the GPU, and `decode` puts that step on `stream`. Each graph's
+  // step is run once before it is captured, so that CUDA and the ops take what memory they need.
+  // All ranks capture at the same time. Errors of the callbacks and of CUDA.
+  absl::Status Capture(const std::vector<int64_t>& sizes, bool share, cudaStream_t stream,
+                       UploadEmpty upload, DecodeStep decode);
 
   // The smallest graph that the step fits in; null: there is none, not every sequence of the step
   // has one row and one request, or the step writes what its attention may read early.
