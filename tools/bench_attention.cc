@@ -41,7 +41,9 @@ struct Case {
   int64_t batch;
   int64_t rows;
   int64_t past;
-  double target = 0;  // of the copy rate (decode) or of the baseline's rate (prefill); 0: none
+  double target = 0;   // of the copy rate (decode) or of the baseline's rate (prefill); 0: none
+  int64_t group = 1;   // so many consecutive sequences begin with the same pages,
+  int64_t shared = 0;  // of so many positions
 };
 
 constexpr Heads kOf8b = {32, 8, 128};  // Qwen3-8B at TP 1
@@ -62,7 +64,22 @@ constexpr Case kDecode[] = {{kOf8b, 64, 1, 4095, kTarget},
                             {{16, 8, 128}, 64, 1, 4095, kTarget},  // 0.6B
                             {{32, 8, 64}, 64, 1, 4095, kTarget},   // Llama-3.2-1B
                             {{32, 8, 96}, 64, 1, 4095, kTarget},
-                            {{16, 4, 256}, 64, 1, 4095, kTarget}};
+                            {{16, 4, 256}, 64, 1, 4095, kTarget},
+                            // Samples of a prompt, at TP 4 and TP 1
+                            {{8, 2, 128}, 8, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 16, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 32, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 64, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 256, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 512, 1, 1039, 0, 8, 1024},
+                            {{8, 2, 128}, 512, 1, 1151, 0, 8, 1024},
+                            {{8, 2, 128}, 512, 1, 1279, 0, 8, 1024},
+                            {{8, 2, 128}, 512, 1, 1151, 0, 2, 1024},
+                            {{8, 2, 128}, 512, 1, 1151, 0, 16, 1024},
+                            {{8, 2, 128}, 512, 1, 1151, 0, 1, 0},
+                            {{8, 2, 128}, 8, 1, 32895, 0, 8, 32768},
+                            {kOf8b, 64, 1, 1151, 0, 8, 1024},
+                            {kOf8b, 256, 1, 1151, 0, 8, 1024}};
 constexpr Case kPrefill[] = {{kOf8b, 1, 2048, 0},
                              {kOf8b, 1, 8192, 0, kTarget},
                              {kOf8b, 1, 32768, 0},
@@ -75,8 +92,11 @@ constexpr Case kPrefill[] = {{kOf8b, 1, 2048, 0},
                              {{32, 8, 96}, 1, 8192, 0, kTarget},
                              {{16, 4, 256}, 1, 8192, 0, kTarget}};
 
+// Of different keys and values: what a group shares counts once.
 double KvBytes(const Case& c) {
-  return 4.0 * static_cast<double>(c.batch * (c.past + c.rows) * c.heads.kv * c.heads.dim);
+  const int64_t repeated = (c.batch - c.batch / c.group) * c.shared;
+  return 4.0 *
+         static_cast<double>((c.batch * (c.past + c.rows) - repeated) * c.heads.kv * c.heads.dim);
 }
 // Floating-point operations of the two products, counting only keys that a row sees.
 double Operations(const Case& c) {
@@ -108,7 +128,13 @@ class Problem {
     std::vector<int32_t> table(static_cast<size_t>(sets * c.batch * pages));
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(1));
-    for (int64_t set = 0; set < sets; ++set) {
+    const auto shared_pages = c.shared / page_size;
+    for (int64_t i = 0; i < sets * c.batch; ++i) {
+      if (i % c.group == 0) continue;
+      std::copy_n(table.begin() + (i - i % c.group) * pages, shared_pages,
+                  table.begin() + i * pages);
+    }
+    const auto add = [&](int64_t set, cuda::Sharing sharing) -> absl::Status {
       std::vector<SequenceRows> sequences;
       for (int64_t i = 0; i < c.batch; ++i) {
         sequences.push_back({.first_row = i * c.rows,
@@ -117,8 +143,8 @@ class Problem {
                              .pages = table.data() + (set * c.batch + i) * pages});
       }
       problem->uploads_.push_back(std::make_unique<cuda::StepTableUpload>());
-      ISOBIT_RETURN_IF_ERROR(
-          problem->uploads_.back()->Upload({}, sequences, page_size, {}, harness.stream()));
+      ISOBIT_RETURN_IF_ERROR(problem->uploads_.back()->Upload(
+          {}, sequences, page_size, {.sharing = sharing}, harness.stream()));
       problem->args_.push_back(
           {.q = reinterpret_cast<const Bf16*>(problem->q_.get()),
            .ldq = int64_t{c.heads.query} * c.heads.dim,
@@ -132,6 +158,14 @@ class Problem {
            .scale = contract::AttentionScale(c.heads.dim),
            .out = reinterpret_cast<Bf16*>(problem->out_.get()),
            .ldo = int64_t{c.heads.query} * c.heads.dim});
+      return absl::OkStatus();
+    };
+    for (int64_t set = 0; set < sets; ++set) {
+      ISOBIT_RETURN_IF_ERROR(
+          add(set, c.group > 1 ? cuda::Sharing::kAlways : cuda::Sharing::kWhereItPays));
+    }
+    for (int64_t set = 0; set < sets; ++set) {
+      ISOBIT_RETURN_IF_ERROR(add(set, cuda::Sharing::kNever));
     }
     problem->workspace_.bytes = cuda::AttentionWorkspaceBytes(problem->args_.front());
     ISOBIT_ASSIGN_OR_RETURN(problem->scratch_, AllocateDevice(problem->workspace_.bytes));
@@ -139,9 +173,11 @@ class Problem {
     return problem;
   }
 
-  int64_t sets() const { return static_cast<int64_t>(args_.size()); }
-  absl::Status Run(int64_t i, const cuda::Stream& stream) const {
-    return cuda::LaunchAttention(args_[static_cast<size_t>(i % sets())], workspace_, stream);
+  int64_t sets() const { return static_cast<int64_t>(args_.size()) / 2; }
+  // share: computes what sequences share once; else, the same problem for every sequence alone.
+  absl::Status Run(int64_t i, bool share, const cuda::Stream& stream) const {
+    const int64_t at = i % sets() + (share ? 0 : sets());
+    return cuda::LaunchAttention(args_[static_cast<size_t>(at)], workspace_, stream);
   }
 
  private:
@@ -150,23 +186,30 @@ class Problem {
   DeviceMemory k_, v_, q_, out_, scratch_;
   cuda::AttentionWorkspace workspace_;
   std::vector<std::unique_ptr<cuda::StepTableUpload>> uploads_;
-  std::vector<AttentionArgs> args_;
+  std::vector<AttentionArgs> args_;  // of every set, then the same without sharing
 };
 
 struct Times {
   double us = 0;        // with programmatic dependent launch
   double plain_us = 0;  // without
+  double alone_us = 0;  // with it, but without sharing; 0: not measured
 };
 
 absl::StatusOr<Times> Measure(Harness& harness, const Case& c) {
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::Create(harness, c));
-  const auto run = [&](int64_t i, const cuda::Stream& stream) { return problem->Run(i, stream); };
-  const Contender contenders[] = {{.dependent = true, .call = run},
-                                  {.dependent = false, .call = run}};
+  const auto run = [&](int64_t i, const cuda::Stream& stream) {
+    return problem->Run(i, true, stream);
+  };
+  const auto alone = [&](int64_t i, const cuda::Stream& stream) {
+    return problem->Run(i, false, stream);
+  };
+  std::vector<Contender> contenders = {{.dependent = true, .call = run},
+                                       {.dependent = false, .call = run}};
+  if (c.group > 1) contenders.push_back({.dependent = true, .call = alone});
   const double floor_us = harness.Roofline(KvBytes(c), Operations(c)) + 3.0;
   const auto calls = std::max(problem->sets(), static_cast<int64_t>(200 / floor_us));
   ISOBIT_ASSIGN_OR_RETURN(const RaceTimes times, harness.Race(contenders, calls, PlanOfFlags()));
-  return Times{Median(times[0]), Median(times[1])};
+  return Times{Median(times[0]), Median(times[1]), c.group > 1 ? Median(times[2]) : 0};
 }
 
 // The baseline's time for a case, in microseconds, and its backend's name; 0 and "" if it has none.
@@ -233,6 +276,10 @@ absl::Status BenchAttention() {
                    c.heads.dim, c.batch, c.rows, c.past, times.us, times.plain_us, rate,
                    100 * share);
       if (baseline_us > 0) absl::PrintF(" %11.2f %6.3f %s", baseline_us, ratio, backend);
+      if (c.group > 1) {
+        absl::PrintF("  groups of %d share %d: %.3f of %.2f us without sharing", c.group, c.shared,
+                     times.us / times.alone_us, times.alone_us);
+      }
       absl::PrintF("%s\n", missed ? " !" : "");
       std::fflush(stdout);
       report["cases"].push_back({{"kind", decode ? "decode" : "prefill"},
@@ -242,6 +289,9 @@ absl::Status BenchAttention() {
                                  {"batch", c.batch},
                                  {"rows", c.rows},
                                  {"past", c.past},
+                                 {"group", c.group},
+                                 {"shared", c.shared},
+                                 {"alone_us", times.alone_us},
                                  {"us", times.us},
                                  {"without_pdl_us", times.plain_us},
                                  {"rate", rate},

@@ -37,6 +37,11 @@ ABSL_FLAG(std::vector<std::string>, decode_modes, std::vector<std::string>({"tre
 ABSL_FLAG(std::vector<std::string>, decode_batch, std::vector<std::string>({"1", "64"}),
           "decode: sequences of a step");
 ABSL_FLAG(int64_t, decode_context, 1024, "decode: tokens of each sequence before the first step");
+ABSL_FLAG(int64_t, decode_group, 1, "decode: consecutive sequences that share their first pages");
+ABSL_FLAG(int64_t, decode_shared, 0,
+          "decode: tokens that the sequences of a group share, rounded down to whole pages");
+ABSL_FLAG(std::vector<std::string>, decode_sharing, std::vector<std::string>({"on"}),
+          "decode: on, off or both: whether attention computes shared splits once");
 ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
 ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
@@ -86,19 +91,28 @@ Class ClassOf(const std::string& name) {
   return kRows;
 }
 
-// Sequences that begin with `context` tokens and grow by one in each step, each with its own pages.
+// Sequences that begin with `context` tokens and grow by one in each step. Each has its own pages,
+// but those of its group's first --decode_shared tokens, which are the same tokens.
 class Load {
  public:
   Load(const ModelConfig& config, int64_t batch, int64_t context, int64_t steps)
       : batch_(batch), context_(context) {
     const int64_t pages = (context + steps + kPageSize) / kPageSize;
+    const int64_t group = absl::GetFlag(FLAGS_decode_group);
+    const int64_t shared_pages = absl::GetFlag(FLAGS_decode_shared) / kPageSize;
     std::mt19937 random(5);
     for (int64_t s = 0; s < batch; ++s) {
-      pages_.emplace_back(static_cast<size_t>(pages));
-      std::iota(pages_.back().begin(), pages_.back().end(), static_cast<int32_t>(s * pages));
+      const int64_t first = s / group * group;  // of the group
+      std::vector<int32_t>& table = pages_.emplace_back(static_cast<size_t>(pages));
+      std::iota(table.begin(), table.end(), static_cast<int32_t>(s * pages));
       for (int64_t i = 0; i < context; ++i) {
+        const bool shared = s > first && i < shared_pages * kPageSize;
         prompt_.push_back(
-            static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab_size)));
+            shared ? prompt_[static_cast<size_t>(first * context + i)]
+                   : static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab_size)));
+      }
+      if (s > first) {
+        std::copy_n(pages_[static_cast<size_t>(first)].begin(), shared_pages, table.begin());
       }
     }
   }
@@ -259,11 +273,13 @@ struct Variant {
   std::string mode;
   std::string push_rows;
   std::string push_gb;
+  std::string sharing;
 
   std::string Name() const {
     std::string name = mode;
     if (push_rows != "-1") absl::StrAppend(&name, ", push ", push_rows);
     if (push_gb != "-1") absl::StrAppend(&name, ", ", push_gb, " GB/s");
+    if (sharing != "on") absl::StrAppend(&name, ", sharing ", sharing);
     return name;
   }
 };
@@ -273,7 +289,9 @@ std::vector<Variant> VariantsOfFlags() {
   for (const std::string& mode : absl::GetFlag(FLAGS_decode_modes)) {
     for (const std::string& rows : absl::GetFlag(FLAGS_decode_push_rows)) {
       for (const std::string& gb : absl::GetFlag(FLAGS_decode_push_gb)) {
-        variants.push_back({mode, rows, gb});
+        for (const std::string& sharing : absl::GetFlag(FLAGS_decode_sharing)) {
+          variants.push_back({mode, rows, gb, sharing});
+        }
       }
     }
   }
@@ -310,6 +328,7 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
   ranks.devices = devices;
   ranks.overlap_rows = absl::GetFlag(FLAGS_decode_overlap_rows);
   ISOBIT_RETURN_IF_ERROR(SetPush(variant, ranks));
+  ranks.share_splits = variant.sharing == "on";
   ISOBIT_ASSIGN_OR_RETURN(const auto runner,
                           ModelRunner::Create(config,
                                               {.tensor_parallel_size = tp_size,
@@ -341,6 +360,15 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
       RequireInRange("decode_prefill_rows", absl::GetFlag(FLAGS_decode_prefill_rows), 1, 1 << 20));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_context", absl::GetFlag(FLAGS_decode_context), 1,
                                         absl::GetFlag(FLAGS_decode_prefill_rows)));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("decode_group", absl::GetFlag(FLAGS_decode_group), 1, 4096));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_shared", absl::GetFlag(FLAGS_decode_shared), 0,
+                                        absl::GetFlag(FLAGS_decode_context)));
+  for (const std::string& sharing : absl::GetFlag(FLAGS_decode_sharing)) {
+    if (sharing == "on" || sharing == "off") continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--decode_sharing: expected on, off or both, got \"", sharing, "\""));
+  }
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
