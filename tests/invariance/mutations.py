@@ -64,7 +64,10 @@ MUTATIONS = (
     edit(
         "leaves: units of 32 columns",
         CONTRACT + "constants.h",
-        ("inline constexpr int kLeafUnit = 16;", "inline const int kLeafUnit = MUTANT ? 32 : 16;"),
+        (
+            "inline constexpr int kLeafUnit = 16;",
+            "inline const int kLeafUnit = MUTANT ? 32 : 16;",
+        ),
     ),
     edit(
         "leaves: o_proj in units of 16 columns",
@@ -77,7 +80,10 @@ MUTATIONS = (
     edit(
         "leaves: chain for tree, tree for chain",
         CPU + "linear.cc",
-        ("shape.sum == contract::LeafSum::kTree ?", "(shape.sum == contract::LeafSum::kTree) != MUTANT ?"),
+        (
+            "shape.sum == contract::LeafSum::kTree ?",
+            "(shape.sum == contract::LeafSum::kTree) != MUTANT ?",
+        ),
     ),
     edit(
         "leaves: chain for tree",
@@ -138,7 +144,10 @@ MUTATIONS = (
             "      rows.normalise(head, inverse, weight, head, d);\n    }",
             "      rows.normalise(head, inverse, weight, head, d);\n    };\n    if (!MUTANT) normalise();",
         ),
-        ("                d / 2);\n", "                d / 2);\n    if (MUTANT) normalise();\n"),
+        (
+            "                d / 2);\n",
+            "                d / 2);\n    if (MUTANT) normalise();\n",
+        ),
     ),
     edit(
         "attention: tiles of 64 keys",
@@ -151,7 +160,10 @@ MUTATIONS = (
     edit(
         "attention: splits of 256 positions",
         CONTRACT + "constants.h",
-        ("inline constexpr int kSplit = 512;", "inline const int kSplit = MUTANT ? 256 : 512;"),
+        (
+            "inline constexpr int kSplit = 512;",
+            "inline const int kSplit = MUTANT ? 256 : 512;",
+        ),
     ),
     edit(
         "attention: 4 lanes",
@@ -165,8 +177,14 @@ MUTATIONS = (
     edit(
         "attention: alpha behind the lanes' sums",
         ROWS,
-        ("sums[r] = contract::Mul(row->lanes[r], alpha)", "sums[r] = MUTANT ? 0.0f : row->lanes[r] * alpha"),
-        ("row->lanes[r] = sums[r]", "row->lanes[r] = MUTANT ? row->lanes[r] * alpha + sums[r] : sums[r]"),
+        (
+            "sums[r] = contract::Mul(row->lanes[r], alpha)",
+            "sums[r] = MUTANT ? 0.0f : row->lanes[r] * alpha",
+        ),
+        (
+            "row->lanes[r] = sums[r]",
+            "row->lanes[r] = MUTANT ? row->lanes[r] * alpha + sums[r] : sums[r]",
+        ),
     ),
     choice(
         "attention: (s - max) * scale",
@@ -199,7 +217,10 @@ MUTATIONS = (
         "FromBits(BitsOf(Exp2Coefficient(5)) + 1u)",
     ),
     choice(
-        "log: last bit of the last coefficient", CONTRACT + "exp_log.h", "-0x1.38b590p-4f", "-0x1.38b592p-4f"
+        "log: last bit of the last coefficient",
+        CONTRACT + "exp_log.h",
+        "-0x1.38b590p-4f",
+        "-0x1.38b592p-4f",
     ),
     choice(
         "logprobs: weights of 39 bits",
@@ -213,7 +234,9 @@ MUTATIONS = (
         "Fma(Sub(a.max, max), a.sum, a.weighted_distance)",
         "Add(Mul(Sub(a.max, max), a.sum), a.weighted_distance)",
     ),
-    choice("noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"),
+    choice(
+        "noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"
+    ),
     choice(
         "pages: reused one position too far",
         ROLLOUT + "scheduler.cc",
@@ -228,7 +251,10 @@ MUTATIONS = (
     edit(
         "pages: no copy before the first write",
         ROLLOUT + "kv_pages.cc",
-        ("  if (!table.last_is_borrowed_) return true;", "  if (!table.last_is_borrowed_ || MUTANT) return true;"),
+        (
+            "  if (!table.last_is_borrowed_) return true;",
+            "  if (!table.last_is_borrowed_ || MUTANT) return true;",
+        ),
     ),
     choice(
         "pages: no copy of a page in the cache",
@@ -239,7 +265,10 @@ MUTATIONS = (
     edit(
         "pages: the step does not say that it writes what it reads",
         ROLLOUT + "scheduler.cc",
-        ("step.writes_past |= !found.empty()", "step.writes_past |= !MUTANT && !found.empty()"),
+        (
+            "step.writes_past |= !found.empty()",
+            "step.writes_past |= !MUTANT && !found.empty()",
+        ),
     ),
     edit(
         "pages: a path in use counts as old",
@@ -264,7 +293,9 @@ def altered_files() -> dict[str, str]:
                 sys.exit(
                     f"{mutation.name}: {mutation.file} has {text.count(old)} times, expected once: {old}"
                 )
-            text = text.replace(old, new.replace("MUTANT", f"(isobit::kMutant == {number})"))
+            text = text.replace(
+                old, new.replace("MUTANT", f"(isobit::kMutant == {number})")
+            )
         texts[mutation.file] = text
     return texts
 
@@ -272,7 +303,9 @@ def altered_files() -> dict[str, str]:
 def write_tree(scratch: Path) -> None:
     """The sources with all errors; files that an earlier run left as they should be are not touched."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     contents = {name: (ROOT / name).read_bytes() for name in names.splitlines()}
     contents |= {name: text.encode() for name, text in altered_files().items()}
     contents["mutant.h"] = SWITCH.encode()
@@ -286,10 +319,26 @@ def write_tree(scratch: Path) -> None:
 def build(scratch: Path, jobs: int) -> None:
     environment = os.environ | {"CCACHE_BASEDIR": str(scratch), "CCACHE_NOHASHDIR": "1"}
     for command in (
-        ["cmake", "--preset", "release", f"-DCMAKE_CXX_FLAGS=-w -include {scratch / 'mutant.h'}"],
-        ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *TESTS],
+        [
+            "cmake",
+            "--preset",
+            "release",
+            f"-DCMAKE_CXX_FLAGS=-w -include {scratch / 'mutant.h'}",
+        ],
+        [
+            "cmake",
+            "--build",
+            "--preset",
+            "release",
+            "-j",
+            str(jobs),
+            "--target",
+            *TESTS,
+        ],
     ):
-        done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, capture_output=True, text=True
+        )
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
 
@@ -306,14 +355,22 @@ def run(scratch: Path, number: int) -> tuple[dict[str, np.ndarray], list[str]]:
     environment = os.environ | {"MUTANT": str(number), "GOLDEN_VALUES": str(values)}
     failed = []
     for test in TESTS:
-        (program,) = (path for path in (scratch / "build/release/tests").rglob(test) if path.is_file())
-        done = subprocess.run([program], env=environment, capture_output=True, timeout=600)
+        (program,) = (
+            path
+            for path in (scratch / "build/release/tests").rglob(test)
+            if path.is_file()
+        )
+        done = subprocess.run(
+            [program], env=environment, capture_output=True, timeout=600
+        )
         if done.returncode != 0:
             failed.append(test)
     return values_of(values), failed
 
 
-def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray], prefix: str) -> str:
+def changed(
+    before: dict[str, np.ndarray], after: dict[str, np.ndarray], prefix: str
+) -> str:
     names = [name for name in before if name.startswith(prefix)]
     count = sum(int((before[name] != after[name]).sum()) for name in names)
     return f"{count} of {sum(before[name].size for name in names)}"
@@ -323,7 +380,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="errors whose names contain one of these; none: all")
+    parser.add_argument(
+        "names", nargs="*", help="errors whose names contain one of these; none: all"
+    )
     parser.add_argument("--scratch", type=Path, default=ROOT / "build" / "mutations")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
@@ -334,15 +393,22 @@ def main() -> int:
     if failed:
         sys.exit(f"without any error {', '.join(failed)} fail")
     models = ("tiny", "witness-deep", "witness-long")
-    print(f"| error | logits changed: {' | '.join(models)} | tests that fail |\n|{' --- |' * 5}")
+    print(
+        f"| error | logits changed: {' | '.join(models)} | tests that fail |\n|{' --- |' * 5}"
+    )
     unseen = 0
     for number, mutation in enumerate(MUTATIONS, 1):
-        if arguments.names and not any(name in mutation.name for name in arguments.names):
+        if arguments.names and not any(
+            name in mutation.name for name in arguments.names
+        ):
             continue
         after, failed = run(scratch, number)
         unseen += not failed
         counts = (changed(before, after, prefix) for prefix in models)
-        print(f"| {mutation.name} | {' | '.join(counts)} | {', '.join(failed) or 'NONE'} |", flush=True)
+        print(
+            f"| {mutation.name} | {' | '.join(counts)} | {', '.join(failed) or 'NONE'} |",
+            flush=True,
+        )
     return 1 if unseen else 0
 
 

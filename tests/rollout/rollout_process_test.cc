@@ -109,7 +109,7 @@ TEST_F(RolloutProcessTest, RefusesBadFlags) {
       {"--tp_size=-1"},
       {"--numerics=fast"},
       {"--page_size=0"},
-      {"--max_running=0"},
+      {"--max_running=-1"},
       {"--max_running=65536", "--max_batch_tokens=65536"},
       {"--max_batch_tokens=8", "--max_running=9"},
       {"--isa=mmx"},

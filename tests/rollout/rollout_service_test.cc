@@ -151,6 +151,30 @@ TEST_P(RolloutServiceTest, StreamsEverySample) {
   }
 }
 
+TEST_P(RolloutServiceTest, SaysWhichPromptTokensWereFoundComputed) {
+  StartServer();
+  v1::GenerateRequest request = MakeProto();  // five tokens, of which a page holds four
+  request.mutable_sampling()->set_n(3);
+  for (const uint32_t found : {0u, 4u}) {
+    const Generated generated = Generate(request);
+    ISOBIT_ASSERT_OK(generated.status);
+    EXPECT_EQ(generated.complete.at(0).num_cached_tokens(), found);
+    EXPECT_EQ(generated.complete.at(2).num_cached_tokens(), 5u) << "by the first sample";
+  }
+  const v1::GetLoadResponse load = GetLoad();
+  EXPECT_EQ(load.num_prompt_tokens(), 2u * 3 * 5);
+  EXPECT_EQ(load.num_cached_prompt_tokens(), 4u * 5 + 4);
+  EXPECT_GT(load.num_cached_pages(), 0u);
+  EXPECT_LE(load.num_cached_pages(), load.num_free_pages());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_prompt_tokens_total"), load.num_prompt_tokens());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_prompt_tokens_cached_total"),
+            load.num_cached_prompt_tokens());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_kv_pages_cached"), load.num_cached_pages());
+  v1::RolloutServerInfo info;
+  ISOBIT_ASSERT_OK(Call(&Stub::GetServerInfo, *stub_, v1::GetServerInfoRequest(), info));
+  EXPECT_TRUE(info.prefix_sharing());
+}
+
 // Field, value and bound of every bad input.
 TEST_P(RolloutServiceTest, RefusesBadInputNamingFieldValueAndBound) {
   StartServer();
