@@ -27,6 +27,9 @@ ABSL_FLAG(double, gpu_memory_fraction, 0.9,
 ABSL_FLAG(bool, cuda_graphs, true,
           "Replay CUDA graphs for decode steps of up to 512 sequences. Changes speed, never a bit "
           "(--backend=cuda).");
+ABSL_FLAG(bool, shared_prefix_attention, true,
+          "Decode attention reads a prefix once for all sequences that share its pages. Changes "
+          "speed, never a bit (--backend=cuda).");
 ABSL_FLAG(bool, peer_memory, true,
           "Ranks exchange data through each other's mapped GPU memory; false: by NCCL. Changes "
           "speed, never a bit (--backend=cuda).");
@@ -113,6 +116,7 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   CudaRankOptions options;
   options.peer_memory = absl::GetFlag(FLAGS_peer_memory);
   options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
+  options.share_splits = absl::GetFlag(FLAGS_shared_prefix_attention);
   options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
   const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);
