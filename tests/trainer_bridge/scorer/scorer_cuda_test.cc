@@ -203,7 +203,8 @@ TEST(ScorerCudaPagesTest, NoSequenceReadsPagesBeforeTheyAreWritten) {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto cpu, Scorer::Load(options, "model"));
     options.backend = CudaBackend(1);
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto gpu, Scorer::Load(options, "model"));
-    // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row.
+    // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row, which
+    // attention takes together, and of two.
     std::vector<std::vector<ScoreInput>> batches(2);
     std::vector<AllBits> expected;
     uint64_t seed = 0;
@@ -217,7 +218,7 @@ TEST(ScorerCudaPagesTest, NoSequenceReadsPagesBeforeTheyAreWritten) {
         for (int32_t i = 0; i < 12; ++i) {
           input.completion = {i};
           batch.push_back(input);
-          batch.back().completion.resize(1 + static_cast<size_t>(i % 2), i);
+          batch.back().completion.resize(1 + static_cast<size_t>(i / 6), i);
         }
       }
       expected.push_back(ScoreAll(*cpu, batch, {.raw = true, .entropy = true}));
