@@ -203,8 +203,8 @@ TEST(ScorerCudaPagesTest, NoSequenceReadsPagesBeforeTheyAreWritten) {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto cpu, Scorer::Load(options, "model"));
     options.backend = CudaBackend(1);
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto gpu, Scorer::Load(options, "model"));
-    // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row, which
-    // attention takes together, and of two.
+    // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row,
+    // which attention takes together, and of two.
     std::vector<std::vector<ScoreInput>> batches(2);
     std::vector<AllBits> expected;
     uint64_t seed = 0;
