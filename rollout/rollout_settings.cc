@@ -116,7 +116,7 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   CudaRankOptions options;
   options.peer_memory = absl::GetFlag(FLAGS_peer_memory);
   options.use_graphs = absl::GetFlag(FLAGS_cuda_graphs);
-  options.share_splits = absl::GetFlag(FLAGS_shared_prefix_attention);
+  if (!absl::GetFlag(FLAGS_shared_prefix_attention)) options.sharing = cuda::Sharing::kNever;
   options.memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gpu_memory_fraction", options.memory_fraction, 0.01, 1.0));
   const int64_t timeout = absl::GetFlag(FLAGS_peer_timeout_ms);

@@ -328,7 +328,7 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
   ranks.devices = devices;
   ranks.overlap_rows = absl::GetFlag(FLAGS_decode_overlap_rows);
   ISOBIT_RETURN_IF_ERROR(SetPush(variant, ranks));
-  ranks.share_splits = variant.sharing == "on";
+  ranks.sharing = variant.sharing == "on" ? cuda::Sharing::kWhereItPays : cuda::Sharing::kNever;
   ISOBIT_ASSIGN_OR_RETURN(const auto runner,
                           ModelRunner::Create(config,
                                               {.tensor_parallel_size = tp_size,

@@ -139,7 +139,7 @@ absl::Status StepTableUpload::Upload(absl::Span<const int32_t> ids,
     const int64_t saved = FindSharedSplits(
         sequences, page_size, absl::MakeSpan(to + layout.own_split, num_sequences),
         absl::MakeSpan(reinterpret_cast<SharedSplits*>(to + layout.groups), num_sequences));
-    shares = shares || saved >= kLeastSavedSplits;
+    shares = shares || saved * bounds.kv_heads >= kLeastSavedItems;
   }
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(device_words_, to, words * sizeof(int32_t), cudaMemcpyHostToDevice, stream));

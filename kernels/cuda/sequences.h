@@ -10,19 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/cuda/device/device_sequences.h"
+#include "kernels/cuda/shared_splits.h"
 #include "kernels/step_tables.h"
 
 namespace isobit::cuda {
-
-// Whether attention computes splits that sequences share once for all of them. Bits do not change.
-enum class Sharing {
-  kWhereItPays,  // if that saves kLeastSavedSplits reads of a split
-  kNever,
-  kAlways,
-};
-
-// From so many on, what sharing saves outweighs its kernel's wider blocks of rows.
-inline constexpr int64_t kLeastSavedSplits = 32;
 
 // What a step is padded to, so that one captured graph serves many steps. 0: no padding. A step
 // that exceeds a bound takes what it needs.
@@ -34,7 +25,8 @@ struct StepBounds {
   // This step may write positions below a sequence's first, in its other half or for another
   // sequence that shares the pages.
   bool writes_past = false;
-  Sharing sharing = Sharing::kWhereItPays;
+  Sharing sharing = Sharing::kNever;
+  int32_t kv_heads = 0;  // of the cache, for kWhereItPays
 };
 
 // Uploads a step's tables with one copy for each step.

@@ -11,6 +11,17 @@
 
 namespace isobit::cuda {
 
+// Whether attention computes splits that sequences share once for all of them. Bits do not change.
+enum class Sharing {
+  kWhereItPays,  // if that saves kLeastSavedItems
+  kNever,
+  kAlways,
+};
+
+// Items are a split for a KV head, and the GPU takes some 500 at once. From so many saved on,
+// sharing outweighs its kernel's wider blocks of rows, as measured.
+inline constexpr int64_t kLeastSavedItems = 400;
+
 // Two neighbours in the step share a split of contract::kSplit positions if each has one row, the
 // split lies below the first_position of both, and every page with one of its positions, and every
 // page before, is the same. A run of neighbours that share it, as long as possible, is a group. So

@@ -134,7 +134,7 @@ class CudaExecutor final : public RankExecutor {
     }
     if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
       ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
-                              UploadDecode(step.batch.sequences, graph->size, sharing()));
+                              UploadDecode(step.batch.sequences, graph->size, cuda_.sharing));
       ISOBIT_RETURN_IF_ERROR(graph->For(uploaded).Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step));
@@ -196,9 +196,7 @@ class CudaExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  cuda::Sharing sharing() const {
-    return cuda_.share_splits ? cuda::Sharing::kWhereItPays : cuda::Sharing::kNever;
-  }
+  int32_t kv_heads() const { return static_cast<int32_t>(options_.shape.kv_heads.size()); }
 
   absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences, int64_t size,
                                             cuda::Sharing sharing) {
@@ -208,7 +206,8 @@ class CudaExecutor final : public RankExecutor {
                                         .num_sequences = bound,
                                         .max_rows = 1,
                                         .max_positions = static_cast<int32_t>(max_positions()),
-                                        .sharing = sharing});
+                                        .sharing = sharing,
+                                        .kv_heads = kv_heads()});
   }
 
   absl::Status FeedIds(const UploadedStep& step, int64_t rows) {
@@ -231,7 +230,9 @@ class CudaExecutor final : public RankExecutor {
     ISOBIT_ASSIGN_OR_RETURN(
         const UploadedStep uploaded,
         ops_->tables().UploadWithin(ids_, step.batch.sequences, options_.page_size,
-                                    {.writes_past = step.batch.writes_past, .sharing = sharing()}));
+                                    {.writes_past = step.batch.writes_past,
+                                     .sharing = cuda_.sharing,
+                                     .kv_heads = kv_heads()}));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
@@ -256,7 +257,7 @@ class CudaExecutor final : public RankExecutor {
     }
     ids_.clear();
     ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
-        sizes, cuda_.share_splits, stream().handle,
+        sizes, cuda_.sharing != cuda::Sharing::kNever, stream().handle,
         [&](int64_t size, cuda::Sharing sharing) { return UploadDecode({}, size, sharing); },
         [&](const UploadedStep& step, int64_t size) { return Decode(step, size); }));
     return CheckPeers();

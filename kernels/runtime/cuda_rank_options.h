@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "kernels/cuda/shared_splits.h"
 
 namespace isobit {
 
@@ -28,7 +29,7 @@ struct CudaRankOptions {
   double push_bytes_per_us = -1;
   // Whether attention computes what sequences share once (cuda/shared_splits.h), where that pays.
   // It changes speed, never a bit.
-  bool share_splits = true;
+  cuda::Sharing sharing = cuda::Sharing::kWhereItPays;
   bool use_graphs = true;
   double memory_fraction = 0.9;  // of each GPU's free memory that the ranks may take, in (0, 1]
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step

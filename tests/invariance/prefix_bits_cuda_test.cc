@@ -41,6 +41,7 @@ class PrefixBitsCudaTest : public PrefixBitsFixture {
             .max_positions = 2048,
             .make_rank = MakeCudaRank({.devices = devices,
                                        .overlap_rows = in_halves ? 2 : kOverlapRows,
+                                       .sharing = cuda::Sharing::kAlways,
                                        .use_graphs = !in_halves})};
   }
 

@@ -77,6 +77,19 @@ TEST_P(EngineSharingTest, ARequestMayBeAbortedBesideItsTwin) {
   }
 }
 
+TEST_P(EngineSharingTest, AsManySamplesAsARequestMayHave) {
+  GenerationRequest request = Group("r");
+  request.sampling.n = DefaultOptions().sampling.max_n;
+  request.sampling.max_tokens = 3;
+  const auto engine = MakeSharing(true);
+  const auto shared = RunAlone(*engine, request);
+  EXPECT_GT(shared->samples.size(), DefaultOptions().scheduler.max_running);
+  ExpectSame(*shared, *RunAlone(*MakeSharing(false), request));
+  const auto all = static_cast<int64_t>(request.sampling.n * request.prompt.size());
+  EXPECT_EQ(engine->load().prompts.all, all);
+  EXPECT_GT(engine->load().prompts.cached, all * 3 / 4);
+}
+
 TEST_P(EngineSharingTest, APauseKeepsSharedPages) {
   const auto engine = MakeSharing(true);
   const auto kept = Submit(*engine, Group("kept"));

@@ -375,6 +375,25 @@ TEST_F(PrefixSharingTest, KeepsNoMoreUnusedPagesThanItMay) {
   EXPECT_EQ(pages_->num_free(), 20);
 }
 
+// 16 tokens of prompt and up to 4 of each sample take 4 + 8 pages a group, and 8 * 5 without
+// sharing.
+TEST_F(PrefixSharingTest, MoreSamplesFitIntoThePages) {
+  for (const bool share : {true, false}) {
+    SetUpScheduler(40, /*max_running=*/100);
+    if (!share) {
+      scheduler_ = std::make_unique<Scheduler>(
+          SchedulerLimits{.max_running = 100, .max_batch_tokens = 1000, .share_prefixes = false},
+          *pages_);
+    }
+    for (int32_t group = 0; group < 5; ++group) Add(Tokens(16, 100 * group), 4, 8);
+    for (int i = 0; i < 4; ++i) Step();
+    EXPECT_THAT(step_.sequences, SizeIs(share ? 24 : 8));
+    ExpectRightReads();
+    for (const auto& request : requests_) Finish(*request);
+    requests_.clear();
+  }
+}
+
 TEST_F(PrefixSharingTest, NewWeightsFindNothing) {
   SetUpScheduler(100);
   Request& request = Add(Tokens(10), 100, 3);

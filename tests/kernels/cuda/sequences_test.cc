@@ -60,8 +60,10 @@ TEST_F(StepTableUploadTest, HoldsWhatSequencesShare) {
       {0, 1, 1599, pages.data()}, {1, 1, 1598, others.data()}, {2, 1, 20, pages.data()}};
   StepTableUpload upload;
   for (const Sharing sharing : {Sharing::kAlways, Sharing::kWhereItPays}) {
-    ASSERT_TRUE(
-        upload.Upload({}, sequences, 16, {.num_sequences = 4, .sharing = sharing}, nullptr).ok());
+    ASSERT_TRUE(upload
+                    .Upload({}, sequences, 16,
+                            {.num_sequences = 4, .sharing = sharing, .kv_heads = 8}, nullptr)
+                    .ok());
     const DeviceSequences& s = upload.device();
     EXPECT_EQ(s.shares, sharing == Sharing::kAlways);  // two splits saved are too few
     EXPECT_EQ(Read(s.own_split, 4), (std::vector<int32_t>{2, 2, 0, 0}));
@@ -73,8 +75,13 @@ TEST_F(StepTableUploadTest, HoldsWhatSequencesShare) {
   ASSERT_TRUE(upload.Upload({}, sequences, 16, {.sharing = Sharing::kNever}, nullptr).ok());
   EXPECT_FALSE(upload.device().shares);
   const std::vector<SequenceRows> many(17, {0, 1, 1599, pages.data()});  // 16 times 3 splits
-  ASSERT_TRUE(upload.Upload({}, many, 16, {}, nullptr).ok());
-  EXPECT_TRUE(upload.device().shares);
+  for (const int32_t kv_heads : {8, 9}) {
+    ASSERT_TRUE(
+        upload
+            .Upload({}, many, 16, {.sharing = Sharing::kWhereItPays, .kv_heads = kv_heads}, nullptr)
+            .ok());
+    EXPECT_EQ(upload.device().shares, 48 * kv_heads >= kLeastSavedItems);
+  }
 }
 
 TEST_F(StepTableUploadTest, BoundsAreTheStepsOwnUnlessGiven) {
