@@ -42,7 +42,7 @@ class PrefixSharingTest : public testing::Test {
     pages_ = std::make_unique<KvPages>(num_pages, kPageSize, max_cached);
     scheduler_ = std::make_unique<Scheduler>(
         SchedulerLimits{.max_running = max_running, .max_batch_tokens = max_batch_tokens}, *pages_);
-    slots_.assign(static_cast<size_t>(num_pages * kPageSize), 0);
+    slots_.assign(static_cast<size_t>(num_pages) * kPageSize, 0);
   }
 
   Request& Add(std::vector<int32_t> prompt, uint32_t max_tokens = 100, uint32_t n = 1) {

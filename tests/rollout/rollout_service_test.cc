@@ -437,7 +437,8 @@ TEST_P(RolloutServiceTest, DescribesItself) {
   EXPECT_EQ(info.max_n(), 128u);
   // Keys and values of all layers, in bf16, of the KV heads of the rank with the most.
   const auto tokens = uint64_t{info.num_pages()} * info.page_size();
-  const auto head_bytes = static_cast<uint64_t>(config_.num_layers * 2 * config_.head_dim * 2);
+  const auto head_bytes = uint64_t{4} * static_cast<uint64_t>(config_.num_layers) *
+                          static_cast<uint64_t>(config_.head_dim);
   const auto heads = static_cast<uint64_t>((config_.num_kv_heads + 3) / 4);
   EXPECT_EQ(info.kv_cache_bytes(), tokens * head_bytes * heads);
   EXPECT_GT(info.weight_bytes(), 0u);
