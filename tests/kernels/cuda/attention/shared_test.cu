@@ -141,7 +141,7 @@ TEST_F(AttentionSharedTest, ThousandsOfSequences) {
     sequences.push_back({1, long_one ? 560 + i % 40 : i % 60, joins ? 32 : 0});
   }
   Batch batch({.heads = 4, .kv_heads = 1, .head_dim = 64, .page_size = 16}, sequences, 5);
-  DeviceBatch device(batch);
+  DeviceBatch device(batch, {.sharing = Sharing::kAlways});
   EXPECT_TRUE(device.sequences().shares);
   const std::vector<Bf16> expected = batch.Expected();
   EXPECT_TRUE(SameBits<Bf16>(RunAs(device, kSharing), expected));
@@ -180,7 +180,7 @@ TEST_F(AttentionSharedTest, WindowsAndTokensChooseTheSchedule) {
     std::vector<Rows> sequences;
     AddGroup(sequences, 30, 1024, 200, shape, false, random);
     Batch batch(shape, sequences, random());
-    const StepBounds bounds = {.max_positions = 4096};
+    const StepBounds bounds = {.max_positions = 4096, .sharing = Sharing::kAlways};
     DeviceBatch device(batch, bounds);
     EXPECT_TRUE(device.sequences().shares);
     const bool sees_all = window == 0 || window == 4096;
