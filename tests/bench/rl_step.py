@@ -136,12 +136,8 @@ class Steps:
     variant: str
     shares: bool  # whether the rollout is to share prompts
     outcomes: list[dict[str, Outcome]] = field(default_factory=list)  # by load
-    times: list[dict[str, float]] = field(
-        default_factory=list
-    )  # by name, which has the unit
-    completions: dict[str, list[TokenLogprobs]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # by load
+    times: list[dict[str, float]] = field(default_factory=list)  # by name, which has the unit
+    completions: dict[str, list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))  # by load
     unequal_alone: int = 0  # tokens of the first samples in the first step
 
     def __str__(self) -> str:
@@ -164,9 +160,7 @@ class Steps:
 
     @property
     def num_tokens(self) -> int:
-        return sum(
-            len(one.token_ids) for load in self.completions.values() for one in load
-        )
+        return sum(len(one.token_ids) for load in self.completions.values() for one in load)
 
     def total(self, counter: str, only_turns: bool = False) -> int:
         """The sum of a field of Outcome over all steps, of all loads or of the steps' own turns."""
@@ -192,9 +186,7 @@ class Measurement:
     ):
         self._arguments = arguments
         self._client = client
-        self._prompts = Prompts(
-            arguments, client.get_server_info().server.model.vocab_size
-        )
+        self._prompts = Prompts(arguments, client.get_server_info().server.model.vocab_size)
         self._sampler = Sampler(arguments, client, generator)
 
     def add_step(self, steps: Steps) -> None:
@@ -206,20 +198,14 @@ class Measurement:
         prompts = self._prompts.first("step", step)
         for turn in range(arguments.turns):
             load, seed = f"{TURN}{turn + 1}", self._seed(step, turn)
-            groups = self._sample(
-                steps, load, prompts, seed, arguments.samples, arguments.output
-            )
+            groups = self._sample(steps, load, prompts, seed, arguments.samples, arguments.output)
             if step == turn == 0:
                 ones = self._sample(steps, "alone", prompts, seed, 1, arguments.output)
                 pairs = zip(groups, ones, strict=True)
-                steps.unequal_alone = sum(
-                    unequal_tokens(group[0], one) for group, (one,) in pairs
-                )
+                steps.unequal_alone = sum(unequal_tokens(group[0], one) for group, (one,) in pairs)
             firsts = [group[0] for group in groups]
             prompts = self._prompts.next(prompts, firsts, "step", step, turn + 1)
-        steps.times.append(
-            self._times(steps.outcomes[-1]) | self._first_tokens(steps, step)
-        )
+        steps.times.append(self._times(steps.outcomes[-1]) | self._first_tokens(steps, step))
 
     def _sample(
         self,
@@ -237,14 +223,8 @@ class Measurement:
         return groups
 
     def _times(self, outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-        turns = {
-            load: outcome.seconds
-            for load, outcome in outcomes.items()
-            if load.startswith(TURN)
-        }
-        prompts, one_sample = (
-            outcomes[load].seconds for load in ("prompts", "one sample")
-        )
+        turns = {load: outcome.seconds for load, outcome in outcomes.items() if load.startswith(TURN)}
+        prompts, one_sample = (outcomes[load].seconds for load in ("prompts", "one sample"))
         found = {"step, s": sum(turns.values())}
         if len(turns) > 1:
             found |= {f"{load}, s": seconds for load, seconds in turns.items()}
@@ -252,9 +232,7 @@ class Measurement:
             "prompts, s": prompts,
             "prompts, one sample, s": one_sample,
             "prompts / one sample": prompts / one_sample,
-            "decode step, ms": 1e3
-            * (turns[f"{TURN}1"] - prompts)
-            / (self._arguments.output - 1),
+            "decode step, ms": 1e3 * (turns[f"{TURN}1"] - prompts) / (self._arguments.output - 1),
         }
 
     def _first_tokens(self, steps: Steps, step: int) -> dict[str, float]:
@@ -265,10 +243,7 @@ class Measurement:
         new = self._prompts.single("new prompt", step, len(second))
         for load, prompt in (("second turn", second), ("new prompt", new)):
             self._sample(steps, load, [prompt], first, 1, max_tokens=1)
-        warm, cold = (
-            1e3 * steps.outcomes[-1][load].seconds
-            for load in ("second turn", "new prompt")
-        )
+        warm, cold = (1e3 * steps.outcomes[-1][load].seconds for load in ("second turn", "new prompt"))
         return {
             "first token, second turn, ms": warm,
             "first token, new prompt, ms": cold,
@@ -286,37 +261,25 @@ def body(experiment: Experiment) -> None:
     arguments = experiment.arguments
     if arguments.output < 2 or not 0 <= arguments.repeated <= 1:
         given = f"--output={arguments.output} --repeated={arguments.repeated}"
-        raise ValueError(
-            f"{given}: expected an output of 2 or more, and a share from 0 to 1"
-        )
+        raise ValueError(f"{given}: expected an output of 2 or more, and a share from 0 to 1")
     found: list[Steps] = []
     with LoadGenerator(arguments.processes) as generator:
         for source in experiment.sources([arguments.tp_size]):
-            chosen = (
-                {source.target: ()}
-                if source.target
-                else {v: VARIANTS[v] for v in arguments.variants}
-            )
+            chosen = {source.target: ()} if source.target else {v: VARIANTS[v] for v in arguments.variants}
             for variant, flags in chosen.items():
                 given = (f"--max_running={arguments.max_running}", *flags)
                 with experiment.rollout(source, *given, variant=variant) as client:
                     says_so = client.get_server_info().prefix_sharing
                     shares = "--prefix_sharing=true" in flags if flags else says_so
                     found.append(steps := Steps(source, variant, shares))
-                    measure(
-                        experiment, steps, Measurement(arguments, client, generator)
-                    )
-                    experiment.note_info(
-                        f"rollout, {steps}, after the steps", client.get_server_info()
-                    )
+                    measure(experiment, steps, Measurement(arguments, client, generator))
+                    experiment.note_info(f"rollout, {steps}, after the steps", client.get_server_info())
     experiment.result = {"rollouts": []}
     for mode in dict.fromkeys(steps.source.numerics for steps in found):
         base, *others = [steps for steps in found if steps.source.numerics == mode]
         report(experiment, base, others)
         check(experiment, base, others)
-        experiment.result["rollouts"] += [
-            as_json(steps, base) for steps in (base, *others)
-        ]
+        experiment.result["rollouts"] += [as_json(steps, base) for steps in (base, *others)]
 
 
 def measure(experiment: Experiment, steps: Steps, measurement: Measurement) -> None:
@@ -376,9 +339,7 @@ def report(experiment: Experiment, base: Steps, others: Sequence[Steps]) -> None
         (name, *(f"{steps.total(counter, only_turns=True):,}" for steps in everyone))
         for name, counter in counters.items()
     ]
-    cached_pages = (
-        steps.outcomes[-1]["new prompt"].after["num_cached_pages"] for steps in everyone
-    )
+    cached_pages = (steps.outcomes[-1]["new prompt"].after["num_cached_pages"] for steps in everyone)
     cells.append(("cached pages at the end", *(f"{pages:,}" for pages in cached_pages)))
     table(("total", *(steps.variant for steps in everyone)), cells)
 
@@ -400,13 +361,7 @@ def check(experiment: Experiment, base: Steps, others: Sequence[Steps]) -> None:
 def check_counts(experiment: Experiment, steps: Steps) -> None:
     """That every token came, that prompts were shared if they were to be, and that all counters agree."""
     arguments = experiment.arguments
-    wanted = (
-        len(steps.outcomes)
-        * arguments.prompts
-        * arguments.turns
-        * arguments.samples
-        * arguments.output
-    )
+    wanted = len(steps.outcomes) * arguments.prompts * arguments.turns * arguments.samples * arguments.output
     came = steps.total("num_completion_tokens", only_turns=True)
     experiment.check(came == wanted, f"{steps}: {came} of {wanted} tokens came")
     prompt_tokens, cached = (
@@ -419,9 +374,7 @@ def check_counts(experiment: Experiment, steps: Steps) -> None:
         f"{steps}: {cached} of {prompt_tokens} prompt tokens found computed; the rollout {shares} prompts",
     )
     if not steps.source.target:  # one that runs already may have other clients
-        counted = tuple(
-            steps.total(f"counted_{kind}_tokens") for kind in ("prompt", "cached")
-        )
+        counted = tuple(steps.total(f"counted_{kind}_tokens") for kind in ("prompt", "cached"))
         experiment.check(
             counted == (prompt_tokens, cached),
             f"{steps}: GetLoad counted {counted[1]} of {counted[0]}",

@@ -234,9 +234,7 @@ MUTATIONS = (
         "Fma(Sub(a.max, max), a.sum, a.weighted_distance)",
         "Add(Mul(Sub(a.max, max), a.sum), a.weighted_distance)",
     ),
-    choice(
-        "noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"
-    ),
+    choice("noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"),
     choice(
         "pages: reused one position too far",
         ROLLOUT + "scheduler.cc",
@@ -293,9 +291,7 @@ def altered_files() -> dict[str, str]:
                 sys.exit(
                     f"{mutation.name}: {mutation.file} has {text.count(old)} times, expected once: {old}"
                 )
-            text = text.replace(
-                old, new.replace("MUTANT", f"(isobit::kMutant == {number})")
-            )
+            text = text.replace(old, new.replace("MUTANT", f"(isobit::kMutant == {number})"))
         texts[mutation.file] = text
     return texts
 
@@ -303,9 +299,7 @@ def altered_files() -> dict[str, str]:
 def write_tree(scratch: Path) -> None:
     """The sources with all errors; files that an earlier run left as they should be are not touched."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     contents = {name: (ROOT / name).read_bytes() for name in names.splitlines()}
     contents |= {name: text.encode() for name, text in altered_files().items()}
     contents["mutant.h"] = SWITCH.encode()
@@ -336,9 +330,7 @@ def build(scratch: Path, jobs: int) -> None:
             *TESTS,
         ],
     ):
-        done = subprocess.run(
-            command, cwd=scratch, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
 
@@ -355,22 +347,14 @@ def run(scratch: Path, number: int) -> tuple[dict[str, np.ndarray], list[str]]:
     environment = os.environ | {"MUTANT": str(number), "GOLDEN_VALUES": str(values)}
     failed = []
     for test in TESTS:
-        (program,) = (
-            path
-            for path in (scratch / "build/release/tests").rglob(test)
-            if path.is_file()
-        )
-        done = subprocess.run(
-            [program], env=environment, capture_output=True, timeout=600
-        )
+        (program,) = (path for path in (scratch / "build/release/tests").rglob(test) if path.is_file())
+        done = subprocess.run([program], env=environment, capture_output=True, timeout=600)
         if done.returncode != 0:
             failed.append(test)
     return values_of(values), failed
 
 
-def changed(
-    before: dict[str, np.ndarray], after: dict[str, np.ndarray], prefix: str
-) -> str:
+def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray], prefix: str) -> str:
     names = [name for name in before if name.startswith(prefix)]
     count = sum(int((before[name] != after[name]).sum()) for name in names)
     return f"{count} of {sum(before[name].size for name in names)}"
@@ -380,9 +364,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "names", nargs="*", help="errors whose names contain one of these; none: all"
-    )
+    parser.add_argument("names", nargs="*", help="errors whose names contain one of these; none: all")
     parser.add_argument("--scratch", type=Path, default=ROOT / "build" / "mutations")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
@@ -393,14 +375,10 @@ def main() -> int:
     if failed:
         sys.exit(f"without any error {', '.join(failed)} fail")
     models = ("tiny", "witness-deep", "witness-long")
-    print(
-        f"| error | logits changed: {' | '.join(models)} | tests that fail |\n|{' --- |' * 5}"
-    )
+    print(f"| error | logits changed: {' | '.join(models)} | tests that fail |\n|{' --- |' * 5}")
     unseen = 0
     for number, mutation in enumerate(MUTATIONS, 1):
-        if arguments.names and not any(
-            name in mutation.name for name in arguments.names
-        ):
+        if arguments.names and not any(name in mutation.name for name in arguments.names):
             continue
         after, failed = run(scratch, number)
         unseen += not failed
