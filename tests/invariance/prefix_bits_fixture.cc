@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/runtime/host_executor.h"
+#include "tests/invariance/service_bits_fixture.h"
 #include "tests/invariance/tiny_models.h"
 #include "tests/support/status_matchers.h"
 
@@ -72,16 +73,7 @@ std::unique_ptr<Engine> PrefixBitsFixture::MakeEngine(const PrefixSetup& setup) 
                        .max_batch_tokens = setup.max_batch_tokens,
                        .share_prefixes = setup.share};
   options.prefix_cache_fraction = setup.cache_fraction;
-  auto engine = Engine::Create(config_, options);
-  ISOBIT_EXPECT_OK(engine.status());
-  bool loaded = false;
-  (*engine)->UpdateWeights({.model_path = GetParam()},
-                           [&loaded](const absl::StatusOr<WeightUpdateResult>& result) {
-                             ISOBIT_EXPECT_OK(result.status());
-                             loaded = true;
-                           });
-  while (!loaded) (*engine)->Step();
-  return *std::move(engine);
+  return ServeTinyModel(config_, options, GetParam());
 }
 
 GenerationRequest PrefixBitsFixture::Group(uint32_t length, uint32_t n) const {

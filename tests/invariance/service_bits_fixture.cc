@@ -79,6 +79,20 @@ bool Equal(const std::vector<Completion>& a, const std::vector<Completion>& b) {
   return true;
 }
 
+std::unique_ptr<Engine> ServeTinyModel(const ModelConfig& config, const EngineOptions& options,
+                                       const std::string& name) {
+  auto engine = Engine::Create(config, options);
+  ISOBIT_EXPECT_OK(engine.status());
+  bool loaded = false;
+  (*engine)->UpdateWeights({.model_path = name},
+                           [&loaded](const absl::StatusOr<WeightUpdateResult>& result) {
+                             ISOBIT_EXPECT_OK(result.status());
+                             loaded = true;
+                           });
+  while (!loaded) (*engine)->Step();
+  return *std::move(engine);
+}
+
 ServiceBitsFixture::ServiceBitsFixture() {
   TinyModelDirectory(GetParam());
   config_ = *LoadModelConfig(TinyModelDirectory(GetParam()));
@@ -117,21 +131,13 @@ std::vector<Completion> ServiceBitsFixture::Generate(const RolloutSetup& setup, 
         return Backend(setup.cpu, setup.mode, setup.spoiled);
       })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 2048};
-  auto engine = Engine::Create(config_, options);
-  ISOBIT_EXPECT_OK(engine.status());
-  bool loaded = false;
-  (*engine)->UpdateWeights({.model_path = GetParam()},
-                           [&loaded](const absl::StatusOr<WeightUpdateResult>& result) {
-                             ISOBIT_EXPECT_OK(result.status());
-                             loaded = true;
-                           });
-  while (!loaded) (*engine)->Step();
+  const auto engine = ServeTinyModel(config_, options, GetParam());
   std::vector<std::shared_ptr<Collector>> sinks;
   for (size_t i = first; i < first + count; ++i) {
     sinks.push_back(std::make_shared<Collector>());
-    ISOBIT_EXPECT_OK((*engine)->Submit(requests_[i], sinks.back()).status());
+    ISOBIT_EXPECT_OK(engine->Submit(requests_[i], sinks.back()).status());
   }
-  while ((*engine)->Step()) {
+  while (engine->Step()) {
   }
   std::vector<Completion> completions;
   for (const auto& sink : sinks) {

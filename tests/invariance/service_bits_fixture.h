@@ -47,6 +47,10 @@ struct ScorerSetup {
   std::function<void(ScorerOptions&)> choose_backend{};
 };
 
+// An engine that serves the tiny model of that name, below options.model_root.
+std::unique_ptr<Engine> ServeTinyModel(const ModelConfig& config, const EngineOptions& options,
+                                       const std::string& name);
+
 // The parameter: the name of a tiny model.
 class ServiceBitsFixture : public testing::TestWithParam<std::string> {
  protected:
