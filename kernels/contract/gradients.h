@@ -112,7 +112,16 @@ ISOBIT_HD TokenLoss AddReferenceKl(TokenLoss loss, float logprob, float referenc
           Add(loss.gradient, Mul(weight, Sub(1.0f, e)))};
 }
 
-// C15. The factors of one AdamW step.
+// C15: one leaf of the sum of squares of a gradient's row; a ragged one is filled with +0.
+ISOBIT_HD double SquareLeaf(const float (&x)[kNormLeaf]) {
+  double q = Mul(static_cast<double>(x[0]), static_cast<double>(x[0]));
+  for (int i = 1; i < kNormLeaf; ++i) {
+    q = Fma(static_cast<double>(x[i]), static_cast<double>(x[i]), q);
+  }
+  return q;
+}
+
+// The factors of one AdamW step.
 struct AdamWStep {
   float keep = 1.0f;  // 1 - lr * decay
   float beta1 = 0.0f;

@@ -1,5 +1,5 @@
-// The operations that the contract is written in, for host and device: IEEE fp32 operations with
-// one rounding each, bit casts and bf16.
+// The operations that the contract is written in, for host and device: IEEE fp32 and float64
+// operations with one rounding each, bit casts and bf16.
 //
 // Every function of kernels/contract uses only these, so that no compiler may fuse, reassociate or
 // approximate. They are always_inline, because translation units that are compiled for different
@@ -32,6 +32,9 @@ ISOBIT_HD float Mul(float a, float b) { return __fmul_rn(a, b); }
 ISOBIT_HD float Div(float a, float b) { return __fdiv_rn(a, b); }
 ISOBIT_HD float Sqrt(float a) { return __fsqrt_rn(a); }
 ISOBIT_HD float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+ISOBIT_HD double Add(double a, double b) { return __dadd_rn(a, b); }
+ISOBIT_HD double Mul(double a, double b) { return __dmul_rn(a, b); }
+ISOBIT_HD double Fma(double a, double b, double c) { return __fma_rn(a, b, c); }
 #else
 ISOBIT_HD float Add(float a, float b) { return a + b; }
 ISOBIT_HD float Sub(float a, float b) { return a - b; }
@@ -39,6 +42,9 @@ ISOBIT_HD float Mul(float a, float b) { return a * b; }
 ISOBIT_HD float Div(float a, float b) { return a / b; }
 ISOBIT_HD float Sqrt(float a) { return __builtin_sqrtf(a); }
 ISOBIT_HD float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+ISOBIT_HD double Add(double a, double b) { return a + b; }
+ISOBIT_HD double Mul(double a, double b) { return a * b; }
+ISOBIT_HD double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #endif
 
 // The larger of the two; b if a is NaN, a if b is NaN. The order of maxima does not matter, so no

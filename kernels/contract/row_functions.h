@@ -13,31 +13,32 @@ namespace isobit::contract {
 
 // A balanced binary tree over leaves that arrive in ascending order: adjacent pairs first, the leaf
 // count padded to a power of two with +0. Keeps one pending sum for each level, like the digits of
-// a binary counter.
-struct TreeSum {
-  float pending[40];
+// a binary counter. T: float or double.
+template <typename T>
+struct BalancedSum {
+  T pending[40];
   uint64_t count = 0;
 
-  ISOBIT_HD void Push(float leaf) {
+  ISOBIT_HD void Push(T leaf) {
     int level = 0;
     for (uint64_t bits = count; (bits & 1u) != 0; bits >>= 1) leaf = Add(pending[level++], leaf);
     pending[level] = leaf;
     ++count;
   }
-  // The padding's +0 changes no bit of a sum that cannot be -0, so the pending sums are added
-  // without it, lowest level first.
-  ISOBIT_HD float Total() const {
-    float total = 0.0f;
-    bool any = false;
+  // The pending sums are added lowest level first. The padding, where there is any, meets the
+  // lowest one: it makes -0 a +0, and changes nothing further up.
+  ISOBIT_HD T Total() const {
+    const bool padded = (count & (count - 1)) != 0;
+    T total = 0;
     int level = 0;
     for (uint64_t bits = count; bits != 0; bits >>= 1, ++level) {
-      if ((bits & 1u) == 0) continue;
-      total = any ? Add(pending[level], total) : pending[level];
-      any = true;
+      if ((bits & 1u) != 0) total = padded ? Add(pending[level], total) : pending[level];
     }
     return total;
   }
 };
+using TreeSum = BalancedSum<float>;
+using TreeSum64 = BalancedSum<double>;
 
 // The sum of squares of x[0..n), n > 0: leaves of four columns (a ragged last one is filled with
 // +0), then the tree.

@@ -38,6 +38,20 @@ TEST(TreeSumTest, EqualsThePaddedTree) {
   }
 }
 
+// The padding is +0, so a sum of zeros is -0 only if there is no padding and every leaf is -0.
+TEST(TreeSumTest, PaddingDecidesTheSignOfZero) {
+  for (size_t n = 1; n < 70; ++n) {
+    TreeSum sum;
+    TreeSum64 sum64;
+    for (size_t i = 0; i < n; ++i) {
+      sum.Push(-0.0f);
+      sum64.Push(-0.0);
+    }
+    EXPECT_EQ(BitsOf(sum.Total()), BitsOf(PaddedTree(std::vector<float>(n, -0.0f)))) << n;
+    EXPECT_EQ(std::signbit(sum64.Total()), std::has_single_bit(n)) << n;
+  }
+}
+
 TEST(SumOfSquaresTest, LeavesOfFourThenATree) {
   std::mt19937_64 random(2);
   std::normal_distribution<float> normal;
