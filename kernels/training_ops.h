@@ -19,8 +19,9 @@
 
 namespace isobit {
 
-// The packs of one pass over token rows: pack i is rows [bounds[i], bounds[i + 1]). Their number is
-// a power of two up to 64; a pack may be empty. Pack sums combine in a balanced tree. Host memory.
+// The packs of one pass over token rows: pack i is rows [bounds[i], bounds[i + 1]). bounds[0] is 0,
+// and the last is the number of rows. The number of packs is a power of two up to 64; a pack may be
+// empty. Pack sums combine in a balanced tree. Host memory.
 using PackBounds = absl::Span<const int64_t>;
 
 // ---- Linear layers
@@ -105,7 +106,7 @@ struct SwiGluGradientArgs {
 };
 
 // q, k and v heads of a linear layer's output: q and k normalised (if weights are set) and rotated,
-// v copied.
+// v copied; a KV head whose v holds a value that is not finite becomes k = NaN, v = +0 (C6).
 struct TrainingQkvArgs {
   const Bf16* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim]
   int64_t rows = 0;
@@ -154,9 +155,8 @@ struct EmbeddingGradientArgs {
 
 // ---- Attention
 
-// Whole sequences in a pass: sequence i is token rows [bounds[i], bounds[i + 1]), at positions 0,
-// 1,
-// ... Rows of no sequence may follow the last.
+// Whole sequences in a pass: sequence i is token rows [bounds[i], bounds[i + 1]), at positions from
+// 0. Rows of no sequence may follow the last.
 struct PassSequences {
   absl::Span<const int32_t> bounds;        // host
   const int32_t* device_bounds = nullptr;  // the same in the backend's memory
@@ -174,7 +174,7 @@ struct TrainingAttentionArgs {
   float scale = 0.0f;         // contract::AttentionScale(head_dim)
   int64_t window = 0;         // 0: none
   Bf16* out = nullptr;        // [rows, heads * head_dim]; rows of no sequence become +0
-  float* log_sums = nullptr;  // [heads, rows]: L of C13
+  float* log_sums = nullptr;  // [heads, rows]: L of C13; rows of no sequence are not written
 };
 
 struct AttentionGradientArgs {
@@ -201,7 +201,7 @@ struct LogProbRow {
   // The last token in the order of C8 that the filters keep. -1: nothing is filtered.
   float last_z = 0.0f;
   int32_t last_id = -1;
-  int32_t finite = 0;  // 0: a logit is NaN or infinite, and all else is unset
+  int32_t finite = 0;  // 0: the row fails (C8, step 5), and all else is unset
 };
 
 struct TrainingLogProbsArgs {
@@ -210,8 +210,8 @@ struct TrainingLogProbsArgs {
   int64_t vocab = 0;
   const int32_t* targets = nullptr;  // [rows]
   TrainingSampling sampling;
-  float* logprobs = nullptr;    // [rows]
-  float* entropies = nullptr;   // [rows] or null
+  float* logprobs = nullptr;    // [rows]; NaN for a row that fails
+  float* entropies = nullptr;   // [rows] or null; likewise
   LogProbRow* state = nullptr;  // [rows]
 };
 
@@ -224,7 +224,7 @@ struct LogProbGradientArgs {
   const LogProbRow* state = nullptr;  // [rows], of the forward pass
   const float* dlogprobs = nullptr;   // [rows]
   const float* dentropies = nullptr;  // [rows] or null: +0
-  Bf16* dlogits = nullptr;            // [rows, vocab]
+  Bf16* dlogits = nullptr;            // [rows, vocab]; NaN in a row that fails
 };
 
 struct PolicyLossArgs {
