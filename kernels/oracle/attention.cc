@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/contract/attention.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
 
@@ -104,7 +105,9 @@ void PrepareQkv(const QkvArgs& a) {
   }
 }
 
-void Attend(const AttentionArgs& a) {
+void Attend(const AttentionArgs& a) { Attend(a, nullptr, 0); }
+
+void Attend(const AttentionArgs& a, float* log_sums, int64_t ld) {
   const int32_t d = a.kv.head_dim;
   const int32_t heads_per_kv = a.kv.kv_heads > 0 ? a.heads / a.kv.kv_heads : 1;
   std::vector<float> acc(static_cast<size_t>(d));
@@ -126,6 +129,9 @@ void Attend(const AttentionArgs& a) {
             total[static_cast<size_t>(e)] = contract::FoldAccumulator(
                 total[static_cast<size_t>(e)], acc[static_cast<size_t>(e)], f);
           }
+        }
+        if (log_sums != nullptr) {
+          log_sums[h * ld + sequence.first_row + r] = contract::LogSumExp2(sum.max, sum.sum);
         }
         const float inverse = contract::Div(1.0f, sum.sum);
         Bf16* out = a.out + (sequence.first_row + r) * a.ldo + h * d;

@@ -3,12 +3,16 @@
 #ifndef ISOBIT_KERNELS_ORACLE_ATTENTION_H_
 #define ISOBIT_KERNELS_ORACLE_ATTENTION_H_
 
+#include <cstdint>
+
 #include "kernels/ops.h"
 
 namespace isobit::oracle {
 
 void PrepareQkv(const QkvArgs& args);
 void Attend(const AttentionArgs& args);
+// The same, and for each row and head L of C13: log_sums[head * ld + row]. Null: not wanted.
+void Attend(const AttentionArgs& args, float* log_sums, int64_t ld);
 
 }  // namespace isobit::oracle
 

@@ -16,26 +16,6 @@ namespace {
 
 using contract::kMinusInfinity;
 
-contract::VocabSum SumVocab(const std::vector<float>& z) {
-  const contract::LeafPlan plan = contract::PlanColumns(static_cast<int64_t>(z.size()));
-  contract::VocabSum ranges[contract::kLeaves];
-  for (size_t l = 0; l < contract::kLeaves; ++l) {
-    const auto begin = static_cast<size_t>(plan.bounds[l]);
-    const auto end = static_cast<size_t>(plan.bounds[l + 1]);
-    float max = kMinusInfinity;
-    for (size_t i = begin; i < end; ++i) max = contract::Max(max, z[i]);
-    if (max == kMinusInfinity) continue;
-    int64_t weights = 0;
-    int64_t distances = 0;
-    for (size_t i = begin; i < end; ++i) {
-      weights += contract::TokenWeight(z[i], max);
-      distances += contract::TokenWeightedDistance(z[i], max);
-    }
-    ranges[l] = contract::RangeSum(max, weights, distances);
-  }
-  return contract::CombineRanges(ranges);
-}
-
 // Bias, bans, penalties, temperature.
 std::vector<float> Process(const float* logits, int64_t vocab, const RowSampling& s) {
   std::vector<float> z(logits, logits + vocab);
@@ -107,17 +87,42 @@ int32_t Draw(const std::vector<float>& z, const RowSampling& s) {
 
 }  // namespace
 
-void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
-                     LogProbResult& result) {
-  result.finite = std::all_of(logits, logits + vocab, [](float x) { return std::isfinite(x); });
-  if (!result.finite) return;
-  const RowSampling& s = request.sampling;
+contract::VocabSum SumVocab(const std::vector<float>& z) {
+  const contract::LeafPlan plan = contract::PlanColumns(static_cast<int64_t>(z.size()));
+  contract::VocabSum ranges[contract::kLeaves];
+  for (size_t l = 0; l < contract::kLeaves; ++l) {
+    const auto begin = static_cast<size_t>(plan.bounds[l]);
+    const auto end = static_cast<size_t>(plan.bounds[l + 1]);
+    float max = kMinusInfinity;
+    for (size_t i = begin; i < end; ++i) max = contract::Max(max, z[i]);
+    if (max == kMinusInfinity) continue;
+    int64_t weights = 0;
+    int64_t distances = 0;
+    for (size_t i = begin; i < end; ++i) {
+      weights += contract::TokenWeight(z[i], max);
+      distances += contract::TokenWeightedDistance(z[i], max);
+    }
+    ranges[l] = contract::RangeSum(max, weights, distances);
+  }
+  return contract::CombineRanges(ranges);
+}
+
+std::vector<float> ProcessLogits(const float* logits, int64_t vocab, const RowSampling& s) {
+  if (!std::all_of(logits, logits + vocab, [](float x) { return std::isfinite(x); })) return {};
   std::vector<float> z = Process(logits, vocab, s);
-  result.finite = std::all_of(z.begin(), z.end(), [](float x) { return x < -kMinusInfinity; }) &&
-                  std::any_of(z.begin(), z.end(), [](float x) { return x > kMinusInfinity; });
-  if (!result.finite) return;
+  if (!std::all_of(z.begin(), z.end(), [](float x) { return x < -kMinusInfinity; })) return {};
+  if (!std::any_of(z.begin(), z.end(), [](float x) { return x > kMinusInfinity; })) return {};
   const bool filters = s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f);
   if (filters) Filter(z, s);
+  return z;
+}
+
+void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
+                     LogProbResult& result) {
+  const RowSampling& s = request.sampling;
+  std::vector<float> z = ProcessLogits(logits, vocab, s);
+  result.finite = !z.empty();
+  if (!result.finite) return;
   result.token.id = request.target >= 0 ? request.target : Draw(z, s);
 
   if (request.raw) z.assign(logits, logits + vocab);

@@ -3,9 +3,19 @@
 #ifndef ISOBIT_KERNELS_ORACLE_LOG_PROBS_H_
 #define ISOBIT_KERNELS_ORACLE_LOG_PROBS_H_
 
+#include <cstdint>
+#include <vector>
+
+#include "kernels/contract/log_prob.h"
 #include "kernels/ops.h"
 
 namespace isobit::oracle {
+
+// Steps 1 to 6 of C8: the row [vocab] with -inf for what is filtered out; empty if the row fails.
+std::vector<float> ProcessLogits(const float* logits, int64_t vocab, const RowSampling& sampling);
+
+// C7's sum over all ranges of z.
+contract::VocabSum SumVocab(const std::vector<float>& z);
 
 // logits: [vocab].
 void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,

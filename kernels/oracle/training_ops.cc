@@ -1,0 +1,59 @@
+// The forward ops that are those of serving, and the optimizer.
+#include "kernels/oracle/training_ops.h"
+
+#include "kernels/contract/row_functions.h"
+
+namespace isobit {
+
+absl::Status OracleTrainingOps::Embedding(const EmbeddingArgs& a) { return forward_.Embedding(a); }
+
+absl::Status OracleTrainingOps::RmsNorm(const RmsNormArgs& a) { return forward_.RmsNorm(a); }
+
+absl::Status OracleTrainingOps::SwiGlu(const SwiGluArgs& a) { return forward_.SwiGlu(a); }
+
+absl::Status OracleTrainingOps::TreeSum(const TreeSumArgs& a) {
+  contract::TreeSum tree;
+  for (int64_t i = 0; i < a.count; ++i) tree.Push(a.x[i]);
+  *a.sum = tree.Total();
+  return absl::OkStatus();
+}
+
+absl::Status OracleTrainingOps::SquareSums(const SquareSumsArgs& a) {
+  for (int64_t r = 0; r < a.rows; ++r) {
+    contract::TreeSum64 tree;
+    for (int64_t c = 0; c < a.columns; c += contract::kNormLeaf) {
+      float leaf[contract::kNormLeaf] = {};
+      for (int64_t i = 0; i < contract::kNormLeaf && c + i < a.columns; ++i) {
+        leaf[i] = a.x[r * a.columns + c + i];
+      }
+      tree.Push(contract::SquareLeaf(leaf));
+    }
+    a.sums[r] = tree.Total();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OracleTrainingOps::TreeSum64(const TreeSum64Args& a) {
+  contract::TreeSum64 tree;
+  for (int64_t i = 0; i < a.count; ++i) tree.Push(a.x[i]);
+  *a.sum = tree.Total();
+  return absl::OkStatus();
+}
+
+absl::Status OracleTrainingOps::AdamW(const AdamWArgs& a) {
+  for (int64_t i = 0; i < a.count; ++i) {
+    const contract::AdamWState next =
+        contract::StepAdamW({a.parameter[i], a.m[i], a.v[i]}, a.gradient[i], a.step);
+    a.parameter[i] = next.parameter;
+    a.m[i] = next.m;
+    a.v[i] = next.v;
+    if (a.working != nullptr) a.working[i] = contract::FloatToBf16(next.parameter);
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<TrainingOps> MakeOracleTrainingOps() {
+  return std::make_unique<OracleTrainingOps>();
+}
+
+}  // namespace isobit
