@@ -31,13 +31,6 @@ __device__ __forceinline__ uint32_t Afresh(uint32_t x) {
   return static_cast<uint32_t>(Uniform(static_cast<int>(x)));
 }
 
-// Values as the B operand of a product over keys: [keys, columns], under the 128-byte swizzle, in
-// blocks of 64 columns.
-__device__ __forceinline__ uint64_t ValueOperand(uint32_t address, uint32_t block_bytes) {
-  return uint64_t{(address & 0x3ffffu) >> 4} | (uint64_t{block_bytes >> 4} << 16) |
-         (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
-}
-
 // The operand that begins `bytes` further on. Only the low word changes, so 32-bit arithmetic does.
 __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
   return (operand & 0xffffffff00000000ull) |
@@ -152,7 +145,7 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
   };
   const auto multiply_values = [&](int stage, int tile) {
     const uint64_t v_operand =
-        ValueOperand(Afresh<kHidden>(ring.Values(stage)), Shape::kTileBlockBytes);
+        TransposedOperand(Afresh<kHidden>(ring.Values(stage)), Shape::kTileBlockBytes);
     // A split's first tile starts from +0, as 0 * alpha would.
     const bool accumulate = tile != first_tile && tile % Shape::kTilesOfSplit != 0;
 #pragma unroll

@@ -29,6 +29,11 @@ __device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t ra
   return result;
 }
 
+// Arrives at a barrier in a block of the cluster; `barrier` is an AddressInBlock.
+__device__ __forceinline__ void ArriveAtBlock(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // The value is visible to that block after the cluster's next barrier.
 __device__ __forceinline__ void StoreToBlock(uint32_t to, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");

@@ -2,9 +2,9 @@
 // it, and the loop over a leaf that empties it into accumulators.
 //
 // A block has three warpgroups. The four warps of the first one, the producers, take turns in
-// issuing bulk copies, one lane each: x by tensor map, 64 columns of the tile's rows; the weights
-// as plain copies of packed rows. A single warp would not be fast enough. The other two
-// warpgroups, the consumers, multiply (TileSize).
+// issuing bulk copies, one lane each. A single warp would not be fast enough. The other two
+// warpgroups, the consumers, multiply (TileSize). The names are those of a layer with packed
+// weights: x is the first operand, which comes by tensor map; the weights are the second one.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 
@@ -17,6 +17,7 @@
 #include "kernels/contract/portable.h"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -29,7 +30,6 @@ inline constexpr int kThreads = 384;
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kBarrierBytes = 512;
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
-inline constexpr int kOperandStep = 2;  // descriptor units from one k16 step to the next
 
 // True in one lane of a whole warp, in a form that lets the compiler issue copies without a loop
 // over lanes.
@@ -76,9 +76,35 @@ struct TileSize {
   static_assert(kConsumerColumns % 8 == 0);
 };
 
-// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers.
-template <class Size, int kExtraBytes>
+// How an operand of the product lies in a stage, under the 128-byte swizzle. kStep: descriptor
+// units from one k16 step to the next. Zeros: an operand of +0; address: 2048 bytes of +0.
+//
+// KMajor: a row of the operand is a row of 64 columns of K in shared memory.
+struct KMajor {
+  static constexpr bool kTransposed = false;
+  static constexpr int kStep = 2;
+  static __device__ __forceinline__ uint64_t At(uint32_t address) { return KMajorOperand(address); }
+  static __device__ __forceinline__ uint64_t Zeros(uint32_t address) {
+    return ZeroOperand(address);
+  }
+};
+// RowMajor: 64 rows of the operand are one block of shared memory, in which each k has a row.
+struct RowMajor {
+  static constexpr bool kTransposed = true;
+  static constexpr int kStep = contract::kMmaK * kRowBytes / 16;
+  static __device__ __forceinline__ uint64_t At(uint32_t address) {
+    return TransposedOperand(address, kBlockBytes);
+  }
+  static __device__ __forceinline__ uint64_t Zeros(uint32_t address) {
+    return TransposedOperand(address, 0);
+  }
+};
+
+// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers. The
+// kCluster blocks of a cluster wait for each other's consumers before they fill a stage.
+template <class Size, int kExtraBytes, int kCluster_ = 1>
 struct Ring {
+  static constexpr int kCluster = kCluster_;
   static constexpr int kXBytes = Size::kRows * kRowBytes;
   static constexpr int kWeightBytes = Size::kColumns * kRowBytes;
   static constexpr int kAlignment = 1024;
@@ -113,7 +139,7 @@ struct Ring {
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < kStages; ++i) {
       InitBarrier(full(i), 1);
-      InitBarrier(empty(i), kConsumerWarps);
+      InitBarrier(empty(i), kConsumerWarps * kCluster);
     }
   }
 };
@@ -151,62 +177,65 @@ __device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int 
   }
 }
 
-// A consumer's side of the ring. `zeros`: 1024 bytes of +0 in shared memory, for kRagged.
-template <class Size, bool kRagged, class RingT>
+// A consumer's side of the ring. kRagged: steps may be left out of a block; zero_address: 2048
+// bytes of +0 in shared memory for that.
+template <class Size, class XMajor, class WeightMajor, bool kRagged_, class RingT>
 struct Multiplier {
+  static constexpr bool kRagged = kRagged_;
   static constexpr int kValues = Size::kValues;  // accumulators of a thread
 
-  const LeafBlocks& leaves;
   const RingT& ring;
   uint64_t x_operand;
   uint64_t weight_operand;
-  uint64_t zeros;
+  uint64_t x_zeros;
+  uint64_t weight_zeros;
   Cursor<RingT::kStages> cursor;
 
-  __device__ __forceinline__ Multiplier(const LeafBlocks& leaves_of_k, const RingT& the_ring,
-                                        int consumer, uint32_t zero_address)
-      : leaves(leaves_of_k),
-        ring(the_ring),
-        x_operand(KMajorOperand(the_ring.x(0) + consumer * Size::kConsumerRowOffset * kRowBytes)),
-        weight_operand(
-            KMajorOperand(the_ring.weight(0) + consumer * Size::kConsumerColumnOffset * kRowBytes)),
-        zeros(kRagged ? ZeroOperand(zero_address) : 0) {}
+  __device__ __forceinline__ Multiplier(const RingT& the_ring, int consumer, uint32_t zero_address)
+      : ring(the_ring),
+        x_operand(XMajor::At(the_ring.x(0) + consumer * Size::kConsumerRowOffset * kRowBytes)),
+        weight_operand(WeightMajor::At(the_ring.weight(0) +
+                                       consumer * Size::kConsumerColumnOffset * kRowBytes)),
+        x_zeros(kRagged ? XMajor::Zeros(zero_address) : 0),
+        weight_zeros(kRagged ? WeightMajor::Zeros(zero_address) : 0) {}
 
-  // Starts the four k16 steps of the block at the cursor; they run asynchronously.
-  template <bool kFirst>
-  __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int steps) {
+  // Starts the four k16 steps of the block at the cursor; they run asynchronously. Steps from
+  // number `steps` on change no bit. accumulate: false lets the first step start from +0.
+  __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int steps, bool accumulate) {
     WaitBarrier(ring.full(cursor.stage), cursor.parity);
     FenceMma();
     const uint64_t a = x_operand + cursor.stage * (RingT::kXBytes >> 4);
     const uint64_t b = weight_operand + cursor.stage * (RingT::kWeightBytes >> 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // A step beyond the leaf becomes zeros times zeros, which changes no bit.
+      // A step that is left out multiplies zeros by zeros.
       const bool inside = !kRagged || i < steps;
-      Wgmma<Size::kConsumerColumns>::Mma(sums, inside ? a + i * kOperandStep : zeros,
-                                         inside ? b + i * kOperandStep : zeros,
-                                         !(kFirst && i == 0));
+      Mma(sums, inside ? a + i * XMajor::kStep : x_zeros,
+          inside ? b + i * WeightMajor::kStep : weight_zeros, accumulate || i != 0);
     }
     CommitMma();
   }
   __device__ __forceinline__ void ReleaseStage(int stage) {
-    if (threadIdx.x % 32 == 0) Arrive(ring.empty(stage));
-  }
-  __device__ __forceinline__ int StepsOf(int leaf, int i) const {
-    return kRagged ? leaves.StepsOf(leaf, i) : 4;
+    const int lane = threadIdx.x % 32;
+    if constexpr (RingT::kCluster == 1) {
+      if (lane == 0) Arrive(ring.empty(stage));
+    } else {
+      if (lane < RingT::kCluster) ArriveAtBlock(AddressInBlock(ring.empty(stage), lane));
+    }
   }
 
-  // sums = the sum of one leaf's products. `meanwhile` runs while the first block is multiplied.
-  template <class Meanwhile>
-  __device__ __forceinline__ void Leaf(float (&sums)[kValues], int leaf, Meanwhile meanwhile) {
-    const int blocks = leaves.block[leaf + 1] - leaves.block[leaf];
-    StartBlock<true>(sums, StepsOf(leaf, 0));
+  // Multiplies `blocks` blocks, at least one, of which block i has steps_of(i) steps. Starts from
+  // `sums` if `accumulate`, else from +0. `meanwhile` runs while the first block is multiplied.
+  template <class StepsOf, class Meanwhile>
+  __device__ __forceinline__ void Chain(float (&sums)[kValues], int blocks, bool accumulate,
+                                        StepsOf steps_of, Meanwhile meanwhile) {
+    StartBlock(sums, steps_of(0), accumulate);
     int previous = cursor.stage;
     cursor.Advance();
     meanwhile();
 #pragma unroll 1
     for (int i = 1; i < blocks; ++i) {
-      StartBlock<false>(sums, StepsOf(leaf, i));
+      StartBlock(sums, steps_of(i), true);
       WaitMma<1>();
       ReleaseStage(previous);
       previous = cursor.stage;
@@ -216,14 +245,46 @@ struct Multiplier {
     ReleaseStage(previous);
     Hold(sums);
   }
-  __device__ __forceinline__ void Leaf(float (&sums)[kValues], int leaf) {
-    Leaf(sums, leaf, [] {});
-  }
 
   // Keeps the compiler from reading accumulators before the wait above.
   static __device__ __forceinline__ void Hold(float (&sums)[kValues]) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  }
+
+ private:
+  static __device__ __forceinline__ void Mma(float (&sums)[kValues], uint64_t a, uint64_t b,
+                                             bool accumulate) {
+    using Product = Wgmma<Size::kConsumerColumns>;
+    if constexpr (XMajor::kTransposed || WeightMajor::kTransposed) {
+      Product::template MajorMma<XMajor::kTransposed, WeightMajor::kTransposed>(sums, a, b,
+                                                                                accumulate);
+    } else {
+      Product::Mma(sums, a, b, accumulate);
+    }
+  }
+};
+
+// The leaves of a layer by a Multiplier of K-major operands.
+template <class Size, bool kRagged, class RingT>
+struct LeafMultiplier : Multiplier<Size, KMajor, KMajor, kRagged, RingT> {
+  using Base = Multiplier<Size, KMajor, KMajor, kRagged, RingT>;
+
+  const LeafBlocks& leaves;
+
+  __device__ __forceinline__ LeafMultiplier(const LeafBlocks& leaves_of_k, const RingT& ring,
+                                            int consumer, uint32_t zero_address)
+      : Base(ring, consumer, zero_address), leaves(leaves_of_k) {}
+
+  // sums = the sum of one leaf's products. `meanwhile` runs while the first block is multiplied.
+  template <class Meanwhile>
+  __device__ __forceinline__ void Leaf(float (&sums)[Base::kValues], int leaf,
+                                       Meanwhile meanwhile) {
+    const auto steps_of = [&](int i) { return kRagged ? leaves.StepsOf(leaf, i) : 4; };
+    this->Chain(sums, leaves.block[leaf + 1] - leaves.block[leaf], false, steps_of, meanwhile);
+  }
+  __device__ __forceinline__ void Leaf(float (&sums)[Base::kValues], int leaf) {
+    Leaf(sums, leaf, [] {});
   }
 };
 

@@ -112,8 +112,8 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
   const int thread = threadIdx.x % 128;
   const uint32_t zeros = ring.extra() + Traits::kLeftBytes;
   const uint32_t left = ring.extra() + consumer * (Traits::kLeftBytes / 2) + thread * 16;
-  Multiplier<Size, Traits::kRagged, typename Traits::RingT> multiplier(work.leaves, ring, consumer,
-                                                                       zeros);
+  LeafMultiplier<Size, Traits::kRagged, typename Traits::RingT> multiplier(work.leaves, ring,
+                                                                           consumer, zeros);
   const int tiles = work.row_tiles * work.column_tiles;
   // The second consumer starts each tile one block late, so that one consumer multiplies while the
   // other adds or stores. Not if the first one could get so far ahead that it signals the start of

@@ -33,11 +33,6 @@ struct SplitTraits {
   static_assert(kOwnValues % 4 == 0);  // a block finishes whole octets
 };
 
-// Arrives at a barrier in another block of the cluster.
-__device__ __forceinline__ void ArriveAtBlock(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // The exchange of one consumer (a warpgroup) with the same consumer of the other blocks.
 template <class Traits>
 struct Exchange {
@@ -171,7 +166,7 @@ __device__ __forceinline__ void ConsumeSplit(const Work& work, const typename Tr
   constexpr int kOwn = Traits::kOwnValues;
   const int consumer = threadIdx.x / 128 - 1;
   const int thread = threadIdx.x % 128;
-  Multiplier<Size, false, typename Traits::RingT> multiplier(work.leaves, ring, consumer, 0);
+  LeafMultiplier<Size, false, typename Traits::RingT> multiplier(work.leaves, ring, consumer, 0);
   const Exchange<Traits> exchange(ring, consumer, rank);
   const int tile = static_cast<int>(blockIdx.x) / Traits::kSplit;
   const int row = tile % work.row_tiles * Size::kRows + consumer * Size::kConsumerRowOffset +
