@@ -1,0 +1,219 @@
+"""Batches for training: whole sequences, one after the other, without padding, cut into packs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+IGNORED = -100
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the scored tokens were drawn: each a number for all sequences, or one number a sequence.
+
+    A temperature of 0 counts as 1 without filters, as in the services. Bias, bans and penalties have
+    no gradient; tokens drawn with them cannot be trained on their processed logprobs.
+    """
+
+    temperature: float | Sequence[float] = 1.0
+    top_k: int | Sequence[int] = 0
+    top_p: float | Sequence[float] = 1.0
+    min_p: float | Sequence[float] = 0.0
+
+    def rows(self, sequence_of_row: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        """The op's arguments, one element a scored row; None where every row has the default."""
+        return {
+            "temperature": _rows("temperature", self.temperature, 1.0, torch.float32, sequence_of_row),
+            "top_k": _rows("top_k", self.top_k, 0, torch.int32, sequence_of_row),
+            "top_p": _rows("top_p", self.top_p, 1.0, torch.float32, sequence_of_row),
+            "min_p": _rows("min_p", self.min_p, 0.0, torch.float32, sequence_of_row),
+        }
+
+
+def _rows(name, values, default, dtype, sequence_of_row):
+    if not isinstance(values, Sequence):
+        values = [values]
+    if all(v == default for v in values):
+        return None
+    device = sequence_of_row.device
+    of_sequence = torch.tensor(values, dtype=dtype, device=device)
+    if len(values) == 1:
+        return of_sequence.expand(sequence_of_row.shape).contiguous()
+    if sequence_of_row.numel() and len(values) <= int(sequence_of_row.max()):
+        raise ValueError(f"{name}: expected one number, or one for each sequence; got {len(values)}")
+    return of_sequence[sequence_of_row]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """The token rows of one pass, on one device.
+
+    Attributes:
+        ids: int32 [rows], the tokens; max_id: the largest.
+        positions: int32 [rows], from 0 in each sequence.
+        sequences: row bounds of the sequences (host), [sequences + 1].
+        cu_seqlens: the same as an int32 tensor.
+        packs: row bounds of the packs (host), [packs + 1]; the number of packs is a power of two.
+        scored: int64 [scored rows], the rows whose next token is scored, ascending.
+        targets: int32 [scored rows], these next tokens.
+        scored_packs: `packs` counted in scored rows.
+        scored_sequences: int64 [scored rows], the sequence of each.
+        unique_ids, starts, rows_by_id: which rows have which id (int32), for the embedding.
+    """
+
+    ids: torch.Tensor
+    max_id: int
+    positions: torch.Tensor
+    sequences: list[int]
+    cu_seqlens: torch.Tensor
+    packs: list[int]
+    scored: torch.Tensor
+    targets: torch.Tensor
+    scored_packs: list[int]
+    scored_sequences: torch.Tensor
+    unique_ids: torch.Tensor
+    starts: torch.Tensor
+    rows_by_id: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
+
+    @property
+    def max_length(self) -> int:
+        return max((e - b for b, e in zip(self.sequences, self.sequences[1:])), default=0)
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[Sequence[int] | torch.Tensor],
+        *,
+        prompt_lengths: Sequence[int] | None = None,
+        packs: Sequence[int] | None = None,
+        labels: Sequence[Sequence[int] | torch.Tensor] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Makes a batch of whole sequences.
+
+        Args:
+            sequences: the tokens of each, prompt and completion; at least one token.
+            prompt_lengths: tokens of each sequence that are not scored, at least 1. Default: 1.
+            packs: the number of sequences in each pack (0: an empty pack), in order; a power of two
+                of packs. Default: one pack.
+            labels: instead of prompt_lengths: for each sequence, the target of each of its tokens,
+                which its predecessor predicts; IGNORED (-100) is not scored.
+            device: where the tensors will lie.
+
+        Raises:
+            ValueError: what was expected and what came.
+        """
+        tokens = [torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in sequences]
+        lengths = [t.numel() for t in tokens]
+        if not lengths or min(lengths) == 0:
+            raise ValueError("sequences: expected at least one sequence, each of at least one token")
+        bounds = [0]
+        for n in lengths:
+            bounds.append(bounds[-1] + n)
+        ids = torch.cat(tokens)
+        if int(ids.min()) < 0:
+            raise ValueError(f"sequences: expected tokens from 0 on, got {int(ids.min())}")
+        if labels is None:
+            prompt_lengths = [1] * len(lengths) if prompt_lengths is None else list(prompt_lengths)
+            if len(prompt_lengths) != len(lengths):
+                raise ValueError(
+                    f"prompt_lengths: expected {len(lengths)}, one a sequence; got {len(prompt_lengths)}"
+                )
+            for i, (p, n) in enumerate(zip(prompt_lengths, lengths)):
+                if not 1 <= p <= n:
+                    raise ValueError(f"prompt_lengths[{i}]: expected 1 to {n}, got {p}")
+            wanted = torch.zeros_like(ids, dtype=torch.bool)
+            for b, p, n in zip(bounds, prompt_lengths, lengths):
+                wanted[b + p : b + n] = True
+            all_targets = ids
+        else:
+            all_targets = torch.cat([torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in labels])
+            if all_targets.shape != ids.shape:
+                raise ValueError(
+                    f"labels: expected {ids.numel()} in all, one a token; got {all_targets.numel()}"
+                )
+            wanted = all_targets != IGNORED
+            wanted[torch.tensor(bounds[:-1])] = False  # a first token has no predecessor
+        scored = torch.nonzero(wanted).reshape(-1) - 1
+        pack_rows = _pack_rows(packs, bounds)
+        order = torch.argsort(ids, stable=True)
+        unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, 0)])
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        ends = torch.tensor(bounds)
+        scored_bounds = torch.searchsorted(scored, torch.tensor(pack_rows)).tolist()
+
+        def put(t, dtype=torch.int32):
+            return t.to(dtype).to(device)
+
+        return cls(
+            ids=put(ids),
+            max_id=int(unique[-1]),
+            positions=put(positions),
+            sequences=bounds,
+            cu_seqlens=put(ends),
+            packs=pack_rows,
+            scored=put(scored, torch.int64),
+            targets=put(all_targets[scored + 1]),
+            scored_packs=scored_bounds,
+            scored_sequences=put(torch.searchsorted(ends, scored, right=True) - 1, torch.int64),
+            unique_ids=put(unique),
+            starts=put(starts),
+            rows_by_id=put(order),
+        )
+
+    @classmethod
+    def from_padded(
+        cls,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        labels: torch.Tensor | None = None,
+        packs: Sequence[int] | None = None,
+    ) -> Batch:
+        """Makes a batch of padded rows [sequences, length]; the mask is 1 where a token is.
+
+        Padding may be on either side, not inside. Every pack sum, and so every gradient, has the bits
+        of the same sequences without padding.
+        """
+        ids = input_ids.cpu()
+        if ids.dim() != 2:
+            raise ValueError(f"input_ids: expected [sequences, length], got {list(ids.shape)}")
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.cpu()
+        if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError(
+                "attention_mask: expected 0 and 1 in the shape of input_ids (other masks are not "
+                f"supported); got {mask.dtype} {list(mask.shape)}"
+            )
+        mask = mask.bool()
+        if bool(((mask[:, 1:] != mask[:, :-1]).sum(1) > 2).any()) or bool(
+            (mask[:, 0] & mask[:, -1] & ~mask.all(1)).any()
+        ):
+            raise ValueError("attention_mask: expected padding before or after a sequence, not inside")
+        return cls.of(
+            [row[m] for row, m in zip(ids, mask)],
+            labels=None if labels is None else [row[m] for row, m in zip(labels.cpu(), mask)],
+            packs=packs,
+            device=input_ids.device,
+        )
+
+
+def _pack_rows(packs, bounds):
+    sequences = len(bounds) - 1
+    packs = [sequences] if packs is None else list(packs)
+    if len(packs) & (len(packs) - 1) or not 1 <= len(packs) <= 64:
+        raise ValueError(f"packs: expected a power of two up to 64 of packs, got {len(packs)}")
+    if min(packs) < 0 or sum(packs) != sequences:
+        raise ValueError(f"packs: expected {sequences} sequences in all, got {packs}")
+    rows, sequence = [0], 0
+    for count in packs:
+        sequence += count
+        rows.append(bounds[sequence])
+    return rows
