@@ -6,6 +6,7 @@
 #include "common/base/round_up.h"
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
 
 namespace isobit::cpu {
@@ -31,32 +32,43 @@ void PrepareRow(const QkvArgs& a, const SequenceRows& sequence, int64_t index,
                 const RowKernels& rows) {
   const int64_t d = a.kv.head_dim;
   Bf16* row = a.qkv + (sequence.first_row + index) * a.ld;
+  Bf16* k = row + a.heads * d;
+  const Bf16* v = k + a.kv.kv_heads * d;
   const int64_t position = sequence.first_position + index;
-  for (int64_t h = 0; h < a.heads + a.kv.kv_heads; ++h) {
-    Bf16* head = row + h * d;
-    const Bf16* weight = h < a.heads ? a.q_norm : a.k_norm;
-    if (weight != nullptr) {
-      const float inverse = contract::InverseRms(rows.sum_of_squares(head, d), d, a.eps);
-      rows.normalise(head, inverse, weight, head, d);
-    }
-    rows.rotate(head, head + d / 2, a.cosine + position * (d / 2), a.sine + position * (d / 2),
-                d / 2);
-  }
+  const float* cosine = a.cosine + position * (d / 2);
+  const float* sine = a.sine + position * (d / 2);
+  PrepareHeads(rows, a.heads, d, a.q_norm, a.eps, cosine, sine, row);
+  PrepareHeads(rows, a.kv.kv_heads, d, a.k_norm, a.eps, cosine, sine, k);
   for (int32_t h = 0; h < a.kv.kv_heads; ++h) {
     const int64_t offset = CacheOffset(a.kv, sequence, h, position);
-    const Bf16* k = row + (a.heads + h) * d;
-    const Bf16* v = row + (a.heads + a.kv.kv_heads + h) * d;
-    if (AllFinite(v, d)) {
-      std::copy_n(k, d, a.kv.k + offset);
-      std::copy_n(v, d, a.kv.v + offset);
-    } else {
-      std::fill_n(a.kv.k + offset, d, contract::kPoisonedKey);
-      std::fill_n(a.kv.v + offset, d, Bf16{0});
-    }
+    CacheHead(k + h * d, v + h * d, d, a.kv.k + offset, a.kv.v + offset);
   }
 }
 
 }  // namespace
+
+void PrepareHeads(const RowKernels& rows, int64_t count, int64_t head_dim, const Bf16* weight,
+                  float eps, const float* cosine, const float* sine, Bf16* heads) {
+  for (int64_t h = 0; h < count; ++h) {
+    Bf16* head = heads + h * head_dim;
+    if (weight != nullptr) {
+      const float inverse =
+          contract::InverseRms(rows.sum_of_squares(head, head_dim), head_dim, eps);
+      rows.normalise(head, inverse, weight, head, head_dim);
+    }
+    rows.rotate(head, head + head_dim / 2, cosine, sine, head_dim / 2);
+  }
+}
+
+void CacheHead(const Bf16* k, const Bf16* v, int64_t head_dim, Bf16* cached_k, Bf16* cached_v) {
+  if (AllFinite(v, head_dim)) {
+    std::copy_n(k, head_dim, cached_k);
+    std::copy_n(v, head_dim, cached_v);
+  } else {
+    std::fill_n(cached_k, head_dim, contract::kPoisonedKey);
+    std::fill_n(cached_v, head_dim, Bf16{0});
+  }
+}
 
 void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool) {
   for (const SequenceRows& sequence : args.sequences.host) {
@@ -113,7 +125,7 @@ AttentionOp::AttentionOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& po
 
 AttentionOp::~AttentionOp() = default;
 
-void AttentionOp::Run(const AttentionArgs& args) {
+void AttentionOp::Run(const AttentionArgs& args, float* log_sums, int64_t ld) {
   if (args.heads == 0) return;
   Sizes sizes;
   sizes.heads_per_kv = args.heads / args.kv.kv_heads;
@@ -137,10 +149,23 @@ void AttentionOp::Run(const AttentionArgs& args) {
   pool_.ParallelFor(static_cast<int64_t>(blocks_.size()), 1,
                     [&](int64_t begin, int64_t end, int worker) {
                       for (int64_t i = begin; i < end; ++i) {
-                        RunBlock(args, sizes, blocks_[static_cast<size_t>(i)],
-                                 scratch_[static_cast<size_t>(worker)]);
+                        const Block& block = blocks_[static_cast<size_t>(i)];
+                        Scratch& scratch = scratch_[static_cast<size_t>(worker)];
+                        RunBlock(args, sizes, block, scratch);
+                        if (log_sums != nullptr) WriteLogSums(sizes, block, scratch, log_sums, ld);
                       }
                     });
+}
+
+void AttentionOp::WriteLogSums(const Sizes& sizes, const Block& block, const Scratch& scratch,
+                               float* log_sums, int64_t ld) const {
+  const int64_t first_row = block.sequence->first_row + block.first_token;
+  for (int64_t r = 0; r < block.tokens * sizes.heads_per_kv; ++r) {
+    const int64_t head = block.kv_head * sizes.heads_per_kv + r % sizes.heads_per_kv;
+    const contract::SplitSum& sum = scratch.sums[static_cast<size_t>(r)];
+    log_sums[head * ld + first_row + r / sizes.heads_per_kv] =
+        contract::LogSumExp2(sum.max, sum.sum);
+  }
 }
 
 void AttentionOp::RunBlock(const AttentionArgs& args, const Sizes& sizes, const Block& block,

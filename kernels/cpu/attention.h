@@ -16,6 +16,13 @@
 
 namespace isobit::cpu {
 
+// Normalises (unless weight is null) and rotates `count` heads, side by side, in place. cosine,
+// sine: [head_dim / 2].
+void PrepareHeads(const RowKernels& rows, int64_t count, int64_t head_dim, const Bf16* weight,
+                  float eps, const float* cosine, const float* sine, Bf16* heads);
+// Writes one key and value, each [head_dim], into the cache; poisons them if v is not finite (C6).
+void CacheHead(const Bf16* k, const Bf16* v, int64_t head_dim, Bf16* cached_k, Bf16* cached_v);
+
 void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool);
 
 class AttentionOp {
@@ -23,7 +30,9 @@ class AttentionOp {
   AttentionOp(MmaPanelsFn mma, const RowKernels& rows, ThreadPool& pool);
   ~AttentionOp();
 
-  void Run(const AttentionArgs& args);
+  void Run(const AttentionArgs& args) { Run(args, nullptr, 0); }
+  // The same, and for each row and head L of C13: log_sums[head * ld + row]. Null: not wanted.
+  void Run(const AttentionArgs& args, float* log_sums, int64_t ld);
 
  private:
   // The rows that one pass over the keys serves: consecutive tokens of one sequence, for one KV
@@ -39,6 +48,8 @@ class AttentionOp {
 
   void RunBlock(const AttentionArgs& args, const Sizes& sizes, const Block& block,
                 Scratch& scratch) const;
+  void WriteLogSums(const Sizes& sizes, const Block& block, const Scratch& scratch, float* log_sums,
+                    int64_t ld) const;
   // Adds the tile of keys [begin, begin + tile), for the rows of the block that see any of its
   // keys.
   void RunTile(const AttentionArgs& args, const Sizes& sizes, const Block& block, int64_t begin,

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/mma_panel.h"
 #include "kernels/cpu/row_kernels.h"
+#include "kernels/cpu/segmented_product.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/ops.h"
 
@@ -46,11 +47,8 @@ class LinearOp {
   void Run(const LinearArgs& args, const PackedLayout& layout, const KSegments& segments);
 
  private:
-  MmaPanelsFn mma_;
-  const RowKernels& rows_;
-  ThreadPool& pool_;
-  std::vector<Bf16> padded_x_;            // x with padded leaves, if x cannot be read in place
-  std::vector<std::vector<float>> sums_;  // of each worker: the segments of one block
+  SegmentedProductOp product_;
+  std::vector<Bf16> padded_x_;  // x with padded leaves, if x cannot be read in place
 };
 
 }  // namespace isobit::cpu

@@ -1,17 +1,14 @@
 // See tree_ops.h.
 #include "kernels/cpu/tree_ops.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
-#include "kernels/contract/row_functions.h"
 #include "kernels/cpu/mma_panel.h"
+#include "kernels/cpu/row_ops.h"
 
 namespace isobit::cpu {
 namespace {
 
-constexpr int64_t kRowGrain = 4;  // the fewest rows of a row-wise op that are worth waking a thread
-constexpr int64_t kElementGrain = 16384;  // likewise, elements of a sum
+constexpr int64_t kElementGrain = 16384;  // elements of a sum that are worth waking a thread
 
 }  // namespace
 
@@ -24,34 +21,17 @@ TreeOps::TreeOps(const CpuOptions& options)
       log_probs_(rows_, pool_) {}
 
 absl::Status TreeOps::Embedding(const EmbeddingArgs& a) {
-  for (int64_t r = 0; r < a.rows; ++r) {
-    std::copy_n(a.table + a.ids[r] * a.hidden, a.hidden, a.out + r * a.hidden);
-  }
+  cpu::Embedding(a);
   return absl::OkStatus();
 }
 
 absl::Status TreeOps::RmsNorm(const RmsNormArgs& a) {
-  pool_.ParallelFor(a.rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      Bf16* residual = a.residual + r * a.hidden;
-      if (a.sum != nullptr) {
-        rows_.add_residual(residual, a.sum + r * a.hidden, a.bias, a.hidden);
-      }
-      const float inverse =
-          contract::InverseRms(rows_.sum_of_squares(residual, a.hidden), a.hidden, a.eps);
-      rows_.normalise(residual, inverse, a.weight, a.out + r * a.hidden, a.hidden);
-    }
-  });
+  cpu::RmsNorm(a, rows_, pool_);
   return absl::OkStatus();
 }
 
 absl::Status TreeOps::SwiGlu(const SwiGluArgs& a) {
-  pool_.ParallelFor(a.rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      const Bf16* gate = a.gate_up + r * 2 * a.columns;
-      rows_.swiglu(gate, gate + a.columns, a.out + r * a.columns, a.columns);
-    }
-  });
+  cpu::SwiGlu(a, rows_, pool_);
   return absl::OkStatus();
 }
 
