@@ -14,7 +14,12 @@
 namespace isobit {
 namespace {
 
-using namespace testing_support;
+using testing_support::kRoundedOnce;
+using testing_support::NormalBf16;
+using testing_support::Random;
+using testing_support::RelativeError;
+using testing_support::Slopes;
+using testing_support::ToDoubles;
 
 constexpr size_t kHeads = 4;
 constexpr size_t kKvHeads = 2;

@@ -15,7 +15,12 @@
 namespace isobit {
 namespace {
 
-using namespace testing_support;
+using testing_support::kRoundedOnce;
+using testing_support::NormalFloats;
+using testing_support::Random;
+using testing_support::RelativeError;
+using testing_support::Slopes;
+using testing_support::ToDoubles;
 
 struct Settings {
   float temperature = 1.0f;

@@ -14,7 +14,13 @@
 namespace isobit {
 namespace {
 
-using namespace testing_support;
+using testing_support::kRoundedOnce;
+using testing_support::NormalBf16;
+using testing_support::NormalFloats;
+using testing_support::Random;
+using testing_support::RelativeError;
+using testing_support::Slopes;
+using testing_support::ToDoubles;
 
 constexpr double kEps = 1e-3;  // large enough to matter
 
