@@ -41,7 +41,9 @@ void PrepareRow(const QkvArgs& a, const SequenceRows& sequence, int64_t index,
   PrepareHeads(rows, a.kv.kv_heads, d, a.k_norm, a.eps, cosine, sine, k);
   for (int32_t h = 0; h < a.kv.kv_heads; ++h) {
     const int64_t offset = CacheOffset(a.kv, sequence, h, position);
-    CacheHead(k + h * d, v + h * d, d, a.kv.k + offset, a.kv.v + offset);
+    std::copy_n(k + h * d, d, a.kv.k + offset);
+    std::copy_n(v + h * d, d, a.kv.v + offset);
+    PoisonHead(d, a.kv.k + offset, a.kv.v + offset);
   }
 }
 
@@ -60,14 +62,10 @@ void PrepareHeads(const RowKernels& rows, int64_t count, int64_t head_dim, const
   }
 }
 
-void CacheHead(const Bf16* k, const Bf16* v, int64_t head_dim, Bf16* cached_k, Bf16* cached_v) {
-  if (AllFinite(v, head_dim)) {
-    std::copy_n(k, head_dim, cached_k);
-    std::copy_n(v, head_dim, cached_v);
-  } else {
-    std::fill_n(cached_k, head_dim, contract::kPoisonedKey);
-    std::fill_n(cached_v, head_dim, Bf16{0});
-  }
+void PoisonHead(int64_t head_dim, Bf16* k, Bf16* v) {
+  if (AllFinite(v, head_dim)) return;
+  std::fill_n(k, head_dim, contract::kPoisonedKey);
+  std::fill_n(v, head_dim, Bf16{0});
 }
 
 void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool) {

@@ -20,8 +20,8 @@ namespace isobit::cpu {
 // sine: [head_dim / 2].
 void PrepareHeads(const RowKernels& rows, int64_t count, int64_t head_dim, const Bf16* weight,
                   float eps, const float* cosine, const float* sine, Bf16* heads);
-// Writes one key and value, each [head_dim], into the cache; poisons them if v is not finite (C6).
-void CacheHead(const Bf16* k, const Bf16* v, int64_t head_dim, Bf16* cached_k, Bf16* cached_v);
+// k = NaN and v = +0, both [head_dim], if v holds a value that is not finite (C6).
+void PoisonHead(int64_t head_dim, Bf16* k, Bf16* v);
 
 void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool);
 

@@ -18,6 +18,17 @@ using contract::kMinusInfinity;
 // No Gumbel value is larger: u >= 2^-33, and -log(2^-33) = 22.87.
 constexpr float kMaxGumbel = 23.0f;
 
+const float kNaN = contract::FromBits(0x7fffffffu);
+
+RowSampling SamplingOf(const TrainingSampling& s, int64_t row) {
+  RowSampling sampling;
+  if (s.temperature != nullptr) sampling.temperature = s.temperature[row];
+  if (s.top_k != nullptr) sampling.top_k = s.top_k[row];
+  if (s.top_p != nullptr) sampling.top_p = s.top_p[row];
+  if (s.min_p != nullptr) sampling.min_p = s.min_p[row];
+  return sampling;
+}
+
 }  // namespace
 
 // The buffers and steps of one row.
@@ -26,8 +37,14 @@ class LogProbsOp::Worker {
   // logits: [vocab].
   void Run(const RowKernels& kernels, const float* logits, int64_t vocab,
            const LogProbRequest& request, LogProbResult& result);
+  // Row `row` of a pass.
+  void Run(const RowKernels& kernels, const TrainingLogProbsArgs& a, int64_t row);
+  void Run(const RowKernels& kernels, const LogProbGradientArgs& a, int64_t row);
 
  private:
+  // z_ = the row's logits after steps 1 to 6 of C8; false if the row fails.
+  bool MakeRow(const RowKernels& kernels, const float* logits, int64_t vocab, const RowSampling& s);
+  RankedToken LastFinite() const;
   bool Process(const RowKernels& kernels, const float* logits, int64_t vocab, const RowSampling& s);
   void Filter(const RowKernels& kernels, const RowSampling& s);
   std::optional<RankedToken> LastKept(const RowKernels& kernels, const RowSampling& s, float max);
@@ -47,13 +64,9 @@ class LogProbsOp::Worker {
 
 void LogProbsOp::Worker::Run(const RowKernels& kernels, const float* logits, int64_t vocab,
                              const LogProbRequest& request, LogProbResult& result) {
-  const RowSampling& s = request.sampling;
-  result.finite = kernels.all_finite(logits, vocab) && Process(kernels, logits, vocab, s);
+  result.finite = MakeRow(kernels, logits, vocab, request.sampling);
   if (!result.finite) return;
-  if (s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f)) {
-    Filter(kernels, s);
-  }
-  result.token.id = request.target >= 0 ? request.target : Draw(kernels, s);
+  result.token.id = request.target >= 0 ? request.target : Draw(kernels, request.sampling);
   if (request.raw) {
     z_.assign(logits, logits + vocab);
     FindBlockMaxima(kernels);
@@ -63,6 +76,15 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, const float* logits, int
   if (request.want_entropy) result.entropy = contract::Entropy(sum);
   result.top.assign(static_cast<size_t>(request.top_logprobs), {-1, kMinusInfinity});
   if (!result.top.empty()) WriteTop(sum, result.top);
+}
+
+bool LogProbsOp::Worker::MakeRow(const RowKernels& kernels, const float* logits, int64_t vocab,
+                                 const RowSampling& s) {
+  if (!kernels.all_finite(logits, vocab) || !Process(kernels, logits, vocab, s)) return false;
+  if (s.temperature > 0.0f && (s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f)) {
+    Filter(kernels, s);
+  }
+  return true;
 }
 
 // Applies bias, bans, penalties and temperature. Returns false if the row cannot become a
@@ -196,18 +218,85 @@ void LogProbsOp::Worker::WriteTop(const contract::VocabSum& sum, std::vector<Tok
   }
 }
 
+// The last token, in the order of the filters, whose z is above -inf.
+RankedToken LogProbsOp::Worker::LastFinite() const {
+  RankedToken last = {-kMinusInfinity, -1};
+  for (int32_t id = 0; id < static_cast<int32_t>(z_.size()); ++id) {
+    const float z = z_[static_cast<size_t>(id)];
+    if (z > kMinusInfinity && z <= last.logit) last = {z, id};
+  }
+  return last;
+}
+
+void LogProbsOp::Worker::Run(const RowKernels& kernels, const TrainingLogProbsArgs& a,
+                             int64_t row) {
+  LogProbRow& state = a.state[row];
+  state = {};
+  const RowSampling s = SamplingOf(a.sampling, row);
+  if (!MakeRow(kernels, a.logits + row * a.vocab, a.vocab, s)) {
+    a.logprobs[row] = kNaN;
+    if (a.entropies != nullptr) a.entropies[row] = kNaN;
+    return;
+  }
+  state.finite = 1;
+  const contract::VocabSum sum = SumVocab(kernels, true);
+  state.sum = {sum.max, sum.sum, sum.weighted_distance};
+  if (!kernels.all_finite(z_.data(), a.vocab)) {  // something is filtered out
+    const RankedToken last = LastFinite();
+    state.last_z = last.logit;
+    state.last_id = last.id;
+  }
+  a.logprobs[row] = contract::LogProb(z_[static_cast<size_t>(a.targets[row])], sum);
+  if (a.entropies != nullptr) a.entropies[row] = contract::Entropy(sum);
+}
+
+void LogProbsOp::Worker::Run(const RowKernels& kernels, const LogProbGradientArgs& a, int64_t row) {
+  const LogProbRow& state = a.state[row];
+  Bf16* out = a.dlogits + row * a.vocab;
+  if (state.finite == 0) {
+    std::fill_n(out, a.vocab, Bf16{0x7fff});
+    return;
+  }
+  const float* logits = a.logits + row * a.vocab;
+  z_.assign(logits, logits + a.vocab);
+  const float inverse = contract::InverseTemperature(SamplingOf(a.sampling, row).temperature);
+  kernels.scale_logits(z_.data(), inverse, a.vocab);
+  const RankedToken last = state.last_id >= 0
+                               ? RankedToken{state.last_z, state.last_id}
+                               : RankedToken{kMinusInfinity, static_cast<int32_t>(a.vocab)};
+  const float dlogprob = a.dlogprobs[row];
+  const float dentropy = a.dentropies != nullptr ? a.dentropies[row] : 0.0f;
+  kernels.logit_gradients(z_.data(), state.sum, last, dlogprob, dentropy, inverse, a.vocab, out);
+  const int32_t target = a.targets[row];
+  const float z = z_[static_cast<size_t>(target)];
+  if (z > kMinusInfinity && !contract::Before(last.logit, last.id, z, target)) {
+    out[target] = contract::LogitGradient(z, true, state.sum, dlogprob, dentropy, inverse);
+  }
+}
+
 LogProbsOp::LogProbsOp(const RowKernels& rows, ThreadPool& pool)
     : rows_(rows), pool_(pool), workers_(static_cast<size_t>(pool.num_threads())) {}
 
 LogProbsOp::~LogProbsOp() = default;
 
-void LogProbsOp::Run(const LogProbArgs& args) {
-  pool_.ParallelFor(args.num_rows, 1, [&](int64_t begin, int64_t end, int worker) {
-    for (int64_t i = begin; i < end; ++i) {
-      workers_[static_cast<size_t>(worker)].Run(rows_, args.logits + i * args.ld, args.vocab,
-                                                args.requests[i], args.results[i]);
-    }
+void LogProbsOp::ForEachRow(int64_t rows, RunRow run) {
+  pool_.ParallelFor(rows, 1, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; ++i) run(i, workers_[static_cast<size_t>(worker)]);
   });
+}
+
+void LogProbsOp::Run(const LogProbArgs& args) {
+  ForEachRow(args.num_rows, [&](int64_t i, Worker& worker) {
+    worker.Run(rows_, args.logits + i * args.ld, args.vocab, args.requests[i], args.results[i]);
+  });
+}
+
+void LogProbsOp::Run(const TrainingLogProbsArgs& args) {
+  ForEachRow(args.rows, [&](int64_t i, Worker& worker) { worker.Run(rows_, args, i); });
+}
+
+void LogProbsOp::Run(const LogProbGradientArgs& args) {
+  ForEachRow(args.rows, [&](int64_t i, Worker& worker) { worker.Run(rows_, args, i); });
 }
 
 }  // namespace isobit::cpu

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/ops.h"
+#include "kernels/training_ops.h"
 
 namespace isobit::cpu {
 
@@ -18,9 +20,13 @@ class LogProbsOp {
   ~LogProbsOp();
 
   void Run(const LogProbArgs& args);
+  void Run(const TrainingLogProbsArgs& args);
+  void Run(const LogProbGradientArgs& args);
 
  private:
   class Worker;
+  using RunRow = absl::FunctionRef<void(int64_t row, Worker& worker)>;
+  void ForEachRow(int64_t rows, RunRow run);
 
   const RowKernels& rows_;
   ThreadPool& pool_;

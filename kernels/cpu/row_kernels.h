@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/contract/attention.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/portable.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/mma_panel.h"
@@ -85,6 +86,34 @@ struct RowKernels {
   // values[i] = z[i] + TokenGumbel(first_id + i) for one block of kVocabBlock tokens; first_id is a
   // multiple of 4.
   void (*add_gumbel)(const float* z, NoiseKey key, uint32_t first_id, float* values);
+
+  // ---- Gradients (C11 to C15). n > 0.
+
+  // The tree of C12 over a[i] * b[i], of C15 over x[i] * x[i].
+  float (*dot_tree)(const Bf16* a, const Bf16* b, int64_t n);
+  double (*square_tree)(const float* x, int64_t n);
+  void (*norm_gradient)(const Bf16* x, const Bf16* weight, const Bf16* dy, float inverse_rms,
+                        int64_t n, Bf16* dx);
+  // sums += NormWeightTerm(dy, x, inverse_rms)
+  void (*add_norm_terms)(const Bf16* dy, const Bf16* x, float inverse_rms, int64_t n, float* sums);
+  // sums += x
+  void (*add_row)(const Bf16* x, int64_t n, float* sums);
+  // RotateGradient in place.
+  void (*rotate_back)(Bf16* first, Bf16* second, const float* cosine, const float* sine, int64_t n);
+  void (*swiglu_gradient)(const Bf16* gate, const Bf16* up, const Bf16* ds, Bf16* dgate, Bf16* dup,
+                          int64_t n);
+  // One key and n rows, of which [begin, end) see it: bf16(p) and ds; +0 for the others.
+  void (*score_gradients)(const float* scores, const float* value_dots, const float* log_sums,
+                          const float* output_dots, float scale, int begin, int end, int n, Bf16* p,
+                          Bf16* ds);
+  // LogitGradient for all tokens as if none were the target; +0 for those after `last` in the order
+  // of the filters and those whose z is -inf. A `last` of {-inf, n} drops none but these.
+  void (*logit_gradients)(const float* z, const contract::RowDistribution& row, RankedToken last,
+                          float dlogprob, float dentropy, float inverse_temperature, int64_t n,
+                          Bf16* out);
+  // StepAdamW; working = bf16(parameter), unless null.
+  void (*adamw)(const contract::AdamWStep& step, const float* gradient, int64_t n, float* parameter,
+                float* m, float* v, Bf16* working);
 };
 
 // The kernels for an instruction set, which must be at most DetectIsa().
