@@ -1,0 +1,25 @@
+# Torch::stable: the headers of PyTorch's stable ABI and the two libraries that implement it, from the
+# PyTorch that ISOBIT_TORCH_PYTHON imports. Its own config would ask for CUDA's compiler.
+set(ISOBIT_TORCH_PYTHON "" CACHE FILEPATH "Python that has PyTorch, for ISOBIT_TORCH")
+if(ISOBIT_TORCH_PYTHON)
+  execute_process(
+    COMMAND ${ISOBIT_TORCH_PYTHON} -c
+            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE torch_root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+find_path(TorchStable_INCLUDE_DIR torch/csrc/stable/library.h HINTS ${torch_root}/include NO_DEFAULT_PATH)
+find_library(TorchStable_LIBRARY torch_cpu HINTS ${torch_root}/lib NO_DEFAULT_PATH)
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(TorchStable
+  REQUIRED_VARS TorchStable_LIBRARY TorchStable_INCLUDE_DIR
+  REASON_FAILURE_MESSAGE "set ISOBIT_TORCH_PYTHON to a Python that has PyTorch 2.10 or later, as `make test-torch` does")
+
+if(TorchStable_FOUND AND NOT TARGET Torch::stable)
+  add_library(Torch::stable INTERFACE IMPORTED)
+  # After all others, since PyTorch brings protobuf's headers along.
+  target_compile_options(Torch::stable INTERFACE "SHELL:-idirafter ${TorchStable_INCLUDE_DIR}")
+  # Only what PyTorch 2.10 has, and nothing that is not stable.
+  target_link_libraries(Torch::stable INTERFACE ${TorchStable_LIBRARY})
+  target_compile_definitions(Torch::stable INTERFACE TORCH_TARGET_VERSION=0x020a000000000000 TORCH_STABLE_ONLY)
+endif()

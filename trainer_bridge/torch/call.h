@@ -1,0 +1,102 @@
+// One call of an op: checks its tensors, allocates its results, runs a kernel where they lie.
+// Errors are exceptions, which Python sees as RuntimeError.
+#ifndef ISOBIT_TRAINER_BRIDGE_TORCH_CALL_H_
+#define ISOBIT_TRAINER_BRIDGE_TORCH_CALL_H_
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/contract/portable.h"
+#include "kernels/training_ops.h"
+#include "trainer_bridge/torch/backend.h"
+
+namespace isobit::bridge {
+
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using Shape = std::vector<int64_t>;
+
+// PyTorch's dtype of an element that a kernel reads or writes.
+template <typename T>
+constexpr torch::headeronly::ScalarType DtypeOf() {
+  using torch::headeronly::ScalarType;
+  if constexpr (std::is_same_v<T, Bf16>) return ScalarType::BFloat16;
+  if constexpr (std::is_same_v<T, float>) return ScalarType::Float;
+  if constexpr (std::is_same_v<T, double>) return ScalarType::Double;
+  if constexpr (std::is_same_v<T, int32_t>) return ScalarType::Int;
+}
+
+class Call {
+ public:
+  // The op called `op` runs on the device of `first`, which must outlive this.
+  Call(const char* op, const Tensor& first);
+
+  // The rows and columns of a matrix.
+  std::pair<int64_t, int64_t> MatrixShape(const char* name, const Tensor& t) const;
+  int64_t Length(const char* name, const Tensor& t) const;
+
+  // A contiguous tensor of dtype T and this shape on the op's device.
+  template <typename T>
+  const T* In(const char* name, const Tensor& t, const Shape& shape) const {
+    Check(name, t, DtypeOf<T>(), shape);
+    return static_cast<const T*>(t.const_data_ptr());
+  }
+  template <typename T>
+  const T* In(const char* name, const MaybeTensor& t, const Shape& shape) const {
+    return t ? In<T>(name, *t, shape) : nullptr;
+  }
+  template <typename T>
+  T* InOut(const char* name, const Tensor& t, const Shape& shape) const {
+    Check(name, t, DtypeOf<T>(), shape);
+    return static_cast<T*>(t.mutable_data_ptr());
+  }
+  // Fails unless int32 values in host memory are in [0, bound). Values in GPU memory are the
+  // caller's to check: to look at them here would wait for the GPU.
+  void CheckRange(const char* name, const Tensor& t, int64_t bound) const;
+  // Fails unless these are the bounds of packs that cover `rows` rows.
+  PackBounds Packs(const std::vector<int64_t>& bounds, int64_t rows) const;
+
+  // A new tensor on the op's device, not initialised; data, if set, receives its address.
+  template <typename T>
+  Tensor New(const Shape& shape, T** data) const {
+    Tensor t = Empty(DtypeOf<T>(), shape);
+    *data = static_cast<T*>(t.mutable_data_ptr());
+    return t;
+  }
+  template <typename T>
+  Tensor NewZeros(const Shape& shape, T** data) const {
+    Tensor t = New<T>(shape, data);
+    return Zeroed(std::move(t));
+  }
+
+  template <typename Args>
+  void Run(absl::Status (TrainingOps::*op)(const Args&), const Args& args) const {
+    Finish(backend_.Run(op, args));
+  }
+
+  // Fails unless `holds`; expected and got say the two sides.
+  void Require(bool holds, const char* name, const std::string& expected,
+               const std::string& got) const;
+
+ private:
+  void Check(const char* name, const Tensor& t, torch::headeronly::ScalarType dtype,
+             const Shape& shape) const;
+  Tensor Empty(torch::headeronly::ScalarType dtype, const Shape& shape) const;
+  static Tensor Zeroed(Tensor t);
+  void Finish(const absl::Status& status) const;
+
+  const char* op_;
+  const Tensor& first_;
+  Backend backend_;
+};
+
+}  // namespace isobit::bridge
+
+#endif  // ISOBIT_TRAINER_BRIDGE_TORCH_CALL_H_

@@ -1,0 +1,64 @@
+// What a trainer needs of a model's config, from the same parser that the services have.
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/model_config.h"
+#include "kernels/model/numerics.h"
+#include "trainer_bridge/torch/ops.h"
+
+namespace isobit::bridge {
+namespace {
+
+ModelConfig Parse(const char* op, const std::string& config_json) {
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(config_json);
+  if (config.ok()) return *std::move(config);
+  throw std::runtime_error(absl::StrCat("isobit::", op, ": ", config.status().message()));
+}
+
+Tensor ToTensor(const std::vector<float>& values, int64_t rows, int64_t columns) {
+  const Shape shape = {rows, columns};
+  Tensor t = torch::stable::empty(shape, DtypeOf<float>());
+  std::copy(values.begin(), values.end(), static_cast<float*>(t.mutable_data_ptr()));
+  return t;
+}
+
+}  // namespace
+
+std::string ModelFacts(const std::string& config_json) {
+  const ModelConfig config = Parse("model_facts", config_json);
+  std::vector<int> windows;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    windows.push_back(config.WindowOfLayer(layer));
+  }
+  const nlohmann::json facts = {{"vocab", config.vocab_size},
+                                {"hidden", config.hidden_size},
+                                {"intermediate", config.intermediate_size},
+                                {"layers", config.num_layers},
+                                {"heads", config.num_heads},
+                                {"kv_heads", config.num_kv_heads},
+                                {"head_dim", config.head_dim},
+                                {"eps", config.rms_norm_eps},
+                                {"max_positions", config.max_position_embeddings},
+                                {"tied", config.tie_word_embeddings},
+                                {"qk_norm", config.qk_norm},
+                                {"windows", windows}};
+  return facts.dump();
+}
+
+std::tuple<Tensor, Tensor> RopeTable(const std::string& config_json, int64_t positions) {
+  const ModelConfig config = Parse("rope_table", config_json);
+  if (positions < 1 || positions > (1 << 20)) {
+    throw std::runtime_error(
+        absl::StrCat("isobit::rope_table: positions: expected 1 to 1048576, got ", positions));
+  }
+  const contract::RopeTable table = RopeTableOf(config, positions);
+  return {ToTensor(table.cosine, positions, config.head_dim / 2),
+          ToTensor(table.sine, positions, config.head_dim / 2)};
+}
+
+}  // namespace isobit::bridge

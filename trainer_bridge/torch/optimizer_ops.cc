@@ -1,0 +1,52 @@
+// Square sums, for clipping, and AdamW.
+#include "absl/strings/str_cat.h"
+#include "trainer_bridge/torch/ops.h"
+
+namespace isobit::bridge {
+
+Tensor SquareSums(const Tensor& x) {
+  const Call call("square_sums", x);
+  SquareSumsArgs a;
+  std::tie(a.rows, a.columns) = call.MatrixShape("x", x);
+  a.x = call.In<float>("x", x, {a.rows, a.columns});
+  Tensor sums = call.New<double>({a.rows}, &a.sums);
+  call.Run(&TrainingOps::SquareSums, a);
+  return sums;
+}
+
+Tensor TreeSum64(const Tensor& x) {
+  const Call call("tree_sum64", x);
+  TreeSum64Args a;
+  a.count = call.Length("x", x);
+  a.x = call.In<double>("x", x, {a.count});
+  Tensor sum = call.New<double>({}, &a.sum);
+  call.Run(&TrainingOps::TreeSum64, a);
+  return sum;
+}
+
+void AdamW(const Tensor& parameter, const Tensor& m, const Tensor& v, const Tensor& gradient,
+           const MaybeTensor& working, const std::vector<double>& factors) {
+  const Call call("adamw", parameter);
+  call.Require(factors.size() == 8, "factors", "8 values", absl::StrCat(factors.size()));
+  const auto factor = [&](size_t i) { return static_cast<float>(factors[i]); };
+  const auto sizes = parameter.sizes();
+  const Shape shape(sizes.begin(), sizes.end());
+  AdamWArgs a;
+  a.count = parameter.numel();
+  a.parameter = call.InOut<float>("parameter", parameter, shape);
+  a.m = call.InOut<float>("m", m, shape);
+  a.v = call.InOut<float>("v", v, shape);
+  a.gradient = call.In<float>("gradient", gradient, shape);
+  if (working) a.working = call.InOut<Bf16>("working", *working, shape);
+  a.step = {.keep = factor(0),
+            .beta1 = factor(1),
+            .one_minus_beta1 = factor(2),
+            .beta2 = factor(3),
+            .one_minus_beta2 = factor(4),
+            .rate = factor(5),
+            .root_scale = factor(6),
+            .eps = factor(7)};
+  call.Run(&TrainingOps::AdamW, a);
+}
+
+}  // namespace isobit::bridge
