@@ -85,6 +85,7 @@ class WheelTest(unittest.TestCase):
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
         expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
         expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
+        expected |= {f"isobit/torch/{module.name}" for module in (CLIENT / "torch").glob("*.py")}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
 

@@ -84,7 +84,7 @@ class Batch:
 
     @property
     def max_length(self) -> int:
-        return max((e - b for b, e in zip(self.sequences, self.sequences[1:])), default=0)
+        return max((e - b for b, e in zip(self.sequences, self.sequences[1:], strict=False)), default=0)
 
     @classmethod
     def of(
@@ -99,7 +99,8 @@ class Batch:
         """Makes a batch of whole sequences.
 
         Args:
-            sequences: the tokens of each, prompt and completion; at least one token.
+            sequences: the tokens of each, prompt and completion; at least one token. No sequence at all
+                makes a pass without rows, for a rank whose lanes have no pack.
             prompt_lengths: tokens of each sequence that are not scored, at least 1. Default: 1.
             packs: the number of sequences in each pack (0: an empty pack), in order; a power of two
                 of packs. Default: one pack.
@@ -112,13 +113,13 @@ class Batch:
         """
         tokens = [torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in sequences]
         lengths = [t.numel() for t in tokens]
-        if not lengths or min(lengths) == 0:
-            raise ValueError("sequences: expected at least one sequence, each of at least one token")
+        if min(lengths, default=1) == 0:
+            raise ValueError("sequences: expected at least one token in each")
         bounds = [0]
         for n in lengths:
             bounds.append(bounds[-1] + n)
-        ids = torch.cat(tokens)
-        if int(ids.min()) < 0:
+        ids = _join(tokens)
+        if ids.numel() and int(ids.min()) < 0:
             raise ValueError(f"sequences: expected tokens from 0 on, got {int(ids.min())}")
         if labels is None:
             prompt_lengths = [1] * len(lengths) if prompt_lengths is None else list(prompt_lengths)
@@ -126,27 +127,27 @@ class Batch:
                 raise ValueError(
                     f"prompt_lengths: expected {len(lengths)}, one a sequence; got {len(prompt_lengths)}"
                 )
-            for i, (p, n) in enumerate(zip(prompt_lengths, lengths)):
+            for i, (p, n) in enumerate(zip(prompt_lengths, lengths, strict=False)):
                 if not 1 <= p <= n:
                     raise ValueError(f"prompt_lengths[{i}]: expected 1 to {n}, got {p}")
             wanted = torch.zeros_like(ids, dtype=torch.bool)
-            for b, p, n in zip(bounds, prompt_lengths, lengths):
+            for b, p, n in zip(bounds, prompt_lengths, lengths, strict=False):
                 wanted[b + p : b + n] = True
             all_targets = ids
         else:
-            all_targets = torch.cat([torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in labels])
+            all_targets = _join([torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in labels])
             if all_targets.shape != ids.shape:
                 raise ValueError(
                     f"labels: expected {ids.numel()} in all, one a token; got {all_targets.numel()}"
                 )
             wanted = all_targets != IGNORED
-            wanted[torch.tensor(bounds[:-1])] = False  # a first token has no predecessor
+            wanted[torch.tensor(bounds[:-1], dtype=torch.int64)] = False  # a first token has no predecessor
         scored = torch.nonzero(wanted).reshape(-1) - 1
         pack_rows = _pack_rows(packs, bounds)
         order = torch.argsort(ids, stable=True)
         unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, 0)])
-        positions = torch.cat([torch.arange(n) for n in lengths])
+        positions = _join([torch.arange(n) for n in lengths])
         ends = torch.tensor(bounds)
         scored_bounds = torch.searchsorted(scored, torch.tensor(pack_rows)).tolist()
 
@@ -155,7 +156,7 @@ class Batch:
 
         return cls(
             ids=put(ids),
-            max_id=int(unique[-1]),
+            max_id=int(unique[-1]) if len(unique) else 0,
             positions=put(positions),
             sequences=bounds,
             cu_seqlens=put(ends),
@@ -198,11 +199,15 @@ class Batch:
         ):
             raise ValueError("attention_mask: expected padding before or after a sequence, not inside")
         return cls.of(
-            [row[m] for row, m in zip(ids, mask)],
-            labels=None if labels is None else [row[m] for row, m in zip(labels.cpu(), mask)],
+            [row[m] for row, m in zip(ids, mask, strict=False)],
+            labels=None if labels is None else [row[m] for row, m in zip(labels.cpu(), mask, strict=False)],
             packs=packs,
             device=input_ids.device,
         )
+
+
+def _join(parts):
+    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 def _pack_rows(packs, bounds):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import types
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from isobit.torch import functional as F
 from isobit.torch.batch import Batch, Sampling
@@ -161,8 +161,8 @@ def _weights(*parameters):
             continue
         if p.dtype is not torch.bfloat16:
             raise ValueError(
-                f"expected parameters in bfloat16, got {p.dtype}: load the model with dtype=torch.bfloat16, or let "
-                "isobit.torch.fully_shard cast it"
+                f"expected parameters in bfloat16, got {p.dtype}: load the model with dtype=torch.bfloat16,"
+                " or let isobit.torch.fully_shard cast it"
             )
         if p.requires_grad and p.is_leaf and p.grad_dtype is not torch.float32:
             p.grad_dtype = torch.float32
@@ -236,9 +236,23 @@ def _score(model, facts, call):
     return model.lm_head(model.model(isobit_call=call), isobit_call=call)
 
 
-def _forward(model, facts, input_ids=None, attention_mask=None, position_ids=None, labels=None, logits_to_keep=0,
-             cu_seq_lens_q=None, num_items_in_batch=None, **others):  # fmt: skip
+def _forward(
+    model,
+    facts,
+    input_ids=None,
+    attention_mask=None,
+    position_ids=None,
+    labels=None,
+    logits_to_keep=0,
+    cu_seq_lens_q=None,
+    num_items_in_batch=None,
+    **others,
+):
     """A call in the form of transformers, without a cache: logits, or with labels the loss."""
+    from transformers.modeling_outputs import (
+        CausalLMOutputWithPast,
+    )  # here alone: others need no transformers
+
     for name, value in others.items():
         if value not in (None, False) and name not in _HARMLESS:
             raise ValueError(f"{name}: not supported by a model that isobit.torch.patch has patched")
@@ -248,7 +262,7 @@ def _forward(model, facts, input_ids=None, attention_mask=None, position_ids=Non
     if bounds is None:
         batch = Batch.from_padded(input_ids, attention_mask, labels=labels)
     else:
-        cuts = list(zip(bounds, bounds[1:]))
+        cuts = list(itertools.pairwise(bounds))
         tokens, marks = input_ids[0].cpu(), None if labels is None else labels[0].cpu()
         batch = Batch.of([tokens[b:e] for b, e in cuts], device=input_ids.device,
                          labels=None if marks is None else [marks[b:e] for b, e in cuts])  # fmt: skip
@@ -279,7 +293,7 @@ def _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens):
         if attention_mask is None and position_ids.shape[0] == 1:
             starts = torch.nonzero(position_ids[0] == 0).reshape(-1).tolist()
             bounds = [*starts, input_ids.shape[1]]
-            counted = torch.cat([torch.arange(e - b) for b, e in zip(bounds, bounds[1:])])
+            counted = torch.cat([torch.arange(e - b) for b, e in itertools.pairwise(bounds)])
             if starts[:1] == [0] and bool((position_ids[0].cpu() == counted).all()):
                 return bounds
         raise ValueError("position_ids: expected 0, 1, ... in each sequence")

@@ -1,0 +1,35 @@
+"""Training by isobit's numeric contract (docs/NUMERICS.md, C9 to C15) in PyTorch 2.10 and later.
+
+The gradient of a step is a function of the parameters, the ordered batch, the loss and the recipe alone: not
+of the number of ranks, the cut of memory, the schedule, or whether a CPU or a GPU computed it.
+
+`patch` makes a Hugging Face model compute with the kernel set and `logprobs` scores a `Batch` with it; `plan`
+cuts a batch into packs, lanes and slots; `GradientSum`, `fully_shard`, `clip_grad_norm_` and `AdamW` keep the
+order of every sum between passes and ranks. `functional` has the operators.
+"""
+
+from isobit.torch import functional
+from isobit.torch.adamw import AdamW
+from isobit.torch.batch import Batch, Sampling
+from isobit.torch.clip import clip_grad_norm_
+from isobit.torch.fsdp import TreeReduceScatter, fully_shard
+from isobit.torch.gradients import GradientSum, keep_fp32_gradients
+from isobit.torch.patch import logprobs, patch
+from isobit.torch.plan import Pass, Plan, plan
+
+__all__ = [
+    "AdamW",
+    "Batch",
+    "GradientSum",
+    "Pass",
+    "Plan",
+    "Sampling",
+    "TreeReduceScatter",
+    "clip_grad_norm_",
+    "fully_shard",
+    "functional",
+    "keep_fp32_gradients",
+    "logprobs",
+    "patch",
+    "plan",
+]

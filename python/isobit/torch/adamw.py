@@ -1,0 +1,129 @@
+"""AdamW by the contract (C15): fp32 masters and moments, every expression written out."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from isobit.torch import functional as F
+from isobit.torch.gradients import local
+
+
+def _power(base: float, n: int) -> float:
+    """base^n by n - 1 products in float64."""
+    result = base
+    for _ in range(n - 1):
+        result *= base
+    return result
+
+
+def step_factors(
+    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> list[float]:
+    """The factors of step `step` >= 1, in float64, in the order of `functional.adamw_`, which rounds them to
+    fp32."""
+    beta1, beta2 = betas
+    return [
+        1.0 - lr * weight_decay,
+        beta1,
+        1.0 - beta1,
+        beta2,
+        1.0 - beta2,
+        lr / (1.0 - _power(beta1, step)),
+        1.0 / math.sqrt(1.0 - _power(beta2, step)),
+        eps,
+    ]
+
+
+class AdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW's interface with the contract's bits, on any number of ranks.
+
+    A bf16 parameter has an fp32 master in the state ("master"), and becomes bf16(master) at each step. An
+    fp32 parameter, such as a shard under FSDP2 with MixedPrecisionPolicy(param_dtype=torch.bfloat16), is its
+    own master. The state has torch's form ("step", "exp_avg", "exp_avg_sq"): state_dict(), load_state_dict()
+    and torch.distributed.checkpoint work as with torch.optim.AdamW, also onto another number of ranks.
+
+    Args:
+        params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32.
+        lr, betas, eps, weight_decay: as of torch.optim.AdamW; in each group.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ):
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0.0:
+                raise ValueError(f"{name}: expected at least 0, got {value}")
+        if not all(0.0 < beta < 1.0 for beta in betas):
+            raise ValueError(f"betas: expected between 0 and 1, got {betas}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
+            if parameter.dtype != torch.float32:
+                state["master"] = parameter.detach().to(torch.float32)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but keeps fp32 what torch would round to the dtype of a bf16 parameter."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"].get(i) for group in state_dict["param_groups"] for i in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter, values in zip(parameters, saved, strict=True):
+            for name in ("exp_avg", "exp_avg_sq", "master"):
+                if values and name in values and self.state[parameter][name].dtype != torch.float32:
+                    value = values[name].detach().to(device=parameter.device, dtype=torch.float32, copy=True)
+                    self.state[parameter][name] = value
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every parameter that has a gradient.
+
+        Raises:
+            RuntimeError: a gradient is not fp32 (`keep_fp32_gradients`), or not sharded like its parameter.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+        return loss
+
+    def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        if isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+            raise RuntimeError(
+                f"AdamW: expected a gradient sharded as its parameter, {parameter.placements}, got"
+                f" {gradient.placements}"
+            )
+        state = self._state_of(parameter)
+        state["step"] += 1
+        factors = step_factors(
+            int(state["step"].item()), group["lr"], group["betas"], group["eps"], group["weight_decay"]
+        )
+        master = state.get("master")
+        F.adamw_(
+            local(parameter if master is None else master),
+            local(state["exp_avg"]),
+            local(state["exp_avg_sq"]),
+            local(gradient).contiguous(),
+            None if master is None else local(parameter),
+            factors,
+        )

@@ -1,0 +1,269 @@
+"""The operators' gradients (C11 to C14), registered with autograd. Each saves what its backward pass reads
+and nothing else; logits are computed again."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobit.torch.gradients import TreeCounter
+
+_ops = torch.ops.isobit
+
+
+def _embedding_setup(ctx, inputs, output):
+    _, table, *rows, packs = inputs
+    ctx.save_for_backward(*rows)
+    ctx.vocab, ctx.packs = table.shape[0], packs
+
+
+def _embedding(ctx, dy: Tensor):
+    dtable = _ops.embedding_backward(dy.contiguous(), *ctx.saved_tensors, ctx.vocab, ctx.packs)
+    return None, dtable, None, None, None, None
+
+
+def _rms_norm_setup(ctx, inputs, output):
+    x, weight, ctx.eps, ctx.packs = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _rms_norm(ctx, dy: Tensor):
+    dx, dw = _ops.rms_norm_backward(dy.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.packs)
+    return dx, dw, None, None
+
+
+def _swiglu_setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _swiglu(ctx, ds: Tensor):
+    return _ops.swiglu_backward(ds.contiguous(), *ctx.saved_tensors)
+
+
+def _qkv_setup(ctx, inputs, output):
+    qkv, positions, cosine, sine, q_norm, k_norm, *ctx.shape, ctx.packs = inputs
+    # Without norms only the rotation is undone, which needs no input.
+    ctx.save_for_backward(None if q_norm is None else qkv, positions, cosine, sine, q_norm, k_norm)
+
+
+def _qkv(ctx, dq: Tensor, dk: Tensor, dv: Tensor):
+    gradients = (dq.contiguous(), dk.contiguous(), dv.contiguous())
+    saved = ctx.saved_tensors  # only once: activation checkpointing unpacks them once
+    dqkv, dq_norm, dk_norm = _ops.qkv_backward(*gradients, *saved, *ctx.shape, ctx.packs)
+    norms = (None, None) if saved[-1] is None else (dq_norm, dk_norm)
+    return dqkv, None, None, None, *norms, *[None] * 5
+
+
+def _attention_setup(ctx, inputs, output):
+    q, k, v, cu_seqlens, ctx.sequences, ctx.head_dim, ctx.window = inputs
+    out, log_sums = output
+    ctx.mark_non_differentiable(log_sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, out, log_sums, cu_seqlens)
+
+
+def _attention(ctx, dout: Tensor | None, _):
+    if dout is None:
+        return (None,) * 7
+    dq, dk, dv = _ops.attention_backward(
+        dout.contiguous(), *ctx.saved_tensors, ctx.sequences, ctx.head_dim, ctx.window
+    )
+    return dq, dk, dv, None, None, None, None
+
+
+def _linear_setup(ctx, inputs, output):
+    x, weights, biases, ctx.packs = inputs
+    ctx.rows = [w.shape[0] for w in weights]
+    ctx.has_bias = bool(biases)
+    ctx.save_for_backward(x, *weights)
+
+
+def _needs(flags: Any) -> bool:
+    return any(flags) if isinstance(flags, (list, tuple)) else bool(flags)
+
+
+def _linear(ctx, dy: Tensor):
+    dy = dy.contiguous()
+    x, *weights = ctx.saved_tensors
+    needs_x, needs_weights, needs_biases, _ = ctx.needs_input_grad
+    dx = _ops.linear_backward_input(dy, weights) if _needs(needs_x) else None
+    dweights: list[Tensor | None] = [None] * len(weights)
+    if _needs(needs_weights):
+        dweights = _ops.linear_backward_weights(dy, x, ctx.rows, ctx.packs)
+    dbiases: list[Tensor | None] = [None] * len(weights) if ctx.has_bias else []
+    if _needs(needs_biases):
+        dbiases = list(_ops.column_sums(dy, ctx.packs).split(ctx.rows))
+    return dx, dweights, dbiases, None
+
+
+def _linear_add_setup(ctx, inputs, output):
+    x, weight, *_, ctx.packs = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _linear_add(ctx, dy: Tensor):
+    dy = dy.contiguous()
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias, needs_residual, *_ = ctx.needs_input_grad
+    dx = _ops.linear_backward_input(dy, [weight]) if needs_x else None
+    dweight = None
+    if needs_weight:
+        (dweight,) = _ops.linear_backward_weights(dy, x, [weight.shape[0]], ctx.packs)
+    dbias = _ops.column_sums(dy, ctx.packs) if needs_bias else None
+    return dx, dweight, dbias, dy if needs_residual else None, None, None
+
+
+def _logprobs_setup(ctx, inputs, output):
+    *tensors, ctx.block_rows, ctx.packs = inputs
+    state = output[2]
+    ctx.mark_non_differentiable(state)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, state)
+
+
+def head_backward(
+    dlogprobs: Tensor | None,
+    dentropies: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    block_rows: int,
+    packs: Sequence[int],
+    pack_sum: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of logprobs' hidden, bf16, and weight, fp32, pack by pack.
+
+    tensors: hidden, weight, targets, the four of Sampling, state. pack_sum: sees each pack's weight gradient.
+    """
+    hidden, weight, *rest = tensors
+    if dlogprobs is None:
+        dlogprobs = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
+    dhidden = []
+    dweight = TreeCounter()
+    for begin, end in itertools.pairwise(packs):
+        part = [None if t is None else t[begin:end].contiguous() for t in (dlogprobs, dentropies, hidden)]
+        targets, *sampling, state = [None if t is None else t[begin:end] for t in rest]
+        dx, dw = _ops.logprobs_backward(*part, weight, targets, *sampling, state, block_rows)
+        if pack_sum is not None:
+            pack_sum(dw)
+        dhidden.append(dx)
+        dweight.add(dw)
+    return torch.cat(dhidden), dweight.take()
+
+
+def _logprobs(ctx, dlogprobs: Tensor | None, dentropies: Tensor | None, _):
+    if dlogprobs is None and dentropies is None:
+        return (None,) * 9
+    gradients = head_backward(dlogprobs, dentropies, ctx.saved_tensors, ctx.block_rows, ctx.packs)
+    return *gradients, *[None] * 7
+
+
+class TiedGradient:
+    """lm_head's gradient of a weight that is the embedding's as well, from its backward pass to the
+    embedding's: C12's chains start from lm_head's pack sums."""
+
+    def __init__(self):
+        self.dweight: Tensor | None = None  # fp32 [vocab, hidden size]
+        self.head_sums: list[Tensor] = []  # of each pack, fp32 [ids, hidden size]
+
+    def take(self) -> tuple[Tensor | None, list[Tensor]]:
+        taken = self.dweight, self.head_sums
+        self.dweight, self.head_sums = None, []
+        return taken
+
+
+class TiedLogProbs(torch.autograd.Function):
+    """logprobs whose weight gradient goes to the embedding's backward pass."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *op_inputs, unique_ids, ctx.tied = inputs
+        *tensors, ctx.block_rows, ctx.packs = op_inputs
+        logprobs, entropies, state = _ops.logprobs(*op_inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, state, unique_ids)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx, dlogprobs, dentropies):
+        if dlogprobs is None and dentropies is None:
+            return (None,) * 11
+        *tensors, unique_ids = ctx.saved_tensors
+        ids, tied = unique_ids.long(), ctx.tied
+        dhidden, tied.dweight = head_backward(
+            dlogprobs,
+            dentropies,
+            tensors,
+            ctx.block_rows,
+            ctx.packs,
+            lambda dw: tied.head_sums.append(dw[ids]),
+        )
+        return dhidden, *[None] * 10
+
+
+class TiedEmbedding(torch.autograd.Function):
+    """The embedding whose gradient has lm_head's in it."""
+
+    @staticmethod
+    def forward(ctx, table, ids, rows, packs, tied):
+        ctx.save_for_backward(*rows)
+        ctx.vocab, ctx.packs, ctx.tied = table.shape[0], packs, tied
+        return _ops.embedding(ids, table, *rows, packs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy, rows = dy.contiguous(), ctx.saved_tensors
+        dtable, head_sums = ctx.tied.take()
+        if dtable is None:
+            dtable = _ops.embedding_backward(dy, *rows, ctx.vocab, ctx.packs)
+        else:
+            _ops.embedding_backward_tied(dy, *rows, torch.stack(head_sums), ctx.packs, dtable)
+        return dtable, None, None, None, None
+
+
+def _logits_setup(ctx, inputs, output):
+    pass
+
+
+def _logits(ctx, dlogits: Tensor):
+    raise NotImplementedError("logits have no gradient: train on logprobs (isobit.torch.logprobs, or labels)")
+
+
+def _policy_loss_setup(ctx, inputs, output):
+    gradients = output[1]
+    ctx.mark_non_differentiable(gradients)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(gradients)
+
+
+def _policy_loss(ctx, dvalues: Tensor | None, _):
+    (gradients,) = ctx.saved_tensors
+    return None if dvalues is None else gradients * dvalues, *[None] * 7
+
+
+def _tree_sum_setup(ctx, inputs, output):
+    ctx.count = inputs[0].shape[0]
+
+
+def _tree_sum(ctx, dsum: Tensor):
+    return dsum.expand(ctx.count)
+
+
+FORMULAS = {
+    "embedding": (_embedding_setup, _embedding),
+    "rms_norm": (_rms_norm_setup, _rms_norm),
+    "swiglu": (_swiglu_setup, _swiglu),
+    "qkv": (_qkv_setup, _qkv),
+    "attention": (_attention_setup, _attention),
+    "linear": (_linear_setup, _linear),
+    "linear_add": (_linear_add_setup, _linear_add),
+    "logits": (_logits_setup, _logits),
+    "logprobs": (_logprobs_setup, _logprobs),
+    "policy_loss": (_policy_loss_setup, _policy_loss),
+    "tree_sum": (_tree_sum_setup, _tree_sum),
+}
+
+
+def register() -> None:
+    for name, (setup, backward) in FORMULAS.items():
+        torch.library.register_autograd(f"isobit::{name}", backward, setup_context=setup)

@@ -1,0 +1,96 @@
+"""Clipping by the norm of all gradients (C15), with the same bits however the parameters are sharded."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from isobit.torch import functional as F
+from isobit.torch.gradients import local
+
+# C15's addend to the norm, 1e-6.
+NORM_EPS = float.fromhex("0x1.0c6f7a0b5ed8dp-20")
+
+
+def _rows(gradient: Tensor) -> Tensor:
+    """A gradient as a matrix: dimension 0, and all else; each element of a vector is a row."""
+    t = local(gradient).contiguous()
+    return t.flatten(1) if t.dim() > 1 else t.reshape(-1, 1)
+
+
+def _gathered(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """The row sums of whole parameters from those of this rank's shards: one all-gather for each group."""
+    groups: dict[dist.ProcessGroup, list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if isinstance(gradient, DTensor) and not all(p.is_replicate() for p in gradient.placements):
+            if gradient.device_mesh.ndim != 1 or not gradient.placements[0].is_shard(0):
+                raise ValueError(
+                    f"clip_grad_norm_: expected gradients sharded over rows in one dimension, got"
+                    f" {gradient.placements} on {gradient.device_mesh}"
+                )
+            groups.setdefault(gradient.device_mesh.get_group(), []).append(index)
+    whole = list(sums)
+    for group, indices in groups.items():
+        world = dist.get_world_size(group)
+        # torch.chunk's cut: every rank has ceil(rows / world) rows, the last ones fewer or none.
+        chunks = [-(-gradients[i].shape[0] // world) for i in indices]
+        mine = sums[indices[0]].new_zeros(sum(chunks))
+        begins = [0]
+        for chunk in chunks:
+            begins.append(begins[-1] + chunk)
+        for i, begin in zip(indices, begins[:-1], strict=True):
+            mine[begin : begin + len(sums[i])] = sums[i]
+        everyone = mine.new_empty(world * len(mine))
+        dist.all_gather_into_tensor(everyone, mine, group=group)
+        everyone = everyone.view(world, -1)
+        for i, begin, end in zip(indices, begins[:-1], begins[1:], strict=True):
+            whole[i] = everyone[:, begin:end].reshape(-1)[: gradients[i].shape[0]].contiguous()
+    return whole
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]], max_norm: float, check_finite: bool = True
+) -> Tensor:
+    """Multiplies the gradients by min(1, max_norm / norm), where norm is that of all of them together.
+
+    Unlike torch.nn.utils.clip_grad_norm_ the bits do not depend on how many ranks share the parameters. Waits
+    for the GPU once.
+
+    Args:
+        parameters: the parameters in the model's order, or (name, parameter) pairs as of named_parameters(),
+            whose names errors then give. Gradients are fp32: tensors, or DTensors sharded over rows (FSDP2).
+            Those without a gradient are left out.
+        max_norm: above 0; math.inf only computes the norm.
+
+    Returns:
+        The norm before clipping: float64, a scalar on the CPU.
+
+    Raises:
+        FloatingPointError: a gradient holds NaN or infinity; names the parameter. No gradient is changed.
+            check_finite=False returns a norm of NaN or infinity instead.
+    """
+    named = [
+        item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(parameters)
+    ]
+    named = [(name, parameter) for name, parameter in named if parameter.grad is not None]
+    gradients = [parameter.grad for _, parameter in named]
+    sums = [F.square_sums(_rows(gradient)) for gradient in gradients]
+    totals = [F.tree_sum64(rows) for rows in _gathered(sums, gradients)]
+    squares = torch.stack(totals).tolist() if totals else []
+    bad = [name for (name, _), square in zip(named, squares, strict=True) if not math.isfinite(square)]
+    if bad and check_finite:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise FloatingPointError(f"the gradient of {bad[0]}{more} holds NaN or infinity")
+    total = squares[0] if squares else 0.0
+    for square in squares[1:]:
+        total += square
+    norm = math.sqrt(total)
+    factor = min(1.0, max_norm / (norm + NORM_EPS))
+    if factor < 1.0:
+        for gradient in gradients:
+            local(gradient).mul_(factor)
+    return torch.tensor(norm, dtype=torch.float64)

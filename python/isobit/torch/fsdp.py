@@ -1,0 +1,91 @@
+"""FSDP2 with gradients whose bits do not depend on the number of ranks."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from isobit.torch.gradients import keep_fp32_gradients, tree_sum
+from isobit.torch.plan import is_power_of_two
+
+
+class TreeReduceScatter(ReduceScatter):
+    """FSDP2's reduce-scatter as the balanced tree over ranks, rank order, in fp32: the top levels of the
+    lanes' tree (C10). Each rank sends every other its chunk (all-to-all) and adds the chunks that it owns
+    itself.
+
+    `fully_shard` installs it. The number of ranks is a power of two.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        """output_tensor [n] = the tree over ranks of their n elements of input_tensor [world * n], fp32.
+
+        Raises:
+            RuntimeError: op is not a plain sum, dtypes are not fp32, async_op is set, or the number of ranks
+                is not a power of two.
+        """
+        world = dist.get_world_size(group)
+        if not is_power_of_two(world):
+            raise RuntimeError(f"TreeReduceScatter: expected a power of two of ranks, got {world}")
+        if op != dist.ReduceOp.SUM or async_op:
+            raise RuntimeError(f"TreeReduceScatter: expected a sum that is waited for, got {op}")
+        if input_tensor.dtype != torch.float32 or output_tensor.dtype != torch.float32:
+            raise RuntimeError(f"TreeReduceScatter: expected float32, got {input_tensor.dtype}")
+        chunks = torch.empty_like(input_tensor)
+        dist.all_to_all_single(chunks, input_tensor, group=group)
+        output_tensor.copy_(tree_sum(list(chunks.view(world, -1).unbind())))
+
+
+def fully_shard(
+    model: nn.Module,
+    *,
+    mesh: DeviceMesh | None = None,
+    blocks: Iterable[nn.Module] | None = None,
+    reshard_after_forward: bool = True,
+) -> nn.Module:
+    """Puts a model under FSDP2, in place, with the gradients of the contract: fp32 from autograd, summed over
+    ranks by TreeReduceScatter, divided by nothing. The optimizer is made afterwards.
+
+    Args:
+        model: parameters in fp32, as the masters that `AdamW` steps; the forward pass sees them in bf16.
+            (Those of a bf16 checkpoint: `model.float()` before.)
+        mesh: of one dimension, a power of two of ranks. None: all ranks of the default group.
+        blocks: the modules that are gathered one at a time. None: those of `model.model.layers`.
+        reshard_after_forward: as of torch's fully_shard.
+
+    Raises:
+        ValueError: a parameter is not fp32, or the mesh has more than one dimension.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name}: expected float32, the master of its bf16 copy, got {parameter.dtype}")
+    if mesh is not None and mesh.ndim != 1:
+        raise ValueError(
+            f"mesh: expected 1 dimension, got {mesh.ndim}: replicas would be summed in another order"
+        )
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for module in [*(model.model.layers if blocks is None else blocks), model]:
+        torch_fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+        module.set_custom_reduce_scatter(TreeReduceScatter())
+        # After FSDP2's own hook, which puts the bf16 parameters into the module.
+        module.register_forward_pre_hook(lambda module, _: keep_fp32_gradients(module))
+    return model

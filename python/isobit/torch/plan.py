@@ -1,0 +1,120 @@
+"""The cut of a batch into packs, lanes and slots (C10), and what each rank computes of it in which pass."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MAX_LANES = 64
+
+
+def is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward and backward pass of a rank.
+
+    Attributes:
+        slot: the slot that it belongs to.
+        packs: the sequences of its packs, one range for each of its lanes, in order; an empty range where
+            there is no pack. All ranks' passes of the same number cover neighbouring lanes.
+    """
+
+    slot: int
+    packs: tuple[range, ...]
+
+    def sequences(self) -> list[int]:
+        """The indices of its sequences in the batch, in order."""
+        return [sequence for pack in self.packs for sequence in pack]
+
+    def pack_sizes(self) -> list[int]:
+        """How many sequences each pack has: the `packs` of `Batch.of`."""
+        return [len(pack) for pack in self.packs]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch cut into packs. Pack p belongs to lane `p % lanes` and slot `p // lanes`.
+
+    Attributes:
+        packs: the sequences of each pack.
+        lanes: a power of two from 1 to 64.
+    """
+
+    packs: tuple[range, ...]
+    lanes: int
+
+    @property
+    def slots(self) -> int:
+        return -(-len(self.packs) // self.lanes)
+
+    def pack(self, slot: int, lane: int) -> range:
+        """The sequences of a pack; an empty range if it does not exist."""
+        index = slot * self.lanes + lane
+        return self.packs[index] if index < len(self.packs) else range(0)
+
+    def passes_per_slot(self, world: int, lanes_per_pass: int | None = None) -> int:
+        """How many passes a rank makes for a slot. It computes lanes_per_pass lanes (None: all of its lanes)
+        in each.
+
+        Raises:
+            ValueError: world or lanes_per_pass is not a power of two, or there are too few lanes for them.
+        """
+        per_pass = self.lanes // world if lanes_per_pass is None and world > 0 else lanes_per_pass
+        if not is_power_of_two(world) or world > self.lanes:
+            raise ValueError(f"world: expected a power of two up to the {self.lanes} lanes, got {world}")
+        if not is_power_of_two(per_pass) or per_pass * world > self.lanes:
+            raise ValueError(
+                f"lanes_per_pass: expected a power of two up to {self.lanes // world}, which are the lanes of"
+                f" each of {world} ranks, got {lanes_per_pass}"
+            )
+        return self.lanes // (world * per_pass)
+
+    def passes(self, rank: int, world: int, lanes_per_pass: int | None = None) -> Iterator[Pass]:
+        """The passes of a rank, in order: those of slot 0, then of slot 1, ... Every rank has the same
+        number.
+
+        Pass t of P of a slot covers lanes [t*L/P, (t+1)*L/P) over all ranks, of which rank r takes the r-th
+        part. So the sum over ranks is a subtree of the lanes' tree, and `GradientSum` makes the rest of it.
+
+        Raises:
+            ValueError: as passes_per_slot, or rank is not in [0, world).
+        """
+        count = self.passes_per_slot(world, lanes_per_pass)
+        if not 0 <= rank < world:
+            raise ValueError(f"rank: expected 0 to {world - 1}, got {rank}")
+        per_pass = self.lanes // (count * world)
+        for slot in range(self.slots):
+            for number in range(count):
+                first = (number * world + rank) * per_pass
+                yield Pass(slot, tuple(self.pack(slot, first + lane) for lane in range(per_pass)))
+
+
+def plan(lengths: Sequence[int], pack_tokens: int, lanes: int = 8) -> Plan:
+    """Cuts a batch, in order, into packs of whole sequences of at most pack_tokens token rows; a longer
+    sequence is a pack of its own.
+
+    pack_tokens and lanes belong to the recipe of a run: they change bits. The number of ranks does not.
+
+    Args:
+        lengths: token rows of each sequence.
+
+    Raises:
+        ValueError: a length or pack_tokens is below 1, or lanes is not a power of two from 1 to 64.
+    """
+    if pack_tokens < 1:
+        raise ValueError(f"pack_tokens: expected at least 1, got {pack_tokens}")
+    if not is_power_of_two(lanes) or lanes > MAX_LANES:
+        raise ValueError(f"lanes: expected a power of two from 1 to {MAX_LANES}, got {lanes}")
+    packs: list[range] = []
+    tokens = 0
+    for index, length in enumerate(lengths):
+        if length < 1:
+            raise ValueError(f"lengths: expected at least 1, got {length} at {index}")
+        if packs and tokens + length <= pack_tokens:
+            packs[-1] = range(packs[-1].start, index + 1)
+            tokens += length
+        else:
+            packs.append(range(index, index + 1))
+            tokens = length
+    return Plan(tuple(packs), lanes)
