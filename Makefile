@@ -9,6 +9,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALL := $(RUN) pip install --quiet --disable-pip-version-check
 MODEL := models/smollm2-135m-instruct
+# PyTorch for the operators: the version that they are built for, and a second one that must load them.
+TORCH := .venv-torch
+SECOND_TORCH := 2.15.0
 BINARIES := isobit-rollout isobit-scorer isobit-comparator isobit-model
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 # Extra arguments of the demo, such as ARGS='--modes tree --max_tokens 32'.
@@ -29,7 +32,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers lint lint-changed format \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch lint lint-changed format \
   check-format clean
 
 help:  ## This list
@@ -77,6 +80,13 @@ test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels;
 
 test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under compute-sanitizer (a GPU)
 	tests/run_sanitizers.sh build/cuda
+
+build-torch: build/torch/build.ninja  ## Builds the PyTorch operators, build/torch/lib/libisobit_torch.so
+	cmake --build --preset torch --target isobit_torch
+
+test-torch: build-torch build/torch-asan/build.ninja $(TORCH)/.second  ## Runs the tests of the PyTorch operators, also under ASan
+	cmake --build --preset torch-asan --target isobit_torch
+	tests/run_tests.sh build/torch -L torch
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
@@ -133,6 +143,20 @@ $(VENV)/.nccl: python/tools/pyproject.toml | $(VENV)/.installed
 	$(INSTALL) --editable 'python/tools[nccl]'
 	touch $@
 
+# PyTorch has an environment of its own: 5 GB, and its packages pin others than the client's tools do.
+$(TORCH)/.installed: tests/torch/requirements.txt | $(VENV)/.installed
+	$(PYTHON) -m venv $(TORCH)
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+# The second version shares all else with the first.
+$(TORCH)/.second: | $(TORCH)/.installed
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(TORCH)/second torch==$(SECOND_TORCH)
+	ln -sfn "$$($(TORCH)/bin/python -c 'import nvidia; print(*nvidia.__path__)')" $(TORCH)/second/nvidia
+	touch $@
+
+build/torch/build.ninja build/torch-asan/build.ninja: | $(TORCH)/.installed
 build/cuda/build.ninja: | $(VENV)/.nccl
 
 build/fuzz/build.ninja: | build/.fuzz_deps

@@ -1,0 +1,118 @@
+"""Steps of a small model of the operators: the same bits for every number of ranks and cut of memory."""
+
+import unittest
+
+import torch
+import torch.distributed as dist
+from support import Model, batch_of, random_sequences, run_ranks, same_bits
+from torch import Tensor
+
+from isobit.torch import AdamW, GradientSum, clip_grad_norm_, fully_shard, keep_fp32_gradients, plan
+
+LENGTHS = [9, 5, 12, 3, 7, 17, 2, 6, 11, 4, 8, 5]
+LANES, PACK_TOKENS, STEPS = 4, 16, 2
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    def whole(t: Tensor) -> Tensor:
+        return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+    return {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+
+
+def run_step(model, cut, rank: int, world: int, lanes_per_pass: int | None, data) -> None:
+    model.zero_grad()
+    total = GradientSum(model.parameters(), cut.passes_per_slot(world, lanes_per_pass))
+    for part in cut.passes(rank, world, lanes_per_pass):
+        model(*batch_of(part, *data)).backward()
+        total.add_pass()
+    total.finish()
+
+
+def train(model, rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
+    """The gradients of each step, then the parameters, rounded to bf16."""
+    data = random_sequences(LENGTHS, 83)
+    cut = plan(LENGTHS, PACK_TOKENS, LANES)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    results = []
+    for _ in range(STEPS):
+        run_step(model, cut, rank, world, lanes_per_pass, data)
+        results.append(gradients(model))
+        clip_grad_norm_(model.named_parameters(), 0.5)
+        optimizer.step()
+    final = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in model.named_parameters()}
+    return [*results, {name: p.detach().to(torch.bfloat16) for name, p in final.items()}]
+
+
+def train_alone(lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
+    model = Model()
+    keep_fp32_gradients(model)
+    return train(model, 0, 1, lanes_per_pass)
+
+
+def train_sharded(rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
+    model = Model(dtype=torch.float32)
+    return train(fully_shard(model, blocks=model.layers), rank, world, lanes_per_pass)
+
+
+def train_sharded_plainly(rank: int, world: int) -> list[dict[str, Tensor]]:
+    """Controls: FSDP2's own reduce-scatter."""
+    model = Model(dtype=torch.float32)
+    fully_shard(model, blocks=model.layers)
+
+    class Plain:
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
+
+    for module in (*model.layers, model):
+        module.set_custom_reduce_scatter(Plain())
+    return train(model, rank, world, None)
+
+
+class TrainingTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.expected = train_alone(None)
+
+    def same(self, results: list[dict[str, Tensor]]) -> bool:
+        pairs = zip(results, self.expected, strict=True)
+        return all(same_bits(a[name], b[name]) for a, b in pairs for name in b)
+
+    def test_the_batch_has_several_slots(self):
+        cut = plan(LENGTHS, PACK_TOKENS, LANES)
+        self.assertEqual((len(cut.packs), cut.slots), (7, 2))  # one lane of the last slot is empty
+
+    # INVARIANT: how many lanes a pass has changes no bit.
+    def test_lanes_per_pass(self):
+        for lanes_per_pass in (1, 2):
+            self.assertTrue(self.same(train_alone(lanes_per_pass)), lanes_per_pass)
+
+    # INVARIANT: nor how many ranks there are.
+    def test_ranks(self):
+        for world, lanes_per_pass in ((1, None), (2, None), (2, 1), (4, None)):
+            for results in run_ranks(world, train_sharded, lanes_per_pass):
+                self.assertTrue(self.same(results), (world, lanes_per_pass))
+
+    def test_controls_differ(self):
+        self.assertFalse(self.same(run_ranks(4, train_sharded_plainly)[0]), "plain reduce-scatter")
+        model = Model()
+        keep_fp32_gradients(model)
+        data = random_sequences(LENGTHS, 83)
+        for part in plan(LENGTHS, PACK_TOKENS, LANES).passes(0, 1, 1):
+            model(*batch_of(part, *data)).backward()
+        chain = gradients(model)
+        self.assertFalse(all(same_bits(chain[name], t) for name, t in self.expected[0].items()), "plain +=")
+
+    def test_gradients_that_autograd_rounds_differ(self):
+        model = Model()
+        (part, *_) = plan(LENGTHS, PACK_TOKENS, LANES).passes(0, 1)
+        data = random_sequences(LENGTHS, 83)
+        model(*batch_of(part, *data)).backward()
+        self.assertEqual({g.dtype for g in gradients(model).values()}, {torch.bfloat16}, "control")
+
+
+if __name__ == "__main__":
+    unittest.main()
