@@ -1,4 +1,5 @@
-"""Steps of a small model of the operators: the same bits for every number of ranks and cut of memory."""
+"""Steps of small models, one of the operators and one of transformers: the same bits for every number of ranks and
+cut of memory."""
 
 import unittest
 
@@ -6,8 +7,19 @@ import torch
 import torch.distributed as dist
 from support import Model, batch_of, random_sequences, run_ranks, same_bits
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from isobit.torch import AdamW, GradientSum, clip_grad_norm_, fully_shard, keep_fp32_gradients, plan
+from isobit.torch import (
+    AdamW,
+    GradientSum,
+    clip_grad_norm_,
+    fully_shard,
+    keep_fp32_gradients,
+    logprobs,
+    patch,
+    plan,
+)
+from isobit.torch import functional as F
 
 LENGTHS = [9, 5, 12, 3, 7, 17, 2, 6, 11, 4, 8, 5]
 LANES, PACK_TOKENS, STEPS = 4, 16, 2
@@ -24,9 +36,26 @@ def run_step(model, cut, rank: int, world: int, lanes_per_pass: int | None, data
     model.zero_grad()
     total = GradientSum(model.parameters(), cut.passes_per_slot(world, lanes_per_pass))
     for part in cut.passes(rank, world, lanes_per_pass):
-        model(*batch_of(part, *data)).backward()
+        loss_of(model, *batch_of(part, *data)).backward()
         total.add_pass()
     total.finish()
+
+
+def loss_of(model, batch, advantages: Tensor) -> Tensor:
+    if isinstance(model, Model):
+        return model(batch, advantages)
+    return F.policy_loss(logprobs(model, batch).logprobs, advantages, torch.full_like(advantages, 1 / 64))
+
+
+def make_qwen3() -> Qwen3ForCausalLM:
+    """Patched, with tied weights, in bf16."""
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=83, hidden_size=40, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, initializer_range=0.2,
+        tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"],
+    )  # fmt: skip
+    return patch(Qwen3ForCausalLM(config).to(torch.bfloat16).train())
 
 
 def train(model, rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
@@ -55,6 +84,15 @@ def train_sharded(rank: int, world: int, lanes_per_pass: int | None) -> list[dic
     return train(fully_shard(model, blocks=model.layers), rank, world, lanes_per_pass)
 
 
+def train_qwen3(rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
+    """On FSDP2 if there is a group, with activations recomputed."""
+    model = make_qwen3()
+    if dist.is_initialized():
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        fully_shard(model.float())
+    return train(model, rank, world, lanes_per_pass)
+
+
 def train_sharded_plainly(rank: int, world: int) -> list[dict[str, Tensor]]:
     """Controls: FSDP2's own reduce-scatter."""
     model = Model(dtype=torch.float32)
@@ -77,8 +115,8 @@ class TrainingTest(unittest.TestCase):
     def setUpClass(cls):
         cls.expected = train_alone(None)
 
-    def same(self, results: list[dict[str, Tensor]]) -> bool:
-        pairs = zip(results, self.expected, strict=True)
+    def same(self, results: list[dict[str, Tensor]], expected: list[dict[str, Tensor]] | None = None) -> bool:
+        pairs = zip(results, expected or self.expected, strict=True)
         return all(same_bits(a[name], b[name]) for a, b in pairs for name in b)
 
     def test_the_batch_has_several_slots(self):
@@ -95,6 +133,14 @@ class TrainingTest(unittest.TestCase):
         for world, lanes_per_pass in ((1, None), (2, None), (2, 1), (4, None)):
             for results in run_ranks(world, train_sharded, lanes_per_pass):
                 self.assertTrue(self.same(results), (world, lanes_per_pass))
+
+    # INVARIANT: the same of a patched model of transformers, with tied weights and recomputed activations.
+    def test_qwen3(self):
+        expected = train_qwen3(0, 1, None)
+        self.assertTrue(self.same(train_qwen3(0, 1, 1), expected))
+        for world, lanes_per_pass in ((1, 2), (2, None), (4, None)):
+            for results in run_ranks(world, train_qwen3, lanes_per_pass):
+                self.assertTrue(self.same(results, expected), (world, lanes_per_pass))
 
     def test_controls_differ(self):
         self.assertFalse(self.same(run_ranks(4, train_sharded_plainly)[0]), "plain reduce-scatter")
