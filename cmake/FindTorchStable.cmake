@@ -1,5 +1,6 @@
-# Torch::stable: the headers of PyTorch's stable ABI and the two libraries that implement it, from the
-# PyTorch that ISOBIT_TORCH_PYTHON imports. Its own config would ask for CUDA's compiler.
+# Torch::stable: the headers of PyTorch's stable ABI and the library that implements it, from the PyTorch
+# that ISOBIT_TORCH_PYTHON imports; Torch::stable_cuda: what it has for CUDA, in a library of its own.
+# PyTorch's own config would ask for CUDA's compiler.
 set(ISOBIT_TORCH_PYTHON "" CACHE FILEPATH "Python that has PyTorch, for ISOBIT_TORCH")
 if(ISOBIT_TORCH_PYTHON)
   execute_process(
@@ -9,6 +10,7 @@ if(ISOBIT_TORCH_PYTHON)
 endif()
 find_path(TorchStable_INCLUDE_DIR torch/csrc/stable/library.h HINTS ${torch_root}/include NO_DEFAULT_PATH)
 find_library(TorchStable_LIBRARY torch_cpu HINTS ${torch_root}/lib NO_DEFAULT_PATH)
+find_library(TorchStable_CUDA_LIBRARY torch_cuda HINTS ${torch_root}/lib NO_DEFAULT_PATH)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(TorchStable
@@ -19,7 +21,12 @@ if(TorchStable_FOUND AND NOT TARGET Torch::stable)
   add_library(Torch::stable INTERFACE IMPORTED)
   # After all others, since PyTorch brings protobuf's headers along.
   target_compile_options(Torch::stable INTERFACE "SHELL:-idirafter ${TorchStable_INCLUDE_DIR}")
-  # Only what PyTorch 2.10 has, and nothing that is not stable.
   target_link_libraries(Torch::stable INTERFACE ${TorchStable_LIBRARY})
+  # Only what PyTorch 2.10 has, and nothing that is not stable.
   target_compile_definitions(Torch::stable INTERFACE TORCH_TARGET_VERSION=0x020a000000000000 TORCH_STABLE_ONLY)
+  if(TorchStable_CUDA_LIBRARY)
+    add_library(Torch::stable_cuda INTERFACE IMPORTED)
+    # It needs CUDA's libraries, which lie where only PyTorch finds them.
+    target_link_libraries(Torch::stable_cuda INTERFACE ${TorchStable_CUDA_LIBRARY} -Wl,--allow-shlib-undefined)
+  endif()
 endif()

@@ -1,5 +1,5 @@
-"""Steps of small models, one of the operators and one of transformers: the same bits for every number of ranks and
-cut of memory."""
+"""Steps of small models, one of the operators and one of transformers: the same bits for every number of
+ranks and cut of memory."""
 
 import unittest
 

@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/training_ops.h"
+#include "trainer_bridge/torch/cuda_backend.h"
 
 namespace isobit::bridge {
 namespace {
@@ -48,15 +47,11 @@ class CpuBackend {
 
 }  // namespace
 
-Backend::Backend(const char* op, const torch::stable::Tensor& tensor) : tensor_(tensor) {
-  if (tensor.is_cpu()) return;
-  throw std::runtime_error(absl::StrCat(
-      "isobit::", op, ": expected tensors on cpu, got another device: this build has no kernels",
-      " for it (CUDA kernels come with -DISOBIT_CUDA=ON)"));
-}
-
-absl::Status Backend::With(absl::FunctionRef<absl::Status(TrainingOps&)> run) const {
-  return CpuBackend::Get().With(run);
+absl::Status WithBackend(const torch::stable::Tensor& tensor,
+                         absl::FunctionRef<absl::Status(TrainingOps&)> run) {
+  if (tensor.is_cpu()) return CpuBackend::Get().With(run);
+  if (tensor.is_cuda()) return WithCuda(tensor, run);
+  return absl::UnimplementedError("expected tensors on cpu or cuda, got another device");
 }
 
 }  // namespace isobit::bridge

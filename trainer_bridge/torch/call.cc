@@ -52,8 +52,6 @@ std::string Describe(ScalarType dtype, const Shape& shape, const std::string& de
 
 }  // namespace
 
-Call::Call(const char* op, const Tensor& first) : op_(op), first_(first), backend_(op, first) {}
-
 std::pair<int64_t, int64_t> Call::MatrixShape(const char* name, const Tensor& t) const {
   Require(t.dim() == 2, name, "2 dimensions", absl::StrCat(t.dim()));
   return {t.size(0), t.size(1)};

@@ -36,7 +36,7 @@ constexpr torch::headeronly::ScalarType DtypeOf() {
 class Call {
  public:
   // The op called `op` runs on the device of `first`, which must outlive this.
-  Call(const char* op, const Tensor& first);
+  Call(const char* op, const Tensor& first) : op_(op), first_(first) {}
 
   // The rows and columns of a matrix.
   std::pair<int64_t, int64_t> MatrixShape(const char* name, const Tensor& t) const;
@@ -78,7 +78,7 @@ class Call {
 
   template <typename Args>
   void Run(absl::Status (TrainingOps::*op)(const Args&), const Args& args) const {
-    Finish(backend_.Run(op, args));
+    Finish(WithBackend(first_, [&](TrainingOps& ops) { return (ops.*op)(args); }));
   }
 
   // Fails unless `holds`; expected and got say the two sides.
@@ -94,7 +94,6 @@ class Call {
 
   const char* op_;
   const Tensor& first_;
-  Backend backend_;
 };
 
 }  // namespace isobit::bridge

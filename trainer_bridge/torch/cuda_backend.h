@@ -1,0 +1,20 @@
+// The kernels of GPUs. Without -DISOBIT_CUDA=ON there are none: cuda_backend_absent.cc.
+#ifndef ISOBIT_TRAINER_BRIDGE_TORCH_CUDA_BACKEND_H_
+#define ISOBIT_TRAINER_BRIDGE_TORCH_CUDA_BACKEND_H_
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kernels/training_ops.h"
+
+namespace isobit::bridge {
+
+// Hands `run` the ops of the GPU that `tensor` lies on, on PyTorch's current stream of that GPU,
+// with scratch from PyTorch's allocator. Waits for nothing. UNIMPLEMENTED: a build without CUDA.
+absl::Status WithCuda(const torch::stable::Tensor& tensor,
+                      absl::FunctionRef<absl::Status(TrainingOps&)> run);
+
+}  // namespace isobit::bridge
+
+#endif  // ISOBIT_TRAINER_BRIDGE_TORCH_CUDA_BACKEND_H_
