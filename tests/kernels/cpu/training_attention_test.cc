@@ -86,13 +86,13 @@ TEST(TrainingAttentionTest, EqualsTheOracle) {
   Random random(1);
   std::vector<Case> cases = {
       {2, 1, 16, 0, {0, 1, 2, 3, 19, 19, 35}, 36},
+      {3, 3, 20, 7, {0, 70, 80}, 85},
+      {2, 1, 16, 0, {}, 5},
+#ifndef ISOBIT_SANITIZED
       {4, 2, 64, 0, {0, 63, 128, 193}, 193},
-      {3, 3, 20, 7, {0, 70, 140}, 150},
       {6, 2, 80, 64, {0, 130}, 130},
       {2, 1, 128, 1, {0, 17, 90}, 95},
       {1, 1, 2, 0, {0, 300}, 300},
-      {2, 1, 16, 0, {}, 5},
-#ifndef ISOBIT_SANITIZED
       {2, 1, 192, 0, {0, 100, 131}, 131},
       {2, 1, 32, 100, {0, 290}, 290},
       {1, 1, 16, 0, {0, 530}, 531},
@@ -133,6 +133,7 @@ TEST(TrainingAttentionTest, SequencesAreApart) {
   }
 }
 
+#ifndef ISOBIT_SANITIZED  // sanitizers judge no bits
 // The bits above depend on the order of the chains, so a wrong order would show.
 TEST(TrainingAttentionTest, OrderMatters) {
   Random random(4);
@@ -192,6 +193,7 @@ TEST(TrainingAttentionTest, OrderMatters) {
   const std::vector<uint64_t> first_row(bits["dq"].begin(), bits["dq"].begin() + 2 * kDim);
   EXPECT_GT(std::ranges::count_if(first_row, [](uint64_t x) { return (x & 0x7fff) != 0; }), 0);
 }
+#endif
 
 }  // namespace
 }  // namespace isobit

@@ -149,8 +149,9 @@ TEST(TrainingProductsTest, AWeightGradientGoesOn) {
   second.x.erase(second.x.begin(), second.x.begin() + 48 * layer.columns);
   second.dy.erase(second.dy.begin(), second.dy.begin() + 48 * layer.n());
   const Bits parts = ExpectOracleBits([&](TrainingOps& ops) {
+    const Bits before = WeightGradient(ops, first);
     std::vector<float> start;
-    for (const uint64_t pattern : WeightGradient(ops, first)["dw"]) {
+    for (const uint64_t pattern : before["dw"]) {
       start.push_back(std::bit_cast<float>(static_cast<uint32_t>(pattern)));
     }
     return WeightGradient(ops, second, &start);
