@@ -1,6 +1,7 @@
 // The gradients of row functions, sums and the optimizer: every configuration of the CPU backend
 // has the oracle's bits.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -87,6 +88,21 @@ TEST(TrainingRowsTest, RmsNormGradientAndColumnSums) {
                             kFamilies[trial % 4], random);
     if (trial % 5 == 4) c.dy[random() % c.dy.size()] = 0x7f80;
     ExpectOracleBits([&](TrainingOps& ops) { return NormGradient(ops, c); });
+  }
+}
+
+// A dot product of -0 alone is -0 where C5's tree has no padding, and +0 where it has: dx shows it.
+TEST(TrainingRowsTest, PaddingDecidesTheSignOfZero) {
+  for (const int64_t columns : {4, 8, 12, 16, 64, 96, 100, 128, 256, 384, 512, 520}) {
+    SCOPED_TRACE(columns);
+    NormCase c;
+    c.columns = columns;
+    c.packs = {0, 1};
+    c.x = c.weight = std::vector<Bf16>(static_cast<size_t>(columns), 0x3f80);
+    c.dy = std::vector<Bf16>(static_cast<size_t>(columns), 0x8000);
+    const Bits bits = ExpectOracleBits([&](TrainingOps& ops) { return NormGradient(ops, c); });
+    const bool padded = !std::has_single_bit(static_cast<uint64_t>(columns));
+    EXPECT_EQ(bits["dx"][0], padded ? 0x8000u : 0u);
   }
 }
 
