@@ -198,7 +198,7 @@ struct TrainingSampling {
 // A row's distribution: what its gradient needs beside the logits.
 struct LogProbRow {
   contract::RowDistribution sum;
-  // The last token in the order of C8 that the filters keep. -1: nothing is filtered.
+  // The last token in the order of C8 that has a z above -inf after the filters. -1: all have.
   float last_z = 0.0f;
   int32_t last_id = -1;
   int32_t finite = 0;  // 0: the row fails (C8, step 5), and all else is unset

@@ -241,7 +241,7 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, const TrainingLogProbsAr
   state.finite = 1;
   const contract::VocabSum sum = SumVocab(kernels, true);
   state.sum = {sum.max, sum.sum, sum.weighted_distance};
-  if (!kernels.all_finite(z_.data(), a.vocab)) {  // something is filtered out
+  if (!kernels.all_finite(z_.data(), a.vocab)) {  // a z is -inf
     const RankedToken last = LastFinite();
     state.last_z = last.logit;
     state.last_id = last.id;
@@ -261,6 +261,7 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, const LogProbGradientArg
   z_.assign(logits, logits + a.vocab);
   const float inverse = contract::InverseTemperature(SamplingOf(a.sampling, row).temperature);
   kernels.scale_logits(z_.data(), inverse, a.vocab);
+  // {-inf, vocab}: no token comes after it.
   const RankedToken last = state.last_id >= 0
                                ? RankedToken{state.last_z, state.last_id}
                                : RankedToken{kMinusInfinity, static_cast<int32_t>(a.vocab)};
@@ -269,7 +270,7 @@ void LogProbsOp::Worker::Run(const RowKernels& kernels, const LogProbGradientArg
   kernels.logit_gradients(z_.data(), state.sum, last, dlogprob, dentropy, inverse, a.vocab, out);
   const int32_t target = a.targets[row];
   const float z = z_[static_cast<size_t>(target)];
-  if (z > kMinusInfinity && !contract::Before(last.logit, last.id, z, target)) {
+  if (!contract::Before(last.logit, last.id, z, target)) {
     out[target] = contract::LogitGradient(z, true, state.sum, dlogprob, dentropy, inverse);
   }
 }

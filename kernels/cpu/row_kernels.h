@@ -107,7 +107,7 @@ struct RowKernels {
                           const float* output_dots, float scale, int begin, int end, int n, Bf16* p,
                           Bf16* ds);
   // LogitGradient for all tokens as if none were the target; +0 for those after `last` in the order
-  // of the filters and those whose z is -inf. A `last` of {-inf, n} drops none but these.
+  // of the filters.
   void (*logit_gradients)(const float* z, const contract::RowDistribution& row, RankedToken last,
                           float dlogprob, float dentropy, float inverse_temperature, int64_t n,
                           Bf16* out);
