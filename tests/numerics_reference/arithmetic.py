@@ -206,17 +206,29 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return bf16((gate * sigmoid(gate)) * up)
 
 
-def sum_of_squares(x: np.ndarray) -> np.ndarray:
-    """Of the last axis."""
-    n = x.shape[-1]
-    leaves = 1 << (-(-n // 4) - 1).bit_length()
-    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 4 * leaves - n)]).reshape(*x.shape[:-1], leaves, 4)
-    q = x[..., 0] * x[..., 0]
-    for i in (1, 2, 3):
-        q = fma(x[..., i], x[..., i], q)
+def padded_tree(leaves: np.ndarray) -> np.ndarray:
+    """The balanced tree over the last axis, adjacent leaves first."""
+    n = leaves.shape[-1]
+    padding = (1 << max(n - 1, 0).bit_length()) - n
+    q = np.pad(leaves, [(0, 0)] * (leaves.ndim - 1) + [(0, padding)])
     while q.shape[-1] > 1:
         q = q[..., ::2] + q[..., 1::2]
     return q[..., 0]
+
+
+def tree_of_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of a * b over the last axis: leaves of four columns, then the tree."""
+    padding = [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % 4)]
+    a, b = (np.pad(x, padding).reshape(*x.shape[:-1], -1, 4) for x in (a, b))
+    q = a[..., 0] * b[..., 0]
+    for i in (1, 2, 3):
+        q = fma(a[..., i], b[..., i], q)
+    return padded_tree(q)
+
+
+def sum_of_squares(x: np.ndarray) -> np.ndarray:
+    """Of the last axis."""
+    return tree_of_products(x, x)
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: np.float32) -> np.ndarray:

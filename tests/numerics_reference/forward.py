@@ -68,8 +68,8 @@ def attend_split(q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, sees, 
     return Split(row.max * scale, tree(list(row.sum.T)), row.acc)
 
 
-def attend_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, scale: np.float32) -> np.ndarray:
-    """The last len(q) positions of len(k) over those before them."""
+def attend_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, scale: np.float32) -> Split:
+    """The last len(q) positions of len(k) over those before them: their folded splits."""
     rows, d = q.shape
     positions = np.arange(len(k) - rows, len(k))[:, None]
 
@@ -85,6 +85,10 @@ def attend_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, scale:
         total.sum[there] = total.sum[there] * left + split.sum[there] * right
         total.acc[there] = total.acc[there] * left[:, None] + split.acc[there] * right[:, None]
         total.max = top
+    return total
+
+
+def output_of(total: Split) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return bf16(total.acc * (F32(1) / total.sum)[:, None])
 
@@ -145,7 +149,7 @@ class Model:
         ]
         columns = config.heads * config.head_dim
         bounds = leaf_bounds(columns, group * config.head_dim)
-        self.add_residual(np.concatenate(heads, -1), name + "o_proj", bounds)
+        self.add_residual(np.concatenate([output_of(head) for head in heads], -1), name + "o_proj", bounds)
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         y = self.sum_leaves(x, self.parameters[name + ".weight"])
