@@ -240,8 +240,10 @@ TEST(TrainingProductsTest, OrderMatters) {
   EXPECT_GT(Differences(WeightGradient(oracle, rows_reversed)["dw"], dw["dw"]), 1000);
 
   Layer packs_rotated = layer;  // ((b + c) + (d + a)) instead of ((a + b) + (c + d))
-  std::ranges::rotate(packs_rotated.x, packs_rotated.x.begin() + 32 * layer.columns);
-  std::ranges::rotate(packs_rotated.dy, packs_rotated.dy.begin() + 32 * layer.n());
+  std::rotate(packs_rotated.x.begin(), packs_rotated.x.begin() + 32 * layer.columns,
+              packs_rotated.x.end());
+  std::rotate(packs_rotated.dy.begin(), packs_rotated.dy.begin() + 32 * layer.n(),
+              packs_rotated.dy.end());
   EXPECT_GT(Differences(WeightGradient(oracle, packs_rotated)["dw"], dw["dw"]), 1000);
 }
 

@@ -314,8 +314,8 @@ TEST(TrainingRowsTest, OrderMatters) {
   c.packs = {0, 64, 128, 192, 256};
   const Bits bits = NormGradient(oracle, c);
   NormCase packs_rotated = c;
-  std::ranges::rotate(packs_rotated.x, packs_rotated.x.begin() + 64 * 48);
-  std::ranges::rotate(packs_rotated.dy, packs_rotated.dy.begin() + 64 * 48);
+  std::rotate(packs_rotated.x.begin(), packs_rotated.x.begin() + 64 * 48, packs_rotated.x.end());
+  std::rotate(packs_rotated.dy.begin(), packs_rotated.dy.begin() + 64 * 48, packs_rotated.dy.end());
   const Bits rotated = NormGradient(oracle, packs_rotated);
   EXPECT_GT(Differences(rotated["dw"], bits["dw"]), 3);
   EXPECT_GT(Differences(rotated["column sums"], bits["column sums"]), 3);
