@@ -9,12 +9,12 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/rows/heads.cuh"
 #include "kernels/cuda/rows/rows.h"
 
 namespace isobit::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kWarpsOfBlock = 4;
 constexpr int64_t kFewHeads = 16384;  // up to so many rows x heads leave lanes of the GPU idle
 
@@ -75,103 +75,7 @@ __device__ __forceinline__ bool FindPlace(const DeviceSequences& s, const PagedK
   return true;
 }
 
-// ---- Heads of whole, aligned vectors: lane l of a head's lanes holds columns 8l .. 8l+7
-
-constexpr int LanesFor(int head_dim) {
-  int lanes = 2;
-  while (lanes * kColumns < head_dim) lanes *= 2;
-  return lanes;
-}
-// Lanes of a head: the least power of two that holds all its columns.
-template <int kHeadDim>
-constexpr int kLanesOfHead = LanesFor(kHeadDim);
-
-// A lane's role in its warp, and the angles of its row's position.
-struct Lane {
-  int head;     // number of the lane's task in the warp
-  int partner;  // the lane that holds the other halves of this lane's pairs
-  float cosine[kColumns];
-  float sine[kColumns];  // negated in the first half, so that both halves use the same expression
-};
-
-// index: of the lane among the lanes of its head.
-template <int kHeadDim>
-__device__ __forceinline__ void LoadAngles(const QkvParams& p, int32_t position, int index,
-                                           Lane* lane) {
-  constexpr int kHalf = kHeadDim / kColumns / 2;
-  const int64_t entry = int64_t{position} * (kHeadDim / 2) + index % kHalf * kColumns;
-  LoadFloats(p.cosine + entry, lane->cosine);
-  LoadFloats(p.sine + entry, lane->sine);
-#pragma unroll
-  for (float& sine : lane->sine) sine = index < kHalf ? -sine : sine;
-}
-
-// contract::InverseRms of every head. If every lane computed it for all its heads, it would be a
-// third of the work. So each lane computes it for one head and shares it with the head's lanes.
-template <int kHeadDim, int kHeads>
-__device__ __forceinline__ void InverseRmsOfHeads(float (&sums)[kHeads], int head, float eps) {
-  constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
-  static_assert(kHeads <= kLanesEach);
-  float mine = sums[0];
-#pragma unroll
-  for (int i = 1; i < kHeads; ++i) mine = threadIdx.x % kHeads == i ? sums[i] : mine;
-  mine = contract::InverseRms(mine, kHeadDim, eps);
-#pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    sums[i] = kHeads == 1 ? mine : __shfl_sync(0xffffffffu, mine, head * kLanesEach + i);
-  }
-}
-
-// contract::Normalise, if there is a weight, and contract::Rotate of each head. Every lane of the
-// warp takes part; those beyond a head hold +0.
-template <int kHeadDim, int kHeads>
-__device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool normalise,
-                                                   const Columns& weight, float eps,
-                                                   const Lane& lane) {
-  if (normalise) {
-    float inverse[kHeads];
-#pragma unroll
-    for (int i = 0; i < kHeads; ++i) {
-      inverse[i] = TreeOfLanes<kLanesOfHead<kHeadDim>>(SumOfSquares(x[i]));
-    }
-    InverseRmsOfHeads<kHeadDim>(inverse, lane.head, eps);
-#pragma unroll
-    for (int i = 0; i < kHeads; ++i) x[i] = NormaliseColumns(x[i], inverse[i], weight);
-  }
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const uint32_t mine = x[h].pairs[i];
-      const uint32_t other = __shfl_sync(0xffffffffu, mine, lane.partner);
-      x[h].pairs[i] = PackBf16(contract::Fma(LowOf(mine), lane.cosine[2 * i],
-                                             contract::Mul(LowOf(other), lane.sine[2 * i])),
-                               contract::Fma(HighOf(mine), lane.cosine[2 * i + 1],
-                                             contract::Mul(HighOf(other), lane.sine[2 * i + 1])));
-    }
-  }
-}
-
-__device__ __forceinline__ bool AllFinite(const Columns& x) {
-  bool finite = true;
-#pragma unroll
-  for (const uint32_t pair : x.pairs) {
-    finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
-  }
-  return finite;
-}
-
-// Marks a head whose v is not finite: all its lanes get the poisoned key and +0 as v.
-template <int kHeadDim>
-__device__ __forceinline__ void MarkUnfit(int head, Columns* k, Columns* v) {
-  constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
-  constexpr unsigned kHeadMask = kLanesEach == kWarp ? ~0u : (1u << kLanesEach % kWarp) - 1;
-  const unsigned unfit = __ballot_sync(0xffffffffu, !AllFinite(*v));
-  if ((unfit >> (head * kLanesEach) & kHeadMask) == 0) return;
-  constexpr uint32_t kPoisonedPair = contract::kPoisonedKey * 0x10001u;
-  *k = {{kPoisonedPair, kPoisonedPair, kPoisonedPair, kPoisonedPair}};
-  *v = {};
-}
+// ---- Heads of whole, aligned vectors
 
 // A task is kQueries query heads, or up to half as many KV heads.
 template <int kHeadDim, int kQueries>
@@ -202,7 +106,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
     }
     Place place;
     const bool used = FindPlace(p.sequences, p.kv, task.row, false, &place) && inside;
-    if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+    if (used) LoadAngles<kHeadDim>(p.cosine, p.sine, place.position, index, &lane);
     NormaliseAndRotate<kHeadDim>(q, norm != nullptr, weight, p.eps, lane);
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
@@ -222,7 +126,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
   }
   Place place;
   const bool used = FindPlace(p.sequences, p.kv, task.row, true, &place) && inside;
-  if (used) LoadAngles<kHeadDim>(p, place.position, index, &lane);
+  if (used) LoadAngles<kHeadDim>(p.cosine, p.sine, place.position, index, &lane);
   NormaliseAndRotate<kHeadDim>(k, norm != nullptr, weight, p.eps, lane);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
@@ -235,17 +139,6 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) QkvKernel(const QkvParam
 }
 
 // ---- Any even head_dim and alignment: a warp takes one query head, or one k head and its v head
-
-__device__ float SumOfSquaresOfWarp(const Bf16* x, int32_t n) {
-  contract::TreeSum tree;
-  const int lane = static_cast<int>(threadIdx.x);
-  for (int begin = 0; begin < n; begin += kWarp * contract::kNormLeaf) {
-    const int first = begin + lane * contract::kNormLeaf;
-    const int left = min(n - first, contract::kNormLeaf);
-    tree.Push(TreeOfLanes(left > 0 ? contract::SumOfSquares(x + first, left) : 0.0f));
-  }
-  return tree.Total();
-}
 
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock) RaggedQkvKernel(const QkvParams p) {
   ReleaseSuccessor();
