@@ -49,6 +49,13 @@ __device__ __forceinline__ void LoadFloats(const float* x, float (&v)[kColumns])
   v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
+__device__ __forceinline__ void StoreFloats(float* x, const float (&v)[kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 4) {
+    StoreWord(x + i, contract::BitsOf(v[i]), contract::BitsOf(v[i + 1]), contract::BitsOf(v[i + 2]),
+              contract::BitsOf(v[i + 3]));
+  }
+}
 
 // The tree over the vector's two leaves of squares.
 __device__ __forceinline__ float SumOfSquares(const Columns& v) {
