@@ -77,7 +77,8 @@ class Guarded {
 // EXPECT_TRUE(SameBits(actual, expected))
 template <typename T>
 testing::AssertionResult SameBits(std::span<const T> actual, std::span<const T> expected) {
-  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
   if (actual.size() != expected.size()) return testing::AssertionFailure() << "sizes differ";
   size_t unequal = 0;
   size_t first = 0;

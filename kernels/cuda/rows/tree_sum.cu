@@ -1,0 +1,98 @@
+// The balanced tree over one value a leaf. Every block adds up one aligned subtree, and the next
+// launch goes on with these sums, until one is left.
+#include <cstdint>
+
+#include "common/base/round_up.h"
+#include "kernels/contract/portable.h"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/rows/leaf_tree.cuh"
+#include "kernels/cuda/rows/optimizer.h"
+
+namespace isobit::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWarps = 8;
+constexpr int kValues = 16;                 // of a lane
+constexpr int kOfWarp = kWarp * kValues;    // consecutive leaves
+constexpr int kOfBlock = kWarps * kOfWarp;  // likewise
+
+// `leaves`: of the tree over x, at most kOfBlock if there is one block.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kWarps)
+    TreeSumKernel(const T* x, int64_t count, int leaves, T* sums) {
+  __shared__ T of_warps[kWarps];
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int lane = static_cast<int>(threadIdx.x);
+  const int warp = static_cast<int>(threadIdx.y);
+  const int64_t first = int64_t{blockIdx.x} * kOfBlock + warp * kOfWarp + lane;
+  T values[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const int64_t at = first + i * kWarp;
+    values[i] = at < count ? x[at] : T{0};
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) values[i] = TreeOfLeaves(values[i], 1, leaves);
+#pragma unroll
+  for (int step = 1; step < kValues; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kValues; i += 2 * step) {
+      values[i] = JoinNeighbours(values[i], values[i + step], step * kWarp, leaves);
+    }
+  }
+  if (lane == 0) of_warps[warp] = values[0];
+  __syncthreads();
+  if (warp != 0) return;
+  const T sum = TreeOfLeaves(lane < kWarps ? of_warps[lane] : T{0}, kOfWarp, leaves);
+  if (lane == 0) sums[blockIdx.x] = sum;
+}
+
+int64_t BlocksOf(int64_t count) { return CeilDiv(count, int64_t{kOfBlock}); }
+
+// The sums of all launches but the last.
+template <typename T>
+size_t WorkspaceBytes(int64_t count) {
+  int64_t sums = 0;
+  for (int64_t left = BlocksOf(count); left > 1; left = BlocksOf(left)) sums += left;
+  return static_cast<size_t>(sums) * sizeof(T);
+}
+
+template <typename T>
+absl::Status LaunchTree(const T* x, int64_t count, T* sum, std::byte* workspace,
+                        const Stream& stream) {
+  T* scratch = reinterpret_cast<T*>(workspace);
+  Stream of_launch = stream;
+  for (;;) {
+    const int64_t blocks = count > 0 ? BlocksOf(count) : 1;
+    T* const to = blocks > 1 ? scratch : sum;
+    const auto leaves = static_cast<int>(blocks > 1 ? kOfBlock : PaddedLeaves(count));
+    const absl::Status status =
+        Launch(TreeSumKernel<T>,
+               {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kWarp, kWarps)},
+               of_launch, x, count, leaves, to);
+    if (!status.ok() || blocks == 1) return status;
+    x = to;
+    count = blocks;
+    scratch += blocks;
+    of_launch.dependent = true;  // on a kernel of ours
+  }
+}
+
+}  // namespace
+
+size_t TreeSumWorkspaceBytes(const TreeSumArgs& args) { return WorkspaceBytes<float>(args.count); }
+absl::Status LaunchTreeSum(const TreeSumArgs& args, std::byte* workspace, const Stream& stream) {
+  return LaunchTree(args.x, args.count, args.sum, workspace, stream);
+}
+
+size_t TreeSum64WorkspaceBytes(const TreeSum64Args& args) {
+  return WorkspaceBytes<double>(args.count);
+}
+absl::Status LaunchTreeSum64(const TreeSum64Args& args, std::byte* workspace,
+                             const Stream& stream) {
+  return LaunchTree(args.x, args.count, args.sum, workspace, stream);
+}
+
+}  // namespace isobit::cuda
