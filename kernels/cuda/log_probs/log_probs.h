@@ -15,6 +15,7 @@
 #include "kernels/contract/constants.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
+#include "kernels/training_ops.h"
 
 namespace isobit::cuda {
 
@@ -60,6 +61,14 @@ struct DeviceLogProbResult {
   int32_t finite = 0;    // 1 or 0
 };
 
+// The output of training's rows (kernels/training_ops.h), all of which have a target: [num_rows]
+// each. NaN for a row that fails.
+struct TrainingLogProbOutputs {
+  float* logprobs = nullptr;
+  float* entropies = nullptr;   // null: not wanted. Rows want theirs all the same, as `state` does.
+  LogProbRow* state = nullptr;  // null: these are not training's rows
+};
+
 // All pointers are to GPU memory. A replayed graph reads what the arrays hold at that time; only
 // the numbers in this struct are fixed.
 struct DeviceLogProbs {
@@ -73,6 +82,7 @@ struct DeviceLogProbs {
   int32_t* ids = nullptr;                  // [num_rows], a second copy of the ids; may be null
   TokenLogProb* top = nullptr;             // row i's list is at top + i * top_stride
   int64_t top_stride = 0;
+  TrainingLogProbOutputs training = {};  // with a state, `results`, `ids` and `top` are not written
   std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; the next launch of the
                                    // same stream can use it again as it is left
   bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch

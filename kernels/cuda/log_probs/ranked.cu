@@ -20,6 +20,7 @@ struct alignas(16) Shared {
   RangeResult ranges[kRanges];  // used in block 0 only
   contract::VocabSum sum;
   WarpTotals totals[kRangeWarps];
+  uint64_t last_kept;  // see LastKept; used in block 0 only
 };
 extern __shared__ __align__(16) std::byte shared_memory[];
 
@@ -89,6 +90,25 @@ __device__ __noinline__ void Filter(RowCluster& cluster, const VocabRange& range
   if (plan.top_p) {
     KeepPrefix(range, LastOfPrefix<true>(cluster, range, row_max, 0, row.top_p, order));
   }
+}
+
+// The key of the last token in the row's order that the filters have kept; 0: they kept all.
+__device__ __noinline__ uint64_t LastKept(RowCluster& cluster, const VocabRange& range,
+                                          OrderScratch& order) {
+  uint64_t least = ~uint64_t{0};
+  uint64_t filtered = 0;
+  ForEachFour(range, [&](int i, const Four& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i + j >= range.size) continue;
+      const uint64_t key = TokenKey(four.z[j], range.first + i + j);
+      if (four.z[j] == kMinusInfinity) filtered = 1;
+      if (four.z[j] > kMinusInfinity && key < least) least = key;
+    }
+  });
+  filtered = LargestOfRow(cluster, filtered, order);
+  least = ~LargestOfRow(cluster, ~least, order);
+  return filtered != 0 ? least : 0;
 }
 
 // Writes the keys of the row's first `count` tokens, in order, to `top` of every block. Returns
@@ -221,8 +241,8 @@ __device__ contract::VocabSum SumOfKept(const LogProbJob& job, int r, int kept, 
   return contract::RangeSum(max, weights, weighted_distances);
 }
 
-// Completes shared.ranges and shared.top from the row's gathered candidates. Run by one block.
-// Returns the length of the top list.
+// Completes shared.ranges, shared.top and shared.last_kept from the row's gathered candidates. Run
+// by one block. Returns the length of the top list.
 __device__ __noinline__ int GoThroughCandidates(const LogProbJob& job, const RowPlan& plan,
                                                 int size, float row_max, uint64_t mass,
                                                 Shared& shared) {
@@ -241,7 +261,10 @@ __device__ __noinline__ int GoThroughCandidates(const LogProbJob& job, const Row
       range.best = 0;
     }
   }
-  if (threadIdx.x == 0) shared.scratch.best = 0;
+  if (threadIdx.x == 0) {
+    shared.scratch.best = 0;
+    shared.last_kept = kept < job.args.vocab ? order.gathered[kept - 1] : 0;
+  }
   SyncRange();
   uint64_t best = 0;
   float best_logit = 0.0f;
@@ -344,6 +367,10 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
       if (candidates > kMaxTopLogProbs) {
         candidates = 0;
         Filter(cluster, range, row, plan, all.max, order, scratch);
+        if (job.args.training.state != nullptr) {
+          const uint64_t last = LastKept(cluster, range, order);
+          if (threadIdx.x == 0) shared.last_kept = last;
+        }
       }
     }
     if (candidates == 0) {
@@ -377,6 +404,14 @@ __global__ void __launch_bounds__(kRangeThreads, 2)
   }
   SyncRange();
   if (!finite) return;
+  if (job.args.training.state != nullptr) {
+    if (threadIdx.x == 0 && shared.last_kept != 0) {
+      LogProbRow& state = job.args.training.state[index];
+      state.last_z = LogitOf(shared.last_kept);
+      state.last_id = IdOf(shared.last_kept);
+    }
+    return;
+  }
   TokenLogProb* top = job.args.top + index * job.args.top_stride;
   for (int i = static_cast<int>(threadIdx.x); i < row.top_logprobs; i += kRangeThreads) {
     top[i] = {-1, kMinusInfinity};

@@ -89,6 +89,18 @@ __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& min
                                                          : contract::Combine(other, mine);
 }
 
+// Writes the outputs of a row of training, without what its filters keep. logit: of its target.
+__device__ inline void FinishTrainingRow(const TrainingLogProbOutputs& out, int64_t index,
+                                         bool finite, float logit, const contract::VocabSum& sum) {
+  const float nan = contract::FromBits(0x7fffffffu);
+  out.logprobs[index] = finite ? contract::LogProb(contract::Add(logit, 0.0f), sum) : nan;
+  if (out.entropies != nullptr) out.entropies[index] = finite ? contract::Entropy(sum) : nan;
+  LogProbRow row;
+  row.finite = finite ? 1 : 0;
+  if (finite) row.sum = {sum.max, sum.sum, sum.weighted_distance};
+  out.state[index] = row;
+}
+
 // Joins a row's ranges and writes the row's result. Returns the row's VocabSum. Run by one warp;
 // lane l has the result of range l % 8 in `mine`. kByRanges: not all of the row's logits are here.
 template <bool kByRanges = false>
@@ -113,6 +125,10 @@ __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, i
   const int32_t id = !finite ? 0 : plan.draws ? IdOf(best) : row.target;
   contract::VocabSum sum = CombineAcross(CombineAcross(CombineAcross(mine.sum, 1), 2), 4);
   if (threadIdx.x % 32 != 0) return sum;
+  if (job.args.training.state != nullptr) {
+    FinishTrainingRow(job.args.training, index, finite, logit, sum);
+    return sum;
+  }
 
   DeviceLogProbResult& result = job.args.results[index];
   result.finite = finite ? 1 : 0;

@@ -273,6 +273,28 @@ __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, flo
   return scratch.last;
 }
 
+// The largest of the words of all blocks' threads, for every thread.
+__device__ __forceinline__ uint64_t LargestOfRow(RowCluster& row, uint64_t mine,
+                                                 OrderScratch& scratch) {
+  if (threadIdx.x == 0) scratch.last = 0;
+  for (int step = 16; step > 0; step /= 2) {
+    const uint64_t other = __shfl_xor_sync(~0u, mine, step);
+    mine = other > mine ? other : mine;
+  }
+  SyncRange();
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(reinterpret_cast<unsigned long long*>(&scratch.last),
+              static_cast<unsigned long long>(mine));
+  }
+  SyncRange();
+  const uint64_t* words = row.Exchange(scratch.last, scratch);
+  uint64_t all = 0;
+  for (int r = 0; r < contract::kLeaves; ++r) {
+    all = words[r] > all ? words[r] : all;
+  }
+  return all;
+}
+
 // The least and the largest key of the row that `binning` puts into `bin`.
 __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& range,
                                           const Binning& binning, uint32_t bin,
@@ -289,27 +311,8 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
       largest = key > largest ? key : largest;
     }
   });
-  const auto extreme = [&](uint64_t mine) {  // the largest of all blocks' threads
-    if (threadIdx.x == 0) scratch.last = 0;
-    for (int step = 16; step > 0; step /= 2) {
-      const uint64_t other = __shfl_xor_sync(~0u, mine, step);
-      mine = other > mine ? other : mine;
-    }
-    SyncRange();
-    if (threadIdx.x % 32 == 0) {
-      atomicMax(reinterpret_cast<unsigned long long*>(&scratch.last),
-                static_cast<unsigned long long>(mine));
-    }
-    SyncRange();
-    const uint64_t* words = row.Exchange(scratch.last, scratch);
-    uint64_t all = 0;
-    for (int r = 0; r < contract::kLeaves; ++r) {
-      all = words[r] > all ? words[r] : all;
-    }
-    return all;
-  };
-  *low = ~extreme(~least);
-  *high = extreme(largest);
+  *low = ~LargestOfRow(row, ~least, scratch);
+  *high = LargestOfRow(row, largest, scratch);
 }
 
 // The key of the last token of a prefix of the row's order: the shortest whose mass is at least
