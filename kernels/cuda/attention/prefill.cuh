@@ -1,4 +1,4 @@
-// The kernel behind LaunchPrefillAttention, for one head size.
+// The kernel behind LaunchPrefillAttention and LaunchTrainingAttention, for one head size.
 //
 // A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head. A row is
 // a pair of a token and a query head of that KV head, tokens outermost. One more warpgroup copies
@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/contract/attention.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/cuda/attention/prefill_ring.cuh"
 #include "kernels/cuda/attention/softmax_fragment.cuh"
 #include "kernels/cuda/device/barrier.cuh"
@@ -31,18 +32,13 @@ __device__ __forceinline__ uint32_t Afresh(uint32_t x) {
   return static_cast<uint32_t>(Uniform(static_cast<int>(x)));
 }
 
-// The operand that begins `bytes` further on. Only the low word changes, so 32-bit arithmetic does.
-__device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
-  return (operand & 0xffffffff00000000ull) |
-         (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
-}
-
 // Calls use(valid, row, column, offset) for each 16 bytes of a consumer's 64 rows. valid: there is
 // such a row; row, column: where it lies in q and out; offset: in shared memory, swizzled.
-template <class Shape, int kHeadDim, typename Use>
+template <class Shape, int kHeadDim, KvSource kSource, typename Use>
 __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const PrefillBlock& work,
                                              int consumer, Use use) {
   constexpr int kChunks = kHeadDim / 8;
+  const int head_dim = kSource == KvSource::kRows ? p.head_dim : kHeadDim;
   const int first_pair = work.first_pair + consumer * 64;
   const int first_token = first_pair / p.heads_per_kv;
   const int first_head = first_pair - first_token * p.heads_per_kv;
@@ -54,14 +50,14 @@ __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const Prefi
                            ? r
                            : static_cast<int>(__umulhi(first_head + r, p.inverse_heads_per_kv));
     const int head = work.kv_head * p.heads_per_kv + first_head + r - tokens * p.heads_per_kv;
-    use(first_pair + r < work.end_pair, int64_t{work.first_row} + first_token + tokens,
-        head * kHeadDim + chunk * 8,
+    use(first_pair + r < work.end_pair && (kSource != KvSource::kRows || chunk * 8 < head_dim),
+        int64_t{work.first_row} + first_token + tokens, head * head_dim + chunk * 8,
         chunk / 8 * Shape::kQueryBlockBytes + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
   }
 }
 
 // One consumer warpgroup: 64 rows from start to end.
-template <class Shape, int kHeadDim>
+template <class Shape, int kHeadDim, KvSource kSource>
 __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlock& work,
                                         const PrefillRing<Shape>& ring, uint8_t* shared,
                                         int consumer) {
@@ -85,19 +81,18 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     }
   };
   const int first_pair = work.first_pair + consumer * 64;
-  ForEachChunk<Shape, kHeadDim>(p, work, consumer,
-                                [&](bool valid, int64_t row, int column, int offset) {
-                                  const Bf16* from = p.q + row * p.ldq + column;
-                                  uint4 data = {0, 0, 0, 0};
-                                  if (valid && p.q_vectors) {
-                                    data = *reinterpret_cast<const uint4*>(from);
-                                  } else if (valid) {
-                                    uint32_t* words = &data.x;
-                                    for (int i = 0; i < 4; ++i)
-                                      words[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
-                                  }
-                                  *reinterpret_cast<uint4*>(q_bytes + offset) = data;
-                                });
+  ForEachChunk<Shape, kHeadDim, kSource>(
+      p, work, consumer, [&](bool valid, int64_t row, int column, int offset) {
+        const Bf16* from = p.q + row * p.ldq + column;
+        uint4 data = {0, 0, 0, 0};
+        if (valid && p.q_vectors) {
+          data = *reinterpret_cast<const uint4*>(from);
+        } else if (valid) {
+          uint32_t* words = &data.x;
+          for (int i = 0; i < 4; ++i) words[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+        }
+        *reinterpret_cast<uint4*>(q_bytes + offset) = data;
+      });
   float4* const shared_total =
       reinterpret_cast<float4*>(shared + Shape::kTotals + consumer * Shape::kTotalBytes) + thread;
   for (int i = 0; i < kSharedTotals / 4; ++i) shared_total[i * 128] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -270,8 +265,17 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
     *reinterpret_cast<uint32_t*>(to + 8 * 128) =
         PackBf16(Mul(x.z, inverse[1]), Mul(x.w, inverse[1]));
   }
+  if (kSource == KvSource::kRows && lane % 4 == 0) {
+    for (int h = 0; h < 2; ++h) {
+      const int pair = first_pair + thread / 32 * 16 + lane / 4 + 8 * h;
+      if (pair >= work.end_pair) continue;
+      const int64_t head = work.kv_head * p.heads_per_kv + pair % p.heads_per_kv;
+      p.log_sums[head * p.rows + work.first_row + pair / p.heads_per_kv] =
+          contract::LogSumExp2(sum[h].max, sum[h].sum);
+    }
+  }
   SyncThreads(1 + consumer, 128);
-  ForEachChunk<Shape, kHeadDim>(
+  ForEachChunk<Shape, kHeadDim, kSource>(
       p, work, consumer, [&](bool valid, int64_t row, int column, int offset) {
         if (!valid) return;
         Bf16* to = p.out + row * p.ldo + column;
@@ -283,10 +287,11 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
       });
 }
 
-template <int kHeadDim, bool kGather>
+template <int kHeadDim, KvSource kSource>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     PrefillKernel(const __grid_constant__ PrefillParams p) {
   using Shape = PrefillShape<kHeadDim>;
+  constexpr bool kGather = kSource == KvSource::kGather;
   extern __shared__ __align__(1024) uint8_t shared[];
   const PrefillRing<Shape> ring = {SharedAddress(shared)};
   const int warpgroup = Uniform(static_cast<int>(threadIdx.x) / 128);
@@ -294,7 +299,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
   WaitForPredecessor();
   ReleaseSuccessor();
   PrefillBlock work;
-  if (!FindWork<Shape>(p, &work)) return;
+  if (!FindWork<Shape, kSource>(p, &work)) return;
   const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // that have a row
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
@@ -313,19 +318,21 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     if (kGather) {
       GatherTiles<Shape, kHeadDim>(p, work, ring);
     } else if (threadIdx.x < 32) {
-      CopyTiles<Shape, false>(p, work, ring);
+      CopyTiles<Shape, false, kSource>(p, work, ring);
     } else if (threadIdx.x < 64) {
-      CopyTiles<Shape, true>(p, work, ring);
+      CopyTiles<Shape, true, kSource>(p, work, ring);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shape::kConsumerRegisters));
-    if (warpgroup <= consumers) Consume<Shape, kHeadDim>(p, work, ring, shared, warpgroup - 1);
+    if (warpgroup <= consumers) {
+      Consume<Shape, kHeadDim, kSource>(p, work, ring, shared, warpgroup - 1);
+    }
   }
 }
 
-// Launches the schedule for one head size; instantiated in prefill_<head size>.cu.
-template <int kHeadDim>
-absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
+// Launches the schedule for one head size.
+template <int kHeadDim, KvSource kSource>
+absl::Status LaunchPrefillFrom(const PrefillParams& params, const Stream& stream) {
   using Shape = PrefillShape<kHeadDim>;
   // At most so many: full blocks, and one more for the end of each sequence.
   const int64_t pairs = int64_t{params.sequences.num_rows} * params.heads_per_kv;
@@ -333,13 +340,29 @@ absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),
                      .threads = dim3(Shape::kThreads),
                      .shared_bytes = Shape::kSharedBytes};
-  return params.box_rows == 0 ? Launch(PrefillKernel<kHeadDim, true>, grid, stream, params)
-                              : Launch(PrefillKernel<kHeadDim, false>, grid, stream, params);
+  return Launch(PrefillKernel<kHeadDim, kSource>, grid, stream, params);
+}
+
+// For serving; instantiated in prefill_<head size>.cu.
+template <int kHeadDim>
+absl::Status LaunchPrefill(const PrefillParams& params, const Stream& stream) {
+  return params.box_rows == 0 ? LaunchPrefillFrom<kHeadDim, KvSource::kGather>(params, stream)
+                              : LaunchPrefillFrom<kHeadDim, KvSource::kBoxes>(params, stream);
 }
 extern template absl::Status LaunchPrefill<64>(const PrefillParams&, const Stream&);
 extern template absl::Status LaunchPrefill<96>(const PrefillParams&, const Stream&);
 extern template absl::Status LaunchPrefill<128>(const PrefillParams&, const Stream&);
 extern template absl::Status LaunchPrefill<256>(const PrefillParams&, const Stream&);
+
+// For training; instantiated in training_<head size>.cu.
+template <int kHeadDim>
+absl::Status LaunchTrainingPrefill(const PrefillParams& params, const Stream& stream) {
+  return LaunchPrefillFrom<kHeadDim, KvSource::kRows>(params, stream);
+}
+extern template absl::Status LaunchTrainingPrefill<64>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchTrainingPrefill<96>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchTrainingPrefill<128>(const PrefillParams&, const Stream&);
+extern template absl::Status LaunchTrainingPrefill<256>(const PrefillParams&, const Stream&);
 
 }  // namespace isobit::cuda
 

@@ -39,6 +39,17 @@ struct PrefillParams {
   float scale;
   bool q_vectors;    // q and ldq are multiples of 16 bytes
   bool out_vectors;  // likewise out
+  // Of KvSource::kRows alone:
+  int32_t head_dim;  // at most the schedule's; the columns beyond it count as +0
+  int64_t rows;
+  float* log_sums;  // [heads, rows]
+};
+
+// Where the keys and values of a sequence lie.
+enum class KvSource {
+  kBoxes,   // in pages that boxes can copy
+  kGather,  // in pages of any size
+  kRows,    // in the sequence's own rows of tensors [rows, kv_heads * head_dim] (training)
 };
 
 // The schedule's sizes for one head size.
@@ -99,7 +110,7 @@ struct PrefillBlock {
 
 // Finds this block's work; false: there is none. A sequence's last tokens get its first blocks,
 // because they take longest.
-template <class Shape>
+template <class Shape, KvSource kSource>
 __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* work) {
   const DeviceSequences& s = p.sequences;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -127,7 +138,7 @@ __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* w
     const int pairs = __shfl_sync(kAllLanes, rows, owner) * p.heads_per_kv;
     work->sequence = first + owner;
     work->first_row = s.first_row[work->sequence];
-    work->first_position = s.first_position[work->sequence];
+    work->first_position = kSource == KvSource::kRows ? 0 : s.first_position[work->sequence];
     work->first_pair = block * Shape::kRows;
     work->end_pair = min(pairs, work->first_pair + Shape::kRows);
     work->end_position = work->first_position + pairs / p.heads_per_kv;
@@ -184,19 +195,23 @@ struct RingCursor {
 };
 
 // Fills the ring's keys (or values, if kOfValues) by box copies; run by one warp. A lane copies the
-// boxes of one run of positions.
-template <class Shape, bool kOfValues>
+// boxes of one run of positions: with kRows, the first lane copies whole tiles.
+template <class Shape, bool kOfValues, KvSource kSource>
 __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillBlock& work,
                                           const PrefillRing<Shape>& ring) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int32_t* pages = p.sequences.pages + p.sequences.first_page[work.sequence];
+  constexpr bool kOfRows = kSource == KvSource::kRows;
+  const int32_t* pages = nullptr;
+  if (!kOfRows) pages = p.sequences.pages + p.sequences.first_page[work.sequence];
   const CUtensorMap& map = kOfValues ? p.v_map : p.k_map;
   RingCursor<Shape> cursor;
   for (int tile = work.first_tile; tile < work.end_tile; ++tile, cursor.Advance()) {
     const int position = tile * Shape::kTile + lane * p.box_rows;
     const bool mine = lane * p.box_rows < Shape::kTile && position < work.end_position;
     int row = 0;  // of the cache
-    if (mine) {
+    if (kOfRows) {
+      row = work.first_row + position;
+    } else if (mine) {
       row = (pages[position / p.page_size] * p.kv_heads + work.kv_head) * p.page_size +
             position % p.page_size;
     }
@@ -213,8 +228,12 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
     __syncwarp();
     if (mine) {
       for (int c = 0; c < Shape::kColumnBlocks; ++c) {
-        CopyBox(to + c * Shape::kTileBlockBytes + lane * p.box_rows * 128, map, row, c * 64, landed,
-                kEvictNormal);
+        const uint32_t to_box = to + c * Shape::kTileBlockBytes + lane * p.box_rows * 128;
+        if (kOfRows) {
+          CopyHeadBox(to_box, map, row, work.kv_head, c * 64, landed, kEvictNormal);
+        } else {
+          CopyBox(to_box, map, row, c * 64, landed, kEvictNormal);
+        }
       }
     }
     __syncwarp();

@@ -38,12 +38,31 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int
       : "memory");
 }
 
+// The same for a map of heads (MapHeads): rows from `row`, columns from `column` of one head.
+__device__ __forceinline__ void CopyHeadBox(uint32_t to, const CUtensorMap& map, int32_t row,
+                                            int32_t head, int32_t column, uint32_t barrier,
+                                            uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
+      "hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(head), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // Copies shared memory to the box at (row, column); what lies outside the matrix is not written.
 __device__ __forceinline__ void StoreBox(const CUtensorMap& map, uint32_t from, int32_t row,
                                          int32_t column) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
       "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+// Copies `bytes` consecutive bytes of shared memory; addresses and size are multiples of 16.
+__device__ __forceinline__ void StoreBytes(void* to, uint32_t from, uint32_t bytes,
+                                           uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
+      "r"(from), "r"(bytes), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void CommitStores() {

@@ -23,6 +23,13 @@ inline bool Mappable(const contract::Bf16* data, int64_t ld) {
 absl::StatusOr<CUtensorMap> MapMatrix(const contract::Bf16* data, int64_t rows, int64_t columns,
                                       int64_t ld, int box_rows, int box_columns);
 
+// A map of the heads of a tensor [rows, heads * head_dim], contiguous, in boxes of box_rows rows of
+// 64 columns of one head, laid out with the 128-byte swizzle. Columns after the head's last and
+// rows after the tensor's last read as +0. head_dim is a multiple of 8. INTERNAL: the driver
+// refused.
+absl::StatusOr<CUtensorMap> MapHeads(const contract::Bf16* data, int64_t rows, int32_t heads,
+                                     int32_t head_dim, int box_rows);
+
 }  // namespace isobit::cuda
 
 #endif  // ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_

@@ -45,6 +45,12 @@ __device__ __forceinline__ uint64_t TransposedOperand(uint32_t address, uint32_t
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
+// The operand that begins `bytes` further on. Only the low word changes, so 32-bit arithmetic does.
+__device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
+  return (operand & 0xffffffff00000000ull) |
+         (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
+}
+
 // d += A B^T, both operands in shared memory; accumulate = false starts from +0. RegisterMma takes
 // A from registers: a[0] = (row g, columns 2q, 2q+1), a[1] = (g + 8, same), a[2], a[3] = the same
 // with columns + 8, g = lane / 4, q = lane % 4. TransposedB: B lies as [16, N] (N-major), as V
@@ -236,6 +242,26 @@ struct Wgmma<96> {
           "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
           "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  }
+  template <bool kTransposedA, bool kTransposedB>
+  static __device__ __forceinline__ void MajorMma(float (&d)[48], uint64_t a, uint64_t b,
+                                                  bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+        "}, %48, %49, p, 1, 1, %51, %52;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedA ? 1 : 0),
+          "n"(kTransposedB ? 1 : 0));
   }
   template <bool kTransposedB>
   static __device__ __forceinline__ void RegisterMma(float (&d)[48], const uint32_t (&a)[4],
