@@ -23,6 +23,12 @@ __device__ __forceinline__ void LoadTransposed(uint32_t (&fragments)[4], uint32_
                : "r"(address)
                : "memory");
 }
+// Stores four matrices; lane l gives the address of row l % 8, 16 bytes, of matrix l / 8.
+__device__ __forceinline__ void StoreMatrices(const uint32_t (&fragments)[4], uint32_t address) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(fragments[0]), "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])
+               : "memory");
+}
 
 }  // namespace isobit::cuda
 

@@ -41,6 +41,8 @@ NEEDS_WGMMA = {
     "linear/stream": "Stream",
     "linear/tile": "Tile",
     "attention/prefill": "Prefill",
+    "attention/training": "Prefill",
+    "attention/training_": "Gradient",
 }
 
 # Approximations by the special function unit. Reciprocal and reciprocal square root are not among them:

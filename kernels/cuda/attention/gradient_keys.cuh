@@ -1,0 +1,343 @@
+// The kernel of dK and dV. A block takes a tile of keys of one KV head and passes over the queries
+// of the head's group: heads ascending, rows ascending. Scores lie transposed in registers, keys by
+// queries, so that weights and score gradients are A operands of the products with dO and Q, which
+// lie in shared memory as the copy engine brings them.
+//
+// Up to 128 columns, each of two consumer warpgroups has 64 keys. With 256, both gradients of 64
+// keys do not fit one warpgroup's registers: both consumers have the same keys, and the first makes
+// dV, the second dK.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_KEYS_CUH_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_KEYS_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/gradient.cuh"
+#include "kernels/cuda/attention/gradient.h"
+#include "kernels/cuda/attention/matrix_fragments.cuh"
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/device_traits.h"
+
+namespace isobit::cuda {
+
+// Sends a tile of ds from the registers of a consumer warpgroup to memory, by way of `tile` in
+// shared memory, and waits until the tile before has left shared memory. to(): where it goes.
+template <typename To>
+__device__ __forceinline__ void WriteScores(const uint32_t (&ds)[4][4], uint32_t tile, int barrier,
+                                            To to) {
+  const int thread = static_cast<int>(threadIdx.x % 128);
+  const int lane = thread % 32;
+  const int row = thread / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    StoreMatrices(ds[k], tile + row * 128 + ((2 * k + lane / 16) ^ (row % 8)) * 16);
+  }
+  FenceSharedForAsync();
+  if (thread == 0) WaitForStoreReads();
+  SyncThreads(barrier, 128);
+  if (thread == 0) {
+    StoreBytes(to(), tile, kScoreTileBytes, kEvictFirst);
+    CommitStores();
+  }
+}
+
+template <int kHeadDim>
+struct KeyGradientShape {
+  static constexpr int kColumns = kHeadDim;
+  static constexpr int kColumnBlocks = (kHeadDim + 63) / 64;
+  static constexpr bool kSplitRoles = kHeadDim > 128;
+  static constexpr int kKeys = KeyTileRows(kHeadDim);  // of a block
+  static constexpr int kQueries = 64;                  // of a tile
+  static constexpr int kThreads = 3 * 128;
+  static constexpr int kSlots = kHeadDim > 128 ? 4 : kHeadDim > 64 ? 8 : 16;
+
+  static constexpr int kKeptBytes = kColumnBlocks * kKeys * 128;
+  static constexpr int kSlotBytes = kColumnBlocks * kQueries * 128;
+  static constexpr int kRowValueBytes = kQueries * 4;  // L or D of a tile
+  // Offsets in shared memory.
+  static constexpr int kK = 0;
+  static constexpr int kV = kKeptBytes;
+  static constexpr int kTiles = 2 * kKeptBytes;
+  static constexpr int kRowValues = kTiles + kSlots * kSlotBytes;
+  static constexpr int kScores = kRowValues + kSlots * kRowValueBytes;  // ds on its way to memory
+  static_assert(kScores % 128 == 0);
+  static constexpr int kWriters = kSplitRoles ? 1 : 2;
+  static constexpr int kBarriers = kScores + kWriters * 2 * kScoreTileBytes;
+  using Ring = TileRing<kSlots, kSlotBytes>;
+  static constexpr int kSharedBytes = kBarriers + Ring::kBarrierBytes;
+  static_assert(kSharedBytes <= kH200.block_shared_bytes);
+};
+
+// What a block works on. Slots hold tiles of q and dO in turn, with L and D.
+struct KeyWork {
+  SequenceTile keys;
+  int32_t kv_head;
+  int32_t first_tile;  // of queries that see a key of the block
+  int32_t end_tile;
+};
+
+// The tiles of 64 queries that see a key of [first_key, end_key) end here.
+__device__ __forceinline__ int EndOfQueries(const GradientParams& p, int length, int end_key) {
+  int end = length;
+  if (p.window != 0) end = min(end, min(end_key, length) - 1 + p.window);
+  return (end + 63) / 64;
+}
+
+// L (with q) and D (with dO) of the queries, by one warp. Within 16 queries they lie in the order
+// in which a thread of a fragment needs them: 2q, 2q + 1, 2q + 8, 2q + 9 for lane q of four.
+template <class Shape>
+__device__ __forceinline__ void CopyRowValues(const GradientParams& p, const KeyWork& work,
+                                              const typename Shape::Ring& ring, uint32_t base) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  typename Shape::Ring::Cursor cursor;
+  for (int h = 0; h < p.heads_per_kv; ++h) {
+    const int64_t head_row =
+        int64_t{work.kv_head * p.heads_per_kv + h} * p.rows + work.keys.first_row;
+    for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+#pragma unroll
+      for (int of_dout = 0; of_dout < 2; ++of_dout, cursor.Advance()) {
+        const float* const from = (of_dout ? p.output_dots : p.log_sums) + head_row;
+        const uint32_t to = base + Shape::kRowValues + cursor.slot * Shape::kRowValueBytes;
+        ring.WaitEmpty(cursor);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int r = half * 32 + lane;
+          const int query = tile * 64 + r;
+          const int at = r / 16 * 16 + r % 8 / 2 * 4 + r % 16 / 8 * 2 + r % 2;
+          const bool real = query < work.keys.length;
+          asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + at * 4),
+                       "l"(from + (real ? query : 0)), "r"(real ? 4 : 0)
+                       : "memory");
+        }
+        asm volatile(
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ring.Full(cursor.slot))
+            : "memory");
+      }
+    }
+  }
+}
+
+// The tiles of keys, values, queries and output gradients, by one warp.
+template <class Shape>
+__device__ __forceinline__ void CopyQueryTiles(const GradientParams& p, const KeyWork& work,
+                                               const typename Shape::Ring& ring, uint32_t base) {
+  constexpr int kBlocks = Shape::kColumnBlocks;
+  const int first_key = work.keys.first_row + work.keys.tile * Shape::kKeys;
+  if (threadIdx.x % 32 == 0) {
+    CopyTile<kBlocks, Shape::kKeys>(base + Shape::kK, p.k_map, first_key, work.kv_head,
+                                    ring.Kept());
+    CopyTile<kBlocks, Shape::kKeys>(base + Shape::kV, p.v_map, first_key, work.kv_head,
+                                    ring.Kept());
+  }
+  __syncwarp();
+  typename Shape::Ring::Cursor cursor;
+  for (int h = 0; h < p.heads_per_kv; ++h) {
+    const int head = work.kv_head * p.heads_per_kv + h;
+    for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+      const int row = work.keys.first_row + tile * 64;
+      const int valid = work.keys.length - tile * 64;
+      FillSlot<kBlocks, 64>(ring, &cursor, p.q_map, row, head, valid, 0);
+      FillSlot<kBlocks, 64>(ring, &cursor, p.dout_map, row, head, valid, 1);
+    }
+  }
+}
+
+// One consumer warpgroup: the chains of 64 keys, of dV, dK or both.
+template <class Shape, bool kMakesDv, bool kMakesDk>
+__device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const KeyWork& work,
+                                               const typename Shape::Ring& ring, uint8_t* shared,
+                                               int consumer) {
+  constexpr int kColumns = Shape::kColumns;
+  constexpr int kBlockBytes = Shape::kKeys * 128;  // of 64 columns of the block's keys
+  const int thread = static_cast<int>(threadIdx.x % 128);
+  const int lane = thread % 32;
+  const int first = Shape::kSplitRoles ? 0 : consumer * 64;  // of this consumer's keys in the tile
+  const int first_key = work.keys.tile * Shape::kKeys + first;
+  const int length = work.keys.length;
+  const uint32_t base = SharedAddress(shared);
+
+  // The tiles with a query that sees one of these keys. The block's other tiles are passed over.
+  const bool any = first_key < length;
+  const int first_tile = Uniform(any ? first_key / 64 : work.end_tile);
+  const int end_tile = Uniform(any ? EndOfQueries(p, length, first_key + 64) : int{work.end_tile});
+  // Every query sees every key in the tiles after the first that end before full_end.
+  const int full_end = Uniform(p.window == 0 ? length : min(length, first_key + p.window));
+  const int key = first_key + thread / 32 * 16 + lane / 4;
+  const bool bounded = *p.unbounded == 0;
+
+  float dv[kMakesDv ? kColumns / 2 : 1] = {};
+  float dk[kMakesDk ? kColumns / 2 : 1] = {};
+  float s[32];
+  float e[kMakesDk ? 32 : 1];
+  uint32_t p_packed[4][4];
+  uint32_t ds_packed[4][4];
+  typename Shape::Ring::Cursor cursor;
+  const auto row_values = [&](int slot, int group) {
+    return *reinterpret_cast<const float4*>(
+        shared + Shape::kRowValues + slot * Shape::kRowValueBytes + group * 64 + lane % 4 * 16);
+  };
+  // Whether the query of element i, in `tile`, sees the element's key.
+  const auto sees = [&](int tile, int i) {
+    const int h = i / 2 % 2;
+    const int query = i / 4 * 8 + i % 2;
+    const int before = tile * 64 + lane % 4 * 2;
+    int end = length;
+    if (p.window != 0) end = min(end, key + 8 * h + p.window);
+    return (query >= key + 8 * h - before) & (query < end - before);
+  };
+  const auto multiply_rows = [&](float(&d)[kColumns / 2], const uint32_t(&a)[4][4], uint32_t tile) {
+    const uint64_t b = TransposedOperand(tile, kBoxBytes);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Wgmma<kColumns>::template RegisterMma<true>(d, a[k], Further(b, k * 16 * 128), true);
+    }
+  };
+  // ds goes to memory by way of two tiles of this warpgroup in turn.
+  const int score_tiles = Shape::kSplitRoles ? 0 : consumer * 2;
+  int turn = 0;
+
+  WaitBarrier(ring.Kept(), 0);
+  for (int h = 0; h < p.heads_per_kv; ++h) {
+    ring.PassOver(&cursor, 2 * (first_tile - work.first_tile));
+    int q_before = -1;
+    int dout_before = -1;
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+      const bool edge = tile == first_tile || tile * 64 + 64 > full_end;
+      const typename Shape::Ring::Cursor q = cursor;
+      cursor.Advance();
+      const typename Shape::Ring::Cursor dout = cursor;
+      cursor.Advance();
+      ring.WaitFull(q);
+      FenceMma();
+      MultiplyColumns<64, kColumns>(s, KMajorOperand(base + Shape::kK + first * 128), kBlockBytes,
+                                    KMajorOperand(ring.Tile(q.slot)), kBoxBytes);
+      // The products of the tile before are done: what held their operands is free for e.
+      WaitMma<1>();
+      if (q_before >= 0) {
+        ring.Release(q_before);
+        ring.Release(dout_before);
+      }
+      q_before = q.slot;
+      dout_before = dout.slot;
+      ring.WaitFull(dout);
+      if constexpr (kMakesDk) {
+        FenceMma();
+        MultiplyColumns<64, kColumns>(e, KMajorOperand(base + Shape::kV + first * 128), kBlockBytes,
+                                      KMajorOperand(ring.Tile(dout.slot)), kBoxBytes);
+      }
+      WaitMma<kMakesDk ? 1 : 0>();
+
+      float row[16];  // L, then D, of this thread's queries
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        *reinterpret_cast<float4*>(row + 4 * g) = row_values(q.slot, g);
+      }
+      Weigh(s, p.scale, bounded, [&](int i) { return row[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]; });
+      if (__builtin_expect(edge, 0)) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) s[i] = sees(tile, i) ? s[i] : 0.0f;
+      }
+      if constexpr (kMakesDk) {
+        WaitMma<0>();
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          *reinterpret_cast<float4*>(row + 4 * g) = row_values(dout.slot, g);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          e[i] = contract::Mul(s[i], contract::Sub(e[i], row[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]));
+        }
+        if (__builtin_expect(edge, 0)) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) e[i] = sees(tile, i) ? e[i] : 0.0f;
+        }
+        PackFragment(e, ds_packed);
+        if (p.score_gradients != nullptr) {
+          const uint32_t to = base + Shape::kScores + (score_tiles + turn) * kScoreTileBytes;
+          turn ^= 1;
+          WriteScores(ds_packed, to, 1 + consumer, [&] {
+            const int head = (work.kv_head - p.first_kv_head) * p.heads_per_kv + h;
+            return ScoreTile(p, work.keys, head, tile, first_key / 64);
+          });
+        }
+      }
+      if constexpr (kMakesDv) PackFragment(s, p_packed);
+      // All operands in registers are complete before the first of these products: otherwise the
+      // compiler would not let them overlap with those of the next tile.
+      FenceMma();
+      if constexpr (kMakesDv) multiply_rows(dv, p_packed, ring.Tile(dout.slot));
+      if constexpr (kMakesDk) multiply_rows(dk, ds_packed, ring.Tile(q.slot));
+      CommitMma();
+    }
+    WaitMma<0>();
+    if (q_before >= 0) {
+      ring.Release(q_before);
+      ring.Release(dout_before);
+    }
+    ring.PassOver(&cursor, 2 * (work.end_tile - end_tile));
+  }
+
+  if (kMakesDk && thread == 0) WaitForStores();
+
+  // The gradients overwrite the keys and values, which have been read.
+  if constexpr (Shape::kSplitRoles) SyncThreads(3, 256);
+  if constexpr (kMakesDv) PutFragment<Shape::kKeys>(dv, 1.0f, shared + Shape::kV, first);
+  if constexpr (kMakesDk) {
+    PutFragment<Shape::kKeys>(dk, p.gradient_scale, shared + Shape::kK, first);
+  }
+  SyncThreads(1 + consumer, 128);
+  const int64_t ld = int64_t{p.kv_heads} * p.head_dim;
+  const int64_t at = (int64_t{work.keys.first_row} + first_key) * ld + work.kv_head * p.head_dim;
+  const int count = length - first_key;
+  if constexpr (kMakesDv) {
+    StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared + Shape::kV, first, count, p.head_dim,
+                                                  p.dv + at, ld);
+  }
+  if constexpr (kMakesDk) {
+    StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared + Shape::kK, first, count, p.head_dim,
+                                                  p.dk + at, ld);
+  }
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(KeyGradientShape<kHeadDim>::kThreads, 1)
+    KeyGradientKernel(const __grid_constant__ GradientParams p) {
+  using Shape = KeyGradientShape<kHeadDim>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t base = SharedAddress(shared);
+  const typename Shape::Ring ring = {base + Shape::kTiles, base + Shape::kBarriers};
+  const int warpgroup = Uniform(static_cast<int>(threadIdx.x) / 128);
+
+  WaitForPredecessor();
+  ReleaseSuccessor();
+  KeyWork work;
+  const int index = static_cast<int>(blockIdx.x);
+  work.kv_head = p.first_kv_head + index % p.launch_kv_heads;
+  if (!FindTile(p, Shape::kKeys, index / p.launch_kv_heads, &work.keys)) return;
+  const int first_key = work.keys.tile * Shape::kKeys;
+  work.first_tile = first_key / 64;
+  work.end_tile = EndOfQueries(p, work.keys.length, first_key + Shape::kKeys);
+  if (threadIdx.x == 0) ring.Init(1 + 32, 8, 2);
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x < 32) {
+      CopyQueryTiles<Shape>(p, work, ring, base);
+    } else if (threadIdx.x < 64) {
+      CopyRowValues<Shape>(p, work, ring, base);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (!Shape::kSplitRoles) {
+      ConsumeQueries<Shape, true, true>(p, work, ring, shared, warpgroup - 1);
+    } else if (warpgroup == 1) {
+      ConsumeQueries<Shape, true, false>(p, work, ring, shared, 0);
+    } else {
+      ConsumeQueries<Shape, false, true>(p, work, ring, shared, 1);
+    }
+  }
+}
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_KEYS_CUH_

@@ -1,0 +1,42 @@
+// Attention of training: whole sequences in row-major tensors (TrainingAttentionArgs in
+// kernels/training_ops.h), with the bits of C6, and its gradient (C13). Every head size that is a
+// multiple of 8 up to 256 runs on the schedule of 64, 96, 128 or 256 columns that holds it: columns
+// of +0 change no bit.
+#ifndef ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
+#define ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/training_ops.h"
+
+namespace isobit::cuda {
+
+// Both launchers read sequences.bounds and sequences.device_bounds. INVALID_ARGUMENT: head_dim is
+// no multiple of 8 up to 256, heads is no multiple of kv_heads, a tensor is not aligned to 16
+// bytes, the bounds do not lie within the rows, or the workspace is too small; INTERNAL: CUDA
+// refused.
+absl::Status LaunchTrainingAttention(const TrainingAttentionArgs& args, const Stream& stream);
+
+// The kernel of dK and dV leaves the scores' gradients in the workspace for the kernel of dQ, for
+// as many KV heads at a time as the workspace holds. If it does not hold one, the second kernel
+// computes them again, which takes longer. No bit depends on it.
+//
+// `workspace` is scratch in GPU memory, aligned to 256 bytes, that needs no initialisation.
+absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
+                                     absl::Span<std::byte> workspace, const Stream& stream);
+
+// Of the scores' gradients: holds two KV heads of a sequence of 16,384 with 4 query heads each.
+inline constexpr size_t kMaxScoreBytes = size_t{9} << 28;  // 2.25 GiB
+
+// The size of workspace with which the gradient is fastest, if at most max_score_bytes of it are
+// for the scores' gradients; with 0, the least that it needs. A function of the shapes and of
+// sequences.bounds.
+size_t AttentionGradientWorkspaceBytes(const AttentionGradientArgs& args,
+                                       size_t max_score_bytes = kMaxScoreBytes);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
