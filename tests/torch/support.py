@@ -29,11 +29,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def _run_rank(rank: int, world: int, folder: str, work: Callable, args: tuple) -> None:
+def _run_rank(rank: int, world: int, folder: str, work: Callable, args: tuple, backend: str) -> None:
     torch.set_num_threads(1)
     result: Any
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
         result = work(rank, world, *args)
         dist.barrier()
         dist.destroy_process_group()
@@ -43,12 +45,16 @@ def _run_rank(rank: int, world: int, folder: str, work: Callable, args: tuple) -
     os._exit(0)  # what the parent had open is not the child's to close
 
 
-def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """The results of work(rank, world, *args) on `world` gloo processes, in rank order. Raises what one
-    raised."""
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Any]:
+    """The results of work(rank, world, *args) on `world` processes, in rank order; with nccl each has a GPU.
+    Raises what one raised."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
-            _run_rank, (world, folder, work, args), nprocs=world, join=False, start_method="fork"
+            _run_rank,
+            (world, folder, work, args, backend),
+            nprocs=world,
+            join=False,
+            start_method="fork" if backend == "gloo" else "spawn",
         )
         for process in context.processes:
             process.join()
@@ -139,8 +145,10 @@ def random_sequences(lengths: list[int], vocab: int, seed: int = 2) -> tuple[lis
     return sequences, [torch.randn(n - 1, generator=generator) for n in lengths]
 
 
-def batch_of(step: Pass, sequences: list[Tensor], advantages: list[Tensor]) -> tuple[Batch, Tensor]:
+def batch_of(
+    step: Pass, sequences: list[Tensor], advantages: list[Tensor], device: torch.device | str = "cpu"
+) -> tuple[Batch, Tensor]:
     """The batch of a pass, and its advantages."""
     chosen = step.sequences()
-    batch = Batch.of([sequences[i] for i in chosen], packs=step.pack_sizes())
-    return batch, torch.cat([torch.empty(0), *(advantages[i] for i in chosen)])
+    batch = Batch.of([sequences[i] for i in chosen], packs=step.pack_sizes(), device=device)
+    return batch, torch.cat([torch.empty(0), *(advantages[i] for i in chosen)]).to(device)

@@ -1,12 +1,16 @@
 """Steps of small models, one of the operators and one of transformers: the same bits for every number of
 ranks and cut of memory."""
 
+import tempfile
 import unittest
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from support import Model, batch_of, random_sequences, run_ranks, same_bits
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from isobit.torch import (
@@ -22,21 +26,23 @@ from isobit.torch import (
 from isobit.torch import functional as F
 
 LENGTHS = [9, 5, 12, 3, 7, 17, 2, 6, 11, 4, 8, 5]
-LANES, PACK_TOKENS, STEPS = 4, 16, 2
+LANES, PACK_TOKENS, STEPS, SAVED = 4, 16, 5, 3
+
+
+def whole(t: Tensor) -> Tensor:
+    return (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().cpu().clone()
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    def whole(t: Tensor) -> Tensor:
-        return t.full_tensor() if hasattr(t, "full_tensor") else t
-
-    return {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+    return {name: whole(p.grad) for name, p in model.named_parameters()}
 
 
 def run_step(model, cut, rank: int, world: int, lanes_per_pass: int | None, data) -> None:
     model.zero_grad()
     total = GradientSum(model.parameters(), cut.passes_per_slot(world, lanes_per_pass))
+    device = next(model.parameters()).device
     for part in cut.passes(rank, world, lanes_per_pass):
-        loss_of(model, *batch_of(part, *data)).backward()
+        loss_of(model, *batch_of(part, *data, device)).backward()
         total.add_pass()
     total.finish()
 
@@ -58,19 +64,36 @@ def make_qwen3() -> Qwen3ForCausalLM:
     return patch(Qwen3ForCausalLM(config).to(torch.bfloat16).train())
 
 
-def train(model, rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
-    """The gradients of each step, then the parameters, rounded to bf16."""
+def train(
+    model, rank: int, world: int, lanes_per_pass: int | None, folder: str = ""
+) -> list[dict[str, Tensor]]:
+    """Gradients and clip norm of each step, then masters and moments. With a folder: stops after SAVED
+    steps and saves there; or goes on from what is saved there."""
     data = random_sequences(LENGTHS, 83)
     cut = plan(LENGTHS, PACK_TOKENS, LANES)
     optimizer = AdamW(model.parameters(), lr=0.01)
+    resumed = bool(folder) and (Path(folder) / ".metadata").exists()
+    if resumed:
+        state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.load(state, checkpoint_id=folder)
+        model.load_state_dict(state["model"])
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
     results = []
-    for _ in range(STEPS):
+    for _ in range(SAVED if resumed else 0, STEPS if resumed or not folder else SAVED):
         run_step(model, cut, rank, world, lanes_per_pass, data)
         results.append(gradients(model))
-        clip_grad_norm_(model.named_parameters(), 0.5)
+        norm = clip_grad_norm_(model.named_parameters(), 0.5)
+        results[-1]["norm"] = norm
         optimizer.step()
-    final = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in model.named_parameters()}
-    return [*results, {name: p.detach().to(torch.bfloat16) for name, p in final.items()}]
+    if folder and not resumed:
+        state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(state, checkpoint_id=folder)
+    final = {}
+    for name, p in model.named_parameters():
+        state = optimizer.state[p]
+        final[name] = whole(state.get("master", p))
+        final[name + " m"], final[name + " v"] = whole(state["exp_avg"]), whole(state["exp_avg_sq"])
+    return [*results, final]
 
 
 def train_alone(lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
@@ -84,13 +107,15 @@ def train_sharded(rank: int, world: int, lanes_per_pass: int | None) -> list[dic
     return train(fully_shard(model, blocks=model.layers), rank, world, lanes_per_pass)
 
 
-def train_qwen3(rank: int, world: int, lanes_per_pass: int | None) -> list[dict[str, Tensor]]:
+def train_qwen3(
+    rank: int, world: int, lanes_per_pass: int | None, folder: str = "", device: str = "cpu"
+) -> list[dict[str, Tensor]]:
     """On FSDP2 if there is a group, with activations recomputed."""
-    model = make_qwen3()
+    model = make_qwen3().to(device)
     if dist.is_initialized():
         model.gradient_checkpointing_enable({"use_reentrant": False})
         fully_shard(model.float())
-    return train(model, rank, world, lanes_per_pass)
+    return train(model, rank, world, lanes_per_pass, folder)
 
 
 def train_sharded_plainly(rank: int, world: int) -> list[dict[str, Tensor]]:
@@ -141,6 +166,17 @@ class TrainingTest(unittest.TestCase):
         for world, lanes_per_pass in ((1, 2), (2, None), (4, None)):
             for results in run_ranks(world, train_qwen3, lanes_per_pass):
                 self.assertTrue(self.same(results, expected), (world, lanes_per_pass))
+
+    # INVARIANT: a run that was saved and went on, on another number of ranks, has the bits of one that never
+    # stopped.
+    def test_resumed(self):
+        expected = train_qwen3(0, 1, None)
+        for worlds in ((2, 4), (4, 1)):
+            with tempfile.TemporaryDirectory() as folder:
+                first = run_ranks(worlds[0], train_qwen3, None, folder)[0]
+                second = run_ranks(worlds[1], train_qwen3, None, folder)[0]
+            self.assertEqual(len(second), STEPS - SAVED + 1)
+            self.assertTrue(self.same(first[:SAVED] + second, expected), worlds)
 
     def test_controls_differ(self):
         self.assertFalse(self.same(run_ranks(4, train_sharded_plainly)[0]), "plain reduce-scatter")

@@ -71,7 +71,7 @@ def patch(model: nn.Module) -> nn.Module:
             raise ValueError(
                 f"{field}: expected 0, got {getattr(config, field)}: dropout has no place in the contract"
             )
-    facts = _Facts(config.to_json_string())
+    facts = _Facts(json.dumps({**json.loads(config.to_json_string()), "architectures": [name]}))
     decoder = model.model
     for module_name, module in model.named_modules():
         leaf = module_name.rpartition(".")[2]

@@ -1,0 +1,133 @@
+"""Gradients against float64 autograd: on several models, no further from it than transformers in bf16; and
+SmolLM2 in training, whose loss follows that of transformers in fp32.
+
+ISOBIT_MODEL: the directory of SmolLM2-135M-Instruct; ISOBIT_STEPS: how many steps of it, 3 by default.
+"""
+
+import os
+import unittest
+from pathlib import Path
+
+import torch
+import transformers as hf
+from torch import Tensor
+
+import isobit.torch as it
+
+SIZES = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "initializer_range": 0.08,
+}  # fmt: skip
+MODELS = {
+    "Qwen3, tied": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 64, "tie_word_embeddings": True}),
+    "Qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 32, "tie_word_embeddings": False}),
+    "Qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, {"tie_word_embeddings": False}),
+    "Llama": (hf.LlamaForCausalLM, hf.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "Mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 24}),
+}
+LENGTHS = [5, 33, 64, 100]
+
+
+def make(kind: str) -> tuple[hf.PreTrainedModel, list[Tensor], list[Tensor]]:
+    """A model in bf16, sequences, and a weight for the logprob of each of their next tokens."""
+    model_class, config_class, options = MODELS[kind]
+    torch.manual_seed(3)
+    model = model_class(config_class(**{**SIZES, **options}, attn_implementation="eager")).bfloat16()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases and norms leave their neutral values
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    sequences = [torch.randint(0, SIZES["vocab_size"], (n,)) for n in LENGTHS]
+    return model, sequences, [torch.randn(n - 1) / sum(LENGTHS) for n in LENGTHS]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.double() for name, p in model.named_parameters()}
+
+
+def gradients_of_transformers(kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """transformers' own forward pass with autograd; the loss in at least fp32."""
+    model, sequences, weights = make(kind)
+    model = model.to(dtype)
+    for ids, w in zip(sequences, weights, strict=True):
+        logits = model(ids[None], use_cache=False).logits[0, :-1]
+        logits = logits.to(torch.promote_types(dtype, torch.float32))
+        logprobs = torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+        (logprobs * -w.to(logits.dtype)).sum().backward()
+    return gradients(model)
+
+
+def gradients_of_isobit(kind: str) -> dict[str, Tensor]:
+    model, sequences, weights = make(kind)
+    logprobs = it.logprobs(it.patch(model), it.Batch.of(sequences)).logprobs
+    it.functional.policy_loss(logprobs, torch.ones_like(logprobs), torch.cat(weights)).backward()
+    return gradients(model)
+
+
+class AccuracyTest(unittest.TestCase):
+    def check(self, kind: str) -> None:
+        exact = gradients_of_transformers(kind, torch.float64)
+        theirs = gradients_of_transformers(kind, torch.bfloat16)
+        ours = gradients_of_isobit(kind)
+        ratios = {"matrices": [], "vectors": []}
+        for name, gradient in exact.items():
+            error = float((ours[name] - gradient).norm() / gradient.norm())
+            cosine = float(torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), 0))
+            self.assertLess(error, 0.05, name)
+            self.assertGreater(cosine, 0.999, name)
+            ratio = error / float((theirs[name] - gradient).norm() / gradient.norm())
+            ratios["matrices" if gradient.dim() > 1 else "vectors"].append(ratio)
+        for what, values in ratios.items():
+            mean = float(torch.tensor(values, dtype=torch.float64).log().mean().exp())
+            print(
+                f"{kind}, {len(values)} {what}: error / transformers' mean {mean:.3f}, most {max(values):.3f}"
+            )
+            self.assertLess(mean, 1.0, what)
+        self.assertLess(max(ratios["matrices"]), 1.05)  # a vector's few sums may be unlucky
+
+    def test_no_further_from_float64_than_transformers(self):
+        for kind in MODELS:
+            with self.subTest(kind):
+                self.check(kind)
+
+
+class SmolLm2Test(unittest.TestCase):
+    def test_the_loss_follows_fp32(self):
+        path, steps = os.environ.get("ISOBIT_MODEL", ""), int(os.environ.get("ISOBIT_STEPS", "3"))
+        if not Path(path, "config.json").exists():
+            self.skipTest("SKIPPED: ISOBIT_MODEL names no model; `make model` downloads it")
+        text = (Path(__file__).parents[2] / "docs" / "NUMERICS.md").read_text()[:6000]
+        tokens = hf.AutoTokenizer.from_pretrained(path).encode(text)
+        pages = torch.tensor(tokens[: 8 * 96]).view(8, 2, 48)  # a page is two sequences; each step takes one
+        ours = it.patch(hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
+        exact = hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        optimizers = [it.AdamW(ours.parameters(), lr=5e-6), torch.optim.AdamW(exact.parameters(), lr=5e-6)]
+        curve = []
+        for step in range(steps):
+            page = pages[step % 8]
+            logprobs = it.logprobs(ours, it.Batch.of(list(page))).logprobs
+            ones = torch.ones_like(logprobs)
+            loss = it.functional.policy_loss(logprobs, ones, ones / ones.numel())
+            loss.backward()
+            it.clip_grad_norm_(ours.named_parameters(), 1.0)
+            expected = exact(page, labels=page, use_cache=False).loss
+            expected.backward()
+            torch.nn.utils.clip_grad_norm_(exact.parameters(), 1.0)
+            curve.append((loss.item(), expected.item()))
+            print(
+                f"step {step + 1} of {steps}: loss {loss.item():.4f}, fp32 {expected.item():.4f}", flush=True
+            )
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        gaps = [abs(a - b) / b for a, b in curve]
+        print(f"relative gap: mean {sum(gaps) / steps:.4f}, largest {max(gaps):.4f}")
+        self.assertLess(sum(gaps) / steps, 0.01)
+        self.assertLess(max(gaps), 0.05)
+        if steps > 16:  # each page was read before: a run that learns nothing follows nothing
+            self.assertLess(curve[-1][1], 0.7 * curve[(steps - 1) % 8][1])
+
+
+if __name__ == "__main__":
+    unittest.main()
