@@ -1,0 +1,38 @@
+"""The step of docs/training.md runs as it stands there, on a small model in the place of the named one."""
+
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch
+from training_test import make_qwen3
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+class PageTest(unittest.TestCase):
+    def test_the_step_runs(self):
+        (example,) = re.findall(r"```python\n(import.*?)```", PAGE.read_text(), re.DOTALL)
+        (name,) = re.findall(r'from_pretrained\("([^"]*)"', example)
+        random = torch.Generator().manual_seed(4)
+        lengths, prompts = [9, 30, 17, 12], [3, 7, 5, 11]
+        names = {
+            "sequences": [torch.randint(0, 83, (n,), generator=random).tolist() for n in lengths],
+            "prompts": prompts,
+            "advantages": [0.5, -1.0, 1.5, -0.5],
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            start = make_qwen3()
+            start.save_pretrained(folder)
+            exec(example.replace(name, folder), names)
+        changed = [
+            not torch.equal(a, b)
+            for a, b in zip(start.parameters(), names["model"].parameters(), strict=True)
+        ]
+        self.assertTrue(any(changed))
+        self.assertTrue(all(p.grad is None for p in names["model"].parameters()))
+
+
+if __name__ == "__main__":
+    unittest.main()
