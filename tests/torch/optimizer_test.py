@@ -130,6 +130,32 @@ def resume(rank: int, world: int, folder: str) -> dict[str, Tensor]:
     return model.whole()
 
 
+def step_with_nan_on_last_rank(rank: int, world: int) -> tuple[str, bool]:
+    """What a step says whose only NaN lies in the last rank's shard, and whether it left all unchanged."""
+    model = Parameters(world)
+    optimizer = AdamW(model.named_parameters(), **OPTIONS)
+    train(world, 1, model, optimizer)
+    before, moments = model.whole(), shards_of(optimizer)
+    model.set_gradients(2)
+    gradient = model.get_parameter("embedding").grad.to_local()
+    if rank == world - 1:
+        gradient[-1, 3] = math.nan
+    try:
+        optimizer.step()
+        message = "no error"
+    except FloatingPointError as error:
+        message = str(error)
+    unchanged = equal(model.whole(), before) and all(map(same_bits, shards_of(optimizer), moments))
+    return message, unchanged
+
+
+def shards_of(optimizer: AdamW) -> list[Tensor]:
+    states = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
+    return [
+        (t.to_local() if isinstance(t, DTensor) else t).clone() for state in states for t in state.values()
+    ]
+
+
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(same_bits(a[name], b[name]) for name in a)
 
@@ -213,6 +239,32 @@ class OptimizerTest(unittest.TestCase):
                 clip_grad_norm_(model.named_parameters(), 1.0)
             self.assertTrue(equal({name: p.grad for name, p in model.named_parameters()}, before))
             self.assertFalse(math.isfinite(clip_grad_norm_(model.parameters(), 1.0, check_finite=False)))
+
+    # INVARIANT: AdamW refuses a gradient with NaN or infinity on its own, on all ranks, before any update.
+    def test_step_refuses_what_is_not_finite(self):
+        for bad in (math.nan, math.inf, -math.inf):
+            for named in (True, False):
+                model = Parameters(0, torch.bfloat16)
+                optimizer = AdamW(model.named_parameters() if named else model.parameters(), **OPTIONS)
+                model.set_gradients(1)
+                model.get_parameter("embedding").grad = None
+                gradient = model.get_parameter("last").grad
+                gradient[128, 6] = bad
+                before = model.whole()
+                name = "last" if named else "parameter 3"
+                with self.assertRaisesRegex(
+                    FloatingPointError, f"^the gradient of {name} holds NaN or infinity"
+                ):
+                    optimizer.step()
+                self.assertTrue(equal(model.whole(), before))
+                self.assertFalse(optimizer.state)
+                gradient[128, 6] = 0.5
+                optimizer.step()
+                self.assertFalse(equal(model.whole(), before), "control")
+
+    def test_all_ranks_refuse_what_one_holds(self):
+        expected = ("the gradient of embedding holds NaN or infinity", True)
+        self.assertEqual(run_ranks(2, step_with_nan_on_last_rank), [expected] * 2)
 
     def test_refuses(self):
         model = Parameters(0)

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from isobit.torch import functional as F
-from isobit.torch.gradients import local
+from isobit.torch.gradients import local, refuse
 
 
 def _power(base: float, n: int) -> float:
@@ -37,6 +38,17 @@ def step_factors(
     ]
 
 
+def _shard_groups(gradients: list[torch.Tensor]) -> list[dist.ProcessGroup]:
+    """The groups of ranks that hold different parts of these gradients."""
+    groups: dict[dist.ProcessGroup, None] = {}
+    for gradient in gradients:
+        if isinstance(gradient, DTensor):
+            for dimension, placement in enumerate(gradient.placements):
+                if not placement.is_replicate():
+                    groups[gradient.device_mesh.get_group(dimension)] = None
+    return list(groups)
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's interface with the contract's bits, on any number of ranks.
 
@@ -46,7 +58,8 @@ class AdamW(torch.optim.Optimizer):
     and torch.distributed.checkpoint work as with torch.optim.AdamW, also onto another number of ranks.
 
     Args:
-        params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32.
+        params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. Given as
+            named_parameters(), errors have their names.
         lr, betas, eps, weight_decay: as of torch.optim.AdamW; in each group.
 
     Raises:
@@ -91,20 +104,42 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every parameter that has a gradient.
+        """One step of every parameter that has a gradient. Waits for the GPU once.
 
         Raises:
+            FloatingPointError: a gradient holds NaN or infinity; names the parameter. Nothing is updated, and
+                every rank that holds a shard of it raises this.
             RuntimeError: a gradient is not fp32 (`keep_fp32_gradients`), or not sharded like its parameter.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_finite()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step(parameter, group)
         return loss
+
+    def _check_finite(self) -> None:
+        names, gradients = [], []
+        count = 0
+        for group in self.param_groups:
+            unnamed = [f"parameter {count + i}" for i in range(len(group["params"]))]
+            count += len(unnamed)
+            for name, parameter in zip(group.get("param_names", unnamed), group["params"], strict=True):
+                if parameter.grad is not None:
+                    names.append(name)
+                    gradients.append(parameter.grad)
+        if not gradients:
+            return
+        shards = [shard if shard.numel() else shard.new_zeros(1) for shard in map(local, gradients)]
+        greatest = torch.stack(torch._foreach_norm(shards, math.inf))  # one pass over all gradients
+        bad = (~greatest.isfinite()).int()
+        for shard_group in _shard_groups(gradients):
+            dist.all_reduce(bad, dist.ReduceOp.MAX, group=shard_group)
+        refuse([name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad])
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad

@@ -1,6 +1,6 @@
 """Gradients in fp32: kept so by autograd, and summed over passes and slots in the contract's order (C10)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,13 @@ from torch.distributed.tensor import DTensor
 def local(t: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return t.to_local() if isinstance(t, DTensor) else t
+
+
+def refuse(names: Sequence[str]) -> None:
+    """Raises FloatingPointError if there are names: of parameters whose gradients are not finite."""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise FloatingPointError(f"the gradient of {names[0]}{more} holds NaN or infinity")
 
 
 def tree_sum(sums: list[Tensor]) -> Tensor:
