@@ -84,7 +84,8 @@ test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under comp
 build-torch: build/torch/build.ninja  ## Builds the PyTorch operators, build/torch/lib/libisobit_torch.so
 	cmake --build --preset torch --target isobit_torch
 
-test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan
+test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan, and of the C++ front
+	cmake --build --preset torch --target front_test
 	cmake --build --preset torch-asan --target isobit_torch
 	cmake --build --preset release --target $(BINARIES)
 	tests/run_tests.sh build/torch -L torch

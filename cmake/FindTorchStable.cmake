@@ -1,5 +1,6 @@
 # Torch::stable: the headers of PyTorch's stable ABI and the library that implements it, from the PyTorch
 # that ISOBIT_TORCH_PYTHON imports; Torch::stable_cuda: what it has for CUDA, in a library of its own.
+# Torch::front: the same PyTorch's C++ API (LibTorch), for programs built for this version alone.
 # PyTorch's own config would ask for CUDA's compiler.
 set(ISOBIT_TORCH_PYTHON "" CACHE FILEPATH "Python that has PyTorch, for ISOBIT_TORCH")
 if(ISOBIT_TORCH_PYTHON)
@@ -18,7 +19,7 @@ find_package_handle_standard_args(TorchStable
   REASON_FAILURE_MESSAGE "set ISOBIT_TORCH_PYTHON to a Python that has PyTorch 2.10 or later, as `make test-torch` does")
 
 if(TorchStable_FOUND AND NOT TARGET Torch::stable)
-  add_library(Torch::stable INTERFACE IMPORTED)
+  add_library(Torch::stable INTERFACE IMPORTED GLOBAL)
   # After all others, since PyTorch brings protobuf's headers along.
   target_compile_options(Torch::stable INTERFACE "SHELL:-idirafter ${TorchStable_INCLUDE_DIR}")
   target_link_libraries(Torch::stable INTERFACE ${TorchStable_LIBRARY})
@@ -28,5 +29,17 @@ if(TorchStable_FOUND AND NOT TARGET Torch::stable)
     add_library(Torch::stable_cuda INTERFACE IMPORTED)
     # It needs CUDA's libraries, which lie where only PyTorch finds them.
     target_link_libraries(Torch::stable_cuda INTERFACE ${TorchStable_CUDA_LIBRARY} -Wl,--allow-shlib-undefined)
+  endif()
+  # What libtorch_cpu needs, it finds where it lies.
+  add_library(Torch::front INTERFACE IMPORTED GLOBAL)
+  target_compile_options(Torch::front INTERFACE
+    "SHELL:-idirafter ${TorchStable_INCLUDE_DIR} -idirafter ${TorchStable_INCLUDE_DIR}/torch/csrc/api/include")
+  get_filename_component(torch_libraries ${TorchStable_LIBRARY} DIRECTORY)
+  target_link_libraries(Torch::front INTERFACE ${TorchStable_LIBRARY} ${torch_libraries}/libc10.so)
+  target_link_options(Torch::front INTERFACE -Wl,--allow-shlib-undefined)
+  if(ISOBIT_CUDA AND TorchStable_CUDA_LIBRARY)
+    # It registers itself; nothing refers to it.
+    target_link_libraries(Torch::front INTERFACE
+      -Wl,--push-state,--no-as-needed,${TorchStable_CUDA_LIBRARY},--pop-state)
   endif()
 endif()

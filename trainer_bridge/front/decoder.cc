@@ -1,0 +1,202 @@
+#include "trainer_bridge/front/decoder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/check.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/dtype.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/validate_tensors.h"
+#include "kernels/contract/constants.h"
+#include "kernels/model/numerics.h"
+
+namespace isobit::front {
+namespace {
+
+// The modules of a layer in the order in which transformers' classes have them.
+constexpr const char* kModules[] = {
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",        "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj",           "mlp.up_proj",
+    "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
+
+// INVARIANT: named_parameters() has the order of the Hugging Face model's, in which a norm adds up
+// (C15). FrontTest.HasPythonsBits.
+std::vector<TensorSpec> HuggingFaceOrder(const ModelPlan& plan) {
+  std::map<std::string, TensorSpec> left;
+  std::vector<TensorSpec> order;
+  for (const ExpectedTensor& spec : ExpectedTensors(plan)) left.emplace(spec.name, spec);
+  const auto take = [&](const std::string& name) {
+    if (auto found = left.extract(name)) order.push_back(std::move(found.mapped()));
+  };
+  take(plan.blocks.front().front().tensors[0].name);  // the embedding
+  for (int layer = 0; layer < plan.config.num_layers; ++layer) {
+    for (const char* module : kModules) {
+      const std::string name = absl::StrCat("model.layers.", layer, ".", module);
+      take(name + ".weight");
+      take(name + ".bias");
+    }
+  }
+  for (const Parameter& parameter : plan.blocks.back()) take(parameter.tensors[0].name);
+  ISOBIT_CHECK(left.empty()) << left.begin()->first;
+  return order;
+}
+
+// A module without a forward pass: a part of a parameter's name.
+class Part : public torch::nn::Module {};
+
+// The module named `name` inside `parent`, which is made if it is not there.
+torch::nn::Module& ChildOf(torch::nn::Module& parent, const std::string& name) {
+  const auto children = parent.named_children();
+  if (const auto* child = children.find(name)) return **child;
+  return *parent.register_module(name, std::make_shared<Part>());
+}
+
+// Registers a parameter such as model.layers.0.mlp.up_proj.weight.
+torch::Tensor Register(torch::nn::Module& root, const std::string& name, torch::Tensor tensor) {
+  const std::vector<std::string> path = absl::StrSplit(name, '.');
+  torch::nn::Module* module = &root;
+  for (size_t i = 0; i + 1 < path.size(); ++i) module = &ChildOf(*module, path[i]);
+  torch::Tensor parameter = module->register_parameter(path.back(), std::move(tensor));
+  KeepFp32Gradient(parameter);
+  return parameter;
+}
+
+absl::StatusOr<torch::Tensor> ReadTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
+  const isobit::Tensor* stored = checkpoint.Find(spec.name);
+  const auto index = static_cast<size_t>(stored - checkpoint.tensors().data());
+  std::vector<uint8_t> bytes(spec.NumElements() * ItemSize(stored->dtype));
+  if (auto status = checkpoint.Read(index, 0, bytes.size(), bytes.data()); !status.ok()) {
+    return status;
+  }
+  torch::Tensor tensor = torch::empty(spec.shape, torch::kBFloat16);
+  ConvertToBf16(stored->dtype, bytes.data(), spec.NumElements(),
+                static_cast<uint16_t*>(tensor.data_ptr()));
+  return tensor;
+}
+
+torch::Tensor TableOf(const std::vector<float>& values, int64_t positions) {
+  return torch::tensor(values).view({positions, -1});
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelConfig& config) : plan_(Describe(config)) {}
+
+absl::StatusOr<std::shared_ptr<Decoder>> Decoder::Load(const std::string& directory) {
+  absl::StatusOr<ModelConfig> config = LoadModelConfig(directory);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
+  if (!checkpoint.ok()) return checkpoint.status();
+  std::shared_ptr<Decoder> decoder(new Decoder(*config));
+  if (auto status = ValidateTensors(decoder->plan_, *checkpoint); !status.ok()) return status;
+  for (const TensorSpec& spec : HuggingFaceOrder(decoder->plan_)) {
+    absl::StatusOr<torch::Tensor> tensor = ReadTensor(*checkpoint, spec);
+    if (!tensor.ok()) return tensor.status();
+    decoder->parameters_[spec.name] = Register(*decoder, spec.name, *std::move(tensor));
+  }
+  if (auto status = checkpoint->CheckUnchanged(); !status.ok()) return status;
+  return decoder;
+}
+
+std::vector<torch::Tensor> Decoder::Weights(size_t block, Role role) const {
+  std::vector<torch::Tensor> weights;
+  if (const Parameter* parameter = FindParameter(plan_.blocks[block], role)) {
+    for (const TensorSpec& spec : parameter->tensors) weights.push_back(parameters_.at(spec.name));
+  }
+  return weights;
+}
+torch::Tensor Decoder::Weight(size_t block, Role role) const { return Weights(block, role)[0]; }
+std::optional<torch::Tensor> Decoder::MaybeWeight(size_t block, Role role) const {
+  const std::vector<torch::Tensor> weights = Weights(block, role);
+  return weights.empty() ? std::nullopt : std::optional(weights[0]);
+}
+
+void Decoder::GrowTable(int64_t positions) {
+  const torch::Device device = parameters_.begin()->second.device();
+  if (cosine_.defined() && cosine_.size(0) >= positions && cosine_.device() == device) return;
+  int64_t size = 1;
+  while (size < positions) size *= 2;
+  size = std::min<int64_t>(size, config().max_position_embeddings);
+  const contract::RopeTable table = RopeTableOf(config(), size);
+  cosine_ = TableOf(table.cosine, size).to(device);
+  sine_ = TableOf(table.sine, size).to(device);
+}
+
+torch::Tensor Decoder::Layer(size_t layer, const torch::Tensor& hidden,
+                             const TrainingBatch& batch) const {
+  const ModelConfig& c = config();
+  const size_t block = layer + 1;
+  const Bounds& packs = batch.packs;
+  const HeadShape shape = {c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps};
+  const auto linear = [&](const torch::Tensor& x, Role weight, Role bias) {
+    return Linear(x, Weights(block, weight), Weights(block, bias), packs);
+  };
+  torch::Tensor h = RmsNorm(hidden, Weight(block, Role::kInputNorm), c.rms_norm_eps, packs);
+  const auto [q, k, v] =
+      Qkv(linear(h, Role::kQkv, Role::kQkvBias), batch, cosine_, sine_,
+          MaybeWeight(block, Role::kQNorm), MaybeWeight(block, Role::kKNorm), shape);
+  h = Attention(q, k, v, batch, c.head_dim, c.WindowOfLayer(static_cast<int>(layer)));
+  const torch::Tensor middle =
+      LinearAdd(h, Weight(block, Role::kO), MaybeWeight(block, Role::kOBias), hidden,
+                c.num_heads / c.num_kv_heads * c.head_dim, packs);
+  h = RmsNorm(middle, Weight(block, Role::kPostNorm), c.rms_norm_eps, packs);
+  h = SwiGlu(linear(h, Role::kGateUp, Role::kGateUpBias));
+  return LinearAdd(h, Weight(block, Role::kDown), MaybeWeight(block, Role::kDownBias), middle,
+                   contract::kLeafUnit, packs);
+}
+
+absl::StatusOr<Scores> Decoder::Score(const TrainingBatch& batch) {
+  const ModelConfig& c = config();
+  if (batch.max_length > c.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat("a sequence has ", batch.max_length,
+                                                   " tokens; the model takes ",
+                                                   c.max_position_embeddings));
+  }
+  if (batch.max_id >= c.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected tokens below ", c.vocab_size, ", got ", batch.max_id));
+  }
+  GrowTable(batch.max_length);
+  const auto tied = c.tie_word_embeddings ? c10::make_intrusive<TiedGradient>() : TiedGradientPtr();
+  torch::Tensor hidden = Embedding(batch, Weight(0, Role::kEmbedding), tied);
+  for (int layer = 0; layer < c.num_layers; ++layer) {
+    hidden = Layer(static_cast<size_t>(layer), hidden, batch);
+  }
+  const size_t head = plan_.blocks.size() - 1;
+  hidden = RmsNorm(hidden, Weight(head, Role::kFinalNorm), c.rms_norm_eps, batch.packs);
+  auto [logprobs, entropies] =
+      LogProbs(hidden.index_select(0, batch.scored), Weight(head, Role::kHead), batch, tied);
+  return Scores{logprobs, entropies};
+}
+
+absl::Status Decoder::Save(const std::string& directory) const {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    return absl::InvalidArgumentError(absl::StrCat(directory, ": ", error.message()));
+  }
+  std::vector<isobit::Tensor> tensors;
+  std::vector<torch::Tensor> held;
+  for (const auto& [name, parameter] : parameters_) {
+    held.push_back(parameter.detach().cpu().contiguous());
+    isobit::Tensor tensor;
+    tensor.name = name;
+    tensor.dtype = DType::kBf16;
+    tensor.shape = parameter.sizes().vec();
+    tensor.data = static_cast<const uint8_t*>(held.back().data_ptr());
+    tensor.size_bytes = held.back().nbytes();
+    tensors.push_back(std::move(tensor));
+  }
+  if (auto status = WriteSafetensors(directory + "/model.safetensors", std::move(tensors));
+      !status.ok()) {
+    return status;
+  }
+  return WriteConfigJson(config(), directory);
+}
+
+}  // namespace isobit::front

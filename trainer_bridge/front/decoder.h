@@ -1,0 +1,67 @@
+// A decoder as a LibTorch module that trains: parameters under Hugging Face's names, a forward pass
+// with the rollout's and the scorer's bits, gradients by contract (NUMERICS.md, C10 to C14).
+//
+// It loads and saves the directories that the services load. The Python twin is
+// python/isobit/torch/patch.py.
+#ifndef ISOBIT_TRAINER_BRIDGE_FRONT_DECODER_H_
+#define ISOBIT_TRAINER_BRIDGE_FRONT_DECODER_H_
+
+#include <torch/torch.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/model_plan.h"
+#include "trainer_bridge/front/batch.h"
+#include "trainer_bridge/front/ops.h"
+
+namespace isobit::front {
+
+// The scores of a batch's targets, fp32 [scored rows]. Both can be differentiated.
+struct Scores {
+  torch::Tensor logprobs;
+  torch::Tensor entropies;
+};
+
+class Decoder : public torch::nn::Module {
+ public:
+  // Loads config.json and the weights of `directory`. INVALID_ARGUMENT, NOT_FOUND: as Checkpoint
+  // and ParseModelConfig.
+  static absl::StatusOr<std::shared_ptr<Decoder>> Load(const std::string& directory);
+
+  const ModelConfig& config() const { return plan_.config; }
+
+  // Scores the targets. The batch's tensors lie where the parameters do. INVALID_ARGUMENT: a
+  // sequence is too long, or a token is none of the vocabulary.
+  absl::StatusOr<Scores> Score(const TrainingBatch& batch);
+
+  // Writes the bf16 parameters as model.safetensors beside a config.json: a directory that Load and
+  // the services take.
+  absl::Status Save(const std::string& directory) const;
+
+ private:
+  explicit Decoder(const ModelConfig& config);
+
+  // The tensors of a parameter, stacked in the plan's order; none if the block has no such role.
+  std::vector<torch::Tensor> Weights(size_t block, Role role) const;
+  torch::Tensor Weight(size_t block, Role role) const;
+  std::optional<torch::Tensor> MaybeWeight(size_t block, Role role) const;
+
+  torch::Tensor Layer(size_t layer, const torch::Tensor& hidden, const TrainingBatch& batch) const;
+  // Makes the rotary table cover `positions`.
+  void GrowTable(int64_t positions);
+
+  ModelPlan plan_;
+  std::map<std::string, torch::Tensor> parameters_;  // by Hugging Face's names
+  torch::Tensor cosine_;                             // fp32 [positions, head_dim / 2]
+  torch::Tensor sine_;
+};
+
+}  // namespace isobit::front
+
+#endif  // ISOBIT_TRAINER_BRIDGE_FRONT_DECODER_H_
