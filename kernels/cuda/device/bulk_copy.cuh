@@ -49,6 +49,18 @@ __device__ __forceinline__ void CopyHeadBox(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
+// CopyBox to the blocks of the cluster whose bits are set in `blocks`: to the same address in each,
+// and each one's barrier counts its bytes.
+__device__ __forceinline__ void CopyBoxToBlocks(uint32_t to, const CUtensorMap& map, int32_t row,
+                                                int32_t column, uint32_t barrier, uint64_t policy,
+                                                uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks), "l"(policy)
+      : "memory");
+}
+
 // Copies shared memory to the box at (row, column); what lies outside the matrix is not written.
 __device__ __forceinline__ void StoreBox(const CUtensorMap& map, uint32_t from, int32_t row,
                                          int32_t column) {

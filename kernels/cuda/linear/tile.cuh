@@ -57,6 +57,11 @@ struct Work {
   TileOutput out;
 };
 
+struct TilePosition {
+  int row_tile;
+  int column_tile;
+};
+
 // A tile's rows of x and packed rows of the weight, and a consumer's share of it. In a tile of 128
 // rows a consumer has 64 rows and all columns; in a tile of 64 rows it has all rows and half of the
 // columns. Blocks of 64-row tiles take half of a multiprocessor, so that blocks of the next kernel
@@ -199,19 +204,23 @@ struct Multiplier {
         x_zeros(kRagged ? XMajor::Zeros(zero_address) : 0),
         weight_zeros(kRagged ? WeightMajor::Zeros(zero_address) : 0) {}
 
-  // Starts the four k16 steps of the block at the cursor; they run asynchronously. Steps from
-  // number `steps` on change no bit. accumulate: false lets the first step start from +0.
-  __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int steps, bool accumulate) {
+  // Starts the four k16 steps of the block at the cursor, which is block i of those that `ends`
+  // describes; they run asynchronously. accumulate: false lets the first step start from +0.
+  template <class Ends>
+  __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int i, bool accumulate,
+                                             const Ends& ends) {
     WaitBarrier(ring.full(cursor.stage), cursor.parity);
+    ends.Prepare(i, cursor.stage);
     FenceMma();
     const uint64_t a = x_operand + cursor.stage * (RingT::kXBytes >> 4);
     const uint64_t b = weight_operand + cursor.stage * (RingT::kWeightBytes >> 4);
+    const int steps = ends.StepsOf(i);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // A step that is left out multiplies zeros by zeros.
-      const bool inside = !kRagged || i < steps;
-      Mma(sums, inside ? a + i * XMajor::kStep : x_zeros,
-          inside ? b + i * WeightMajor::kStep : weight_zeros, accumulate || i != 0);
+    for (int step = 0; step < 4; ++step) {
+      // A step that is left out multiplies zeros by zeros, which changes no bit.
+      const bool inside = !kRagged || step < steps;
+      Mma(sums, inside ? a + step * XMajor::kStep : x_zeros,
+          inside ? b + step * WeightMajor::kStep : weight_zeros, accumulate || step != 0);
     }
     CommitMma();
   }
@@ -224,18 +233,20 @@ struct Multiplier {
     }
   }
 
-  // Multiplies `blocks` blocks, at least one, of which block i has steps_of(i) steps. Starts from
-  // `sums` if `accumulate`, else from +0. `meanwhile` runs while the first block is multiplied.
-  template <class StepsOf, class Meanwhile>
+  // Multiplies `blocks` blocks, at least one. Starts from `sums`, after Hold, if `accumulate`, else
+  // from +0.
+  // ends.StepsOf(i): the steps of block i, if kRagged; ends.Prepare(i, stage) may change the block
+  // in shared memory. `meanwhile` runs while the first block is multiplied.
+  template <class Ends, class Meanwhile>
   __device__ __forceinline__ void Chain(float (&sums)[kValues], int blocks, bool accumulate,
-                                        StepsOf steps_of, Meanwhile meanwhile) {
-    StartBlock(sums, steps_of(0), accumulate);
+                                        const Ends& ends, Meanwhile meanwhile) {
+    StartBlock(sums, 0, accumulate, ends);
     int previous = cursor.stage;
     cursor.Advance();
     meanwhile();
 #pragma unroll 1
     for (int i = 1; i < blocks; ++i) {
-      StartBlock(sums, steps_of(i), true);
+      StartBlock(sums, i, true, ends);
       WaitMma<1>();
       ReleaseStage(previous);
       previous = cursor.stage;
@@ -246,7 +257,8 @@ struct Multiplier {
     Hold(sums);
   }
 
-  // Keeps the compiler from reading accumulators before the wait above.
+  // Keeps the compiler from reading accumulators before a wait that precedes this, and from writing
+  // them after a fence that follows.
   static __device__ __forceinline__ void Hold(float (&sums)[kValues]) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) asm volatile("" : "+f"(sums[i])::"memory");
@@ -280,22 +292,32 @@ struct LeafMultiplier : Multiplier<Size, KMajor, KMajor, kRagged, RingT> {
   template <class Meanwhile>
   __device__ __forceinline__ void Leaf(float (&sums)[Base::kValues], int leaf,
                                        Meanwhile meanwhile) {
-    const auto steps_of = [&](int i) { return kRagged ? leaves.StepsOf(leaf, i) : 4; };
-    this->Chain(sums, leaves.block[leaf + 1] - leaves.block[leaf], false, steps_of, meanwhile);
+    struct {
+      const LeafBlocks& leaves;
+      int leaf;
+      __device__ __forceinline__ int StepsOf(int i) const {
+        return kRagged ? leaves.StepsOf(leaf, i) : 4;
+      }
+      __device__ __forceinline__ void Prepare(int, int) const {}
+    } const ends = {leaves, leaf};
+    this->Chain(sums, leaves.block[leaf + 1] - leaves.block[leaf], false, ends, meanwhile);
   }
   __device__ __forceinline__ void Leaf(float (&sums)[Base::kValues], int leaf) {
     Leaf(sums, leaf, [] {});
   }
 };
 
+// sum += b, in place: the compiler neither moves the addition nor copies the sum.
+__device__ __forceinline__ void AddInPlace(float& sum, float b) {
+  asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(sum) : "f"(b));
+}
+
 // AddSums: a += b; CopySums: b = a; for as many elements as b has. Volatile asm in place keeps the
 // compiler from moving additions into the next leaf and from copying the sums.
 template <int kValues, int kCount>
 __device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(b[i]));
-  }
+  for (int i = 0; i < kCount; ++i) AddInPlace(a[i], b[i]);
 }
 template <int kValues, int kCount>
 __device__ __forceinline__ void CopySums(float (&b)[kCount], const float (&a)[kValues]) {

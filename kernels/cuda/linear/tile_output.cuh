@@ -91,6 +91,22 @@ struct OutputRows {
   }
 };
 
+// OutputRows of a y whose columns are whole vectors: stores whole ones, and none beyond the last
+// column.
+template <typename T>
+struct ClippedRows : OutputRows<T> {
+  int32_t left;  // columns of y from the first one on
+
+  __device__ __forceinline__ ClippedRows(const TileOutput& out, int row, int column)
+      : OutputRows<T>(out, row, column), left(out.target.n - column) {}
+
+  template <bool kWhole, class Vector>
+  __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
+    static_assert(kWhole);
+    if (at < left) OutputRows<T>::template Store<true>(at, count, high, low);
+  }
+};
+
 template <int kOctets, int kValues>
 __device__ __forceinline__ void AddBias(const TileOutput& out, float (&sums)[kValues], int octet) {
   const int pair = 2 * (threadIdx.x % 4);
@@ -130,12 +146,12 @@ __device__ __forceinline__ RowQuads QuadsOf(const float (&sums)[kValues], int i)
               : make_float4(first[2], first[3], got[2], got[3])};
 }
 
-template <int kOctets, bool kWhole, int kValues>
+template <int kOctets, bool kWhole, class Rows = OutputRows<float>, int kValues>
 __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&sums)[kValues],
                                           int row, int octet) {
   const int lane = threadIdx.x % 4;
   const int column = lane / 2 * 4;
-  OutputRows<float> rows(out, row, kWhole ? 8 * (octet + lane % 2) + column : 0);
+  Rows rows(out, row, kWhole ? 8 * (octet + lane % 2) + column : 0);
 #pragma unroll
   for (int i = 0; i < kOctets; i += 2) {
     const bool paired = i + 1 < kOctets;
@@ -214,13 +230,15 @@ __device__ __forceinline__ void PushSums(const LinearTarget& target, const float
   }
 }
 
-// kStep octets of sums make one octet of y: 1, or 2 for gates and their ups.
-template <int kOctets, int kStep, bool kWhole, int kValues>
-__device__ __forceinline__ void StoreBf16(const TileOutput& out, const float (&sums)[kValues],
-                                          int row, int octet) {
+// kStep octets of sums make one octet of y: 1, or 2 for gates and their ups. The octets go to a
+// Rows, an OutputRows<Bf16> or what has the same Store.
+template <int kOctets, int kStep, bool kWhole, class Rows = OutputRows<Bf16>, class Output,
+          int kValues>
+__device__ __forceinline__ void StoreBf16(const Output& out, const float (&sums)[kValues], int row,
+                                          int octet) {
   constexpr int kOutputs = kOctets / kStep;
   const int lane = threadIdx.x % 4;
-  OutputRows<Bf16> rows(out, row, kWhole ? 8 * (octet / kStep + lane) : 0);
+  Rows rows(out, row, kWhole ? 8 * (octet / kStep + lane) : 0);
 #pragma unroll
   for (int i = 0; i < kOutputs; i += 4) {
     Columns high[kStep] = {}, low[kStep] = {};

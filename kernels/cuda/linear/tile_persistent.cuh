@@ -32,10 +32,6 @@ struct PersistentTraits {
 // memory once and then stay in L2.
 inline constexpr int kBandRows = 8;
 
-struct TilePosition {
-  int row_tile;
-  int column_tile;
-};
 // The tile that is computed as number `tile`.
 __device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
   const int per_band = kBandRows * work.column_tiles;
@@ -104,6 +100,45 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
   }
 }
 
+// x = the combined sums of a tile's leaves. left: where this thread's sums of the left half of a
+// tree of 8 wait in shared memory. `meanwhile` runs while the first block is multiplied.
+template <Sums kSums, class LeafMultiplierT, class Meanwhile>
+__device__ __forceinline__ void SumLeaves(LeafMultiplierT& multiplier, int num_leaves,
+                                          uint32_t left, float (&x)[LeafMultiplierT::Base::kValues],
+                                          Meanwhile meanwhile) {
+  constexpr int kValues = LeafMultiplierT::Base::kValues;
+  float y[kValues];
+  multiplier.Leaf(x, 0, meanwhile);
+  if constexpr (kSums == Sums::kChain) {
+#pragma unroll 1
+    for (int leaf = 1; leaf < num_leaves; ++leaf) {
+      multiplier.Leaf(y, leaf);
+      AddSums(x, y);
+    }
+  } else {
+    // Three sets of accumulators take the leaves in turn, so that no sum has to be copied.
+    float z[kValues];
+    multiplier.Leaf(y, 1);
+    multiplier.Leaf(z, 2, [&] { AddSums(x, y); });
+    multiplier.Leaf(y, 3);
+    AddSums(z, y);
+    if constexpr (kSums == Sums::kTree4) {
+      AddSums(x, z);
+    } else {
+      multiplier.Leaf(y, 4, [&] {
+        AddSums(x, z);
+        SaveSums<0, kValues>(left, x);
+      });
+      multiplier.Leaf(x, 5);
+      multiplier.Leaf(z, 6, [&] { AddSums(x, y); });
+      multiplier.Leaf(y, 7);
+      AddSums(z, y);
+      AddSums(x, z);
+      AddSaved<0, kValues>(x, left);
+    }
+  }
+}
+
 template <class Traits>
 __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Traits::RingT& ring) {
   using Size = typename Traits::Size;
@@ -135,37 +170,7 @@ __device__ __forceinline__ void ConsumeTiles(const Work& work, const typename Tr
     const int octet =
         at.column_tile * (Size::kColumns / 8) + consumer * (Size::kConsumerColumnOffset / 8);
     float x[kValues];
-    float y[kValues];
-    if constexpr (Traits::kSums == Sums::kChain) {
-      multiplier.Leaf(x, 0, release_second);
-#pragma unroll 1
-      for (int leaf = 1; leaf < work.leaves.num_leaves; ++leaf) {
-        multiplier.Leaf(y, leaf);
-        AddSums(x, y);
-      }
-    } else {
-      // Three sets of accumulators take the leaves in turn, so that no sum has to be copied.
-      float z[kValues];
-      multiplier.Leaf(x, 0, release_second);
-      multiplier.Leaf(y, 1);
-      multiplier.Leaf(z, 2, [&] { AddSums(x, y); });
-      multiplier.Leaf(y, 3);
-      AddSums(z, y);
-      if constexpr (Traits::kSums == Sums::kTree4) {
-        AddSums(x, z);
-      } else {
-        multiplier.Leaf(y, 4, [&] {
-          AddSums(x, z);
-          SaveSums<0, kValues>(left, x);
-        });
-        multiplier.Leaf(x, 5);
-        multiplier.Leaf(z, 6, [&] { AddSums(x, y); });
-        multiplier.Leaf(y, 7);
-        AddSums(z, y);
-        AddSums(x, z);
-        AddSaved<0, kValues>(x, left);
-      }
-    }
+    SumLeaves<Traits::kSums>(multiplier, work.leaves.num_leaves, left, x, release_second);
     StoreSums<Size::kOctets>(work.out, x, row, octet, operation);
   }
 }
