@@ -40,6 +40,7 @@ MAY_SPILL = {
 NEEDS_WGMMA = {
     "linear/stream": "Stream",
     "linear/tile": "Tile",
+    "linear/mapped": "MultiplyChains",
     "attention/prefill": "Prefill",
     "attention/training": "Prefill",
     "attention/training_": "Gradient",

@@ -1,0 +1,70 @@
+// See product_schedule.h.
+#include "kernels/cuda/linear/product_schedule.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/base/round_up.h"
+
+namespace isobit::cuda {
+namespace {
+
+// What a tile costs, in the time of a block of 64 of K of a tile of 256 columns. `block`, `ends`
+// and the last pack_end are from an H200 (2026-11-23), on the layers of 8B. The other values of
+// pack_end and those of 192 and 208 columns are estimates: bytes that go through memory, bytes of
+// operands.
+struct TileTime {
+  int columns;
+  double block;     // to multiply a block of K
+  double ends;      // of a tile: its first operands, its stores
+  double pack_end;  // to combine a pack's sum with those before it, if there is more than one
+};
+constexpr TileTime kTimes[] = {{64, 0.34, 2.5, 0.3},
+                               {128, 0.57, 3.0, 0.5},
+                               {192, 0.80, 3.5, 2.5},
+                               {208, 0.85, 3.6, 0.0},
+                               {256, 1.0, 4.0, 6.0}};
+
+// The sums of a split are written and read once more, by another kernel.
+double SplitTime(const ProductShape& shape, int64_t columns, int split) {
+  if (split == 1) return 0.0;
+  return 4.0 + 1e-6 * static_cast<double>(shape.row_tiles * 128 * columns) * split;
+}
+
+double ExpectedTime(const DeviceTraits& card, const ProductShape& shape,
+                    const ProductSchedule& schedule) {
+  const TileTime& tile = *std::ranges::find(kTimes, schedule.columns, &TileTime::columns);
+  int64_t column_tiles = 0;
+  int64_t columns = 0;
+  for (const int64_t part : shape.columns) {
+    column_tiles += CeilDiv(part, schedule.columns);
+    columns += part;
+  }
+  const int64_t units = CeilDiv(shape.row_tiles, schedule.cluster) * column_tiles * schedule.split;
+  const int64_t at_once = card.clusters_at_once[schedule.cluster / 2];
+  const auto waves = static_cast<double>(CeilDiv(units, at_once));
+  const double packs = static_cast<double>(shape.packs) / schedule.split;
+  const double of_unit = static_cast<double>(shape.blocks) / schedule.split * tile.block +
+                         tile.ends + (packs > 1 ? packs * tile.pack_end : 0.0);
+  return waves * of_unit + SplitTime(shape, columns, schedule.split);
+}
+
+}  // namespace
+
+ProductSchedule ChooseProduct(const DeviceTraits& card, const ProductShape& shape,
+                              absl::Span<const ProductSchedule> tiles) {
+  ProductSchedule best;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (ProductSchedule schedule : tiles) {
+    for (schedule.split = 1; schedule.split <= shape.packs; schedule.split *= 2) {
+      const double time = ExpectedTime(card, shape, schedule);
+      // Of equals the later one: larger tiles and clusters read less.
+      if (time > best_time) continue;
+      best_time = time;
+      best = schedule;
+    }
+  }
+  return best;
+}
+
+}  // namespace isobit::cuda
