@@ -41,6 +41,8 @@ NEEDS_WGMMA = {
     "linear/stream": "Stream",
     "linear/tile": "Tile",
     "linear/mapped": "MultiplyChains",
+    "linear/input_gradient": "MultiplyChains",
+    "linear/weight_gradient": "MultiplyChains",
     "attention/prefill": "Prefill",
     "attention/training": "Prefill",
     "attention/training_": "Gradient",

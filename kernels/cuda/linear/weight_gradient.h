@@ -1,0 +1,34 @@
+// The weight gradient of a linear layer (NUMERICS.md, C11).
+#ifndef ISOBIT_KERNELS_CUDA_LINEAR_WEIGHT_GRADIENT_H_
+#define ISOBIT_KERNELS_CUDA_LINEAR_WEIGHT_GRADIENT_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/product_schedule.h"
+#include "kernels/training_ops.h"
+
+namespace isobit::cuda {
+
+// dw = the balanced tree over the packs' dY^T X, see WeightGradientArgs; all pointers but the
+// packs' bounds are to GPU memory. `workspace`: WeightGradientWorkspaceBytes(args) bytes there, at
+// a multiple of 16 bytes; null if that is 0. Fast if dy, x and their leading dimensions are
+// multiples of 16 bytes; a slower kernel computes everything else. INVALID_ARGUMENT: the packs, or
+// `continues` with more than one. INTERNAL: CUDA refused.
+absl::Status LaunchWeightGradient(const WeightGradientArgs& args, std::byte* workspace,
+                                  const Stream& stream);
+size_t WeightGradientWorkspaceBytes(const WeightGradientArgs& args);
+
+// Whether the fast kernel can compute it.
+bool HasWeightGradientTiles(const WeightGradientArgs& args);
+// By tiles with a given schedule, or by the slow kernel, for tests and tuning. INVALID_ARGUMENT: it
+// cannot compute these arguments.
+absl::Status LaunchWeightGradientAs(const ProductSchedule& schedule, const WeightGradientArgs& args,
+                                    std::byte* workspace, const Stream& stream);
+size_t WorkspaceBytesAs(const ProductSchedule& schedule, const WeightGradientArgs& args);
+absl::Status LaunchGeneralWeightGradient(const WeightGradientArgs& args, const Stream& stream);
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_LINEAR_WEIGHT_GRADIENT_H_
