@@ -12,6 +12,7 @@ absl::Status CheckGpuSupport();
 // Each reads its flags, prints its tables and writes --json. INVALID_ARGUMENT: a flag.
 // FAILED_PRECONDITION: as CheckGpuSupport, or no device that the kernels run on.
 absl::Status BenchGemm();
+absl::Status BenchGrad();
 absl::Status BenchAttention();
 absl::Status BenchOps();
 absl::Status BenchAllReduce();

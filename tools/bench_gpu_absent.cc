@@ -10,6 +10,7 @@ absl::Status CheckGpuSupport() {
 }
 
 absl::Status BenchGemm() { return CheckGpuSupport(); }
+absl::Status BenchGrad() { return CheckGpuSupport(); }
 absl::Status BenchAttention() { return CheckGpuSupport(); }
 absl::Status BenchOps() { return CheckGpuSupport(); }
 absl::Status BenchAllReduce() { return CheckGpuSupport(); }

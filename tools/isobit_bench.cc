@@ -11,7 +11,7 @@ namespace isobit::bench {
 namespace {
 
 constexpr char kUsage[] =
-    "isobit-bench cpu|engine|gemm|attention|ops|allreduce|decode|score [flags]\n\n"
+    "isobit-bench cpu|engine|gemm|grad|attention|ops|allreduce|decode|score [flags]\n\n"
     "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
     "plain\n"
     "           fp32 FMA product over the same bf16 weights.\n"
@@ -19,6 +19,7 @@ constexpr char kUsage[] =
     "ranks that\n"
     "           compute nothing.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
+    "grad       The ops of a training step beside cuBLAS or the copy rate, by --families.\n"
     "attention  Decode beside the copy rate, prefill beside --baseline.\n"
     "ops        The row-wise ops, logprobs and sampling beside the copy rate.\n"
     "allreduce  The sum over ranks, fused with RMSNorm, beside NCCL's.\n"
@@ -34,11 +35,15 @@ struct Subcommand {
   bool needs_gpu;
   absl::Status (*run)();
 };
-constexpr Subcommand kSubcommands[] = {
-    {"cpu", false, BenchCpu},      {"engine", false, BenchEngine},
-    {"gemm", true, BenchGemm},     {"attention", true, BenchAttention},
-    {"ops", true, BenchOps},       {"allreduce", true, BenchAllReduce},
-    {"decode", true, BenchDecode}, {"score", true, BenchScore}};
+constexpr Subcommand kSubcommands[] = {{"cpu", false, BenchCpu},
+                                       {"engine", false, BenchEngine},
+                                       {"gemm", true, BenchGemm},
+                                       {"grad", true, BenchGrad},
+                                       {"attention", true, BenchAttention},
+                                       {"ops", true, BenchOps},
+                                       {"allreduce", true, BenchAllReduce},
+                                       {"decode", true, BenchDecode},
+                                       {"score", true, BenchScore}};
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
@@ -55,9 +60,10 @@ int Main(int argc, char** argv) {
     return ExitCode(subcommand.run());
   }
   ParseFlagsOrExit(argc, argv, kUsage);
-  std::fprintf(stderr,
-               "isobit-bench: expected a subcommand: cpu, engine, gemm, attention, ops, allreduce, "
-               "decode or score\n");
+  std::fprintf(
+      stderr,
+      "isobit-bench: expected a subcommand: cpu, engine, gemm, grad, attention, ops, allreduce, "
+      "decode or score\n");
   return 2;
 }
 

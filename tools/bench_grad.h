@@ -1,0 +1,17 @@
+// The families of isobit-bench grad: the ops of a training step, each family with a table of its
+// own.
+#ifndef ISOBIT_TOOLS_BENCH_GRAD_H_
+#define ISOBIT_TOOLS_BENCH_GRAD_H_
+
+#include "absl/status/status.h"
+#include "nlohmann/json.hpp"
+#include "tools/bench_harness.h"
+
+namespace isobit::bench {
+
+// Each prints its table and adds its cases to `report`.
+absl::Status BenchProducts(Harness& harness, nlohmann::json& report);
+
+}  // namespace isobit::bench
+
+#endif  // ISOBIT_TOOLS_BENCH_GRAD_H_
