@@ -53,7 +53,7 @@ autograd.register()
 _ops = torch.ops.isobit
 
 # Rows of logits that exist at a time, in logprobs. Changes no bit.
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 2048
 
 
 def embedding(batch: Batch, table: Tensor) -> Tensor:
