@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -21,6 +22,16 @@ void WriteValues(const std::string& name, const SequenceLogits& logits) {
   std::ofstream file(std::string(directory) + "/" + name, std::ios::binary);
   file.write(reinterpret_cast<const char*>(logits.data()),
              static_cast<std::streamsize>(logits.size() * sizeof(float)));
+}
+
+// A sanitizer judges no bits: it goes without the long models, which run no code that the others do
+// not.
+std::vector<std::string> Names() {
+  std::vector<std::string> names = GoldenNames();
+#ifdef ISOBIT_SANITIZED
+  std::erase_if(names, [](const std::string& n) { return n == "smollm2" || n == "witness-long"; });
+#endif
+  return names;
 }
 
 class GoldenTest : public testing::TestWithParam<std::string> {};
@@ -45,8 +56,7 @@ TEST(GoldenRowTest, ManyWeights) {
   EXPECT_EQ(actual, GoldenDigests("many-weights")) << "\"many-weights\": " << actual.dump(2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, testing::ValuesIn(GoldenNames()),
-                         testing_support::TestName);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, testing::ValuesIn(Names()), testing_support::TestName);
 
 }  // namespace
 }  // namespace isobit::invariance
