@@ -12,8 +12,10 @@
 #include "tools/bench_gpu.h"
 #include "tools/bench_report.h"
 
-ABSL_FLAG(std::vector<std::string>, families, std::vector<std::string>({"products"}),
-          "grad: families of ops: products (the matrix products of linear layers)");
+ABSL_FLAG(std::vector<std::string>, families,
+          std::vector<std::string>({"products", "attention", "rows"}),
+          "grad: families of ops: products (of linear layers, beside cuBLAS), attention, rows (the "
+          "row-wise ops, logprobs and the optimizer, beside the copy rate)");
 
 namespace isobit::bench {
 namespace {
@@ -22,7 +24,8 @@ struct Family {
   const char* name;
   absl::Status (*run)(Harness& harness, nlohmann::json& report);
 };
-constexpr Family kFamilies[] = {{"products", BenchProducts}};
+constexpr Family kFamilies[] = {
+    {"products", BenchProducts}, {"attention", BenchTrainingAttention}, {"rows", BenchRows}};
 
 }  // namespace
 

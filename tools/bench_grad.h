@@ -11,6 +11,8 @@ namespace isobit::bench {
 
 // Each prints its table and adds its cases to `report`.
 absl::Status BenchProducts(Harness& harness, nlohmann::json& report);
+absl::Status BenchTrainingAttention(Harness& harness, nlohmann::json& report);
+absl::Status BenchRows(Harness& harness, nlohmann::json& report);
 
 }  // namespace isobit::bench
 
