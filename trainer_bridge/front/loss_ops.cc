@@ -66,7 +66,7 @@ struct LogProbsNode : Function<LogProbsNode> {
     auto [logprobs, entropies, state] =
         op.call(hidden, weight, batch.targets, Maybe(s.temperature), Maybe(s.top_k), Maybe(s.top_p),
                 Maybe(s.min_p), kBlockRows, batch.scored_packs);
-    // A loss without entropies has no gradient of them, which is not the same as zeros.
+    // A loss without entropies then computes no gradient of them.
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({hidden, weight, batch.targets, s.temperature, s.top_k, s.top_p, s.min_p,
                             state, batch.unique_ids});
