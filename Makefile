@@ -32,8 +32,8 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch lint lint-changed format \
-  check-format clean
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch build-torch-gpu \
+  test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
@@ -89,6 +89,12 @@ test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $
 	cmake --build --preset torch-asan --target isobit_torch
 	cmake --build --preset release --target $(BINARIES)
 	tests/run_tests.sh build/torch -L torch
+
+build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators for GPUs too, build/torch-cuda/lib/libisobit_torch.so
+	cmake --build --preset torch-cuda --target isobit_torch
+
+test-torch-gpu: build-torch-gpu  ## Compares training on GPUs with the CPU's bits; without a GPU it skips
+	tests/run_tests.sh build/torch-cuda -R '^torch_cuda_test$$'
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
@@ -158,8 +164,8 @@ $(TORCH)/.second: | $(TORCH)/.installed
 	ln -sfn "$$($(TORCH)/bin/python -c 'import nvidia; print(*nvidia.__path__)')" $(TORCH)/second/nvidia
 	touch $@
 
-build/torch/build.ninja build/torch-asan/build.ninja: | $(TORCH)/.installed
-build/cuda/build.ninja: | $(VENV)/.nccl
+build/torch/build.ninja build/torch-asan/build.ninja build/torch-cuda/build.ninja: | $(TORCH)/.installed
+build/cuda/build.ninja build/torch-cuda/build.ninja: | $(VENV)/.nccl
 
 build/fuzz/build.ninja: | build/.fuzz_deps
 build/.fuzz_deps: deploy/install_deps.sh
@@ -168,7 +174,7 @@ build/.fuzz_deps: deploy/install_deps.sh
 
 # CMake itself notices every later change of its files.
 build/%/build.ninja: CMakePresets.json | build/.deps
-	[[ $* != cuda ]] || command -v nvcc >/dev/null || { echo 'make: the preset cuda needs nvcc 13 on PATH or in' \
+	[[ $* != *cuda ]] || command -v nvcc >/dev/null || { echo 'make: the preset $* needs nvcc 13 on PATH or in' \
 	  '/usr/local/cuda/bin: https://developer.nvidia.com/cuda-downloads' >&2; exit 1; }
 	cmake --preset $* -DISOBIT_PYTHON=$(CURDIR)/$(VENV)/bin/python
 	touch $@

@@ -27,6 +27,7 @@ MODELS = {
     "Mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 24}),
 }
 LENGTHS = [5, 33, 64, 100]
+LEARNING_RATE = 5e-5
 
 
 def make(kind: str) -> tuple[hf.PreTrainedModel, list[Tensor], list[Tensor]]:
@@ -92,6 +93,44 @@ class AccuracyTest(unittest.TestCase):
                 self.check(kind)
 
 
+class Fp32Run:
+    """transformers in fp32, on weights that are bf16 copies of fp32 masters, as isobit's are. (Without the
+    copies each step shows at once; with them it shows when a master reaches the next bf16 value.)"""
+
+    def __init__(self, path: str):
+        self.model = hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.masters = [torch.nn.Parameter(p.detach().clone()) for p in self.model.parameters()]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=LEARNING_RATE)
+
+    def step(self, page: Tensor) -> float:
+        loss = self.model(page, labels=page, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
+                parameter.copy_(master.bfloat16())
+        return loss.item()
+
+
+class IsobitRun:
+    def __init__(self, path: str):
+        self.model = it.patch(hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
+        self.optimizer = it.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+
+    def step(self, page: Tensor) -> float:
+        logprobs = it.logprobs(self.model, it.Batch.of(list(page))).logprobs
+        ones = torch.ones_like(logprobs)
+        loss = it.functional.policy_loss(logprobs, ones, ones / ones.numel())
+        loss.backward()
+        it.clip_grad_norm_(self.model.named_parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
 class SmolLm2Test(unittest.TestCase):
     def test_the_loss_follows_fp32(self):
         path, steps = os.environ.get("ISOBIT_MODEL", ""), int(os.environ.get("ISOBIT_STEPS", "3"))
@@ -100,33 +139,17 @@ class SmolLm2Test(unittest.TestCase):
         text = (Path(__file__).parents[2] / "docs" / "NUMERICS.md").read_text()[:6000]
         tokens = hf.AutoTokenizer.from_pretrained(path).encode(text)
         pages = torch.tensor(tokens[: 8 * 96]).view(8, 2, 48)  # a page is two sequences; each step takes one
-        ours = it.patch(hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
-        exact = hf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        optimizers = [it.AdamW(ours.parameters(), lr=5e-6), torch.optim.AdamW(exact.parameters(), lr=5e-6)]
+        ours, exact = IsobitRun(path), Fp32Run(path)
         curve = []
         for step in range(steps):
-            page = pages[step % 8]
-            logprobs = it.logprobs(ours, it.Batch.of(list(page))).logprobs
-            ones = torch.ones_like(logprobs)
-            loss = it.functional.policy_loss(logprobs, ones, ones / ones.numel())
-            loss.backward()
-            it.clip_grad_norm_(ours.named_parameters(), 1.0)
-            expected = exact(page, labels=page, use_cache=False).loss
-            expected.backward()
-            torch.nn.utils.clip_grad_norm_(exact.parameters(), 1.0)
-            curve.append((loss.item(), expected.item()))
-            print(
-                f"step {step + 1} of {steps}: loss {loss.item():.4f}, fp32 {expected.item():.4f}", flush=True
-            )
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        gaps = [abs(a - b) / b for a, b in curve]
-        print(f"relative gap: mean {sum(gaps) / steps:.4f}, largest {max(gaps):.4f}")
-        self.assertLess(sum(gaps) / steps, 0.01)
-        self.assertLess(max(gaps), 0.05)
+            curve.append((ours.step(pages[step % 8]), exact.step(pages[step % 8])))
+            print(f"step {step + 1} of {steps}: loss {curve[-1][0]:.4f}, fp32 {curve[-1][1]:.4f}", flush=True)
+        gaps = [abs(a - b) for a, b in curve]
+        print(f"gap: mean {sum(gaps) / steps:.4f}, largest {max(gaps):.4f}")
+        self.assertLess(sum(gaps) / steps, 0.03)
+        self.assertLess(max(gaps), 0.1)
         if steps > 16:  # each page was read before: a run that learns nothing follows nothing
-            self.assertLess(curve[-1][1], 0.7 * curve[(steps - 1) % 8][1])
+            self.assertLess(curve[-1][1], 0.5 * curve[(steps - 1) % 8][1])
 
 
 if __name__ == "__main__":
