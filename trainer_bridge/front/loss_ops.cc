@@ -38,7 +38,7 @@ using HeadGradientSignature = std::tuple<Tensor, Tensor>(const Tensor&, const Ma
                                                          int64_t);
 
 // Rows of logits that exist at a time. Changes no bit.
-constexpr int64_t kBlockRows = 1024;
+constexpr int64_t kBlockRows = 2048;
 
 // The balanced tree over tensors that come one after the other, 2^n in all.
 class TreeCounter {
