@@ -1,17 +1,196 @@
-"""Checks the arguments of calls before they are sent, and that a stream brought all it had to bring."""
+"""Arguments of calls as requests, and responses as results: what synchronous and asyncio clients share."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from isobit.errors import IncompleteStreamError
+from isobit.results import (
+    Chunk,
+    CompareSummary,
+    Comparison,
+    Sample,
+    Score,
+    SequenceReport,
+    TokenGaps,
+    TokenLogprobs,
+)
+from isobit.sampling import mode_to_proto, to_proto
+from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
+
+InFlightMode = Literal["abort", "wait", "recompute_kv"]
+PauseMode = Literal["abort", "wait", "keep"]
+GapDetail = Literal["all", "unequal", "none"]
+CompareEvent = TokenGaps | SequenceReport | CompareSummary
+
+CONTROL_TIMEOUT_S = 30.0
+WORK_TIMEOUT_S = 600.0
+COMPARE_TIMEOUT_S = 3600.0
 
 TokenIds = Sequence[int] | np.ndarray
 
 _MAX_TOKEN_ID = 2**32 - 1
 
-_Response = TypeVar("_Response")
+_Result = TypeVar("_Result")
+
+
+def update_weights_request(
+    model_path: str, weight_version: int | None, expected_digest: str, in_flight: InFlightMode | None
+) -> types_pb2.UpdateWeightsRequest:
+    return types_pb2.UpdateWeightsRequest(
+        model_path=model_path,
+        weight_version=weight_version,
+        expected_digest=expected_digest,
+        in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+    )
+
+
+def pause_request(mode: PauseMode) -> rollout_pb2.PauseGenerationRequest:
+    return rollout_pb2.PauseGenerationRequest(mode=_enum_value(rollout_pb2.PauseMode, "PAUSE_MODE_", mode))
+
+
+def abort_request(request_ids: str | Sequence[str]) -> rollout_pb2.AbortRequest:
+    names = [request_ids] if isinstance(request_ids, str) else request_ids
+    return rollout_pb2.AbortRequest(request_ids=names)
+
+
+def generate_request(
+    prompt_token_ids: TokenIds,
+    stream: bool,
+    request_id: str,
+    logprob_mode: str,
+    timeout_ms: int | None,
+    sampling: Mapping,
+) -> rollout_pb2.GenerateRequest:
+    return rollout_pb2.GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=token_list(prompt_token_ids, "prompt_token_ids"),
+        sampling=to_proto(sampling),
+        logprob_mode=mode_to_proto(logprob_mode),
+        timeout_ms=timeout_ms,
+        final_only=not stream,
+    )
+
+
+class SampleAssembly:
+    """Turns the responses of one Generate call into its chunks and, at the end of each sample, the Sample."""
+
+    def __init__(self):
+        self._parts: dict[int, list[TokenLogprobs]] = {}
+
+    def events(self, response: rollout_pb2.GenerateResponse) -> Iterator[Chunk | Sample]:
+        if response.HasField("chunk"):
+            tokens = TokenLogprobs.from_proto(response.chunk.tokens)
+            self._parts.setdefault(response.chunk.index, []).append(tokens)
+            yield Chunk(response.request_id, response.chunk.index, tokens)
+        elif response.HasField("complete"):
+            yield _whole_sample(response, self._parts.pop(response.complete.index, []))
+
+
+def _whole_sample(response: rollout_pb2.GenerateResponse, parts: list[TokenLogprobs]) -> Sample:
+    tokens = TokenLogprobs.concatenate(parts)
+    if len(tokens.token_ids) != response.complete.num_completion_tokens:
+        raise IncompleteStreamError(
+            f"sample {response.complete.index} brought {len(tokens.token_ids)} tokens, expected"
+            f" {response.complete.num_completion_tokens}"
+        )
+    return Sample.from_proto(response.request_id, response.complete, tokens)
+
+
+def samples_in_order(request: rollout_pb2.GenerateRequest, events: Iterable[Chunk | Sample]) -> list[Sample]:
+    samples = {event.index: event for event in events if isinstance(event, Sample)}
+    wanted = request.sampling.n if request.sampling.HasField("n") else 1
+    return _in_order(samples, wanted, "samples")
+
+
+def score_request(
+    sequences: Sequence[tuple[TokenIds, TokenIds]],
+    logprob_mode: str,
+    prompt_logprobs: bool,
+    entropy: bool,
+    weight_version: int | None,
+    sampling: Mapping,
+) -> scorer_pb2.ScoreRequest:
+    return scorer_pb2.ScoreRequest(
+        sequences=[
+            scorer_pb2.ScoreSequence(
+                prompt_token_ids=token_list(prompt, f"sequences[{index}] prompt"),
+                completion_token_ids=token_list(completion, f"sequences[{index}] completion"),
+            )
+            for index, (prompt, completion) in enumerate(sequences)
+        ],
+        sampling=to_proto(sampling),
+        logprob_mode=mode_to_proto(logprob_mode),
+        prompt_logprobs=prompt_logprobs,
+        entropy=entropy,
+        weight_version=weight_version,
+    )
+
+
+def score_events(request: scorer_pb2.ScoreRequest, response: scorer_pb2.ScoreResponse) -> tuple[Score]:
+    return (Score.from_proto(response, request.entropy),)
+
+
+def scores_in_order(request: scorer_pb2.ScoreRequest, scores: Iterable[Score]) -> list[Score]:
+    return _in_order({score.index: score for score in scores}, len(request.sequences), "sequences")
+
+
+def compare_request(
+    prompts: Sequence[TokenIds],
+    logprob_mode: str,
+    gap_detail: GapDetail,
+    allow_weight_mismatch: bool,
+    max_concurrency: int | None,
+    sampling: Mapping,
+) -> comparator_pb2.CompareRequest:
+    return comparator_pb2.CompareRequest(
+        prompts=[
+            comparator_pb2.ComparePrompt(token_ids=token_list(prompt, f"prompts[{index}]"))
+            for index, prompt in enumerate(prompts)
+        ],
+        sampling=to_proto(sampling),
+        logprob_mode=mode_to_proto(logprob_mode),
+        gap_detail=_enum_value(comparator_pb2.GapDetail, "GAP_DETAIL_", gap_detail),
+        allow_weight_mismatch=allow_weight_mismatch,
+        max_concurrency=max_concurrency,
+    )
+
+
+def compare_events(response: comparator_pb2.CompareEvent) -> Iterator[CompareEvent]:
+    if response.HasField("gaps"):
+        yield TokenGaps.from_proto(response.gaps)
+    elif response.HasField("sequence"):
+        yield SequenceReport.from_proto(response.sequence)
+    elif response.HasField("summary"):
+        yield CompareSummary.from_proto(response.summary)
+
+
+def whole_comparison(events: Iterable[CompareEvent]) -> Comparison:
+    found: dict[type, list] = {TokenGaps: [], SequenceReport: [], CompareSummary: []}
+    for event in events:
+        found[type(event)].append(event)
+    if len(found[CompareSummary]) != 1:
+        raise IncompleteStreamError(f"the stream brought {len(found[CompareSummary])} summaries, expected 1")
+    reports = sorted(found[SequenceReport], key=lambda report: (report.prompt_index, report.sample_index))
+    return Comparison(found[CompareSummary][0], tuple(reports), tuple(found[TokenGaps]))
+
+
+def record_request(pair: tuple[Sample, Score], allow_weight_mismatch: bool) -> comparator_pb2.RecordRequest:
+    sample, score = pair
+    return comparator_pb2.RecordRequest(
+        rollout=_record_side(sample), scorer=_record_side(score), allow_weight_mismatch=allow_weight_mismatch
+    )
+
+
+def _record_side(result: Sample | Score) -> comparator_pb2.RecordSide:
+    return comparator_pb2.RecordSide(
+        tokens=result.tokens.to_proto(),
+        fingerprint=types_pb2.Fingerprint(hex=result.fingerprint),
+        weight_version=types_pb2.WeightVersion(
+            id=result.weight_version.id, digest=result.weight_version.digest
+        ),
+    )
 
 
 def token_list(token_ids: TokenIds, name: str) -> list[int]:
@@ -32,7 +211,7 @@ def token_list(token_ids: TokenIds, name: str) -> list[int]:
     return array.tolist()
 
 
-def enum_value(enum, prefix: str, name: str | None) -> int:
+def _enum_value(enum, prefix: str, name: str | None) -> int:
     """The value of the enum called `prefix` + NAME; 0, the unset value, for None."""
     if name is None:
         return 0
@@ -42,7 +221,7 @@ def enum_value(enum, prefix: str, name: str | None) -> int:
     return choices[name]
 
 
-def in_order(results: dict[int, _Response], wanted: int, what: str) -> list[_Response]:
+def _in_order(results: dict[int, _Result], wanted: int, what: str) -> list[_Result]:
     if missing := [index for index in range(wanted) if index not in results]:
         raise IncompleteStreamError(f"the stream ended without {what} {missing} of {wanted}")
     return [results[index] for index in range(wanted)]

@@ -16,19 +16,13 @@ from typing import Literal, Unpack, overload
 
 import grpc
 
-from isobit.calls import TokenIds, enum_value, in_order, token_list
+from isobit import calls
+from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, TokenIds
 from isobit.channel import ServiceClient
 from isobit.credentials import Security
-from isobit.errors import IncompleteStreamError
-from isobit.results import Chunk, Sample, Score, TokenLogprobs
-from isobit.sampling import LogprobMode, SamplingOptions, mode_to_proto, to_proto
-from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc, types_pb2
-
-InFlightMode = Literal["abort", "wait", "recompute_kv"]
-PauseMode = Literal["abort", "wait", "keep"]
-
-_CONTROL_TIMEOUT_S = 30.0
-_WORK_TIMEOUT_S = 600.0
+from isobit.results import Chunk, Sample, Score
+from isobit.sampling import LogprobMode, SamplingOptions
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
 
 
 class _ModelServiceClient(ServiceClient):
@@ -41,7 +35,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
-        timeout: float = _WORK_TIMEOUT_S,
+        timeout: float = WORK_TIMEOUT_S,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to the weights in `model_path`, relative to the service's --model_root.
 
@@ -50,15 +44,10 @@ class _ModelServiceClient(ServiceClient):
           expected_digest: refuse any other weights; empty skips the check.
           in_flight: what happens to requests in flight; None is the service's default.
         """
-        request = types_pb2.UpdateWeightsRequest(
-            model_path=model_path,
-            weight_version=weight_version,
-            expected_digest=expected_digest,
-            in_flight_mode=enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
-        )
+        request = calls.update_weights_request(model_path, weight_version, expected_digest, in_flight)
         return self._unary(self._stub.UpdateWeights, request, timeout)
 
-    def get_server_info(self, timeout: float = _CONTROL_TIMEOUT_S):
+    def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
 
@@ -76,14 +65,14 @@ class RolloutClient(_ModelServiceClient):
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
-        timeout: float = _WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> list[Sample]: ...  # fmt: skip
 
     @overload
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
-        timeout: float = _WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk | Sample]: ...  # fmt: skip
 
     def generate(
@@ -94,7 +83,7 @@ class RolloutClient(_ModelServiceClient):
         request_id="",
         logprob_mode="processed",
         timeout_ms=None,
-        timeout=_WORK_TIMEOUT_S,
+        timeout=WORK_TIMEOUT_S,
         **sampling,
     ):
         """Samples `n` completions of one prompt.
@@ -112,16 +101,11 @@ class RolloutClient(_ModelServiceClient):
         Returns:
           The samples by index, or the iterator.
         """
-        request = rollout_pb2.GenerateRequest(
-            request_id=request_id,
-            prompt_token_ids=token_list(prompt_token_ids, "prompt_token_ids"),
-            sampling=to_proto(sampling),
-            logprob_mode=mode_to_proto(logprob_mode),
-            timeout_ms=timeout_ms,
-            final_only=not stream,
+        request = calls.generate_request(
+            prompt_token_ids, stream, request_id, logprob_mode, timeout_ms, sampling
         )
-        stream_events = self._generate_events(request, timeout)
-        return stream_events if stream else _samples_in_order(request, stream_events)
+        events = self._stream(self._stub.Generate, request, timeout, calls.SampleAssembly().events)
+        return events if stream else calls.samples_in_order(request, events)
 
     def generate_batch(
         self,
@@ -130,7 +114,7 @@ class RolloutClient(_ModelServiceClient):
         max_concurrency: int = 64,
         logprob_mode: LogprobMode = "processed",
         timeout_ms: int | None = None,
-        timeout: float = _WORK_TIMEOUT_S,
+        timeout: float = WORK_TIMEOUT_S,
         **sampling: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
         """Samples completions of many prompts at once; the arguments are those of generate.
@@ -147,63 +131,30 @@ class RolloutClient(_ModelServiceClient):
         with ThreadPoolExecutor(max_workers=max_concurrency) as pool:
             return list(pool.map(one, prompts))
 
-    def abort(self, request_ids: str | Sequence[str], timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
+    def abort(self, request_ids: str | Sequence[str], timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
-        names = [request_ids] if isinstance(request_ids, str) else request_ids
-        return list(
-            self._unary(self._stub.Abort, rollout_pb2.AbortRequest(request_ids=names), timeout).request_ids
-        )
+        request = calls.abort_request(request_ids)
+        return list(self._unary(self._stub.Abort, request, timeout).request_ids)
 
-    def abort_all(self, timeout: float = _CONTROL_TIMEOUT_S) -> list[str]:
+    def abort_all(self, timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends every request in flight; returns their ids."""
         return list(self._unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
 
     def pause_generation(
-        self, mode: PauseMode = "abort", timeout: float = _WORK_TIMEOUT_S
+        self, mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
     ) -> rollout_pb2.PauseGenerationResponse:
         """Stops generation; returns once no step runs."""
-        value = enum_value(rollout_pb2.PauseMode, "PAUSE_MODE_", mode)
-        return self._unary(
-            self._stub.PauseGeneration, rollout_pb2.PauseGenerationRequest(mode=value), timeout
-        )
+        return self._unary(self._stub.PauseGeneration, calls.pause_request(mode), timeout)
 
     def continue_generation(
-        self, timeout: float = _CONTROL_TIMEOUT_S
+        self, timeout: float = CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
         return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
 
-    def get_load(self, timeout: float = _CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
+    def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
         return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
-
-    def _generate_events(
-        self, request: rollout_pb2.GenerateRequest, timeout: float
-    ) -> Iterator[Chunk | Sample]:
-        parts: dict[int, list[TokenLogprobs]] = {}
-        for response in self._stream(self._stub.Generate, request, timeout):
-            if response.HasField("chunk"):
-                tokens = TokenLogprobs.from_proto(response.chunk.tokens)
-                parts.setdefault(response.chunk.index, []).append(tokens)
-                yield Chunk(response.request_id, response.chunk.index, tokens)
-            elif response.HasField("complete"):
-                yield _whole_sample(response, parts.pop(response.complete.index, []))
-
-
-def _whole_sample(response: rollout_pb2.GenerateResponse, parts: list[TokenLogprobs]) -> Sample:
-    tokens = TokenLogprobs.concatenate(parts)
-    if len(tokens.token_ids) != response.complete.num_completion_tokens:
-        raise IncompleteStreamError(
-            f"sample {response.complete.index} brought {len(tokens.token_ids)} tokens, expected"
-            f" {response.complete.num_completion_tokens}"
-        )
-    return Sample.from_proto(response.request_id, response.complete, tokens)
-
-
-def _samples_in_order(request: rollout_pb2.GenerateRequest, events: Iterator[Chunk | Sample]) -> list[Sample]:
-    samples = {event.index: event for event in events if isinstance(event, Sample)}
-    wanted = request.sampling.n if request.sampling.HasField("n") else 1
-    return in_order(samples, wanted, "samples")
 
 
 class ScorerClient(_ModelServiceClient):
@@ -219,7 +170,7 @@ class ScorerClient(_ModelServiceClient):
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[False] = False,
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = _WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Score]: ...  # fmt: skip
 
@@ -227,7 +178,7 @@ class ScorerClient(_ModelServiceClient):
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[True],
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = _WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Score]: ...  # fmt: skip
 
@@ -240,7 +191,7 @@ class ScorerClient(_ModelServiceClient):
         prompt_logprobs=False,
         entropy=False,
         weight_version=None,
-        timeout=_WORK_TIMEOUT_S,
+        timeout=WORK_TIMEOUT_S,
         **sampling,
     ):
         """Scores sequences under one set of sampling parameters.
@@ -256,24 +207,10 @@ class ScorerClient(_ModelServiceClient):
         Returns:
           The scores in the order of `sequences`, or the iterator.
         """
-        request = scorer_pb2.ScoreRequest(
-            sequences=[
-                scorer_pb2.ScoreSequence(
-                    prompt_token_ids=token_list(prompt, f"sequences[{index}] prompt"),
-                    completion_token_ids=token_list(completion, f"sequences[{index}] completion"),
-                )
-                for index, (prompt, completion) in enumerate(sequences)
-            ],
-            sampling=to_proto(sampling),
-            logprob_mode=mode_to_proto(logprob_mode),
-            prompt_logprobs=prompt_logprobs,
-            entropy=entropy,
-            weight_version=weight_version,
+        request = calls.score_request(
+            sequences, logprob_mode, prompt_logprobs, entropy, weight_version, sampling
         )
-        scores = (
-            Score.from_proto(response, entropy)
-            for response in self._stream(self._stub.Score, request, timeout)
+        scores = self._stream(
+            self._stub.Score, request, timeout, lambda response: calls.score_events(request, response)
         )
-        if stream:
-            return scores
-        return in_order({score.index: score for score in scores}, len(request.sequences), "sequences")
+        return scores if stream else calls.scores_in_order(request, scores)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -21,10 +22,20 @@ class Security(TypedDict, total=False):
     token_file: str | Path  # file with that token, read anew when it changes
 
 
-def connect(
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service is and how to reach it, checked."""
+
+    target: str  # host:port
+    options: Options
+    credentials: grpc.ChannelCredentials | None  # None: plain text
+    token: "BearerToken | None"  # goes with each call
+
+
+def endpoint(
     target: str, options: Options, credentials: grpc.ChannelCredentials | None, security: Security
-) -> grpc.Channel:
-    """A channel to `target` (host:port) as `security` says, or with gRPC's own `credentials`.
+) -> Endpoint:
+    """`target` (host:port) as `security` says, or with gRPC's own `credentials`.
 
     Raises:
       ValueError: arguments that do not go together, or a token over plain text to another host.
@@ -39,15 +50,23 @@ def connect(
         credentials = _tls_credentials(security)
         if name := security.get("tls_server_name"):
             options = (*options, ("grpc.ssl_target_name_override", name))
-    if credentials is None:
-        channel = grpc.insecure_channel(target, options=options)
-    else:
-        channel = grpc.secure_channel(target, credentials, options=options)
     if "token" not in security and "token_file" not in security:
-        return channel
+        return Endpoint(target, options, credentials, None)
     if credentials is None and not _is_loopback(target):
         raise ValueError(f"{target} is another host: a token needs tls_ca, else anybody could read it")
-    return grpc.intercept_channel(channel, _TokenInterceptor(security))
+    return Endpoint(target, options, credentials, BearerToken(security))
+
+
+def connect(
+    target: str, options: Options, credentials: grpc.ChannelCredentials | None, security: Security
+) -> grpc.Channel:
+    """A channel to the endpoint of these arguments; raises what endpoint() raises."""
+    to = endpoint(target, options, credentials, security)
+    if to.credentials is None:
+        channel = grpc.insecure_channel(to.target, options=to.options)
+    else:
+        channel = grpc.secure_channel(to.target, to.credentials, options=to.options)
+    return channel if to.token is None else grpc.intercept_channel(channel, _TokenInterceptor(to.token))
 
 
 def read_token(path: str | Path) -> str:
@@ -95,13 +114,8 @@ class _CallDetails(grpc.ClientCallDetails):
         self.compression = details.compression
 
 
-class _TokenInterceptor(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-    grpc.StreamStreamClientInterceptor,
-):
-    """Puts the bearer token into each call. gRPC's own call credentials would refuse plain text."""
+class BearerToken:
+    """The token of the arguments `token` or `token_file`."""
 
     def __init__(self, security: Security):
         if "token" in security and "token_file" in security:
@@ -110,6 +124,10 @@ class _TokenInterceptor(
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._token = _checked(security["token"], "token") if self._path is None else self._current()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call that starts now sends."""
+        return (("authorization", f"Bearer {self._current()}"),)
 
     def _current(self) -> str:
         """The bearer token. While the file cannot be read, the last one stays in force."""
@@ -126,8 +144,20 @@ class _TokenInterceptor(
                     raise
             return self._token
 
+
+class _TokenInterceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Puts the bearer token into each call. gRPC's own call credentials would refuse plain text."""
+
+    def __init__(self, token: BearerToken):
+        self._token = token
+
     def _intercept(self, continuation, details, request):
-        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self._current()}")]
+        metadata = [*(details.metadata or ()), *self._token.metadata()]
         return continuation(_CallDetails(details, metadata), request)
 
     intercept_unary_unary = _intercept

@@ -115,6 +115,8 @@ def from_rpc_error(error: grpc.RpcError) -> IsobitError:
     """The exception that stands for a failed call."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        hint = dict(error.trailing_metadata() or ()).get("retry-after-ms", "")
+        # As pairs: grpc.aio's Metadata is no mapping that dict() could copy.
+        trailing = {key: value for key, value in error.trailing_metadata() or ()}
+        hint = trailing.get("retry-after-ms", "")
         return ResourceExhaustedError(code, details, int(hint) if hint.isdecimal() else None)
     return _CLASSES.get(code, IsobitError)(code, details)

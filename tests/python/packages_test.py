@@ -26,6 +26,7 @@ CLIENT_MODULES = {
     "chat_template",
     "client",
     "comparator_client",
+    "connection",
     "credentials",
     "errors",
     "generation_config",
