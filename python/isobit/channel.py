@@ -42,7 +42,10 @@ class ServiceClient:
         """
         self.target = target
         self._channel = open_channel(target, credentials, **security)
+        # Made now, since gRPC crashes when a stub is made for a channel that is closed.
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._reachability = Reachability()
+        self._closed = False
 
     def wait_until_serving(self, timeout: float = 60.0) -> None:
         """Returns once the service reports SERVING, which it does when its weights are loaded.
@@ -50,12 +53,11 @@ class ServiceClient:
         Raises:
           DeadlineExceededError: it did not within `timeout` seconds; the message has the last answer.
         """
-        health = health_pb2_grpc.HealthStub(self._channel)
         wait = ServingWait(self.target, timeout)
         while wait.left_s() > 0:
             self._await_connection(wait.connection_s())
             try:
-                response = health.Check(health_pb2.HealthCheckRequest(), timeout=wait.check_s())
+                response = self._health.Check(health_pb2.HealthCheckRequest(), timeout=wait.check_s())
                 if wait.is_serving(response):
                     self._reachability.found()
                     return
@@ -66,6 +68,7 @@ class ServiceClient:
 
     def close(self) -> None:
         """Cancels the calls in flight and closes the connection."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -110,6 +113,8 @@ class ServiceClient:
         While calls fail at once, nothing polls the channel, and it would notice a new connection only every
         5 s. This polls it.
         """
+        if self._closed:
+            raise ValueError(f"the client of {self.target} is closed")
         ready = grpc.channel_ready_future(self._channel)
         try:
             with contextlib.suppress(grpc.FutureTimeoutError):

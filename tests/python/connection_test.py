@@ -160,6 +160,22 @@ class ConnectionTest(unittest.TestCase):
             client.get_load(timeout=30)
             client.get_load(timeout=30)
 
+    def test_a_closed_client_refuses_every_call(self):
+        with reserved_port() as port:
+            client = RolloutClient(f"127.0.0.1:{port}")
+            with self.assertRaises(UnavailableError):
+                client.get_load(timeout=0.5)  # so that the next call would wait for the connection
+            client.close()
+            client.close()
+            for call in (
+                client.wait_until_serving,
+                client.get_load,
+                lambda: client.generate([1]),
+                lambda: next(client.generate([1], stream=True)),
+            ):
+                with self.assertRaisesRegex(ValueError, "closed"):
+                    call()
+
 
 if __name__ == "__main__":
     unittest.main()
