@@ -270,15 +270,70 @@ class OptimizerTest(unittest.TestCase):
         model = Parameters(0)
         for wrong, message in (
             ({"lr": -1.0}, "lr: expected at least 0"),
-            ({"betas": (0.9, 1.0)}, "betas: expected between 0 and 1"),
+            ({"lr": math.inf}, "lr: expected at least 0 and finite"),
+            ({"betas": (0.9,)}, "betas: expected two numbers"),
+            ({"betas": (0.9, 1.0)}, "betas: expected two numbers between 0 and 1"),
             ({"weight_decay": math.nan}, "weight_decay: expected at least 0"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 AdamW(model.parameters(), **wrong)
-        optimizer = AdamW([nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))])
-        optimizer.param_groups[0]["params"][0].grad = torch.zeros(3, dtype=torch.bfloat16)
-        with self.assertRaisesRegex(RuntimeError, r"gradient: expected float32 \[3\] on cpu, got bfloat16"):
+
+    # INVARIANT: a gradient of another dtype leaves all parameters as they were.
+    def test_step_refuses_rounded_gradients(self):
+        model, rounded = Parameters(0), nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        optimizer = AdamW([*model.parameters(), rounded])
+        model.set_gradients(1)
+        rounded.grad = torch.zeros(3, dtype=torch.bfloat16)
+        before = model.whole()
+        with self.assertRaisesRegex(RuntimeError, "parameter 4: .* got torch.bfloat16 with torch.bfloat16"):
             optimizer.step()
+        self.assertTrue(equal(model.whole(), before))
+
+    def test_clipping_refuses(self):
+        model = Parameters(0)
+        model.set_gradients(1)
+        for wrong in (0.0, -1.0, math.nan):
+            with self.assertRaisesRegex(ValueError, f"max_norm: expected above 0, got {wrong}"):
+                clip_grad_norm_(model.parameters(), wrong)
+        with self.assertRaisesRegex(ValueError, "expected each once"):
+            clip_grad_norm_([*model.parameters(), *model.parameters()], 1.0)
+
+    def test_clipping_takes_a_single_parameter(self):
+        model = Parameters(0)
+        model.set_gradients(1)
+        parameter = model.get_parameter("last")
+        expected = norm_by_definition([parameter.grad])
+        self.assertEqual(float(clip_grad_norm_(parameter, 1.0)), expected)
+        self.assertLess(float(parameter.grad.norm()), 1.001)
+
+    # Whatever torch's default dtype is: bfloat16 cannot count beyond 256.
+    def test_steps_are_counted_in_fp32(self):
+        model = Parameters(0)
+        model.set_gradients(1)
+        optimizer = AdamW(model.parameters())
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self.assertEqual({s["step"].dtype for s in optimizer.state.values()}, {torch.float32})
+
+    # torch.optim.AdamW's state of a bf16 parameter has no master.
+    def test_goes_on_from_torchs_state(self):
+        models = [Parameters(0, torch.bfloat16) for _ in range(2)]
+        theirs = torch.optim.AdamW(models[0].parameters(), **OPTIONS)
+        for parameter in models[0].parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        theirs.step()
+        models[1].load_state_dict(models[0].state_dict())
+        optimizer = AdamW(models[1].parameters(), **OPTIONS)
+        optimizer.load_state_dict(theirs.state_dict())
+        models[1].set_gradients(1)
+        optimizer.step()
+        for parameter in models[1].parameters():
+            state = optimizer.state[parameter]
+            self.assertEqual(int(state["step"]), 2)
+            self.assertTrue(same_bits(state["master"].to(torch.bfloat16), parameter.detach()))
 
     def test_closure(self):
         model = Parameters(0)

@@ -133,6 +133,29 @@ class SumTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "expected no gradients yet"):
             GradientSum([parameter], 2)
 
+    # A pass whose gradients were refused can come again.
+    def test_gradient_sum_takes_all_or_none(self):
+        first, second = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        total = GradientSum([first, second], 1)
+        first.grad = torch.ones(3)
+        with self.assertRaisesRegex(RuntimeError, "parameter 1"):
+            total.add_pass()
+        second.grad = torch.ones(3)
+        total.add_pass()
+        total.finish()
+        self.assertEqual([first.grad.tolist(), second.grad.tolist()], [[1.0] * 3] * 2)
+
+    def test_gradient_sum_refuses(self):
+        module = torch.nn.Linear(3, 3)
+        for wrong in (0, -1, 3, 1.5):
+            with self.assertRaisesRegex(ValueError, f"passes_per_slot: expected a power of two, got {wrong}"):
+                GradientSum(module.parameters(), wrong)
+        for parameters in (module.named_parameters(), module.weight):
+            with self.assertRaisesRegex(TypeError, "expected parameters, got"):
+                GradientSum(parameters, 1)
+        with self.assertRaisesRegex(ValueError, "expected each once"):
+            GradientSum([module.weight, module.weight], 1)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -25,7 +25,8 @@ def step_factors(
 ) -> list[float]:
     """The factors of step `step` >= 1, in float64, in the order of `functional.adamw_`, which rounds them to
     fp32."""
-    beta1, beta2 = betas
+    beta1, beta2 = map(float, betas)
+    lr, eps, weight_decay = float(lr), float(eps), float(weight_decay)  # a scheduler's may be of a tensor
     return [
         1.0 - lr * weight_decay,
         beta1,
@@ -49,13 +50,31 @@ def _shard_groups(gradients: list[torch.Tensor]) -> list[dist.ProcessGroup]:
     return list(groups)
 
 
+def _check_form(name: str, parameter: torch.Tensor) -> None:
+    gradient = parameter.grad
+    if parameter.dtype not in (torch.bfloat16, torch.float32) or gradient.dtype != torch.float32:
+        raise RuntimeError(
+            f"AdamW: {name}: expected a parameter in bfloat16 or float32 with a gradient in float32, got"
+            f" {parameter.dtype} with {gradient.dtype}"
+        )
+    placements = [t.placements if isinstance(t, DTensor) else None for t in (parameter, gradient)]
+    if placements[0] != placements[1]:
+        raise RuntimeError(
+            f"AdamW: {name}: expected a gradient sharded as its parameter, {placements[0]}, got"
+            f" {placements[1]}"
+        )
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's interface with the contract's bits, on any number of ranks.
 
     A bf16 parameter has an fp32 master in the state ("master"), and becomes bf16(master) at each step. An
     fp32 parameter, such as a shard under FSDP2 with MixedPrecisionPolicy(param_dtype=torch.bfloat16), is its
-    own master. The state has torch's form ("step", "exp_avg", "exp_avg_sq"): state_dict(), load_state_dict()
-    and torch.distributed.checkpoint work as with torch.optim.AdamW, also onto another number of ranks.
+    own master. Weights that are loaded into bf16 parameters after the first step need a new AdamW: a step
+    writes what the masters say.
+
+    The state has torch's form ("step", "exp_avg", "exp_avg_sq"): state_dict(), load_state_dict() and
+    torch.distributed.checkpoint work as with torch.optim.AdamW, also onto another number of ranks.
 
     Args:
         params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. Given as
@@ -75,20 +94,21 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
     ):
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not value >= 0.0:
-                raise ValueError(f"{name}: expected at least 0, got {value}")
-        if not all(0.0 < beta < 1.0 for beta in betas):
-            raise ValueError(f"betas: expected between 0 and 1, got {betas}")
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name}: expected at least 0 and finite, got {value}")
+        if len(betas) != 2 or not all(0.0 < beta < 1.0 for beta in betas):
+            raise ValueError(f"betas: expected two numbers between 0 and 1, got {betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
-            if parameter.dtype != torch.float32:
-                state["master"] = parameter.detach().to(torch.float32)
+        # torch.optim.AdamW's state_dict has no masters.
+        if parameter.dtype != torch.float32 and "master" not in state:
+            state["master"] = parameter.detach().to(torch.float32)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -109,20 +129,21 @@ class AdamW(torch.optim.Optimizer):
         Raises:
             FloatingPointError: a gradient holds NaN or infinity; names the parameter. Nothing is updated, and
                 every rank that holds a shard of it raises this.
-            RuntimeError: a gradient is not fp32 (`keep_fp32_gradients`), or not sharded like its parameter.
+            RuntimeError: a parameter is neither bf16 nor fp32; its gradient is not fp32
+                (`keep_fp32_gradients`), or not sharded like it. Nothing is updated.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_finite()
+        self._check()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step(parameter, group)
         return loss
 
-    def _check_finite(self) -> None:
+    def _check(self) -> None:
         names, gradients = [], []
         count = 0
         for group in self.param_groups:
@@ -130,6 +151,7 @@ class AdamW(torch.optim.Optimizer):
             count += len(unnamed)
             for name, parameter in zip(group.get("param_names", unnamed), group["params"], strict=True):
                 if parameter.grad is not None:
+                    _check_form(name, parameter)
                     names.append(name)
                     gradients.append(parameter.grad)
         if not gradients:
@@ -143,11 +165,6 @@ class AdamW(torch.optim.Optimizer):
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad
-        if isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
-            raise RuntimeError(
-                f"AdamW: expected a gradient sharded as its parameter, {parameter.placements}, got"
-                f" {gradient.placements}"
-            )
         state = self._state_of(parameter)
         state["step"] += 1
         factors = step_factors(

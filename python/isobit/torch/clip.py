@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from isobit.torch import functional as F
-from isobit.torch.gradients import local, refuse
+from isobit.torch.gradients import local, refuse, refuse_repeated
 
 # C15's addend to the norm, 1e-6.
 NORM_EPS = float.fromhex("0x1.0c6f7a0b5ed8dp-20")
@@ -53,7 +53,9 @@ def _gathered(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]], max_norm: float, check_finite: bool = True
+    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    max_norm: float,
+    check_finite: bool = True,
 ) -> Tensor:
     """Multiplies the gradients by min(1, max_norm / norm), where norm is that of all of them together.
 
@@ -63,7 +65,7 @@ def clip_grad_norm_(
     Args:
         parameters: the parameters in the model's order, or (name, parameter) pairs as of named_parameters(),
             whose names errors then give. Gradients are fp32: tensors, or DTensors sharded over rows (FSDP2).
-            Those without a gradient are left out.
+            Those without a gradient are left out. Or a single parameter.
         max_norm: above 0; math.inf only computes the norm.
 
     Returns:
@@ -72,11 +74,17 @@ def clip_grad_norm_(
     Raises:
         FloatingPointError: a gradient holds NaN or infinity; names the parameter. No gradient is changed.
             check_finite=False returns a norm of NaN or infinity instead.
+        ValueError: max_norm is not above 0, or a parameter comes twice.
     """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm: expected above 0, got {max_norm}")
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
     named = [
         item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(parameters)
     ]
     named = [(name, parameter) for name, parameter in named if parameter.grad is not None]
+    refuse_repeated([parameter for _, parameter in named])
     gradients = [parameter.grad for _, parameter in named]
     sums = [F.square_sums(_rows(gradient)) for gradient in gradients]
     totals = [F.tree_sum64(rows) for rows in _gathered(sums, gradients)]
@@ -91,4 +99,4 @@ def clip_grad_norm_(
     if factor < 1.0:
         for gradient in gradients:
             local(gradient).mul_(factor)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")

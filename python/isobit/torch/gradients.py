@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from isobit.torch.plan import is_power_of_two
+
 
 def local(t: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
@@ -17,6 +19,12 @@ def refuse(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise FloatingPointError(f"the gradient of {names[0]}{more} holds NaN or infinity")
+
+
+def refuse_repeated(parameters: Sequence[Tensor]) -> None:
+    """Raises ValueError if a parameter comes twice: it would count twice."""
+    if len({id(p) for p in parameters}) != len(parameters):
+        raise ValueError("parameters: expected each once, got one twice")
 
 
 def tree_sum(sums: list[Tensor]) -> Tensor:
@@ -70,10 +78,19 @@ class GradientSum:
 
     Raises:
         RuntimeError: a parameter still has a gradient, to which the first pass would add.
+        TypeError: parameters has something that is not a leaf tensor, as the pairs of named_parameters().
+        ValueError: passes_per_slot is not a power of two, or a parameter comes twice.
     """
 
     def __init__(self, parameters: Iterable[Tensor], passes_per_slot: int):
-        self._parameters = [p for p in parameters if p.requires_grad]
+        everything = list(parameters)
+        for p in everything:
+            if not isinstance(p, Tensor) or not p.is_leaf:
+                raise TypeError(f"GradientSum: expected parameters, got {type(p).__name__}")
+        refuse_repeated(everything)
+        if not is_power_of_two(passes_per_slot):
+            raise ValueError(f"passes_per_slot: expected a power of two, got {passes_per_slot}")
+        self._parameters = [p for p in everything if p.requires_grad]
         if any(p.grad is not None for p in self._parameters):
             raise RuntimeError(
                 "GradientSum: expected no gradients yet: optimizer.zero_grad() before each step"
@@ -88,16 +105,17 @@ class GradientSum:
         """Takes the gradients of a pass out of `.grad`.
 
         Raises:
-            RuntimeError: a parameter has no gradient, or one that is not fp32.
+            RuntimeError: a parameter has no gradient, or one that is not fp32. None is taken then.
         """
-        for index, (parameter, counter) in enumerate(zip(self._parameters, self._counters, strict=True)):
+        for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
             if gradient is None or gradient.dtype != torch.float32:
                 got = "none" if gradient is None else str(gradient.dtype)
                 raise RuntimeError(
                     f"parameter {index} {list(parameter.shape)}: expected a gradient in fp32, got {got}"
                 )
-            counter.add(gradient)
+        for parameter, counter in zip(self._parameters, self._counters, strict=True):
+            counter.add(parameter.grad)
             parameter.grad = None
         self._pass += 1
         if self._pass % self._passes_per_slot == 0:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 MAX_LANES = 64
 
 
 def is_power_of_two(n: int) -> bool:
-    return n > 0 and n & (n - 1) == 0
+    return isinstance(n, Integral) and n > 0 and n & (n - 1) == 0
 
 
 @dataclass(frozen=True)
