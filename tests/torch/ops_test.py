@@ -307,6 +307,11 @@ class ErrorsTest(unittest.TestCase):
             ):
                 F.logprobs(table[:2], table, targets, packs=[0, 2])
 
+    def test_kl_without_a_reference(self):
+        values = torch.zeros(3)
+        with self.assertRaisesRegex(ValueError, "kl: expected reference_logprobs with kl 0.1, got none"):
+            F.policy_loss(values, values, values, kl=0.1)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -192,7 +192,7 @@ class PatchTest(unittest.TestCase):
             model(input_ids=torch.ones(1, 5, dtype=torch.int64), attention_mask=mask)
         with self.assertRaisesRegex(ValueError, "expected parameters in bfloat16, got torch.float32"):
             logprobs(patch(make("Llama").float()), Batch.of(sequences()))
-        with self.assertRaisesRegex(ValueError, "ids: expected 0 to 96, got 97"):
+        with self.assertRaisesRegex(ValueError, "ids and labels: expected 0 to 96, got 97"):
             logprobs(model, Batch.of([[5, 97]]))
 
     def test_keep_fp32_gradients_is_not_needed(self):

@@ -188,8 +188,10 @@ class TiedLogProbs(torch.autograd.Function):
     def backward(ctx, dlogprobs, dentropies):
         if dlogprobs is None and dentropies is None:
             return (None,) * 11
+        _refuse_create_graph()
         *tensors, unique_ids = ctx.saved_tensors
         ids, tied = unique_ids.long(), ctx.tied
+        tied.take()  # what a backward pass left that ended before the embedding
         dhidden, tied.dweight = head_backward(
             dlogprobs,
             dentropies,
@@ -212,6 +214,7 @@ class TiedEmbedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
+        _refuse_create_graph()
         dy, rows = dy.contiguous(), ctx.saved_tensors
         dtable, head_sums = ctx.tied.take()
         if dtable is None:
@@ -264,6 +267,19 @@ FORMULAS = {
 }
 
 
+def _refuse_create_graph() -> None:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("gradients have no gradient: expected a backward pass without create_graph")
+
+
+def _once(backward: Callable) -> Callable:
+    def formula(ctx, *gradients):
+        _refuse_create_graph()
+        return backward(ctx, *gradients)
+
+    return formula
+
+
 def register() -> None:
     for name, (setup, backward) in FORMULAS.items():
-        torch.library.register_autograd(f"isobit::{name}", backward, setup_context=setup)
+        torch.library.register_autograd(f"isobit::{name}", _once(backward), setup_context=setup)

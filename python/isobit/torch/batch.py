@@ -23,28 +23,38 @@ class Sampling:
     top_p: float | Sequence[float] = 1.0
     min_p: float | Sequence[float] = 0.0
 
-    def rows(self, sequence_of_row: torch.Tensor) -> dict[str, torch.Tensor | None]:
-        """The op's arguments, one element a scored row; None where every row has the default."""
-        return {
-            "temperature": _rows("temperature", self.temperature, 1.0, torch.float32, sequence_of_row),
-            "top_k": _rows("top_k", self.top_k, 0, torch.int32, sequence_of_row),
-            "top_p": _rows("top_p", self.top_p, 1.0, torch.float32, sequence_of_row),
-            "min_p": _rows("min_p", self.min_p, 0.0, torch.float32, sequence_of_row),
-        }
+    def rows(self, batch: Batch) -> dict[str, torch.Tensor | None]:
+        """The op's arguments, one element a scored row; None where every row has the default.
+
+        Raises:
+            ValueError: a value that the services refuse as well, or neither one number nor one a sequence.
+        """
+        return {name: _rows(name, getattr(self, name), batch) for name in _RANGES}
 
 
-def _rows(name, values, default, dtype, sequence_of_row):
-    if not isinstance(values, Sequence):
-        values = [values]
-    if all(v == default for v in values):
+# What the services take: the default, the dtype, and a range in words and as a test.
+_RANGES = {
+    "temperature": (1.0, torch.float32, "0, or 0.001 to 1000", lambda v: v == 0 or 0.001 <= v <= 1000),
+    "top_k": (0, torch.int32, "an integer from -1 on", lambda v: -1 <= v < 2**31 and v == int(v)),
+    "top_p": (1.0, torch.float32, "above 0, up to 1", lambda v: 0 < v <= 1),
+    "min_p": (0.0, torch.float32, "0 to 1", lambda v: 0 <= v <= 1),
+}
+
+
+def _rows(name, values, batch):
+    default, dtype, expected, holds = _RANGES[name]
+    if hasattr(values, "tolist"):  # a tensor's or an array's
+        values = values.tolist()
+    sequences = len(batch.sequences) - 1
+    values = list(values) if isinstance(values, Sequence) else [values] * sequences
+    if len(values) != sequences:
+        raise ValueError(f"{name}: expected one number, or one for each of {sequences}, got {len(values)}")
+    for value in values:
+        if not holds(value):
+            raise ValueError(f"{name}: expected {expected}, got {value}")
+    if all(value == default for value in values):
         return None
-    device = sequence_of_row.device
-    of_sequence = torch.tensor(values, dtype=dtype, device=device)
-    if len(values) == 1:
-        return of_sequence.expand(sequence_of_row.shape).contiguous()
-    if sequence_of_row.numel() and len(values) <= int(sequence_of_row.max()):
-        raise ValueError(f"{name}: expected one number, or one for each sequence; got {len(values)}")
-    return of_sequence[sequence_of_row]
+    return torch.tensor(values, dtype=dtype, device=batch.device)[batch.scored_sequences]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +62,7 @@ class Batch:
     """The token rows of one pass, on one device.
 
     Attributes:
-        ids: int32 [rows], the tokens; max_id: the largest.
+        ids: int32 [rows], the tokens; max_id: the largest of these and of targets.
         positions: int32 [rows], from 0 in each sequence.
         sequences: row bounds of the sequences (host), [sequences + 1].
         cu_seqlens: the same as an int32 tensor.
@@ -111,7 +121,7 @@ class Batch:
         Raises:
             ValueError: what was expected and what came.
         """
-        tokens = [torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in sequences]
+        tokens = [_token_ids("sequences", s) for s in sequences]
         lengths = [t.numel() for t in tokens]
         if min(lengths, default=1) == 0:
             raise ValueError("sequences: expected at least one token in each")
@@ -121,6 +131,8 @@ class Batch:
         ids = _join(tokens)
         if ids.numel() and int(ids.min()) < 0:
             raise ValueError(f"sequences: expected tokens from 0 on, got {int(ids.min())}")
+        if labels is not None and prompt_lengths is not None:
+            raise ValueError("labels: expected without prompt_lengths, got both")
         if labels is None:
             prompt_lengths = [1] * len(lengths) if prompt_lengths is None else list(prompt_lengths)
             if len(prompt_lengths) != len(lengths):
@@ -135,34 +147,37 @@ class Batch:
                 wanted[b + p : b + n] = True
             all_targets = ids
         else:
-            all_targets = _join([torch.as_tensor(s, dtype=torch.int64).cpu().reshape(-1) for s in labels])
-            if all_targets.shape != ids.shape:
-                raise ValueError(
-                    f"labels: expected {ids.numel()} in all, one a token; got {all_targets.numel()}"
-                )
+            marks = [_token_ids("labels", s) for s in labels]
+            if [m.numel() for m in marks] != lengths:
+                raise ValueError(f"labels: expected {lengths}, one a token; got {[m.numel() for m in marks]}")
+            all_targets = _join(marks)
             wanted = all_targets != IGNORED
-            wanted[torch.tensor(bounds[:-1], dtype=torch.int64)] = False  # a first token has no predecessor
+            for begin in bounds[:-1]:
+                wanted[begin : begin + 1] = False  # a first token has no predecessor
         scored = torch.nonzero(wanted).reshape(-1) - 1
+        targets = all_targets[scored + 1]
+        if targets.numel() and int(targets.min()) < 0:
+            raise ValueError(f"labels: expected tokens from 0 on, or {IGNORED}, got {int(targets.min())}")
         pack_rows = _pack_rows(packs, bounds)
         order = torch.argsort(ids, stable=True)
         unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, 0)])
-        positions = _join([torch.arange(n) for n in lengths])
-        ends = torch.tensor(bounds)
-        scored_bounds = torch.searchsorted(scored, torch.tensor(pack_rows)).tolist()
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), torch.cumsum(counts, 0)])
+        positions = _join([torch.arange(n, device="cpu") for n in lengths])
+        ends = torch.tensor(bounds, device="cpu")
+        scored_bounds = torch.searchsorted(scored, torch.tensor(pack_rows, device="cpu")).tolist()
 
         def put(t, dtype=torch.int32):
             return t.to(dtype).to(device)
 
         return cls(
             ids=put(ids),
-            max_id=int(unique[-1]) if len(unique) else 0,
+            max_id=int(max(t.max() for t in (ids, targets) if t.numel())) if ids.numel() else 0,
             positions=put(positions),
             sequences=bounds,
             cu_seqlens=put(ends),
             packs=pack_rows,
             scored=put(scored, torch.int64),
-            targets=put(all_targets[scored + 1]),
+            targets=put(targets),
             scored_packs=scored_bounds,
             scored_sequences=put(torch.searchsorted(ends, scored, right=True) - 1, torch.int64),
             unique_ids=put(unique),
@@ -185,8 +200,10 @@ class Batch:
         of the same sequences without padding.
         """
         ids = input_ids.cpu()
-        if ids.dim() != 2:
+        if ids.dim() != 2 or ids.numel() == 0:
             raise ValueError(f"input_ids: expected [sequences, length], got {list(ids.shape)}")
+        if labels is not None and labels.shape != ids.shape:
+            raise ValueError(f"labels: expected {list(ids.shape)}, as input_ids, got {list(labels.shape)}")
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask.cpu()
         if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError(
@@ -206,8 +223,19 @@ class Batch:
         )
 
 
+_INTEGERS = {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64}
+
+
+def _token_ids(name, values):
+    """The tokens of a sequence, int64 [length]."""
+    t = torch.as_tensor(values, device="cpu")
+    if t.dim() == 0 or t.numel() != max(t.shape) or (t.numel() and t.dtype not in _INTEGERS):
+        raise ValueError(f"{name}: expected integers [length] in each, got {t.dtype} {list(t.shape)}")
+    return t.reshape(-1).long()
+
+
 def _join(parts):
-    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+    return torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *parts])
 
 
 def _pack_rows(packs, bounds):

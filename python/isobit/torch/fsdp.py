@@ -69,7 +69,8 @@ def fully_shard(
         reshard_after_forward: as of torch's fully_shard.
 
     Raises:
-        ValueError: a parameter is not fp32, or the mesh has more than one dimension.
+        ValueError: a parameter is not fp32; the mesh has more than one dimension, or not a power of two of
+            ranks.
     """
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
@@ -78,6 +79,10 @@ def fully_shard(
         raise ValueError(
             f"mesh: expected 1 dimension, got {mesh.ndim}: replicas would be summed in another order"
         )
+    if mesh is not None or dist.is_initialized():
+        world = dist.get_world_size() if mesh is None else mesh.size()
+        if not is_power_of_two(world):
+            raise ValueError(f"mesh: expected a power of two of ranks, got {world}")
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -88,4 +93,5 @@ def fully_shard(
         module.set_custom_reduce_scatter(TreeReduceScatter())
         # After FSDP2's own hook, which puts the bf16 parameters into the module.
         module.register_forward_pre_hook(lambda module, _: keep_fp32_gradients(module))
+    model.isobit_sharded = True
     return model

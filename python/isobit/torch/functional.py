@@ -8,6 +8,8 @@ autograd rounds these to bf16 unless `keep_fp32_gradients` was called.
 
 On GPUs the operators run on the current stream, and values of index tensors (ids, positions, targets) are not
 checked: one out of range reads memory that is not its own. `Batch` and `patch` check them beforehand.
+
+torch.compile rounds the gradients of bf16 parameters to bf16; patched models stay out of it.
 """
 
 from __future__ import annotations
@@ -204,10 +206,16 @@ def token_losses(
 ) -> Tensor:
     """The loss of each token, fp32 [tokens], times its weight (C14): the policy gradient's; with old_logprobs
     the clipped one's; with reference_logprobs plus kl times k3. All fp32 [tokens]. Differentiable in
-    logprobs.
+    logprobs. A logprob of -inf, of a token that the filters leave out, makes a value that is infinite or,
+    with a weight or an advantage of 0, NaN: leave such rows out beforehand.
 
     Divide by nothing afterwards: what the batch's mean divides by belongs into weights.
+
+    Raises:
+        ValueError: kl without reference_logprobs.
     """
+    if kl != 0.0 and reference_logprobs is None:
+        raise ValueError(f"kl: expected reference_logprobs with kl {kl}, got none")
     return _ops.policy_loss(
         logprobs, advantages, weights, old_logprobs, reference_logprobs, clip_low, clip_high, kl
     )[0]

@@ -1,0 +1,198 @@
+"""What trainers do to a patched model: copies, pickles, compiles, freezes, wraps, changes it. Its bits stay,
+or the next call says what is wrong."""
+
+import copy
+import io
+import unittest
+from collections.abc import Callable
+
+import torch
+from patch_test import gradients, make, scored, sequences
+from support import run_ranks, same_bits
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from transformers import PreTrainedModel
+
+from isobit.torch import Batch, fully_shard, logprobs, patch
+
+
+class Adapter(nn.Module):
+    """Around a linear layer, with that layer's weight and bias, as peft's."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base, self.weight, self.bias = base, base.weight, base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.base(x)
+
+
+def loss_of(model: PreTrainedModel) -> Tensor:
+    scores = logprobs(model, Batch.of(sequences()))
+    return scores.logprobs.sum() + 0.1 * scores.entropies.sum()
+
+
+def shard_with_torch(rank: int, world: int) -> bool:
+    """Whether logprobs came without gradients, and were refused with them."""
+    model = torch_fully_shard(patch(make("Llama")))
+    with torch.no_grad():
+        logprobs(model, Batch.of(sequences()))
+    try:
+        logprobs(model, Batch.of(sequences()))
+    except TypeError as error:
+        return "expected isobit.torch.fully_shard, got torch's" in str(error)
+    return False
+
+
+def shard_over_three(rank: int, world: int) -> str:
+    try:
+        fully_shard(make("Llama").float())
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+class ModelChangesTest(unittest.TestCase):
+    def same(self, model: PreTrainedModel, kind: str = "Llama, tied", frozen: str | None = None) -> None:
+        """Fails unless logprobs and gradients, but the frozen ones, have the bits of a model as patched."""
+        expected, expected_gradients = scored(patch(make(kind)), Batch.of(sequences()))
+        if frozen is not None:
+            expected_gradients = {n: g for n, g in expected_gradients.items() if frozen not in n}
+        model.zero_grad()
+        found = logprobs(model, Batch.of(sequences()))
+        (found.logprobs.sum() + 0.1 * found.entropies.sum()).backward()
+        self.assertTrue(same_bits(found.logprobs, expected.logprobs))
+        found_gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        self.assertEqual(found_gradients.keys(), expected_gradients.keys())
+        for name, gradient in expected_gradients.items():
+            self.assertTrue(same_bits(found_gradients[name], gradient), name)
+
+    def refuses(self, error: type, message: str, change: Callable[[PreTrainedModel], object]) -> None:
+        """Fails unless a call says so after the change."""
+        model = patch(make("Llama"))
+        change(model)
+        with self.assertRaisesRegex(error, message):
+            logprobs(model, Batch.of(sequences()))
+
+    def test_copied_and_pickled(self):
+        model = patch(make("Llama, tied"))
+        copied = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        with torch.no_grad():  # the copies do not use its weights
+            for parameter in model.parameters():
+                parameter.zero_()
+        self.same(copied)
+        self.same(loaded)
+        self.same(patch(patch(loaded)))
+
+    # INVARIANT: torch.compile leaves the bits: it would round gradients to bfloat16.
+    def test_compiled(self):
+        model = patch(make("Llama, tied"))
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
+        self.same(model)
+        model = patch(make("Llama, tied"))
+        loss_of(torch.compile(model, backend="aot_eager")).backward()
+        _, expected = scored(patch(make("Llama, tied")), Batch.of(sequences()))
+        self.assertTrue(all(same_bits(g, expected[n]) for n, g in gradients(model).items()))
+
+    def test_frozen_parameters(self):
+        for kind in ("Llama", "Llama, tied", "Qwen3"):
+            for frozen in ("layers.0.", "embed_tokens", "lm_head", "q_proj", "norm", "bias"):
+                with self.subTest(kind=kind, frozen=frozen):
+                    model = patch(make(kind))
+                    for name, parameter in model.named_parameters():
+                        parameter.requires_grad_(frozen not in name)
+                    self.same(model, kind, frozen)
+
+    def test_reentrant_checkpointing(self):
+        model = patch(make("Llama, tied"))
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        self.same(model)
+
+    def test_without_gradients_first(self):
+        model = patch(make("Llama, tied"))
+        with torch.inference_mode():
+            logprobs(model, Batch.of(sequences()))
+        self.same(model)
+
+    # A backward pass that ends before the embedding leaves nothing for the next one.
+    def test_backward_in_parts(self):
+        model = patch(make("Llama, tied"))
+        expected = scored(model, Batch.of(sequences()))[1]
+        model.zero_grad()
+        loss = loss_of(model)
+        torch.autograd.grad(loss, [model.model.norm.weight], retain_graph=True)
+        loss.backward(retain_graph=True)
+        self.assertTrue(all(same_bits(g, expected[n]) for n, g in gradients(model).items()))
+        model.zero_grad()
+        loss.backward()
+        self.assertTrue(all(same_bits(g, expected[n]) for n, g in gradients(model).items()))
+
+    def test_gradients_have_no_gradient(self):
+        for kind in ("Llama", "Llama, tied"):
+            model = patch(make(kind))
+            with self.assertRaisesRegex(NotImplementedError, "gradients have no gradient"):
+                torch.autograd.grad(loss_of(model), list(model.parameters()), create_graph=True)
+
+    def test_adapters_and_hooks_would_have_no_effect(self):
+        def adapt(model: PreTrainedModel) -> None:
+            model.model.layers[0].self_attn.q_proj = Adapter(model.model.layers[0].self_attn.q_proj)
+
+        self.refuses(TypeError, "layers.0.self_attn.q_proj: expected a plain Linear, got Adapter", adapt)
+        self.refuses(
+            ValueError, "layers.1.mlp: expected no hooks inside a layer",
+            lambda model: model.model.layers[1].mlp.register_forward_hook(lambda *_: None))  # fmt: skip
+        seen = []
+        model = patch(make("Llama, tied"))
+        model.model.layers[1].register_forward_hook(lambda _, arguments, out: seen.append(out.shape))
+        self.same(model)
+        self.assertEqual(seen, [(31, 48)])
+
+    def test_new_modules(self):
+        self.refuses(TypeError, "patch the model again", lambda model: model.resize_token_embeddings(110))
+        model = patch(make("Llama"))
+        model.resize_token_embeddings(110)
+        _, found = scored(patch(model), Batch.of(sequences()))
+        self.assertEqual(found["lm_head.weight"].shape, (110, 48))
+
+        def replace_norm(model: PreTrainedModel) -> None:
+            model.model.layers[0].input_layernorm = nn.LayerNorm(48, dtype=torch.bfloat16)
+
+        message = "layers.0.input_layernorm: expected LlamaRMSNorm, got LayerNorm"
+        self.refuses(TypeError, message, replace_norm)
+        model = make("Llama")
+        replace_norm(model)
+        with self.assertRaisesRegex(TypeError, message):
+            patch(model)
+        self.refuses(ValueError, "model.layers: expected 2, num_hidden_layers, got 1",
+                     lambda model: model.model.layers.__delitem__(0))  # fmt: skip
+        self.refuses(ValueError, "tie_word_embeddings is False, but the model's weights say",
+                     lambda m: setattr(m.lm_head, "weight", m.model.embed_tokens.weight))  # fmt: skip
+        self.refuses(ValueError, "lm_head.bias: expected none",
+                     lambda model: setattr(model.lm_head, "bias", nn.Parameter(torch.ones(97))))  # fmt: skip
+
+    def test_replaced_forward(self):
+        model = make("Llama")
+        model.model.layers[0].forward = lambda *_, **__: None
+        with self.assertRaisesRegex(TypeError, "LlamaDecoderLayer: expected its class's forward"):
+            patch(model)
+
+    def test_unsupported_config(self):
+        model = make("Llama")
+        model.config.hidden_act = "gelu"
+        with self.assertRaisesRegex(ValueError, "hidden_act"):
+            patch(model)
+
+    def test_sharded_otherwise(self):
+        self.assertEqual(run_ranks(1, shard_with_torch), [True])
+        self.assertEqual(
+            run_ranks(3, shard_over_three), ["mesh: expected a power of two of ranks, got 3"] * 3
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
