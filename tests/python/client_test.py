@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from isobit import ComparatorClient, RolloutClient, ScorerClient, errors, framework_metrics
+import isobit
+from isobit import errors, framework_metrics
 from isobit.errors import (
     DeadlineExceededError,
     IncompleteStreamError,
@@ -150,6 +151,8 @@ class FakeComparator(comparator_pb2_grpc.ComparatorServiceServicer):
 
 
 class ClientTest(unittest.TestCase):
+    clients = isobit  # what has the three client classes
+
     def setUp(self):
         self.rollout_service, self.scorer_service = FakeRollout(), FakeScorer()
         self.comparator_service = FakeComparator()
@@ -162,8 +165,9 @@ class ClientTest(unittest.TestCase):
         target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         self.addCleanup(lambda: server.stop(None).wait())
-        self.rollout, self.scorer = RolloutClient(target), ScorerClient(target)
-        self.comparator = ComparatorClient(target)
+        self.rollout = self.clients.RolloutClient(target)
+        self.scorer = self.clients.ScorerClient(target)
+        self.comparator = self.clients.ComparatorClient(target)
         for client in (self.rollout, self.scorer, self.comparator):
             self.addCleanup(client.close)
 
@@ -304,7 +308,10 @@ class ClientTest(unittest.TestCase):
             self.rollout.wait_until_serving(timeout=2)
         self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.rollout.wait_until_serving(timeout=5)
-        with RolloutClient("127.0.0.1:1") as nobody, self.assertRaisesRegex(TimeoutError, "UNAVAILABLE"):
+        with (
+            self.clients.RolloutClient("127.0.0.1:1") as nobody,
+            self.assertRaisesRegex(TimeoutError, "UNAVAILABLE"),
+        ):
             nobody.wait_until_serving(timeout=2)
 
 

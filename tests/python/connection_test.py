@@ -14,7 +14,7 @@ from concurrent import futures
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from isobit import RolloutClient, ScorerClient
+import isobit
 from isobit.errors import DeadlineExceededError, UnavailableError
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, types_pb2
 
@@ -91,6 +91,8 @@ def distant(port: int, latency_s: float):
 
 
 class ConnectionTest(unittest.TestCase):
+    clients = isobit  # what has the client classes
+
     def start(self, port: int = 0) -> int:
         server, port = serve(port)
         self.addCleanup(lambda: server.stop(None).wait())
@@ -100,7 +102,7 @@ class ConnectionTest(unittest.TestCase):
         failed = []
         with distant(self.start(), LATENCY_S) as port:
             for attempt in range(5):
-                with RolloutClient(f"127.0.0.1:{port}") as client:
+                with self.clients.RolloutClient(f"127.0.0.1:{port}") as client:
                     try:
                         client.get_load(timeout=30)
                         self.assertEqual(len(list(client.generate([1], stream=True, timeout=30))), 1)
@@ -111,7 +113,7 @@ class ConnectionTest(unittest.TestCase):
     def test_waiting_for_a_connection_ends_with_the_timeout(self):
         with (
             distant(self.start(), 10 * LATENCY_S) as port,
-            RolloutClient(f"127.0.0.1:{port}") as client,
+            self.clients.RolloutClient(f"127.0.0.1:{port}") as client,
         ):
             start = time.monotonic()
             with self.assertRaises(DeadlineExceededError):
@@ -126,7 +128,11 @@ class ConnectionTest(unittest.TestCase):
             self.start(port)
             served.append(time.monotonic())
 
-        with reserved_port() as port, through(port) as proxy, RolloutClient(f"127.0.0.1:{proxy}") as client:
+        with (
+            reserved_port() as port,
+            through(port) as proxy,
+            self.clients.RolloutClient(f"127.0.0.1:{proxy}") as client,
+        ):
             starter = threading.Timer(delay, start, [port])
             starter.start()
             client.wait_until_serving(timeout=30)
@@ -144,7 +150,7 @@ class ConnectionTest(unittest.TestCase):
         self.assertLess(max(late), 0.3, f"seconds late: {late}")
 
     def test_a_refused_connection_is_reported_at_once(self):
-        with reserved_port() as port, ScorerClient(f"127.0.0.1:{port}") as client:
+        with reserved_port() as port, self.clients.ScorerClient(f"127.0.0.1:{port}") as client:
             for bound in (1.0, 2.5):
                 start = time.monotonic()
                 with self.assertRaisesRegex(UnavailableError, f"127.0.0.1:{port}.*refused"):
@@ -152,7 +158,7 @@ class ConnectionTest(unittest.TestCase):
                 self.assertLess(time.monotonic() - start, bound)
 
     def test_a_service_that_is_back_answers_the_next_call(self):
-        with reserved_port() as port, RolloutClient(f"127.0.0.1:{port}") as client:
+        with reserved_port() as port, self.clients.RolloutClient(f"127.0.0.1:{port}") as client:
             for _ in range(3):
                 with self.assertRaises(UnavailableError):
                     client.get_load(timeout=0.5)
@@ -162,7 +168,7 @@ class ConnectionTest(unittest.TestCase):
 
     def test_a_closed_client_refuses_every_call(self):
         with reserved_port() as port:
-            client = RolloutClient(f"127.0.0.1:{port}")
+            client = self.clients.RolloutClient(f"127.0.0.1:{port}")
             with self.assertRaises(UnavailableError):
                 client.get_load(timeout=0.5)  # so that the next call would wait for the connection
             client.close()

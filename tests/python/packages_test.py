@@ -51,8 +51,12 @@ def imported_packages(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def undeclared_imports(package: Path, project: Path) -> list[str]:
-    """One line for each import from neither Python, the package itself nor a dependency of `project`."""
+def undeclared_imports(package: Path, project: Path, own: str = "") -> list[str]:
+    """One line for each import from neither Python, the package `own` nor a dependency of `project`.
+
+    `own` is by default the name of the folder `package`.
+    """
+    own = own or package.name
     dependencies = tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"]
     declared = {re.split(r"[=<>~! \[]", dependency)[0].lower() for dependency in dependencies}
     distributions = packages_distributions()
@@ -60,7 +64,7 @@ def undeclared_imports(package: Path, project: Path) -> list[str]:
         f"{path.name} imports {name}"
         for path in sorted(package.glob("*.py"))
         for name in sorted(imported_packages(path.read_text("utf-8")) - sys.stdlib_module_names)
-        if name != package.name and not declared & {x.lower() for x in distributions.get(name, ())}
+        if name != own and not declared & {x.lower() for x in distributions.get(name, ())}
     ]
 
 
@@ -86,14 +90,17 @@ class WheelTest(unittest.TestCase):
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
         expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
         expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
-        expected |= {f"isobit/torch/{module.name}" for module in (CLIENT / "torch").glob("*.py")}
+        for package in ("aio", "torch"):
+            expected |= {f"isobit/{package}/{module.name}" for module in (CLIENT / package).glob("*.py")}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
 
 
 class ImportsTest(unittest.TestCase):
     def test_the_client_imports_what_it_declares_and_no_tools(self):
-        self.assertEqual(undeclared_imports(CLIENT, ROOT / "python" / "pyproject.toml"), [])
+        project = ROOT / "python" / "pyproject.toml"
+        self.assertEqual(undeclared_imports(CLIENT, project), [])
+        self.assertEqual(undeclared_imports(CLIENT / "aio", project, "isobit"), [])
 
     def test_the_tools_import_what_they_declare(self):
         self.assertEqual(undeclared_imports(TOOLS, ROOT / "python" / "tools" / "pyproject.toml"), [])

@@ -1,0 +1,210 @@
+"""Typed asyncio clients of rollout and scorer: isobit.client with coroutines and async iterators.
+
+What isobit.client says of arguments, results and errors holds here.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, Literal, Unpack, overload
+
+from isobit import calls
+from isobit.aio.channel import ServiceClient
+from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, TokenIds
+from isobit.results import Chunk, Sample, Score
+from isobit.sampling import LogprobMode, SamplingOptions
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
+
+
+class _ModelServiceClient(ServiceClient):
+    """What rollout and scorer have in common."""
+
+    async def update_weights(
+        self,
+        model_path: str,
+        *,
+        weight_version: int | None = None,
+        expected_digest: str = "",
+        in_flight: InFlightMode | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to the weights in `model_path`, relative to the service's --model_root.
+
+        A task that is cancelled before the switch leaves the old weights in force.
+
+        Args:
+          weight_version: the id to give them; None gives the present id plus 1.
+          expected_digest: refuse any other weights; empty skips the check.
+          in_flight: what happens to requests in flight; None is the service's default.
+        """
+        request = calls.update_weights_request(model_path, weight_version, expected_digest, in_flight)
+        return await self._unary("UpdateWeights", request, timeout)
+
+    async def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
+        """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
+        return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
+
+
+class RolloutClient(_ModelServiceClient):
+    """Samples completions."""
+
+    _stub_type = rollout_pb2_grpc.RolloutServiceStub
+
+    @overload
+    def generate(
+        self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
+        logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
+        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+    ) -> Coroutine[Any, Any, list[Sample]]: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
+        logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
+        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+    ) -> AsyncGenerator[Chunk | Sample, None]: ...  # fmt: skip
+
+    def generate(
+        self,
+        prompt_token_ids,
+        *,
+        stream=False,
+        request_id="",
+        logprob_mode="processed",
+        timeout_ms=None,
+        timeout=WORK_TIMEOUT_S,
+        **sampling,
+    ):
+        """Samples `n` completions of one prompt.
+
+        Args:
+          prompt_token_ids: one row of integers.
+          stream: gives an asynchronous iterator of chunks as they come and, at the end of each sample, the
+            whole Sample. The request is sent when the first item is asked for; aclose() cancels it.
+          request_id: for abort(); empty lets the server make one.
+          logprob_mode: of the distribution drawn from, or the model's own.
+          timeout_ms: ends the request after that time with the tokens it has.
+          timeout: ends the call with DeadlineExceededError.
+          **sampling: see SamplingOptions.
+
+        Returns:
+          The samples by index, to be awaited; or the iterator.
+        """
+        request = calls.generate_request(
+            prompt_token_ids, stream, request_id, logprob_mode, timeout_ms, sampling
+        )
+        events = self._stream("Generate", request, timeout, calls.SampleAssembly().events)
+        return events if stream else self._whole(events, lambda found: calls.samples_in_order(request, found))
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[TokenIds],
+        *,
+        max_concurrency: int = 64,
+        logprob_mode: LogprobMode = "processed",
+        timeout_ms: int | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[list[Sample]]:
+        """Samples completions of many prompts at once; the arguments are those of generate.
+
+        Returns:
+          The samples of each prompt, in the order of `prompts`. The first failure is raised, and cancels the
+          requests that are still in flight.
+        """
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency is {max_concurrency}, expected 1 or more")
+        slots = asyncio.Semaphore(max_concurrency)
+
+        async def one(prompt: TokenIds) -> list[Sample]:
+            async with slots:
+                return await self.generate(
+                    prompt, logprob_mode=logprob_mode, timeout_ms=timeout_ms, timeout=timeout, **sampling
+                )
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def abort(self, request_ids: str | Sequence[str], timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+        """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
+        response = await self._unary("Abort", calls.abort_request(request_ids), timeout)
+        return list(response.request_ids)
+
+    async def abort_all(self, timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+        """Ends every request in flight; returns their ids."""
+        response = await self._unary("Abort", rollout_pb2.AbortRequest(all=True), timeout)
+        return list(response.request_ids)
+
+    async def pause_generation(
+        self, mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+    ) -> rollout_pb2.PauseGenerationResponse:
+        """Stops generation; returns once no step runs."""
+        return await self._unary("PauseGeneration", calls.pause_request(mode), timeout)
+
+    async def continue_generation(
+        self, timeout: float = CONTROL_TIMEOUT_S
+    ) -> rollout_pb2.ContinueGenerationResponse:
+        """Undoes pause_generation."""
+        return await self._unary("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), timeout)
+
+    async def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
+        """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
+        return await self._unary("GetLoad", rollout_pb2.GetLoadRequest(), timeout)
+
+
+class ScorerClient(_ModelServiceClient):
+    """Computes logprobs of given tokens."""
+
+    _stub_type = scorer_pb2_grpc.ScorerServiceStub
+
+    @overload
+    def score(
+        self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[False] = False,
+        logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
+        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Coroutine[Any, Any, list[Score]]: ...  # fmt: skip
+
+    @overload
+    def score(
+        self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[True],
+        logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
+        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncGenerator[Score, None]: ...  # fmt: skip
+
+    def score(
+        self,
+        sequences,
+        *,
+        stream=False,
+        logprob_mode="processed",
+        prompt_logprobs=False,
+        entropy=False,
+        weight_version=None,
+        timeout=WORK_TIMEOUT_S,
+        **sampling,
+    ):
+        """Scores sequences under one set of sampling parameters.
+
+        Args:
+          sequences: pairs of prompt and completion token ids.
+          stream: gives an asynchronous iterator of scores as they finish, in any order.
+          prompt_logprobs: scores the prompt tokens too, except the first.
+          entropy: reports the entropy at each completion token.
+          weight_version: fails with FailedPreconditionError unless these weights serve.
+          **sampling: what the tokens were drawn with; see SamplingOptions.
+
+        Returns:
+          The scores in the order of `sequences`, to be awaited; or the iterator.
+        """
+        request = calls.score_request(
+            sequences, logprob_mode, prompt_logprobs, entropy, weight_version, sampling
+        )
+        scores = self._stream(
+            "Score", request, timeout, lambda response: calls.score_events(request, response)
+        )
+        return scores if stream else self._whole(scores, lambda found: calls.scores_in_order(request, found))
