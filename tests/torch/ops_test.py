@@ -260,6 +260,9 @@ class OperatorsTest(unittest.TestCase):
         for parameter in parameters:
             self.assertTrue(same_bits(parameter.grad, torch.zeros(parameter.shape)))
 
+    def test_square_sums_of_no_columns(self):
+        self.assertTrue(same_bits(F.square_sums(torch.ones(4, 0)), torch.zeros(4, dtype=torch.float64)))
+
     def test_logits_have_no_gradient(self):
         h, weight = random(3, HIDDEN), random(VOCAB, HIDDEN)
         logits = F.logits(h, weight)
@@ -289,6 +292,8 @@ class ErrorsTest(unittest.TestCase):
         self.expect("linear_add: unit: expected at least 1", F.linear_add, x, w, None, x, 0, [0, 8])
         self.expect("swiglu: gate_up: expected an even number of columns, got 31", F.swiglu, x[:, 1:])
         self.expect("tree_sum: x: expected 1 dimension, got 2", F.tree_sum, x)
+        self.expect("attention: q: expected 2 dimensions, got 1", F.attention, x[0], x, x,
+                    torch.tensor([0, 8], dtype=torch.int32), [0, 8], 16)  # fmt: skip
 
     def test_packs(self):
         x, w = torch.zeros(8, 32, dtype=BF16), torch.zeros(32, dtype=BF16)

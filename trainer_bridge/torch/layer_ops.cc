@@ -250,7 +250,8 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
                                      const Tensor& cu_seqlens, const Bounds& sequences,
                                      int64_t head_dim, int64_t window) {
   const Call call("attention", q);
-  const std::vector<int32_t> bounds = SequenceBounds(call, sequences, q.size(0));
+  const std::vector<int32_t> bounds =
+      SequenceBounds(call, sequences, call.MatrixShape("q", q).first);
   TrainingAttentionArgs a = AttentionArgsOf(call, q, k, v, cu_seqlens, bounds, head_dim, window);
   Tensor out = call.New<Bf16>({a.rows, a.heads * head_dim}, &a.out);
   // Rows of no sequence are not written, and a result must be a function of its arguments.
@@ -266,7 +267,8 @@ std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const T
                                                      const Bounds& sequences, int64_t head_dim,
                                                      int64_t window) {
   const Call call("attention_backward", q);
-  const std::vector<int32_t> bounds = SequenceBounds(call, sequences, q.size(0));
+  const std::vector<int32_t> bounds =
+      SequenceBounds(call, sequences, call.MatrixShape("q", q).first);
   AttentionGradientArgs a;
   a.forward = AttentionArgsOf(call, q, k, v, cu_seqlens, bounds, head_dim, window);
   const Shape q_shape = {a.forward.rows, a.forward.heads * head_dim};

@@ -9,6 +9,7 @@ Tensor SquareSums(const Tensor& x) {
   SquareSumsArgs a;
   std::tie(a.rows, a.columns) = call.MatrixShape("x", x);
   a.x = call.In<float>("x", x, {a.rows, a.columns});
+  if (a.columns == 0) return call.NewZeros<double>({a.rows}, &a.sums);
   Tensor sums = call.New<double>({a.rows}, &a.sums);
   call.Run(&TrainingOps::SquareSums, a);
   return sums;
