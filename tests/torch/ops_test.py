@@ -263,6 +263,16 @@ class OperatorsTest(unittest.TestCase):
     def test_square_sums_of_no_columns(self):
         self.assertTrue(same_bits(F.square_sums(torch.ones(4, 0)), torch.zeros(4, dtype=torch.float64)))
 
+    # INVARIANT: no gradient of a tied weight is lost.
+    def test_a_tied_gradient_has_one_head(self):
+        batch, table, tied = Batch.of([[1, 2, 3]]), random(VOCAB, HIDDEN), F.TiedGradient()
+        table.grad_dtype = torch.float32
+        h = F.tied_embedding(batch, table, tied)
+        rows = (h[batch.scored], table, batch.targets)
+        heads = [F.logprobs(*rows, packs=batch.scored_packs, batch=batch, tied=tied) for _ in range(2)]
+        with self.assertRaisesRegex(RuntimeError, "expected one logprobs for each tied_embedding, got two"):
+            (heads[0].logprobs.sum() + heads[1].logprobs.sum()).backward()
+
     def test_logits_have_no_gradient(self):
         h, weight = random(3, HIDDEN), random(VOCAB, HIDDEN)
         logits = F.logits(h, weight)

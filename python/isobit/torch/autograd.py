@@ -160,16 +160,24 @@ def _logprobs(ctx, dlogprobs: Tensor | None, dentropies: Tensor | None, _):
 
 class TiedGradient:
     """lm_head's gradient of a weight that is the embedding's as well, from its backward pass to the
-    embedding's: C12's chains start from lm_head's pack sums."""
+    embedding's: C12's chains start from lm_head's pack sums. For one logprobs and one tied_embedding."""
 
     def __init__(self):
+        self.head: object | None = None  # the logprobs that has left what follows
         self.dweight: Tensor | None = None  # fp32 [vocab, hidden size]
         self.head_sums: list[Tensor] = []  # of each pack, fp32 [ids, hidden size]
 
     def take(self) -> tuple[Tensor | None, list[Tensor]]:
         taken = self.dweight, self.head_sums
-        self.dweight, self.head_sums = None, []
+        self.head, self.dweight, self.head_sums = None, None, []
         return taken
+
+    def begin(self, head: object) -> None:
+        """Drops what a backward pass of this head left that ended before the embedding."""
+        if self.head is not None and self.head is not head:
+            raise RuntimeError("TiedGradient: expected one logprobs for each tied_embedding, got two")
+        self.take()
+        self.head = head
 
 
 class TiedLogProbs(torch.autograd.Function):
@@ -178,6 +186,7 @@ class TiedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         *op_inputs, unique_ids, ctx.tied = inputs
+        ctx.head = object()
         *tensors, ctx.block_rows, ctx.packs = op_inputs
         logprobs, entropies, state = _ops.logprobs(*op_inputs)
         ctx.set_materialize_grads(False)
@@ -191,7 +200,7 @@ class TiedLogProbs(torch.autograd.Function):
         _refuse_create_graph()
         *tensors, unique_ids = ctx.saved_tensors
         ids, tied = unique_ids.long(), ctx.tied
-        tied.take()  # what a backward pass left that ended before the embedding
+        tied.begin(ctx.head)
         dhidden, tied.dweight = head_backward(
             dlogprobs,
             dentropies,
