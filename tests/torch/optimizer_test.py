@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 import tempfile
 import unittest
 from collections.abc import Callable
@@ -277,6 +278,10 @@ class OptimizerTest(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, message):
                 AdamW(model.parameters(), **wrong)
+            optimizer = pickle.loads(pickle.dumps(AdamW([model.get_parameter("norm")])))
+            with self.assertRaisesRegex(ValueError, message):
+                optimizer.add_param_group({"params": [model.get_parameter("last")], **wrong})
+            optimizer.add_param_group({"params": [model.get_parameter("last")], "lr": 0.5})
 
     # INVARIANT: a gradient of another dtype leaves all parameters as they were.
     def test_step_refuses_rounded_gradients(self):

@@ -50,6 +50,15 @@ def _shard_groups(gradients: list[torch.Tensor]) -> list[dist.ProcessGroup]:
     return list(groups)
 
 
+def _check_numbers(options: dict[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0.0 <= options[name] < math.inf:
+            raise ValueError(f"{name}: expected at least 0 and finite, got {options[name]}")
+    betas = options["betas"]
+    if len(betas) != 2 or not all(0.0 < beta < 1.0 for beta in betas):
+        raise ValueError(f"betas: expected two numbers between 0 and 1, got {betas}")
+
+
 def _check_form(name: str, parameter: torch.Tensor) -> None:
     gradient = parameter.grad
     if parameter.dtype not in (torch.bfloat16, torch.float32) or gradient.dtype != torch.float32:
@@ -93,12 +102,12 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ):
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name}: expected at least 0 and finite, got {value}")
-        if len(betas) != 2 or not all(0.0 < beta < 1.0 for beta in betas):
-            raise ValueError(f"betas: expected two numbers between 0 and 1, got {betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; the numbers of each group are checked."""
+        _check_numbers({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state = self.state[parameter]
