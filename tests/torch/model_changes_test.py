@@ -76,17 +76,23 @@ class ModelChangesTest(unittest.TestCase):
 
     def test_copied_and_pickled(self):
         model = patch(make("Llama, tied"))
+        logprobs(model, Batch.of(sequences()))
         copied = copy.deepcopy(model)
         file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
         loaded = torch.load(file, weights_only=False)
+        file.seek(0)
+        elsewhere = torch.load(file, weights_only=False, map_location="meta")
         with torch.no_grad():  # the copies do not use its weights
             for parameter in model.parameters():
                 parameter.zero_()
         self.same(copied)
         self.same(loaded)
         self.same(patch(patch(loaded)))
+        elsewhere.to_empty(device="cpu").tie_weights()
+        elsewhere.load_state_dict(make("Llama, tied").state_dict())
+        self.same(elsewhere)
 
     # INVARIANT: torch.compile leaves the bits: it would round gradients to bfloat16.
     def test_compiled(self):

@@ -45,6 +45,9 @@ class _Facts:
         self.__dict__.update(json.loads(facts))
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_tables": {}}  # torch.load may put tensors elsewhere than they were
+
     def check(self, model: nn.Module) -> None:
         check_modules(model, self.family, self.layers, self.tied)
 
