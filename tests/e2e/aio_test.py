@@ -184,7 +184,7 @@ class NothingLeftTest(AioTest):
         with self.assertRaises(asyncio.CancelledError):
             await pausing
         # A new request is admitted before the long one ends.
-        await client.generate(PROMPTS[1], **SHORT)
+        await client.generate(PROMPTS[1], timeout=20, **SHORT)
         self.assertFalse(generating.done())
         generating.cancel()
         await self.idle(client)
