@@ -1,11 +1,18 @@
-"""Client of isobit: rollout and trainer logprobs that are equal in every bit."""
+"""Client of isobit: rollout and trainer logprobs that are equal in every bit.
 
-from isobit.client import RolloutClient, ScorerClient
-from isobit.comparator_client import ComparatorClient
-from isobit.errors import IsobitError
-from isobit.generation_config import sampling_defaults
-from isobit.metrics import framework_metrics
-from isobit.tokenizer import Tokenizer
+Its names are imported when they are first used, so that `isobit.torch` needs none of the client's packages.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isobit.client import RolloutClient, ScorerClient
+    from isobit.comparator_client import ComparatorClient
+    from isobit.errors import IsobitError
+    from isobit.generation_config import sampling_defaults
+    from isobit.metrics import framework_metrics
+    from isobit.tokenizer import Tokenizer
 
 __all__ = [
     "ComparatorClient",
@@ -16,3 +23,25 @@ __all__ = [
     "framework_metrics",
     "sampling_defaults",
 ]
+
+_MODULES = {
+    "ComparatorClient": "comparator_client",
+    "IsobitError": "errors",
+    "RolloutClient": "client",
+    "ScorerClient": "client",
+    "Tokenizer": "tokenizer",
+    "framework_metrics": "metrics",
+    "sampling_defaults": "generation_config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES.values():
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

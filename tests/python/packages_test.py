@@ -15,6 +15,8 @@ import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import isobit
+
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "python" / "isobit"
 TOOLS = ROOT / "python" / "tools" / "isobit_tools"
@@ -97,6 +99,13 @@ class WheelTest(unittest.TestCase):
 
 
 class ImportsTest(unittest.TestCase):
+    def test_every_name_of_the_package_is_there(self):
+        for name in isobit.__all__:
+            self.assertEqual(getattr(isobit, name).__name__, name)
+        self.assertEqual(isobit.errors.IsobitError, isobit.IsobitError)
+        with self.assertRaisesRegex(AttributeError, "has no attribute 'RolloutClients'"):
+            _ = isobit.RolloutClients
+
     def test_the_client_imports_what_it_declares_and_no_tools(self):
         project = ROOT / "python" / "pyproject.toml"
         self.assertEqual(undeclared_imports(CLIENT, project), [])

@@ -1,6 +1,9 @@
-"""The step of docs/training.md runs as it stands there, on a small model in the place of the named one."""
+"""docs/training.md: its step runs as it stands there, on a small model in the place of the named one; and
+a trainer needs none of the client's packages."""
 
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -32,6 +35,14 @@ class PageTest(unittest.TestCase):
         ]
         self.assertTrue(any(changed))
         self.assertTrue(all(p.grad is None for p in names["model"].parameters()))
+
+    def test_needs_none_of_the_client_s_packages(self):
+        missing = (
+            "import sys\nfor name in ('grpc', 'google.protobuf', 'tokenizers'): sys.modules[name] = None\n"
+        )
+        for module, works in (("isobit.torch", True), ("isobit.client", False)):
+            result = subprocess.run([sys.executable, "-c", f"{missing}import {module}"], capture_output=True)
+            self.assertEqual(result.returncode == 0, works, result.stderr)
 
 
 if __name__ == "__main__":
