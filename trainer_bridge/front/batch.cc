@@ -29,6 +29,23 @@ absl::Status CheckSequence(const TrainingSequence& s, size_t index) {
   return absl::OkStatus();
 }
 
+// The ranges are those of the services.
+absl::Status CheckSampling(const TrainingSequence& s, size_t index) {
+  const auto check = [index](bool holds, absl::string_view name, absl::string_view range,
+                             auto value) {
+    if (holds) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("sequence ", index, ": ", name, ": expected ", range, ", got ", value));
+  };
+  const float t = s.temperature;
+  absl::Status status =
+      check(t == 0 || (t >= 0.001f && t <= 1000), "temperature", "0, or 0.001 to 1000", t);
+  status.Update(check(s.top_k >= -1, "top_k", "an integer from -1 on", s.top_k));
+  status.Update(check(s.top_p > 0 && s.top_p <= 1, "top_p", "above 0, up to 1", s.top_p));
+  status.Update(check(s.min_p >= 0 && s.min_p <= 1, "min_p", "0 to 1", s.min_p));
+  return status;
+}
+
 bool IsCountOfLanes(int64_t n) { return n >= 1 && n <= 64 && (n & (n - 1)) == 0; }
 
 absl::Status CheckPacks(absl::Span<const int64_t> packs, size_t sequences) {
@@ -117,6 +134,7 @@ absl::StatusOr<TrainingBatch> MakeBatch(absl::Span<const TrainingSequence> seque
   if (auto status = CheckPacks(packs, sequences.size()); !status.ok()) return status;
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (auto status = CheckSequence(sequences[i], i); !status.ok()) return status;
+    if (auto status = CheckSampling(sequences[i], i); !status.ok()) return status;
   }
   TrainingBatch batch;
   AddTokens(sequences, device, &batch);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/support/status_matchers.h"
 
 namespace isobit::front {
@@ -47,6 +49,16 @@ TEST(MakeBatchTest, SaysWhatABatchMustBe) {
   EXPECT_EQ(message({{.ids = {1, 2}, .prompt_length = 3}}, {1}),
             "sequence 0: expected a prompt of 1 to 2 tokens (all it has), got 3");
   EXPECT_EQ(message({{.ids = {1, -2}}}, {1}), "sequence 0: a token is negative");
+  EXPECT_EQ(message({{.ids = {1}}, {.ids = {1, 2}, .temperature = -1}}, {2}),
+            "sequence 1: temperature: expected 0, or 0.001 to 1000, got -1");
+  EXPECT_EQ(message({{.ids = {1, 2}, .temperature = NAN}}, {1}),
+            "sequence 0: temperature: expected 0, or 0.001 to 1000, got nan");
+  EXPECT_EQ(message({{.ids = {1, 2}, .top_k = -2}}, {1}),
+            "sequence 0: top_k: expected an integer from -1 on, got -2");
+  EXPECT_EQ(message({{.ids = {1, 2}, .top_p = 0}}, {1}),
+            "sequence 0: top_p: expected above 0, up to 1, got 0");
+  EXPECT_EQ(message({{.ids = {1, 2}, .min_p = 1.5f}}, {1}),
+            "sequence 0: min_p: expected 0 to 1, got 1.5");
   EXPECT_EQ(message({{.ids = {1, 2}}}, {1, 0, 0}),
             "expected a power of two up to 64 of packs, got 3");
   EXPECT_EQ(message({{.ids = {1, 2}}}, {2}), "expected packs of 1 sequences in all, got 2");
