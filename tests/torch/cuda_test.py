@@ -25,11 +25,14 @@ def gradients_of(device: str, sampling: it.Sampling, packs: list[int]) -> dict[s
     )  # fmt: skip
     model = it.patch(Qwen3ForCausalLM(config).to(torch.bfloat16)).to(device)
     sequences = [torch.randint(0, 2003, (n,)) for n in LENGTHS]
-    weights = torch.randn(sum(LENGTHS) - len(LENGTHS)).to(device)
+    advantages = torch.randn(sum(LENGTHS) - len(LENGTHS)).to(device)
     batch = it.Batch.of(sequences, packs=packs, device=device)
     out = it.logprobs(model, batch, sampling)
-    old = (out.logprobs.detach() + 0.1 * weights).contiguous()
-    loss = it.functional.policy_loss(out.logprobs, weights, weights.abs(), old, old - 0.3, kl=0.1)
+    kept = out.logprobs.isfinite()  # a filter excludes the other tokens
+    logprobs = torch.where(kept, out.logprobs, 0)
+    weights = torch.where(kept, advantages.abs(), 0)
+    old = (logprobs.detach() + 0.1 * advantages).contiguous()
+    loss = it.functional.policy_loss(logprobs, advantages, weights, old, old - 0.3, kl=0.1)
     (loss - (0.01 * out.entropies).sum()).backward()
     found = {name: p.grad for name, p in model.named_parameters()}
     found.update(logprobs=out.logprobs, entropies=out.entropies)
@@ -44,8 +47,13 @@ class CudaTest(unittest.TestCase):
 
     # INVARIANT: a GPU's gradients have the CPU's bits.
     def test_gradients(self):
-        for sampling in (it.Sampling(), it.Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)):
+        filters = it.Sampling(temperature=1.5, top_k=1500, top_p=0.95, min_p=0.001)
+        for sampling in (it.Sampling(), filters):
             cpu, gpu = (gradients_of(device, sampling, [2, 4]) for device in ("cpu", "cuda"))
+            kept = cpu["logprobs"].isfinite()
+            self.assertGreater(kept.sum(), 200)
+            self.assertEqual(kept.all(), sampling is not filters)
+            self.assertTrue(cpu["model.embed_tokens.weight"].isfinite().all())
             self.expect_same(gpu, cpu, sampling)
             other = gradients_of("cuda", sampling, [3, 3])
             self.assertFalse(same_bits(other["lm_head.weight"], cpu["lm_head.weight"]), "other packs")
