@@ -17,6 +17,10 @@ inline bool Mappable(const contract::Bf16* data, int64_t ld) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && ld > 0;
 }
 
+// The columns at which a box may begin are the multiples of this, 16 bytes: an H200 answers others
+// with an illegal instruction, which CUDA's documents do not say. Rows may be any.
+inline constexpr int kBoxStart = 8;
+
 // A map of bf16 data [rows, columns], leading dimension ld, in boxes of box_rows x box_columns laid
 // out with the 128-byte swizzle (box_columns is 64) or the 64-byte one (32). What lies outside the
 // matrix reads as +0 and is not written. INTERNAL: the driver refused.

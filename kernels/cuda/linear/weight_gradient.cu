@@ -199,8 +199,11 @@ bool IsEmpty(const WeightGradientArgs& args) { return RowsOf(args) == 0 || args.
 
 bool HasWeightGradientTiles(const WeightGradientArgs& args) {
   bool fits = Mappable(args.dy, args.lddy) && Mappable(args.x, args.ldx) && args.columns % 4 == 0;
+  int64_t first_row = 0;  // the column of dY at which a part begins
   for (int i = 0; i < args.parts; ++i) {
-    fits = fits && reinterpret_cast<uintptr_t>(args.dw[i]) % 16 == 0;
+    if (args.part_rows[i] == 0) continue;
+    fits = fits && reinterpret_cast<uintptr_t>(args.dw[i]) % 16 == 0 && first_row % kBoxStart == 0;
+    first_row += args.part_rows[i];
   }
   return fits;
 }

@@ -20,7 +20,8 @@ absl::Status LaunchWeightGradient(const WeightGradientArgs& args, std::byte* wor
                                   const Stream& stream);
 size_t WeightGradientWorkspaceBytes(const WeightGradientArgs& args);
 
-// Whether the fast kernel can compute it.
+// Whether the tiles can compute it: addresses and leading dimensions are multiples of 16 bytes, and
+// parts begin at multiples of eight rows.
 bool HasWeightGradientTiles(const WeightGradientArgs& args);
 // By tiles with a given schedule, or by the slow kernel, for tests and tuning. INVALID_ARGUMENT: it
 // cannot compute these arguments.
