@@ -13,10 +13,11 @@ namespace isobit::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRowsAtOnce = 8;
+constexpr int kRowsAtOnce = 4;
+constexpr int kBlocksPerSm = 12;
 
 // blockIdx.y: the block of rows. A thread has eight columns.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     ColumnSumsKernel(const Bf16* x, int64_t ldx, const __grid_constant__ PackBlocks blocks,
                      const BlockSums sums) {
   ReleaseSuccessor();
