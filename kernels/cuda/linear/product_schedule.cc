@@ -9,21 +9,19 @@
 namespace isobit::cuda {
 namespace {
 
-// What a tile costs, in the time of a block of 64 of K of a tile of 256 columns. `block`, `ends`
-// and the last pack_end are from an H200 (2026-11-23), on the layers of 8B. The other values of
-// pack_end and those of 192 and 208 columns are estimates: bytes that go through memory, bytes of
-// operands.
+// What a tile costs, in the time of a block of 64 of K of a tile of 256 columns: from an H200
+// (2026-11-23), on the layers of 8B and 32B.
 struct TileTime {
   int columns;
+  int cluster;
   double block;     // to multiply a block of K
   double ends;      // of a tile: its first operands, its stores
   double pack_end;  // to combine a pack's sum with those before it, if there is more than one
 };
-constexpr TileTime kTimes[] = {{64, 0.34, 2.5, 0.3},
-                               {128, 0.57, 3.0, 0.5},
-                               {192, 0.80, 3.5, 2.5},
-                               {208, 0.85, 3.6, 0.0},
-                               {256, 1.0, 4.0, 6.0}};
+constexpr TileTime kTimes[] = {{64, 1, 0.40, 2.5, 0.3},  {128, 1, 0.52, 3.0, 1.1},
+                               {128, 2, 0.50, 3.0, 0.0}, {192, 1, 0.77, 3.5, 4.0},
+                               {192, 2, 0.77, 3.5, 0.0}, {208, 2, 0.82, 3.6, 0.0},
+                               {256, 2, 1.00, 4.0, 6.3}};
 
 // The sums of a split are written and read once more, by another kernel.
 double SplitTime(const ProductShape& shape, int64_t columns, int split) {
@@ -33,7 +31,9 @@ double SplitTime(const ProductShape& shape, int64_t columns, int split) {
 
 double ExpectedTime(const DeviceTraits& card, const ProductShape& shape,
                     const ProductSchedule& schedule) {
-  const TileTime& tile = *std::ranges::find(kTimes, schedule.columns, &TileTime::columns);
+  const TileTime& tile = *std::ranges::find_if(kTimes, [&](const TileTime& t) {
+    return t.columns == schedule.columns && t.cluster == schedule.cluster;
+  });
   int64_t column_tiles = 0;
   int64_t columns = 0;
   for (const int64_t part : shape.columns) {
