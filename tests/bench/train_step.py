@@ -135,13 +135,16 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def shares(step, ids: torch.Tensor) -> dict[str, float]:
-    """Milliseconds of GPU kernels by part, in one step."""
+def shares(step, ids: torch.Tensor, longest: int) -> dict[str, float]:
+    """Milliseconds of GPU kernels by part, in one step. Prints the `longest` kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step(ids)
         torch.cuda.synchronize()
     found = defaultdict(float)
-    for event in profile.key_averages():
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in events[:longest]:
+        print(f"{event.self_device_time_total / 1e3:9.2f} ms {event.count:6}  {event.key[:150]}")
+    for event in events:
         part = next((part for part, names in PARTS.items() if re.search(names, event.key)), "rows and copies")
         found[part] += event.self_device_time_total / 1e3
     return {part: round(ms, 1) for part, ms in sorted(found.items(), key=lambda item: -item[1])}
@@ -168,7 +171,7 @@ def measure(
     result = {"ms": [round(t, 1) for t in times]}
     if device.type == "cuda":
         result["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-        result["parts, ms"] = shares(side.step, ids)
+        result["parts, ms"] = shares(side.step, ids, args.kernels if rank == 0 else 0)
         del side
         gc.collect()
         torch.cuda.empty_cache()
@@ -190,6 +193,7 @@ def parse() -> argparse.Namespace:
     add("--warm_up", type=int, default=3, metavar="N", help="steps before")
     add("--fp32_masters", action="store_true", help="torch's side too has fp32 parameters; needs torchrun")
     add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--kernels", type=int, default=0, metavar="N", help="print the N kernels that take longest")
     add("--json", type=Path, metavar="FILE", help="write every figure here")
     add("--quick", action="store_true", help="a tiny model and one step, on the CPU too")
     args = parser.parse_args()
