@@ -329,6 +329,20 @@ TEST(GradientErrorTest, PacksAreAPowerOfTwo) {
   EXPECT_TRUE(absl::IsInvalidArgument(LaunchWeightGradient(args, nullptr, {})));
 }
 
+// A tile's box of dY may begin at multiples of 16 bytes only.
+TEST(GradientErrorTest, TilesNeedPartsThatBeginAtMultiplesOfEight) {
+  const auto has_tiles = [](std::vector<int64_t> parts) {
+    WeightCase c = {.parts = std::move(parts), .packs = {0, 16}};
+    c.dy = {16, 16, 16};
+    c.x = {16, 8, 8};
+    return HasWeightGradientTiles(ArgsOf(c, nullptr, nullptr, nullptr));
+  };
+  EXPECT_TRUE(has_tiles({8, 8}));
+  EXPECT_TRUE(has_tiles({8, 0, 5}));
+  EXPECT_FALSE(has_tiles({4, 8}));
+  EXPECT_FALSE(has_tiles({8, 4, 4}));
+}
+
 // ---- Controls, which need no GPU
 
 // The expected bits are the oracle's.
