@@ -15,6 +15,33 @@ namespace isobit {
 // Bytes in a device's memory, freed with the object.
 using Memory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
+// Bytes in a device's memory at one address for life, which can be given back to the system
+// meanwhile: what holds the address, such as a captured graph, stays valid. Not thread safe.
+// INVARIANT: released bytes are the system's (DeviceMemoryTest.*, CudaMemoryTest.*).
+class ReleasableMemory {
+ public:
+  virtual ~ReleasableMemory() = default;
+  ReleasableMemory(const ReleasableMemory&) = delete;
+  ReleasableMemory& operator=(const ReleasableMemory&) = delete;
+
+  std::byte* get() const { return address_; }
+  bool is_released() const { return released_; }
+  // That it has taken: 0 while released.
+  size_t bytes() const { return released_ ? 0 : bytes_; }
+
+  // Gives the bytes back; what they held is lost. No op uses them, or will before Restore.
+  virtual absl::Status Release() = 0;
+  // Takes bytes again, uninitialised. RESOURCE_EXHAUSTED: not enough memory; they stay released.
+  virtual absl::Status Restore() = 0;
+
+ protected:
+  ReleasableMemory() = default;
+
+  std::byte* address_ = nullptr;
+  size_t bytes_ = 0;
+  bool released_ = true;
+};
+
 // One rank's device. Used from one thread at a time, except AllocateBeside and Upload.
 class Device {
  public:
@@ -25,6 +52,8 @@ class Device {
 
   // Uninitialised bytes, aligned to 256. RESOURCE_EXHAUSTED: not enough memory.
   virtual absl::StatusOr<Memory> Allocate(size_t bytes) = 0;
+  // Likewise, of bytes that can be given back.
+  virtual absl::StatusOr<std::unique_ptr<ReleasableMemory>> AllocateReleasable(size_t bytes) = 0;
   // Host bytes for the ops to read: a copy of them, or the bytes themselves.
   virtual absl::StatusOr<std::shared_ptr<const std::byte>> Share(
       std::shared_ptr<const std::byte> host, size_t bytes) = 0;

@@ -11,6 +11,7 @@ class HostDevice : public Device {
  public:
   bool is_host() const override { return true; }
   absl::StatusOr<Memory> Allocate(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<ReleasableMemory>> AllocateReleasable(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
                                                          size_t /*bytes*/) override {
     return host;

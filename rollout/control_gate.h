@@ -27,6 +27,11 @@ struct PauseResult {
 template <typename T>
 using Reply = std::function<void(absl::StatusOr<T>)>;
 
+// To pauses that had not taken effect when generation was continued.
+inline absl::Status ContinuedBefore() {
+  return absl::AbortedError("generation was continued before it had paused");
+}
+
 struct PendingPause {
   PauseMode mode;
   Reply<PauseResult> reply;

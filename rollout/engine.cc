@@ -115,6 +115,7 @@ void Engine::Settle() {
     attention_ = false;
     gate_.Settle(pipeline_.num_in_flight(), table_, outbox_);
     SettleUpdate();
+    SettleSleep();
     HoldNewcomersWhileWaiting();
   }
   pipeline_.Keep(table_.ended());
@@ -161,6 +162,9 @@ void Engine::Fail(const absl::Status& failure) {
 
 absl::Status Engine::CheckQueue(const std::string& id, int64_t tokens) const {
   ISOBIT_RETURN_IF_ERROR(gate_.Available());
+  if (asleep_ && options_.refuse_while_asleep) {
+    return absl::UnavailableError("the rollout sleeps, and refuses requests until WakeUp");
+  }
   return table_.CheckQueue(id, tokens);
 }
 
@@ -220,6 +224,7 @@ EngineLoad Engine::load() const {
   load.num_cached_pages = table_.pages().num_cached();
   load.prompts = scheduler.prompt_counts();
   load.paused = gate_.is_paused();
+  load.asleep = asleep_;
   return load;
 }
 

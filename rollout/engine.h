@@ -45,6 +45,7 @@ struct EngineOptions {
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
   double prefix_cache_fraction = 1.0;    // of all KV pages, for prefixes that nobody uses
+  bool refuse_while_asleep = false;      // requests; otherwise they wait
   SamplingLimits sampling;               // vocab_size is taken from the model
   size_t max_waiting_requests = 1024;    // as in QueueLimits
   int64_t max_waiting_tokens = 4 << 20;  // likewise
@@ -61,6 +62,13 @@ struct EngineLoad {
   int32_t num_cached_pages = 0;  // of the free ones, those with a prefix that nobody uses
   PromptCounts prompts;          // since the start
   bool paused = false;
+  bool asleep = false;
+};
+
+enum class SleepLevel { kKvCache, kKvCacheAndWeights };
+struct SleepResult {
+  PauseResult paused;
+  size_t released_bytes = 0;  // of all ranks
 };
 
 // Thread-safe except Start, Stop and Step. Only Stop waits for a step.
@@ -109,8 +117,21 @@ class Engine {
   // with no effect at all. Whoever makes is_abandoned true must call Wake.
   void Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned = nullptr);
 
-  // Undoes Pause. Returns the number of requests that go on.
-  size_t Continue();
+  // Undoes Pause. Returns the number of requests that go on. FAILED_PRECONDITION: asleep.
+  absl::StatusOr<size_t> Continue();
+
+  // Pauses, then gives memory back to the system. Requests that are kept are computed again after
+  // WakeUp, with the same bits. Asleep already: gives back what more the level says. Errors:
+  // Pause's; ABORTED: with the weights' level, an update is in progress.
+  void Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
+             IsAbandoned is_abandoned = nullptr);
+
+  // Takes the memory again and continues; replies with the number of requests that go on. If the
+  // weights were given back and none have come since, reads those that served from their directory
+  // again, expecting their digest. Awake already: continues. Asleep as before after an error:
+  // RESOURCE_EXHAUSTED: the memory is not there; FAILED_PRECONDITION: the weights came from no
+  // directory; those of UpdateWeights.
+  void WakeUp(Reply<size_t> reply, IsAbandoned is_abandoned = nullptr);
 
   // Prepares weights in the background, then switches between two steps. Errors leave the old
   // weights serving: those of WeightSwitch and PrepareWeights; FAILED_PRECONDITION: kWait while
@@ -150,13 +171,25 @@ class Engine {
   // Reads and packs new weights, on the preparer's thread.
   absl::StatusOr<PreparedUpdate> Prepare(const WeightUpdate& update);
 
-  // The caller holds mutex_. The first three run on any thread, the others on the engine's.
+  // The caller holds mutex_. The first seven run on any thread, the others on the engine's.
   absl::Status CheckQueue(const std::string& id, int64_t tokens) const;
   void HoldNewcomersWhileWaiting();
   void WakeThread();  // Settle has something to do
   void Fail(const absl::Status& failure);
+  // Begins an update that replaces weights of version `present`.
+  absl::Status BeginUpdate(WeightUpdate update, const WeightVersion& present,
+                           Reply<WeightUpdateResult>& reply);
+  // Reads the weights that served again, as their version.
+  absl::Status ReloadWeights(IsAbandoned is_abandoned, Reply<WeightUpdateResult>& reply);
+  // Whether the weights that served were given back and none have come since.
+  bool lacks_weights() const { return asleep_ && version_ != nullptr && !runner_->has_weights(); }
+  // Undoes every pause. Returns those that had not taken effect: the caller replies to them.
+  std::vector<PendingPause> Resume(size_t& num_resumed);
 
   void SettleUpdate();
+  void SettleSleep();
+  absl::StatusOr<SleepResult> FallAsleep(SleepLevel level, const PauseResult& paused);
+  absl::StatusOr<size_t> GetUp();
   bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }
   absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
   absl::Status SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
@@ -178,7 +211,10 @@ class Engine {
   ControlGate gate_;
   WeightSwitch switch_;
   Reply<WeightUpdateResult> update_reply_;  // of the update in progress
-  bool attention_ = false;                  // Settle has something to do
+  std::vector<std::function<void()>> sleep_calls_;  // for SettleSleep: sleeping, waking up
+  bool asleep_ = false;
+  std::string origin_;      // the directory of the weights that serve; empty: they have none
+  bool attention_ = false;  // Settle has something to do
   bool stopping_ = false;
 
   // Declared after everything that steps in flight point to, so that the ranks end first.

@@ -1,7 +1,6 @@
 // Pauses, drains and weight updates of the engine. See engine.h.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/model/prepare_weights.h"
 #include "rollout/engine.h"
@@ -27,43 +26,48 @@ void Engine::Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_aban
   reply(available);
 }
 
-size_t Engine::Continue() {
+absl::StatusOr<size_t> Engine::Continue() {
   std::vector<PendingPause> undone;
   size_t num_resumed = 0;
   {
     const std::lock_guard lock(mutex_);
-    undone = gate_.Continue();
-    num_resumed = table_.size();
-    HoldNewcomersWhileWaiting();
-    WakeThread();
+    if (asleep_) return absl::FailedPreconditionError("the rollout sleeps: WakeUp continues it");
+    undone = Resume(num_resumed);
   }
-  for (const PendingPause& pause : undone) {
-    pause.reply(absl::AbortedError("generation was continued before it had paused"));
-  }
+  for (const PendingPause& pause : undone) pause.reply(ContinuedBefore());
   return num_resumed;
 }
 
+std::vector<PendingPause> Engine::Resume(size_t& num_resumed) {
+  num_resumed = table_.size();
+  std::vector<PendingPause> undone = gate_.Continue();
+  HoldNewcomersWhileWaiting();
+  WakeThread();
+  return undone;
+}
+
 void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply) {
-  absl::Status refused;
+  absl::Status begun;
   {
     const std::lock_guard lock(mutex_);
-    refused = gate_.Available();
-    if (refused.ok()) {
-      refused = switch_.Begin(update, version_ != nullptr ? *version_ : WeightVersion{}).status();
-    }
-    if (refused.ok()) {
-      update_reply_ = std::move(reply);
-      if (preparer_.joinable()) preparer_.join();  // it has nothing left to do
-      preparer_ = std::thread([this, update = std::move(update)] {
-        absl::StatusOr<PreparedUpdate> prepared = Prepare(update);
-        const std::lock_guard engine_lock(mutex_);
-        switch_.SetPrepared(std::move(prepared));
-        WakeThread();
-      });
-      return;
-    }
+    begun = BeginUpdate(std::move(update), version_ != nullptr ? *version_ : WeightVersion{}, reply);
   }
-  reply(refused);
+  if (!begun.ok()) reply(begun);
+}
+
+absl::Status Engine::BeginUpdate(WeightUpdate update, const WeightVersion& present,
+                                 Reply<WeightUpdateResult>& reply) {
+  ISOBIT_RETURN_IF_ERROR(gate_.Available());
+  ISOBIT_RETURN_IF_ERROR(switch_.Begin(update, present).status());
+  update_reply_ = std::move(reply);
+  if (preparer_.joinable()) preparer_.join();  // it has nothing left to do
+  preparer_ = std::thread([this, update = std::move(update)] {
+    absl::StatusOr<PreparedUpdate> prepared = Prepare(update);
+    const std::lock_guard lock(mutex_);
+    switch_.SetPrepared(std::move(prepared));
+    WakeThread();
+  });
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
@@ -73,10 +77,13 @@ absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
       PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
                      config_, store));
   auto blocks = std::make_shared<const std::vector<PreparedBlocks>>(store.Take());
-  return PreparedUpdate{std::move(digest), [this, blocks = std::move(blocks),
-                                            mode = update.mode](WeightUpdateResult& result) {
-                          return SwapWeights(*blocks, mode, result);
-                        }};
+  return PreparedUpdate{
+      std::move(digest), [this, blocks = std::move(blocks), mode = update.mode,
+                          origin = update.model_path](WeightUpdateResult& result) {
+        ISOBIT_RETURN_IF_ERROR(SwapWeights(*blocks, mode, result));
+        origin_ = origin;
+        return absl::OkStatus();
+      }};
 }
 
 bool Engine::is_preparing() {

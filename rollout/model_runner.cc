@@ -84,6 +84,37 @@ absl::Status ModelRunner::Serve(const std::vector<PreparedBlocks>& prepared) {
   return OnEachRank([&prepared](RankExecutor& rank, size_t r) { return rank.Serve(prepared[r]); });
 }
 
+absl::StatusOr<size_t> ModelRunner::Release(bool weights) {
+  size_t released = 0;
+  for (const auto& rank : ranks_) {
+    const RankMemory before = rank->memory();
+    if (KvCache* const cache = rank->kv_cache()) ISOBIT_RETURN_IF_ERROR(cache->Release());
+    ResidentWeights* const resident = rank->weights();
+    if (weights && resident != nullptr) ISOBIT_RETURN_IF_ERROR(resident->ReleaseMemory());
+    released += before.total() - rank->memory().total();
+  }
+  return released;
+}
+
+absl::Status ModelRunner::RestoreKvCache() {
+  for (const auto& rank : ranks_) {
+    KvCache* const cache = rank->kv_cache();
+    const absl::Status restored = cache != nullptr ? cache->Restore() : absl::OkStatus();
+    if (restored.ok()) continue;
+    for (const auto& other : ranks_) {
+      if (other->kv_cache() != nullptr) ISOBIT_RETURN_IF_ERROR(other->kv_cache()->Release());
+    }
+    return restored;
+  }
+  return absl::OkStatus();
+}
+
+bool ModelRunner::has_weights() const {
+  return std::ranges::all_of(ranks_, [](const std::unique_ptr<RankExecutor>& rank) {
+    return rank->weights() == nullptr || rank->weights()->loaded();
+  });
+}
+
 absl::Status ModelRunner::OnEachRank(
     absl::FunctionRef<absl::Status(RankExecutor& executor, size_t rank)> job) {
   return threads_.Run([&](size_t rank) { return job(*ranks_[rank], rank); });

@@ -57,6 +57,16 @@ class ModelRunner {
   absl::Status Collect(ModelStep& step);
   absl::Status Serve(const std::vector<PreparedBlocks>& prepared);  // [rank]
 
+  // Gives memory of all ranks back to the system, and returns how many bytes: that of the KV cache,
+  // and with `weights` that of the weights, too. Keys, values and weights are lost. No step is in
+  // flight, and no store exists. An error is final.
+  absl::StatusOr<size_t> Release(bool weights);
+  // Takes the KV cache's memory again, uninitialised. RESOURCE_EXHAUSTED: it does not fit; nothing
+  // has changed.
+  absl::Status RestoreKvCache();
+  // Whether all ranks that compute with weights have them.
+  bool has_weights() const;
+
  private:
   ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options);
   absl::Status AllocateKvCache(const ModelRunnerOptions& options, int64_t max_sequences);

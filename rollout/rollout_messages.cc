@@ -62,6 +62,30 @@ absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode) {
   }
 }
 
+absl::StatusOr<SleepCall> ReadSleepRequest(const v1::SleepRequest& proto) {
+  SleepCall call;
+  switch (proto.level()) {
+    case v1::SLEEP_LEVEL_UNSPECIFIED:
+    case v1::SLEEP_LEVEL_KV_CACHE:
+      break;
+    case v1::SLEEP_LEVEL_KV_CACHE_AND_WEIGHTS:
+      call.level = SleepLevel::kKvCacheAndWeights;
+      break;
+    default:
+      return UnknownEnum("level", proto.level());
+  }
+  ISOBIT_ASSIGN_OR_RETURN(call.mode, PauseModeFromProto(proto.mode()));
+  return call;
+}
+
+v1::SleepResponse SleepResponse(const SleepResult& result) {
+  v1::SleepResponse response;
+  response.set_num_aborted(static_cast<uint32_t>(result.paused.num_aborted));
+  response.set_num_kept(static_cast<uint32_t>(result.paused.num_kept));
+  response.set_released_bytes(result.released_bytes);
+  return response;
+}
+
 v1::PauseGenerationResponse PauseResponse(const PauseResult& result) {
   v1::PauseGenerationResponse response;
   response.set_num_aborted(static_cast<uint32_t>(result.num_aborted));

@@ -16,9 +16,15 @@ absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationReq
 
 // INVALID_ARGUMENT: an unknown mode.
 absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode);
+struct SleepCall {
+  SleepLevel level = SleepLevel::kKvCache;
+  PauseMode mode = PauseMode::kAbort;
+};
+absl::StatusOr<SleepCall> ReadSleepRequest(const v1::SleepRequest& proto);
 absl::StatusOr<WeightUpdate> ReadUpdateWeightsRequest(const v1::UpdateWeightsRequest& proto);
 
 v1::PauseGenerationResponse PauseResponse(const PauseResult& result);
+v1::SleepResponse SleepResponse(const SleepResult& result);
 v1::UpdateWeightsResponse UpdateWeightsResponse(const WeightUpdateResult& result);
 
 }  // namespace isobit

@@ -34,6 +34,7 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
   prompts("isobit_prompt_tokens_cached_total", "Of them, those found computed.",
           &PromptCounts::cached);
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
+  load("isobit_asleep", "1 while the memory of the KV cache is given back.", &EngineLoad::asleep);
 
   const auto bytes = [&](const char* of, size_t RankMemory::*field) {
     all.push_back(metrics.Observe(

@@ -121,8 +121,40 @@ grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
     grpc::CallbackServerContext* context, const v1::ContinueGenerationRequest* /*request*/,
     v1::ContinueGenerationResponse* response) {
-  response->set_num_resumed(static_cast<uint32_t>(engine_.Continue()));
-  return Answer(context, absl::OkStatus());
+  const absl::StatusOr<size_t> resumed = engine_.Continue();
+  if (resumed.ok()) response->set_num_resumed(static_cast<uint32_t>(*resumed));
+  return Answer(context, resumed.status());
+}
+
+grpc::ServerUnaryReactor* RolloutService::Sleep(grpc::CallbackServerContext* context,
+                                                const v1::SleepRequest* request,
+                                                v1::SleepResponse* response) {
+  return AnswerLater(
+      context, *gate_, ReadSleepRequest(*request), [this] { engine_.Wake(); },
+      [&](const SleepCall& sleep, const std::shared_ptr<UnaryCall>& call) {
+        engine_.Sleep(
+            sleep.level, sleep.mode,
+            [call, response](const absl::StatusOr<SleepResult>& result) {
+              if (result.ok()) *response = SleepResponse(*result);
+              call->Answer(result.status());
+            },
+            [call] { return call->is_abandoned(); });
+      });
+}
+
+grpc::ServerUnaryReactor* RolloutService::WakeUp(grpc::CallbackServerContext* context,
+                                                 const v1::WakeUpRequest* request,
+                                                 v1::WakeUpResponse* response) {
+  return AnswerLater(
+      context, *gate_, absl::StatusOr<v1::WakeUpRequest>(*request), [this] { engine_.Wake(); },
+      [&](const v1::WakeUpRequest&, const std::shared_ptr<UnaryCall>& call) {
+        engine_.WakeUp(
+            [call, response](const absl::StatusOr<size_t>& resumed) {
+              if (resumed.ok()) response->set_num_resumed(static_cast<uint32_t>(*resumed));
+              call->Answer(resumed.status());
+            },
+            [call] { return call->is_abandoned(); });
+      });
 }
 
 grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerContext* context,
@@ -171,6 +203,7 @@ grpc::ServerUnaryReactor* RolloutService::GetLoad(grpc::CallbackServerContext* c
   response->set_num_used_pages(static_cast<uint32_t>(load.num_used_pages));
   response->set_num_free_pages(static_cast<uint32_t>(load.num_free_pages));
   response->set_paused(load.paused);
+  response->set_asleep(load.asleep);
   response->set_num_cached_pages(static_cast<uint32_t>(load.num_cached_pages));
   response->set_num_prompt_tokens(static_cast<uint64_t>(load.prompts.all));
   response->set_num_cached_prompt_tokens(static_cast<uint64_t>(load.prompts.cached));

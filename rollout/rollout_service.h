@@ -35,6 +35,12 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   grpc::ServerUnaryReactor* ContinueGeneration(grpc::CallbackServerContext* context,
                                                const v1::ContinueGenerationRequest* request,
                                                v1::ContinueGenerationResponse* response) override;
+  grpc::ServerUnaryReactor* Sleep(grpc::CallbackServerContext* context,
+                                  const v1::SleepRequest* request,
+                                  v1::SleepResponse* response) override;
+  grpc::ServerUnaryReactor* WakeUp(grpc::CallbackServerContext* context,
+                                   const v1::WakeUpRequest* request,
+                                   v1::WakeUpResponse* response) override;
   grpc::ServerUnaryReactor* UpdateWeights(grpc::CallbackServerContext* context,
                                           const v1::UpdateWeightsRequest* request,
                                           v1::UpdateWeightsResponse* response) override;

@@ -47,6 +47,8 @@ ABSL_FLAG(int64_t, kv_cache_mb, 1024,
 ABSL_FLAG(double, prefix_cache_fraction, 1.0,
           "Fraction of the KV pages that may keep prefixes which nobody uses, until somebody needs "
           "the pages (--prefix_sharing).");
+ABSL_FLAG(bool, refuse_while_asleep, false,
+          "Refuse requests with UNAVAILABLE from Sleep to WakeUp; otherwise they wait.");
 ABSL_FLAG(int, max_running, 0,
           "Sequences in one step; 0: 64 on CPUs, on GPUs up to 512 as memory allows.");
 ABSL_FLAG(int, max_waiting, 1024, "Requests that may queue.");
@@ -91,6 +93,7 @@ absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engin
   const double fraction = absl::GetFlag(FLAGS_prefix_cache_fraction);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("prefix_cache_fraction", fraction, 0.0, 1.0));
   engine.prefix_cache_fraction = fraction;
+  engine.refuse_while_asleep = absl::GetFlag(FLAGS_refuse_while_asleep);
   const int max_waiting = absl::GetFlag(FLAGS_max_waiting);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_waiting", max_waiting, 1, 1 << 24));
   engine.max_waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);

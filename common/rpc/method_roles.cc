@@ -31,6 +31,8 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/Abort", RoleSet(CallerRole::kGenerate, CallerRole::kAdmin)},
     {"/isobit.v1.RolloutService/PauseGeneration", kAdmin},
     {"/isobit.v1.RolloutService/ContinueGeneration", kAdmin},
+    {"/isobit.v1.RolloutService/Sleep", kAdmin},
+    {"/isobit.v1.RolloutService/WakeUp", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
     {"/isobit.v1.RolloutService/GetLoad", kLook},

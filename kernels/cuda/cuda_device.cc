@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/device/mapped_memory.h"
 
 namespace isobit {
 namespace {
@@ -65,6 +66,11 @@ absl::StatusOr<Memory> CudaDevice::Allocate(size_t bytes) {
     cudaFree(p);
     *allocated -= bytes;
   });
+}
+
+absl::StatusOr<std::unique_ptr<ReleasableMemory>> CudaDevice::AllocateReleasable(size_t bytes) {
+  ISOBIT_RETURN_IF_ERROR(Enter());
+  return cuda::MapMemory(ordinal_, bytes, allocated_);
 }
 
 absl::StatusOr<std::shared_ptr<const std::byte>> CudaDevice::Share(

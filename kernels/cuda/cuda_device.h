@@ -54,6 +54,8 @@ class CudaDevice final : public Device {
 
   bool is_host() const override { return false; }
   absl::StatusOr<Memory> Allocate(size_t bytes) override;
+  // FAILED_PRECONDITION: the driver cannot map memory.
+  absl::StatusOr<std::unique_ptr<ReleasableMemory>> AllocateReleasable(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<const std::byte>> Share(std::shared_ptr<const std::byte> host,
                                                          size_t bytes) override;
   absl::StatusOr<Memory> AllocateBeside(size_t bytes) override;
@@ -61,7 +63,7 @@ class CudaDevice final : public Device {
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
 
-  // Bytes that Allocate has given out and that have not been freed. From any thread.
+  // Bytes that these two have given out and that have not been freed or released. From any thread.
   size_t allocated_bytes() const { return *allocated_; }
 
  private:

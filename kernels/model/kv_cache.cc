@@ -19,8 +19,8 @@ absl::StatusOr<KvCache> KvCache::Create(const ModelConfig& config, const RankSha
       PageBytes(config, shape, page_size) / layers * static_cast<size_t>(num_pages);
   cache.layer_elements_ = layer_bytes / (2 * sizeof(Bf16));
   cache.num_layers_ = shared_layers ? 1 : config.num_layers;
-  cache.bytes_ = shared_layers ? layer_bytes : layers * layer_bytes;
-  ISOBIT_ASSIGN_OR_RETURN(cache.memory_, device.Allocate(cache.bytes_));
+  const size_t bytes = shared_layers ? layer_bytes : layers * layer_bytes;
+  ISOBIT_ASSIGN_OR_RETURN(cache.memory_, device.AllocateReleasable(bytes));
   return cache;
 }
 
@@ -33,7 +33,7 @@ size_t KvCache::PageBytes(const ModelConfig& config, const RankShape& shape, int
 absl::Status KvCache::CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const {
   if (copies.empty()) return absl::OkStatus();
   return ops.CopyPages(
-      {.planes = reinterpret_cast<Bf16*>(memory_.get()),
+      {.planes = reinterpret_cast<Bf16*>(memory_->get()),
        .num_planes = 2 * num_layers_,
        .plane_stride = static_cast<int64_t>(layer_elements_),
        .page_elements = int64_t{geometry_.kv_heads} * geometry_.page_size * geometry_.head_dim,
@@ -43,7 +43,7 @@ absl::Status KvCache::CopyPages(absl::Span<const PageCopy> copies, Ops& ops) con
 PagedKv KvCache::layer(int layer) const {
   PagedKv kv = geometry_;
   const size_t index = shared_layers_ ? 0 : static_cast<size_t>(layer);
-  kv.k = reinterpret_cast<Bf16*>(memory_.get()) + 2 * index * layer_elements_;
+  kv.k = reinterpret_cast<Bf16*>(memory_->get()) + 2 * index * layer_elements_;
   kv.v = kv.k + layer_elements_;
   return kv;
 }

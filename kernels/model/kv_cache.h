@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,18 +32,21 @@ class KvCache {
   absl::Status CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
-  size_t bytes() const { return bytes_; }
+  size_t bytes() const { return memory_->bytes(); }  // that it has taken
+
+  // Gives the memory back, and takes it again at the same address: as ReleasableMemory says.
+  absl::Status Release() { return memory_->Release(); }
+  absl::Status Restore() { return memory_->Restore(); }
 
  private:
   KvCache() = default;
 
   PagedKv geometry_;  // pointers null
   int32_t num_pages_ = 0;
-  size_t bytes_ = 0;
   size_t layer_elements_ = 0;  // of k, and of v
   int num_layers_ = 0;         // with memory of their own
   bool shared_layers_ = false;
-  Memory memory_;
+  std::unique_ptr<ReleasableMemory> memory_;
 };
 
 }  // namespace isobit

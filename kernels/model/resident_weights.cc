@@ -6,10 +6,13 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
+#include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
+
+constexpr size_t kBlockAlignment = 256;  // as Device::Allocate has
 
 Memory HostMemory(size_t bytes) {
   return Memory(AllocateAligned(bytes).release(), [](std::byte* p) { AlignedFree()(p); });
@@ -23,20 +26,26 @@ absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
   weights->owns_embedding_ = embedding == nullptr;
   weights->blocks_.push_back(std::move(embedding));
   weights->blocks_.resize(static_cast<size_t>(layout.num_blocks()));
+  const auto padded = [&](int block) { return RoundUp(layout.BlockBytes(block), kBlockAlignment); };
+  size_t bytes = 0;
+  for (int block = 0; block < layout.num_blocks(); ++block) {
+    if (weights->owns(block)) bytes += padded(block);
+  }
+  ISOBIT_ASSIGN_OR_RETURN(weights->memory_, device.AllocateReleasable(bytes));
+  std::byte* next = weights->memory_->get();
   for (int block = 0; block < layout.num_blocks(); ++block) {
     if (!weights->owns(block)) continue;
-    ISOBIT_ASSIGN_OR_RETURN(weights->blocks_[static_cast<size_t>(block)],
-                            device.Allocate(layout.BlockBytes(block)));
+    weights->blocks_[static_cast<size_t>(block)] =
+        std::shared_ptr<std::byte[]>(weights->memory_, next);
+    next += padded(block);
   }
   return weights;
 }
 
-size_t ResidentWeights::bytes() const {
-  size_t total = 0;
-  for (int block = 0; block < layout_.num_blocks(); ++block) {
-    if (owns(block)) total += layout_.BlockBytes(block);
-  }
-  return total;
+absl::Status ResidentWeights::ReleaseMemory() {
+  ISOBIT_RETURN_IF_ERROR(device_.Synchronize());
+  loaded_ = false;
+  return memory_->Release();
 }
 
 absl::Status ResidentWeights::Commit(const PreparedBlocks& prepared) {
@@ -57,6 +66,7 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r] == nullptr) continue;
     ResidentWeights& rank = *ranks_[r];
+    ISOBIT_RETURN_IF_ERROR(rank.memory_->Restore());
     prepared_[r].resize(rank.blocks_.size());
     for (int block = 0; block < rank.layout_.num_blocks(); ++block) {
       if (!rank.owns(block)) continue;

@@ -38,9 +38,16 @@ class ResidentWeights final : public WeightSource {
   // ops, after every op that reads the old blocks. An error is final: some blocks may be new.
   absl::Status Commit(const PreparedBlocks& prepared);
 
+  // Gives the memory back, with that of the weights, on the thread of the device's ops. No
+  // ResidentStore exists. The next one takes memory again, at the same addresses, and fills it in
+  // place, as at first; before its Commit the rank has no weights. A shared embedding is gone once
+  // its owner has released it.
+  absl::Status ReleaseMemory();
+  bool loaded() const { return loaded_; }
+
   std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
-  // Bytes in the backend's memory, without a shared embedding.
-  size_t bytes() const;
+  // Bytes of the backend's memory that it has taken, without a shared embedding.
+  size_t bytes() const { return memory_->bytes(); }
 
  private:
   friend class ResidentStore;
@@ -49,9 +56,10 @@ class ResidentWeights final : public WeightSource {
 
   const WeightLayout& layout_;
   Device& device_;
-  std::vector<std::shared_ptr<std::byte[]>> blocks_;
+  std::shared_ptr<ReleasableMemory> memory_;           // of all blocks that it owns
+  std::vector<std::shared_ptr<std::byte[]>> blocks_;  // in `memory_`, but for a shared embedding
   bool owns_embedding_ = true;
-  bool loaded_ = false;  // Commit has been called
+  bool loaded_ = false;  // Commit has been called, and ReleaseMemory not since
 };
 
 // Memory for a new version on all ranks of one model, which is packed while the old one may serve.

@@ -102,6 +102,7 @@ class CudaExecutor final : public RankExecutor {
   absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }
 
   ResidentWeights* weights() override { return weights_.get(); }
+  KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 
   absl::Status Serve(const PreparedBlocks& prepared) override {
     return EndGroupOn(ServeBlocks(prepared));

@@ -81,6 +81,7 @@ class HostExecutor final : public RankExecutor {
   }
 
   ResidentWeights* weights() override { return weights_.get(); }
+  KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 
   absl::Status Serve(const PreparedBlocks& prepared) override { return weights_->Commit(prepared); }
 

@@ -16,6 +16,7 @@
 #include "common/config/numerics_mode.h"
 #include "common/parallel/communicator.h"
 #include "kernels/contract/rope.h"
+#include "kernels/model/kv_cache.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
@@ -77,6 +78,8 @@ class RankExecutor {
 
   // The rank's own, for ResidentStore on any thread; null if it computes without.
   virtual ResidentWeights* weights() = 0;
+  // The rank's own; null if it computes without, or before AllocateKvCache.
+  virtual KvCache* kv_cache() { return nullptr; }
 
   // Makes the prepared blocks, of all ranks the same version, the weights of the steps to come. No
   // step is launched and not collected.

@@ -21,6 +21,7 @@ from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
+SleepLevel = Literal["kv_cache", "kv_cache_and_weights"]
 GapDetail = Literal["all", "unequal", "none"]
 CompareEvent = TokenGaps | SequenceReport | CompareSummary
 
@@ -48,6 +49,13 @@ def update_weights_request(
 
 def pause_request(mode: PauseMode) -> rollout_pb2.PauseGenerationRequest:
     return rollout_pb2.PauseGenerationRequest(mode=_enum_value(rollout_pb2.PauseMode, "PAUSE_MODE_", mode))
+
+
+def sleep_request(level: SleepLevel, mode: PauseMode) -> rollout_pb2.SleepRequest:
+    return rollout_pb2.SleepRequest(
+        level=_enum_value(rollout_pb2.SleepLevel, "SLEEP_LEVEL_", level),
+        mode=_enum_value(rollout_pb2.PauseMode, "PAUSE_MODE_", mode),
+    )
 
 
 def abort_request(request_ids: str | Sequence[str]) -> rollout_pb2.AbortRequest:

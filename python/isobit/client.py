@@ -17,7 +17,7 @@ from typing import Literal, Unpack, overload
 import grpc
 
 from isobit import calls
-from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, TokenIds
+from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, SleepLevel, TokenIds
 from isobit.channel import ServiceClient
 from isobit.credentials import Security
 from isobit.results import Chunk, Sample, Score
@@ -151,6 +151,18 @@ class RolloutClient(_ModelServiceClient):
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
         return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
+
+    def sleep(
+        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+    ) -> rollout_pb2.SleepResponse:
+        """Stops generation as pause_generation does, then gives GPU memory back: of the KV cache, or also of the
+        weights. Requests that mode "keep" keeps are computed again after wake_up, with the same bits."""
+        return self._unary(self._stub.Sleep, calls.sleep_request(level, mode), timeout)
+
+    def wake_up(self, timeout: float = WORK_TIMEOUT_S) -> rollout_pb2.WakeUpResponse:
+        """Takes the memory again and continues. Weights that were given back come from an update before, or
+        from the directory of those that served."""
+        return self._unary(self._stub.WakeUp, rollout_pb2.WakeUpRequest(), timeout)
 
     def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were found computed."""

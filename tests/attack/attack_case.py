@@ -15,6 +15,8 @@ METHODS = {
         "Abort": "AbortRequest",
         "PauseGeneration": "PauseGenerationRequest",
         "ContinueGeneration": "ContinueGenerationRequest",
+        "Sleep": "SleepRequest",
+        "WakeUp": "WakeUpRequest",
         "UpdateWeights": "UpdateWeightsRequest",
         "GetServerInfo": "GetServerInfoRequest",
         "GetLoad": "GetLoadRequest",

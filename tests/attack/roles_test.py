@@ -21,6 +21,8 @@ ALLOWED = {
     "RolloutService/Abort": {"generate", "admin"},
     "RolloutService/PauseGeneration": {"admin"},
     "RolloutService/ContinueGeneration": {"admin"},
+    "RolloutService/Sleep": {"admin"},
+    "RolloutService/WakeUp": {"admin"},
     "RolloutService/UpdateWeights": {"admin"},
     "RolloutService/GetServerInfo": {"watch", "admin"},
     "RolloutService/GetLoad": {"watch", "admin"},

@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   ++data;
   --size;
-  switch (data[-1] % 4) {
+  switch (data[-1] % 5) {
     case 0:
       if (const auto message = ReadRequest<isobit::v1::GenerateRequest>(data, size)) {
         Generate(*message);
@@ -47,6 +47,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (const auto message = ReadRequest<isobit::v1::PauseGenerationRequest>(data, size)) {
         const auto mode = isobit::PauseModeFromProto(message->mode());
         if (!mode.ok()) isobit::fuzz::CheckRefusal(mode.status());
+      }
+      break;
+    case 3:
+      if (const auto message = ReadRequest<isobit::v1::SleepRequest>(data, size)) {
+        const auto call = isobit::ReadSleepRequest(*message);
+        if (!call.ok()) isobit::fuzz::CheckRefusal(call.status());
       }
       break;
     default:

@@ -95,6 +95,7 @@ class DeferredExecutor final : public RankExecutor {
   }
 
   ResidentWeights* weights() override { return rank_->weights(); }
+  KvCache* kv_cache() override { return rank_->kv_cache(); }
 
   absl::Status Serve(const PreparedBlocks& prepared) override {
     if (!launched_.empty()) return absl::FailedPreconditionError("Serve with a step in flight");

@@ -56,6 +56,7 @@ class FailingRank final : public RankExecutor {
     return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
   }
   ResidentWeights* weights() override { return rank_->weights(); }
+  KvCache* kv_cache() override { return rank_->kv_cache(); }
   absl::Status Serve(const PreparedBlocks& prepared) override {
     return Fails(Call::kServe) ? absl::InternalError("device lost") : rank_->Serve(prepared);
   }

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
 from isobit.aio.channel import ServiceClient
-from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, TokenIds
+from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, SleepLevel, TokenIds
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
@@ -149,6 +149,18 @@ class RolloutClient(_ModelServiceClient):
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
         return await self._unary("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), timeout)
+
+    async def sleep(
+        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+    ) -> rollout_pb2.SleepResponse:
+        """Stops generation as pause_generation does, then gives GPU memory back: of the KV cache, or also of the
+        weights. Requests that mode "keep" keeps are computed again after wake_up, with the same bits."""
+        return await self._unary("Sleep", calls.sleep_request(level, mode), timeout)
+
+    async def wake_up(self, timeout: float = WORK_TIMEOUT_S) -> rollout_pb2.WakeUpResponse:
+        """Takes the memory again and continues. Weights that were given back come from an update before, or
+        from the directory of those that served."""
+        return await self._unary("WakeUp", rollout_pb2.WakeUpRequest(), timeout)
 
     async def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were found computed."""

@@ -70,6 +70,8 @@ TEST(MethodRolesTest, WhatChangesAServiceIsForAdminsAlone) {
   }
   EXPECT_EQ(admin, (std::vector<std::string>{"/isobit.v1.RolloutService/PauseGeneration",
                                              "/isobit.v1.RolloutService/ContinueGeneration",
+                                             "/isobit.v1.RolloutService/Sleep",
+                                             "/isobit.v1.RolloutService/WakeUp",
                                              "/isobit.v1.RolloutService/UpdateWeights",
                                              "/isobit.v1.ScorerService/UpdateWeights",
                                              "/isobit.v1.ShardGroupService/Join"}));
