@@ -2,11 +2,13 @@
 // called through the interface. The ops' bits have tests of their own.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
@@ -70,6 +72,47 @@ TEST(CudaOpsTest, UploadsBesideTheOps) {
   // It leaves some memory free where Allocate would not.
   EXPECT_EQ(ops->device().AllocateBeside(before - (size_t{512} << 20)).status().code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// The addresses stay, also in a captured graph, and so do the bytes that are the GPU's.
+TEST(CudaMemoryTest, ReleasedBytesAreTheGpus) {
+  ISOBIT_SKIP_WITHOUT_GPU();
+  const auto ops = MakeCudaOps({}).value();
+  auto& device = static_cast<CudaDevice&>(ops->device());
+  constexpr size_t kBytes = (size_t{64} << 20) + 4096;
+  const std::unique_ptr<ReleasableMemory> memory = device.AllocateReleasable(kBytes).value();
+  std::byte* const address = memory->get();
+  const size_t taken = memory->bytes();
+  EXPECT_GE(taken, kBytes);
+  EXPECT_EQ(device.allocated_bytes(), taken);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t fill = nullptr;
+  const cudaStream_t stream = device.stream().handle;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(address, 7, kBytes, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&fill, graph, 0), cudaSuccess);
+  size_t with = 0, without = 0, total = 0;
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_EQ(cudaGraphLaunch(fill, stream), cudaSuccess);
+    std::vector<std::byte> received(kBytes);
+    ASSERT_TRUE(device.Copy(received.data(), address, kBytes).ok());
+    ASSERT_TRUE(device.Synchronize().ok());
+    EXPECT_EQ(std::count(received.begin(), received.end(), std::byte{7}), int64_t{kBytes});
+    ASSERT_EQ(cudaMemGetInfo(&with, &total), cudaSuccess);
+    ASSERT_TRUE(memory->Release().ok());
+    EXPECT_EQ(memory->bytes(), 0u);
+    EXPECT_EQ(device.allocated_bytes(), 0u);
+    ASSERT_EQ(cudaMemGetInfo(&without, &total), cudaSuccess);
+    EXPECT_TRUE(testing_support::SharesGpu() || without - with == taken) << without - with;
+    ASSERT_TRUE(memory->Restore().ok());
+    EXPECT_EQ(memory->get(), address);
+  }
+  cudaGraphExecDestroy(fill);
+  cudaGraphDestroy(graph);
+  const auto huge = device.AllocateReleasable(size_t{1} << 50);
+  EXPECT_EQ(huge.status().code(), absl::StatusCode::kResourceExhausted) << huge.status();
+  EXPECT_EQ(device.allocated_bytes(), taken);
 }
 
 // Pages of whole 16-byte units and others; more copies than one launch makes, some of which read or
