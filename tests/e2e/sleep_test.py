@@ -12,7 +12,7 @@ SAMPLING = {"seed": 1, "max_tokens": 40, "ignore_eos": True, "n": 2}
 
 
 class SleepTest(ServiceTest):
-    setting = Setting("tree", tp_size=2)
+    setting = Setting("tree", tp_size=2, shards=1)
 
     def test_sleep_and_wake_up(self):
         rollout = self.start("rollout")

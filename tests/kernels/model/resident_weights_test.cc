@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/round_up.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -33,7 +34,7 @@ using testing_support::StatusIs;
 
 // How the memory of all ranks' devices behaves.
 struct MemoryRules {
-  size_t largest = SIZE_MAX;         // Allocate refuses more bytes
+  size_t largest = SIZE_MAX;         // AllocateReleasable refuses more bytes
   size_t largest_beside = SIZE_MAX;  // AllocateBeside likewise
   absl::Status beside;               // or always answers with this error
   absl::Status upload;               // that of each Upload
@@ -46,8 +47,8 @@ class RuledDevice final : public HostDevice {
 
   bool is_host() const override { return false; }  // blocks come by Upload
 
-  absl::StatusOr<Memory> Allocate(size_t bytes) override {
-    if (bytes <= rules_.largest) return HostDevice::Allocate(bytes);
+  absl::StatusOr<std::unique_ptr<ReleasableMemory>> AllocateReleasable(size_t bytes) override {
+    if (bytes <= rules_.largest) return HostDevice::AllocateReleasable(bytes);
     return absl::ResourceExhaustedError("full");
   }
   absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
@@ -245,14 +246,27 @@ TEST_F(ResidentWeightsTest, RanksInOneMemoryShareTheEmbedding) {
   EXPECT_EQ(*ranks_[3]->Acquire(0), *ranks_[0]->Acquire(0));
   size_t rest = 0;
   for (int block = 1; block < layouts_[3]->num_blocks(); ++block) {
-    rest += layouts_[3]->BlockBytes(block);
+    rest += RoundUp(layouts_[3]->BlockBytes(block), 256);
   }
   EXPECT_EQ(ranks_[3]->bytes(), rest);
   EXPECT_GT(ranks_[0]->bytes(), embedding);
 }
 
+TEST_F(ResidentWeightsTest, GivesItsMemoryBackAndFillsItAnew) {
+  Load(0);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const std::byte* const address, ranks_[1]->Acquire(1));
+  const size_t bytes = ranks_[1]->bytes();
+  for (const auto& rank : ranks_) ISOBIT_ASSERT_OK(rank->ReleaseMemory());
+  EXPECT_EQ(ranks_[1]->bytes(), 0u);
+  EXPECT_FALSE(ranks_[1]->loaded());
+  Load(1);
+  EXPECT_EQ(ranks_[1]->bytes(), bytes);
+  EXPECT_EQ(*ranks_[1]->Acquire(1), address);
+  ExpectServing(1);
+}
+
 TEST_F(ResidentWeightsTest, SaysThatTheyDoNotFit) {
-  rules_.largest = layouts_[0]->BlockBytes(1) - 1;
+  rules_.largest = ranks_[0]->bytes() - 1;
   EXPECT_THAT(ResidentWeights::Create(*layouts_[0], *devices_[0]),
               StatusIs(absl::StatusCode::kResourceExhausted));
 }

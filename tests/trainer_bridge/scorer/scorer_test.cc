@@ -57,8 +57,27 @@ class MeteredDevice final : public HostDevice {
     return Memory(data, [kept = std::make_shared<Memory>(std::move(memory)), bytes,
                          &meter = meter_](std::byte*) { meter.bytes -= bytes; });
   }
+  absl::StatusOr<std::unique_ptr<ReleasableMemory>> AllocateReleasable(size_t bytes) override {
+    ISOBIT_ASSIGN_OR_RETURN(Memory metered, Allocate(bytes));
+    return std::make_unique<MeteredMemory>(std::move(metered), bytes);
+  }
 
  private:
+  // The scorer gives nothing back.
+  class MeteredMemory final : public ReleasableMemory {
+   public:
+    MeteredMemory(Memory memory, size_t bytes) : memory_(std::move(memory)) {
+      address_ = memory_.get();
+      bytes_ = bytes;
+      released_ = false;
+    }
+    absl::Status Release() override { return absl::UnimplementedError("metered"); }
+    absl::Status Restore() override { return absl::UnimplementedError("metered"); }
+
+   private:
+    const Memory memory_;
+  };
+
   Meter& meter_;
 };
 
