@@ -210,7 +210,7 @@ class Engine {
   RequestTable table_;
   ControlGate gate_;
   WeightSwitch switch_;
-  Reply<WeightUpdateResult> update_reply_;  // of the update in progress
+  Reply<WeightUpdateResult> update_reply_;          // of the update in progress
   std::vector<std::function<void()>> sleep_calls_;  // for SettleSleep: sleeping, waking up
   bool asleep_ = false;
   std::string origin_;      // the directory of the weights that serve; empty: they have none

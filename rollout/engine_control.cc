@@ -50,7 +50,8 @@ void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply)
   absl::Status begun;
   {
     const std::lock_guard lock(mutex_);
-    begun = BeginUpdate(std::move(update), version_ != nullptr ? *version_ : WeightVersion{}, reply);
+    begun =
+        BeginUpdate(std::move(update), version_ != nullptr ? *version_ : WeightVersion{}, reply);
   }
   if (!begun.ok()) reply(begun);
 }
@@ -77,13 +78,13 @@ absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
       PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
                      config_, store));
   auto blocks = std::make_shared<const std::vector<PreparedBlocks>>(store.Take());
-  return PreparedUpdate{
-      std::move(digest), [this, blocks = std::move(blocks), mode = update.mode,
-                          origin = update.model_path](WeightUpdateResult& result) {
-        ISOBIT_RETURN_IF_ERROR(SwapWeights(*blocks, mode, result));
-        origin_ = origin;
-        return absl::OkStatus();
-      }};
+  return PreparedUpdate{std::move(digest),
+                        [this, blocks = std::move(blocks), mode = update.mode,
+                         origin = update.model_path](WeightUpdateResult& result) {
+                          ISOBIT_RETURN_IF_ERROR(SwapWeights(*blocks, mode, result));
+                          origin_ = origin;
+                          return absl::OkStatus();
+                        }};
 }
 
 bool Engine::is_preparing() {

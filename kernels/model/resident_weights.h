@@ -56,7 +56,7 @@ class ResidentWeights final : public WeightSource {
 
   const WeightLayout& layout_;
   Device& device_;
-  std::shared_ptr<ReleasableMemory> memory_;           // of all blocks that it owns
+  std::shared_ptr<ReleasableMemory> memory_;          // of all blocks that it owns
   std::vector<std::shared_ptr<std::byte[]>> blocks_;  // in `memory_`, but for a shared embedding
   bool owns_embedding_ = true;
   bool loaded_ = false;  // Commit has been called, and ReleaseMemory not since

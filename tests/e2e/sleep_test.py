@@ -14,10 +14,19 @@ SAMPLING = {"seed": 1, "max_tokens": 40, "ignore_eos": True, "n": 2}
 class SleepTest(ServiceTest):
     setting = Setting("tree", tp_size=2, shards=1)
 
+    def generate(self, client: RolloutClient) -> list[tuple]:
+        """Tokens and logprob bits of all samples."""
+        requests = client.generate_batch(PROMPTS, **SAMPLING)
+        return [
+            (sample.tokens.token_ids.tolist(), sample.tokens.logprobs.tobytes())
+            for samples in requests
+            for sample in samples
+        ]
+
     def test_sleep_and_wake_up(self):
         rollout = self.start("rollout")
         client = self.enterContext(RolloutClient(rollout.target))
-        before = client.generate_many(PROMPTS, **SAMPLING)
+        before = self.generate(client)
         awake = client.get_server_info()
         for level, weights in (("kv_cache", awake.weight_bytes), ("kv_cache_and_weights", 0)):
             with self.subTest(level=level):
@@ -31,7 +40,7 @@ class SleepTest(ServiceTest):
                 client.wake_up()
                 self.assertEqual(client.get_server_info().kv_cache_bytes, awake.kv_cache_bytes)
                 self.assertFalse(client.get_load().paused)
-                self.assertEqual(client.generate_many(PROMPTS, **SAMPLING), before)
+                self.assertEqual(self.generate(client), before)
 
     def test_requests_may_be_refused(self):
         rollout = self.start("rollout", "--refuse_while_asleep")

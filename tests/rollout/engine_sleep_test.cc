@@ -141,7 +141,8 @@ TEST_P(EngineSleepTest, ADirectoryThatHasChangedDoesNotWakeIt) {
   const auto engine = MakeEngine();
   ISOBIT_ASSERT_OK(Sleep(*engine, SleepLevel::kKvCacheAndWeights));
   testing_support::WriteTinyModel(config_, 2, root_.File("v1"));
-  EXPECT_THAT(WakeUp(*engine), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("digest")));
+  EXPECT_THAT(WakeUp(*engine),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("digest")));
   EXPECT_TRUE(engine->load().asleep);
   ISOBIT_ASSERT_OK(Update(*engine, {.model_path = "v2"}));
   ISOBIT_ASSERT_OK(WakeUp(*engine));

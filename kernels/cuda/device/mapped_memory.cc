@@ -107,13 +107,13 @@ class MappedMemory final : public ReleasableMemory {
 
   absl::Status ReserveAddresses(size_t bytes) {
     size_t page = 0;
-    ISOBIT_RETURN_IF_ERROR(DriverStatus(
-        driver_.granularity(&page, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-        "cuMemGetAllocationGranularity", bytes));
+    ISOBIT_RETURN_IF_ERROR(
+        DriverStatus(driver_.granularity(&page, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                     "cuMemGetAllocationGranularity", bytes));
     bytes_ = RoundUp(std::max<size_t>(bytes, 1), page);
     CUdeviceptr address = 0;
-    ISOBIT_RETURN_IF_ERROR(DriverStatus(driver_.reserve(&address, bytes_, 0, 0, 0),
-                                        "cuMemAddressReserve", bytes_));
+    ISOBIT_RETURN_IF_ERROR(
+        DriverStatus(driver_.reserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve", bytes_));
     address_ = reinterpret_cast<std::byte*>(address);
     return absl::OkStatus();
   }
