@@ -153,8 +153,8 @@ class RolloutClient(_ModelServiceClient):
     async def sleep(
         self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
     ) -> rollout_pb2.SleepResponse:
-        """Stops generation as pause_generation does, then gives GPU memory back: of the KV cache, or also of the
-        weights. Requests that mode "keep" keeps are computed again after wake_up, with the same bits."""
+        """Stops generation as pause_generation does, then gives memory back: that of the KV cache, or also
+        that of the weights. Requests that mode "keep" keeps are computed again, with the same bits."""
         return await self._unary("Sleep", calls.sleep_request(level, mode), timeout)
 
     async def wake_up(self, timeout: float = WORK_TIMEOUT_S) -> rollout_pb2.WakeUpResponse:
