@@ -24,6 +24,7 @@
 #include "tools/model_report.h"
 #include "tools/model_shapes.h"
 #include "tools/random_model.h"
+#include "tools/stored_digest.h"
 
 namespace isobit {
 namespace {
@@ -160,7 +161,10 @@ absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool ins
   }
   ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(Describe(config), digests));
-  if (inspect) return ReportModel(config, checkpoint, digests);
+  if (inspect) {
+    ISOBIT_ASSIGN_OR_RETURN(const std::string stored_digest, StoredDigest(checkpoint));
+    return ReportModel(config, checkpoint, digests, stored_digest);
+  }
   return absl::StrCat(digests.checkpoint, "  ", directory, "\n");
 }
 

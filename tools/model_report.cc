@@ -14,13 +14,15 @@ namespace isobit {
 namespace {
 
 void AppendSummary(const ModelConfig& config, const TensorSource& checkpoint,
-                   const CheckpointDigests& digests, std::string& report) {
+                   const CheckpointDigests& digests, const std::string& stored_digest,
+                   std::string& report) {
   uint64_t bytes = 0;
   for (const Tensor& tensor : checkpoint.tensors()) bytes += tensor.size_bytes;
   absl::StrAppend(&report, ArchitectureName(config.architecture), ", ",
                   NumParameters(Describe(config)), " parameters, ", bytes, " bytes, context ",
                   config.max_position_embeddings, "\n\n", config.CanonicalString(), "\n");
   absl::StrAppendFormat(&report, "%-28s%s\n", "digest", digests.checkpoint);
+  absl::StrAppendFormat(&report, "%-28s%s\n", "SHA-256 of stored bytes", stored_digest);
   for (const NumericsMode mode :
        {NumericsMode::kTree, NumericsMode::kBatchInvariant, NumericsMode::kVanilla}) {
     absl::StrAppendFormat(&report, "%-28s%s\n",
@@ -34,7 +36,8 @@ void AppendTensors(const TensorSource& checkpoint, const CheckpointDigests& dige
   absl::StrAppend(&report, "\ntensors: dtype, shape, digest, name\n");
   for (const Tensor& tensor : checkpoint.tensors()) {
     absl::StrAppendFormat(&report, "  %-5s%-16s%s  %s\n", SafetensorsName(tensor.dtype),
-                          ShapeString(tensor.shape), digests.tensors.at(tensor.name), tensor.name);
+                          ShapeString(tensor.shape), digests.tensors.at(tensor.name).digest,
+                          tensor.name);
   }
 }
 
@@ -70,9 +73,9 @@ void AppendLeaves(const ModelConfig& config, std::string& report) {
 }  // namespace
 
 std::string ReportModel(const ModelConfig& config, const TensorSource& checkpoint,
-                        const CheckpointDigests& digests) {
+                        const CheckpointDigests& digests, const std::string& stored_digest) {
   std::string report;
-  AppendSummary(config, checkpoint, digests, report);
+  AppendSummary(config, checkpoint, digests, stored_digest, report);
   AppendTensors(checkpoint, digests, report);
   AppendLeaves(config, report);
   return report;

@@ -10,10 +10,11 @@
 
 namespace isobit {
 
-// Shape, digest and fingerprints; a line for each tensor (dtype, shape, digest, name); and each
-// rank's share at each tensor-parallel size. For people: the format may change.
+// Shape, digests and fingerprints; a line for each tensor (dtype, shape, digest, name); and each
+// rank's share at each tensor-parallel size. stored_digest: StoredDigest of `checkpoint`. For
+// people: the format may change.
 std::string ReportModel(const ModelConfig& config, const TensorSource& checkpoint,
-                        const CheckpointDigests& digests);
+                        const CheckpointDigests& digests, const std::string& stored_digest);
 
 }  // namespace isobit
 

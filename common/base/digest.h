@@ -1,4 +1,4 @@
-// SHA-256, for tensor digests and the fingerprint.
+// SHA-256, for the digests of weights and the fingerprint.
 #ifndef ISOBIT_COMMON_BASE_DIGEST_H_
 #define ISOBIT_COMMON_BASE_DIGEST_H_
 

@@ -160,20 +160,6 @@ std::string ShapeString(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-Sha256 StartTensorDigest(const Tensor& tensor) {
-  const std::string head =
-      absl::StrCat(SafetensorsName(tensor.dtype), " ", ShapeString(tensor.shape), "\n");
-  Sha256 hash;
-  hash.Update(head.data(), head.size());
-  return hash;
-}
-
-std::string TensorDigest(const Tensor& tensor) {
-  Sha256 hash = StartTensorDigest(tensor);
-  hash.Update(tensor.data, tensor.size_bytes);
-  return hash.HexFinish();
-}
-
 absl::StatusOr<size_t> TensorBytes(DType dtype, const std::vector<int64_t>& shape) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 62;
   if (shape.size() > kMaxDimensions) {

@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/base/digest.h"
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/readable_file.h"
 
@@ -37,11 +36,6 @@ struct Tensor {
 
 // "[3, 5]".
 std::string ShapeString(const std::vector<int64_t>& shape);
-
-// SHA-256 (64 hex digits) of dtype, shape and raw bytes of a tensor; the name is not part of it.
-std::string TensorDigest(const Tensor& tensor);
-// TensorDigest's hash of dtype and shape, to which the raw bytes are still to be added.
-Sha256 StartTensorDigest(const Tensor& tensor);
 
 // A tensor, without data, and where its bytes begin in the file.
 struct StoredTensor {

@@ -1,4 +1,4 @@
-// Reading in chunks that are hashed while they are in the cache. See weight_reader.h.
+// Reading in chunks whose digest is taken while they are in the cache. See weight_reader.h.
 #include "common/checkpoint/weight_reader.h"
 
 #include <sys/mman.h>
@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/base/digest.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 
@@ -87,14 +86,14 @@ absl::Status WeightReader::ReadTensor(size_t index, uint8_t* out) {
       keep ? nullptr : Allocate(std::min(kChunkBytes, tensor.size_bytes));
   if (!keep) out = window.get();
   if (out == nullptr) return absl::ResourceExhaustedError("no host memory to read weights");
-  Sha256 hash = StartTensorDigest(tensor);
+  TensorDigester digester(tensor.shape);
   for (size_t first = 0; first < tensor.size_bytes; first += kChunkBytes) {
     const size_t size = std::min(kChunkBytes, tensor.size_bytes - first);
     uint8_t* chunk = keep ? out + first : out;
     ISOBIT_RETURN_IF_ERROR(source_.Read(index, first, size, chunk));
-    if (hashes_) hash.Update(chunk, size);
+    if (hashes_) digester.Add(tensor.dtype, chunk, size / ItemSize(tensor.dtype));
   }
-  digests_[index] = hashes_ ? hash.HexFinish() : kNotHashed;
+  digests_[index] = hashes_ ? digester.Hex() : kNotHashed;
   return absl::OkStatus();
 }
 
@@ -114,15 +113,11 @@ absl::StatusOr<CheckpointDigests> WeightReader::Finish() {
     return ReadTensor(left[item], nullptr);
   }));
   ISOBIT_RETURN_IF_ERROR(source_.CheckUnchanged());
-  Sha256 whole;
   for (size_t i = 0; i < digests_.size(); ++i) {
-    const std::string& name = source_.tensors()[i].name;
-    // The length comes first, so that a name with a line break cannot look like two entries.
-    const std::string line = absl::StrCat(name.size(), " ", name, " ", digests_[i], "\n");
-    whole.Update(line.data(), line.size());
-    digests.tensors.emplace(name, std::move(digests_[i]));
+    const Tensor& tensor = source_.tensors()[i];
+    digests.tensors.emplace(tensor.name, ShapedDigest{tensor.shape, std::move(digests_[i])});
   }
-  digests.checkpoint = whole.HexFinish();
+  digests.checkpoint = WeightDigest(digests.tensors);
   return digests;
 }
 

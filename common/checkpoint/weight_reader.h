@@ -1,5 +1,6 @@
-// Reads weights into private memory, each tensor once, and hashes exactly the bytes that it hands
-// out: what is packed from them has the digest that is reported, whatever happens to the files.
+// Reads weights into private memory, each tensor once, and takes the digest of exactly the bytes
+// that it hands out: what is packed from them has the digest that is reported, whatever happens to
+// the files.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_digest.h"
 
 namespace isobit {
 
@@ -30,8 +32,8 @@ class TensorSet {
 };
 
 struct CheckpointDigests {
-  std::map<std::string, std::string> tensors;  // name -> TensorDigest; empty for a known_digest
-  std::string checkpoint;  // SHA-256 of the sorted names and digests: independent of the sharding
+  std::map<std::string, ShapedDigest> tensors;  // by name; empty for a known_digest
+  std::string checkpoint;                       // WeightDigest of them, or the known_digest
 };
 
 // INVARIANT: the digest is that of the bytes handed out, even while the files are overwritten

@@ -27,7 +27,7 @@ def _enum_name(enum, value: int) -> str:
 @dataclass(frozen=True)
 class WeightVersion:
     id: int
-    digest: str  # SHA-256 over all tensors, in hex
+    digest: str  # of names, shapes and values, 64 hex digits (isobit.weight_digest)
 
     @classmethod
     def from_proto(cls, message: types_pb2.WeightVersion) -> Self:

@@ -33,7 +33,7 @@ TEST(IsobitModelTest, MakesVerifiesAndInspects) {
   const Outcome verified = RunTool("verify " + model);
   EXPECT_EQ(verified.exit_code, 0);
   const std::string digest = verified.output.substr(0, 64);
-  EXPECT_EQ(digest, "c55c205cdbfb08acacb71adcb6e23be3d9227b8a810ff9de996b2860c01e9c06");
+  EXPECT_EQ(digest, "ba95778ebfadf99a077e288091b333d6e0920b74cb7291efafee306fbc8f7023");
 
   const Outcome inspected = RunTool("inspect " + model);
   EXPECT_EQ(inspected.exit_code, 0);
@@ -42,6 +42,9 @@ TEST(IsobitModelTest, MakesVerifiesAndInspects) {
     EXPECT_THAT(inspected.output, HasSubstr(text));
   }
   EXPECT_THAT(inspected.output, HasSubstr(digest));
+  // What services reported before digests were those of values.
+  EXPECT_THAT(inspected.output,
+              HasSubstr("c55c205cdbfb08acacb71adcb6e23be3d9227b8a810ff9de996b2860c01e9c06"));
 }
 
 TEST(IsobitModelTest, MakesAModelOfAGivenConfig) {

@@ -102,7 +102,6 @@ TEST(MutationTest, SafetensorsParserSurvives) {
       ASSERT_EQ(tensor.size_bytes, *TensorBytes(tensor.dtype, tensor.shape));
       std::vector<uint16_t> converted(tensor.NumElements());
       tensor.ToBf16(converted.data());
-      TensorDigest(tensor);
     }
   }
   EXPECT_GT(accepted, 20);  // else the mutations are too wild to test anything past the JSON

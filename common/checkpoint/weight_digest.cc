@@ -1,0 +1,149 @@
+// See weight_digest.h.
+#include "common/checkpoint/weight_digest.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/digest.h"
+
+namespace isobit {
+namespace {
+
+constexpr size_t kWordValues = 4;
+constexpr uint64_t kIndexKey = 0x9e3779b97f4a7c15;
+constexpr uint64_t kMix = 0xbf58476d1ce4e5b9;
+constexpr uint64_t kLanes[2] = {0x94d049bb133111eb, 0xff51afd7ed558ccd};
+
+// Inlined into each instruction set's function. Every step but the sums is a bijection of the word,
+// so that no change of one word goes unseen.
+[[gnu::always_inline]] inline void SumWords(const uint8_t* words, size_t count, uint64_t index,
+                                            uint64_t* sums) {
+  uint64_t first = 0;
+  uint64_t second = 0;
+  const uint64_t key = (index + 1) * kIndexKey;
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t word;
+    std::memcpy(&word, words + i * sizeof(word), sizeof(word));
+    uint64_t mixed = word ^ (key + i * kIndexKey);
+    mixed ^= mixed >> 32;
+    mixed *= kMix;
+    mixed ^= mixed >> 32;
+    const uint64_t a = mixed * kLanes[0];
+    const uint64_t b = mixed * kLanes[1];
+    first += a ^ (a >> 32);
+    second += b ^ (b >> 32);
+  }
+  sums[0] += first;
+  sums[1] += second;
+}
+
+void SumPortable(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
+  SumWords(words, count, index, sums);
+}
+
+using Sum = void (*)(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums);
+
+#if defined(__x86_64__)
+
+[[gnu::target("avx2")]] void SumAvx2(const uint8_t* words, size_t count, uint64_t index,
+                                     uint64_t* sums) {
+  SumWords(words, count, index, sums);
+}
+
+[[gnu::target("avx512f,avx512dq,avx512vl")]] void SumAvx512(const uint8_t* words, size_t count,
+                                                            uint64_t index, uint64_t* sums) {
+  SumWords(words, count, index, sums);
+}
+
+Sum ChooseSum() {
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) return SumAvx512;
+  return __builtin_cpu_supports("avx2") ? SumAvx2 : SumPortable;
+}
+
+#else
+
+Sum ChooseSum() { return SumPortable; }
+
+#endif
+
+void AddWords(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
+  static const Sum sum = ChooseSum();
+  sum(words, count, index, sums);
+}
+
+}  // namespace
+
+TensorDigester::TensorDigester(const std::vector<int64_t>& shape) {
+  // A vector's elements are rows of one value each, so that a shard may begin at any of them.
+  row_values_ = shape.size() < 2 ? 1 : static_cast<size_t>(shape.back());
+  if (row_values_ % kWordValues == 0) row_values_ = SIZE_MAX;  // no row ends within a word
+}
+
+void TensorDigester::Add(DType dtype, const void* values, size_t count) {
+  const auto* bytes = static_cast<const uint8_t*>(values);
+  if (dtype == DType::kBf16) return AddBf16(bytes, count);
+  std::array<uint16_t, 1024> rounded;
+  while (count > 0) {
+    const size_t now = std::min(count, rounded.size());
+    ConvertToBf16(dtype, bytes, now, rounded.data());
+    AddBf16(reinterpret_cast<const uint8_t*>(rounded.data()), now);
+    bytes += now * ItemSize(dtype);
+    count -= now;
+  }
+}
+
+void TensorDigester::AddBf16(const uint8_t* values, size_t count) {
+  while (count > 0) {
+    const size_t in_word = in_row_ % kWordValues;
+    size_t now = std::min(count, row_values_ - in_row_);
+    if (in_word == 0 && now >= kWordValues) {
+      const size_t words = now / kWordValues;
+      now = words * kWordValues;
+      AddWords(values, words, index_, sums_.data());
+      index_ += words;
+    } else {
+      uint16_t value;
+      std::memcpy(&value, values, sizeof(value));
+      part_ |= uint64_t{value} << (16 * in_word);
+      now = 1;
+      if (in_word + 1 == kWordValues || in_row_ + 1 == row_values_) {
+        AddWord(part_);
+        part_ = 0;
+      }
+    }
+    values += now * sizeof(uint16_t);
+    count -= now;
+    in_row_ += now;
+    if (in_row_ == row_values_) in_row_ = 0;
+  }
+}
+
+void TensorDigester::AddWord(uint64_t word) {
+  AddWords(reinterpret_cast<const uint8_t*>(&word), 1, index_++, sums_.data());
+}
+
+std::string TensorDigester::Hex() const {
+  return absl::StrFormat("%016x%016x", sums_[0], sums_[1]);
+}
+
+std::string TensorDigest(const Tensor& tensor) {
+  TensorDigester digester(tensor.shape);
+  digester.Add(tensor.dtype, tensor.data, tensor.NumElements());
+  return digester.Hex();
+}
+
+std::string WeightDigest(const std::map<std::string, ShapedDigest>& tensors) {
+  Sha256 hash;
+  const auto add = [&hash](const std::string& line) { hash.Update(line.data(), line.size()); };
+  add("isobit weights\n");
+  for (const auto& [name, tensor] : tensors) {
+    // The length comes first, so that a name with a line break cannot look like two entries.
+    add(absl::StrCat(name.size(), " ", name, " ", ShapeString(tensor.shape), " ", tensor.digest,
+                     "\n"));
+  }
+  return hash.HexFinish();
+}
+
+}  // namespace isobit

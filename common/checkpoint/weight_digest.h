@@ -1,0 +1,59 @@
+// What identifies weights: a digest of their values in bf16 that can be computed in any order, from
+// any cut and of any dtype that a checkpoint stores. docs/API.md, "The weight digest", defines it;
+// python/isobit/weight_digest.py is the same in NumPy. It finds faults and mix-ups; whoever wants
+// to can make other weights of the same digest.
+#ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_DIGEST_H_
+#define ISOBIT_COMMON_CHECKPOINT_WEIGHT_DIGEST_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/dtype.h"
+#include "common/checkpoint/safetensors.h"
+
+namespace isobit {
+
+// Sums up one tensor, whose values come in row-major order, in any portions. INVARIANT: the result
+// depends on shape and values alone, not on portions or dtype
+// (WeightDigestTest.PortionsAndDTypesDoNotMatter).
+class TensorDigester {
+ public:
+  explicit TensorDigester(const std::vector<int64_t>& shape);
+
+  // The next `count` values, of any alignment, which are rounded to bf16.
+  void Add(DType dtype, const void* values, size_t count);
+
+  // The digest of all values so far, 32 hex digits.
+  std::string Hex() const;
+
+ private:
+  void AddBf16(const uint8_t* values, size_t count);
+  void AddWord(uint64_t word);
+
+  size_t row_values_;   // after which the last word is filled up with zeros
+  size_t in_row_ = 0;   // values of the present row so far
+  uint64_t index_ = 0;  // of the next word
+  uint64_t part_ = 0;   // that word's values so far
+  std::array<uint64_t, 2> sums_{};
+};
+
+// Of a tensor whose values are in memory.
+std::string TensorDigest(const Tensor& tensor);
+
+struct ShapedDigest {
+  std::vector<int64_t> shape;
+  std::string digest;  // TensorDigester::Hex
+
+  bool operator==(const ShapedDigest& other) const = default;
+};
+
+// The digest of weights, 64 hex digits, of those of their tensors, by name.
+std::string WeightDigest(const std::map<std::string, ShapedDigest>& tensors);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_CHECKPOINT_WEIGHT_DIGEST_H_

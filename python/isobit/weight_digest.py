@@ -1,0 +1,142 @@
+"""The weight digest in NumPy, as docs/API.md defines it: a sum over words, so that any cut of a tensor can be
+summed by itself, in any order.
+
+    sums = block_sums(rows_0_to_99, columns=576) + block_sums(rows_100_up, columns=576, first_row=100)
+    digest = weight_digest({"model.norm.weight": ((576,), tensor_digest(array)), ...})
+
+Values are bfloat16, which NumPy lacks: their bits as uint16.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+WORD_VALUES = 4
+INDEX_KEY = 0x9E3779B97F4A7C15
+MIX = 0xBF58476D1CE4E5B9
+LANES = (0x94D049BB133111EB, 0xFF51AFD7ED558CCD)
+# Words that are mixed at one time: their intermediate results stay in a core's cache.
+_CHUNK = 1 << 14
+_U64 = 2**64
+
+
+def bf16_bits(array: np.ndarray) -> np.ndarray:
+    """The values of `array` rounded to bfloat16 (to nearest, ties to even), as uint16 of the same shape.
+
+    Args:
+      array: float32, float16, bfloat16 of ml_dtypes, or uint16, which is taken for the bits of bfloat16.
+    """
+    if array.dtype == np.uint16:
+        return array
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16)
+    if array.dtype not in (np.float32, np.float16):
+        raise ValueError(f"expected float32, float16, bfloat16 or its bits as uint16, got {array.dtype}")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    rounded = np.empty(flat.size, np.uint16)
+    step = 4 * _CHUNK
+    for at in range(0, flat.size, step):
+        bits = flat[at : at + step].astype(np.float32, copy=False).view(np.uint32)
+        high = bits >> np.uint32(16)
+        near = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
+        is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        if is_nan.any():  # it keeps its sign and becomes quiet
+            near = np.where(is_nan, high | np.uint32(0x40), near)
+        rounded[at : at + step] = near
+    return rounded.reshape(array.shape)
+
+
+def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
+    """A tensor as a matrix: its last dimension is a row. A vector's elements are rows of one value."""
+    return (math.prod(shape), 1) if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
+
+
+def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column: int = 0) -> np.ndarray:
+    """The sums of one block of a tensor. Those of disjoint blocks add up, modulo 2^64.
+
+    Args:
+      block: bf16 bits, uint16 [rows, values of each row].
+      columns: of the whole tensor's rows (see rows_and_columns).
+      first_row, first_column: where the block begins. The column is a multiple of 4, and so is the block's
+        width unless it ends its rows.
+
+    Returns:
+      uint64 [2].
+    """
+    rows, width = block.shape
+    if first_column % WORD_VALUES or (width % WORD_VALUES and first_column + width != columns):
+        raise ValueError(
+            f"columns {first_column} to {first_column + width} of {columns}: expected multiples of"
+            f" {WORD_VALUES}, or the end of the row"
+        )
+    sums = np.zeros(2, np.uint64)
+    if block.size == 0:
+        return sums
+    row_words = -(-columns // WORD_VALUES)
+    start = first_row * row_words + first_column // WORD_VALUES
+    if width % WORD_VALUES:
+        padded = np.zeros((rows, -(-width // WORD_VALUES) * WORD_VALUES), np.uint16)
+        padded[:, :width] = block
+        block = padded
+    words = np.ascontiguousarray(block).view("<u8")  # [rows, words of each row]
+    if words.shape[1] == row_words:
+        words, row_words = words.reshape(1, -1), words.size
+    steps = np.arange(min(words.shape[1], _CHUNK), dtype=np.uint64) * np.uint64(INDEX_KEY)
+    # As many short rows as a chunk holds are mixed together.
+    at_once = max(1, _CHUNK // words.shape[1])
+    for row in range(0, rows if words.shape[0] > 1 else 1, at_once):
+        some = words[row : row + at_once]
+        row_keys = np.array(
+            [(start + r * row_words + 1) * INDEX_KEY % _U64 for r in range(row, row + some.shape[0])],
+            np.uint64,
+        )
+        for at in range(0, words.shape[1], _CHUNK):
+            part = some[:, at : at + _CHUNK]
+            keys = row_keys[:, None] + np.uint64(at * INDEX_KEY % _U64) + steps[: part.shape[1]]
+            sums += _mixed_sums(part, keys)
+    return sums
+
+
+def _mixed_sums(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Overwrites `keys`."""
+    half = np.uint64(32)
+    mixed = np.bitwise_xor(words, keys, out=keys)
+    shifted = mixed >> half
+    mixed ^= shifted
+    mixed *= np.uint64(MIX)
+    np.right_shift(mixed, half, out=shifted)
+    mixed ^= shifted
+    sums = np.empty(2, np.uint64)
+    lane = np.empty_like(mixed)
+    for i, factor in enumerate(LANES):
+        np.multiply(mixed, np.uint64(factor), out=lane)
+        np.right_shift(lane, half, out=shifted)
+        lane ^= shifted
+        sums[i] = lane.sum(dtype=np.uint64)
+    return sums
+
+
+def sums_hex(sums: np.ndarray) -> str:
+    """The digest of a tensor of these sums, 32 hex digits."""
+    return f"{int(sums[0]):016x}{int(sums[1]):016x}"
+
+
+def tensor_digest(array: np.ndarray) -> str:
+    """The digest of a whole tensor, 32 hex digits; `array` as in bf16_bits."""
+    rows, columns = rows_and_columns(array.shape)
+    return sums_hex(block_sums(bf16_bits(array).reshape(rows, columns), columns))
+
+
+def weight_digest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
+    """The digest of weights, 64 hex digits, as a service reports it.
+
+    Args:
+      tensors: shape and tensor digest by name.
+    """
+    whole = hashlib.sha256(b"isobit weights\n")
+    for name, (shape, digest) in sorted((name.encode(), tensor) for name, tensor in tensors.items()):
+        text = f" [{', '.join(str(extent) for extent in shape)}] {digest}\n"
+        whole.update(str(len(name)).encode() + b" " + name + text.encode())
+    return whole.hexdigest()
