@@ -51,7 +51,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
       const std::unique_ptr<Engine> engine,
       MakeEngine(settings, [&](const absl::Status& failure) { fails->Fail(failure); }));
   RolloutService service(*engine, settings.limits, settings.server.security.gate,
-                         settings.server.metrics);
+                         settings.server.metrics, settings.weight_stream);
   ServerRunner runner(settings.server);
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());

@@ -12,6 +12,7 @@
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/unary_call.h"
+#include "common/rpc/weight_stream.h"
 #include "kernels/contract/constants.h"
 #include "kernels/model/numerics.h"
 #include "rollout/generate_stream.h"
@@ -45,8 +46,10 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
 }  // namespace
 
 RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
-                               std::shared_ptr<CallGate> gate, std::shared_ptr<Metrics> metrics)
+                               std::shared_ptr<CallGate> gate, std::shared_ptr<Metrics> metrics,
+                               const WeightStreamLimits& weight_stream)
     : engine_(engine),
+      weight_stream_(weight_stream),
       memory_(limits),
       gate_(std::move(gate)),
       registry_(std::move(metrics)),
@@ -164,17 +167,39 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
       context, *gate_, ReadUpdateWeightsRequest(*request), [this] { engine_.Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        engine_.UpdateWeights(std::move(update), [call, response, &metrics = metrics_](
-                                                     const absl::StatusOr<WeightUpdateResult>&
-                                                         result) {
-          if (result.ok()) {
-            *response = UpdateWeightsResponse(*result);
-            metrics.update_seconds.Observe(
-                std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
-          }
-          call->Answer(result.status());
-        });
+        Update(std::move(update), call, response);
       });
+}
+
+grpc::ServerReadReactor<v1::WeightChunk>* RolloutService::UpdateWeightsFromStream(
+    grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) {
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return WeightStream::Refuse(context, admitted);
+  return WeightStream::Start(
+      context,
+      {.config = engine_.config(),
+       .policy = engine_.options().load_policy,
+       .limits = weight_stream_,
+       .parse = ReadUpdateWeightsRequest,
+       .begin =
+           [this, response](WeightUpdate update, const std::shared_ptr<WeightStream>& call) {
+             Update(std::move(update), call, response);
+           },
+       .on_abandoned = [this] { engine_.Wake(); }});
+}
+
+template <typename Call>
+void RolloutService::Update(WeightUpdate update, const std::shared_ptr<Call>& call,
+                            v1::UpdateWeightsResponse* response) {
+  engine_.UpdateWeights(std::move(update), [call, response, &metrics = metrics_](
+                                               const absl::StatusOr<WeightUpdateResult>& result) {
+    if (result.ok()) {
+      *response = UpdateWeightsResponse(*result);
+      metrics.update_seconds.Observe(
+          std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
+    }
+    call->Answer(result.status());
+  });
 }
 
 grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -22,7 +22,8 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   // `engine` outlives every call.
   explicit RolloutService(Engine& engine, const StreamLimits& limits = {},
                           std::shared_ptr<CallGate> gate = CallGate::Create(),
-                          std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
+                          std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>(),
+                          const WeightStreamLimits& weight_stream = {});
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -44,6 +45,8 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   grpc::ServerUnaryReactor* UpdateWeights(grpc::CallbackServerContext* context,
                                           const v1::UpdateWeightsRequest* request,
                                           v1::UpdateWeightsResponse* response) override;
+  grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
+      grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::RolloutServerInfo* response) override;
@@ -57,7 +60,13 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      const v1::GenerateRequest& request) const;
 
+  // Carries out `update` and answers `call`, which has `response`.
+  template <typename Call>
+  void Update(WeightUpdate update, const std::shared_ptr<Call>& call,
+              v1::UpdateWeightsResponse* response);
+
   Engine& engine_;
+  const WeightStreamLimits weight_stream_;
   const StreamMemory memory_;
   const std::shared_ptr<CallGate> gate_;
   const std::shared_ptr<Metrics> registry_;

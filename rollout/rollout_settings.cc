@@ -198,6 +198,7 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   engine.runner.mode = model.numerics;
   engine.scheduler.share_prefixes = model.prefix_sharing;
   engine.runner.max_positions = model.max_context;
+  settings.weight_stream = model.weight_stream;
   engine.runner.tensor_parallel_size = absl::GetFlag(FLAGS_tp_size);
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
   ISOBIT_RETURN_IF_ERROR(ReadMemory(settings));

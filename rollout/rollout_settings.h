@@ -25,6 +25,7 @@ struct RolloutSettings {
   InjectedFault fault;         // for tests
   int64_t kv_cache_bytes = 0;  // of all ranks together, on CPUs
   StreamLimits limits;
+  WeightStreamLimits weight_stream;
   ServerOptions server;
 };
 

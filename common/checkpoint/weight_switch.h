@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/awaited.h"
 #include "common/checkpoint/opened_model.h"
+#include "common/checkpoint/streamed_source.h"
 
 namespace isobit {
 
@@ -27,11 +29,12 @@ enum class InFlightMode {
 };
 
 struct WeightUpdate {
-  std::string model_path;                    // relative to the service's model root
+  std::string model_path{};                  // relative to the service's model root
   std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
   std::string expected_digest{};             // empty: any
   InFlightMode mode = InFlightMode::kAbort;
   IsAbandoned is_abandoned = nullptr;
+  std::shared_ptr<const StreamedSource> stream = nullptr;  // instead of model_path and digest
 };
 
 struct WeightUpdateResult {

@@ -110,8 +110,10 @@ class GatedCall final : public grpc::experimental::Interceptor {
       is_audited_ =
           static_cast<const v1::AbortRequest*>(message)->all() || gate_->CheckAdmin(context_).ok();
     }
-    if (is_audited_)
+    // Of a stream, the first message.
+    if (is_audited_ && arguments_.empty()) {
       arguments_ = BoundedText(*static_cast<const google::protobuf::Message*>(message));
+    }
   }
 
   void End(grpc::experimental::InterceptorBatchMethods& methods) {

@@ -11,27 +11,39 @@
 namespace isobit {
 namespace {
 
+absl::StatusOr<std::string> Pack(const TensorSource& source, const WeightUpdate& update,
+                                 WeightStore& store) {
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
+  const AwaitedSource weights(source, update.is_abandoned);
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackModel(weights, update.expected_digest, store));
+  // A sender says at the end what it has sent.
+  if (update.stream != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(CheckDigest(digest, update.stream->expected_digest()));
+  }
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
+  return digest;
+}
+
 absl::StatusOr<std::string> Prepare(const ModelOrigin& origin, const WeightUpdate& update,
                                     const ModelConfig& config, WeightStore& store) {
+  if (update.stream != nullptr) return Pack(*update.stream, update, store);
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModelAs(origin.format, origin.root,
                                                                update.model_path, origin.policy));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config));
-  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
-  const AwaitedSource weights(*model.weights, update.is_abandoned);
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackModel(weights, update.expected_digest, store));
-  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
-  return digest;
+  return Pack(*model.weights, update, store);
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> PrepareWeights(const ModelOrigin& origin, const WeightUpdate& update,
                                            const ModelConfig& config, WeightStore& store) {
-  ISOBIT_LOG(Info) << "reading and packing the weights in " << update.model_path;
+  const std::string what = update.stream != nullptr
+                               ? "weights by stream"
+                               : absl::StrCat("model_path \"", update.model_path, "\"");
+  ISOBIT_LOG(Info) << "reading and packing: " << what;
   absl::StatusOr<std::string> digest = Prepare(origin, update, config, store);
   if (digest.ok()) return digest;
-  return absl::Status(digest.status().code(), absl::StrCat("model_path \"", update.model_path,
-                                                           "\": ", digest.status().message()));
+  return absl::Status(digest.status().code(), absl::StrCat(what, ": ", digest.status().message()));
 }
 
 }  // namespace isobit

@@ -37,6 +37,9 @@ ABSL_FLAG(
     "where memory is short, 8192; of a scorer 2048 on a CPU and 16384 on a GPU.");
 ABSL_FLAG(bool, prefix_sharing, true,
           "Compute what prompts have in common once. Changes speed and memory, never a bit.");
+ABSL_FLAG(
+    int, weight_stream_timeout_s, 60,
+    "How many seconds an update by stream waits for a sender that sends nothing, 1 to 86400.");
 ABSL_FLAG(std::string, backend, "cpu", "cpu, or cuda: one GPU (H100, H200) for each rank.");
 ABSL_FLAG(std::vector<std::string>, devices, {},
           "CUDA devices of this process's ranks, such as 0,1,2,3; empty: 0, 1, ..., for a scorer's "
@@ -106,6 +109,9 @@ absl::StatusOr<ModelSettings> ModelSettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("max_batch_tokens", settings.max_batch_tokens.value_or(1), 1, kMaxTokens));
   settings.prefix_sharing = absl::GetFlag(FLAGS_prefix_sharing);
+  const int seconds = absl::GetFlag(FLAGS_weight_stream_timeout_s);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("weight_stream_timeout_s", seconds, 1, 86400));
+  settings.weight_stream.max_silence = std::chrono::seconds(seconds);
   return settings;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/load_policy.h"
+#include "common/checkpoint/streamed_source.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/load_format.h"
@@ -24,6 +25,7 @@ struct ModelSettings {
   int64_t max_context = 0;                    // tokens of a sequence; 0: what the model allows
   std::optional<int64_t> max_batch_tokens{};  // unset: the service's own
   bool prefix_sharing = true;                 // compute what prompts have in common once
+  WeightStreamLimits weight_stream{};
 };
 
 // INVALID_ARGUMENT, naming the flag.

@@ -18,6 +18,7 @@ from isobit.results import (
 )
 from isobit.sampling import mode_to_proto, to_proto
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
+from isobit.weights import PIECE_BYTES, DigestOfSent, Weights, specs_of, values_of
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
@@ -45,6 +46,36 @@ def update_weights_request(
         expected_digest=expected_digest,
         in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
     )
+
+
+def weight_chunks(
+    tensors: Weights, weight_version: int | None, expected_digest: str | None, in_flight: InFlightMode | None
+) -> Iterator[types_pb2.WeightChunk]:
+    """The messages of a stream of weights. Each tensor is asked for once those before it are sent."""
+    specs, items = specs_of(tensors)
+    yield types_pb2.WeightChunk(
+        begin=types_pb2.WeightStreamBegin(
+            tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs],
+            weight_version=weight_version,
+            in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+        )
+    )
+    digest = DigestOfSent()
+    for number, (spec, (name, tensor)) in enumerate(zip(specs, items, strict=True)):
+        if name != spec.name:
+            raise ValueError(f"expected tensor {spec.name}, as in the specs, got {name}")
+        values = values_of(spec, tensor)
+        data = memoryview(values.reshape(-1).view(np.uint8))
+        for at in range(0, len(data), PIECE_BYTES):
+            chunk = types_pb2.WeightChunk()
+            chunk.piece.tensor, chunk.piece.offset = number, at
+            chunk.piece.data = bytes(data[at : at + PIECE_BYTES])
+            yield chunk
+        if expected_digest is None:
+            digest.add(spec, values)  # while the pieces are on their way
+    if expected_digest is None:
+        expected_digest = digest.hex()
+    yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
 
 
 def pause_request(mode: PauseMode) -> rollout_pb2.PauseGenerationRequest:

@@ -3,13 +3,15 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar, Unpack
+from queue import Empty, Full, Queue
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from isobit.connection import OPTIONS, Reachability, ServingWait
 from isobit.credentials import Security, connect
+from isobit.errors import CancelledError
 
 _Response = TypeVar("_Response")
 _Result = TypeVar("_Result")
@@ -20,6 +22,15 @@ def open_channel(
 ) -> grpc.Channel:
     """A channel to `target` (host:port) that connects at the first call; by default in plain text."""
     return connect(target, OPTIONS, credentials, security)
+
+
+def _put(queue: Queue, item: Any, response: grpc.Future) -> bool:
+    """Whether `item` is in the queue; false if the call has ended."""
+    while not response.done():
+        with contextlib.suppress(Full):
+            queue.put(item, timeout=0.1)
+            return True
+    return False
 
 
 class ServiceClient:
@@ -81,6 +92,29 @@ class ServiceClient:
         """The response to `request`, or to an iterator of requests."""
         with self._connection(timeout) as left:
             return call(request, timeout=left)
+
+    def _upload(self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float):
+        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire."""
+        with self._connection(timeout) as left:
+            queue = Queue(maxsize=4)
+            response = call.future(iter(queue.get, None), timeout=left)
+            try:
+                for request in requests:
+                    if not _put(queue, request, response):
+                        break  # the service has answered: it wants no more
+                else:
+                    _put(queue, None, response)
+                return response.result()
+            except grpc.FutureCancelledError:
+                raise CancelledError(
+                    grpc.StatusCode.CANCELLED, f"the client of {self.target} was closed"
+                ) from None
+            finally:
+                response.cancel()
+                with contextlib.suppress(Empty):  # nobody waits for the queue any more, after this
+                    while True:
+                        queue.get_nowait()
+                queue.put(None)
 
     def _stream(
         self,

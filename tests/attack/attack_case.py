@@ -18,12 +18,14 @@ METHODS = {
         "Sleep": "SleepRequest",
         "WakeUp": "WakeUpRequest",
         "UpdateWeights": "UpdateWeightsRequest",
+        "UpdateWeightsFromStream": "WeightChunk",
         "GetServerInfo": "GetServerInfoRequest",
         "GetLoad": "GetLoadRequest",
     },
     "scorer": {
         "Score": "ScoreRequest",
         "UpdateWeights": "UpdateWeightsRequest",
+        "UpdateWeightsFromStream": "WeightChunk",
         "GetServerInfo": "GetServerInfoRequest",
     },
     "comparator": {

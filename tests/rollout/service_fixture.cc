@@ -20,7 +20,8 @@ void ServiceFixture::StartServer(const EngineOptions& options, bool load,
     ISOBIT_ASSERT_OK(engine);
     engine_ = *std::move(engine);
   }
-  service_ = std::make_unique<RolloutService>(*engine_, limits, CallGate::Create(), metrics_);
+  service_ = std::make_unique<RolloutService>(*engine_, limits, CallGate::Create(), metrics_,
+                                              weight_stream_);
   runner_ = std::make_unique<ServerRunner>(ServerOptions{});
   runner_->Register(service_.get(), v1::RolloutService::service_full_name());
   ISOBIT_ASSERT_OK(runner_->Start());

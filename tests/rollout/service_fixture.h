@@ -54,6 +54,7 @@ class ServiceFixture : public EngineFixture {
   // Waits until `condition` is true of the load; fails the test after ten seconds.
   void AwaitLoad(const std::function<bool(const v1::GetLoadResponse&)>& condition);
 
+  WeightStreamLimits weight_stream_;
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RolloutService> service_;

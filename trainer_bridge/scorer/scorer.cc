@@ -286,6 +286,11 @@ void Scorer::Fault(const absl::Status& status) {
 }
 
 absl::StatusOr<WeightUpdateResult> Scorer::UpdateWeights(const WeightUpdate& update) {
+  if (update.stream != nullptr && remote_ != nullptr) {
+    return absl::UnimplementedError(
+        "weights by stream: the processes of this scorer read their shards from a directory each, "
+        "expected UpdateWeights");
+  }
   std::unique_lock lock(mutex_);
   ISOBIT_RETURN_IF_ERROR(CheckRunning());
   ISOBIT_ASSIGN_OR_RETURN(const uint64_t version, switch_.Begin(update, weights_->version));

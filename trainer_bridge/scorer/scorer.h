@@ -91,7 +91,8 @@ class Scorer {
   // Prepares other weights of the same model, then switches to them between two batches; blocks
   // until then. Jobs in flight are ended with ABORTED, or finish under the old weights (kWait, and
   // any other mode). Errors leave the old weights serving: those of WeightSwitch and
-  // PrepareWeights; UNAVAILABLE: the engine stops, or a fault.
+  // PrepareWeights; UNAVAILABLE: the engine stops, or a fault; UNIMPLEMENTED: a stream for several
+  // processes.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved

@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/unary_call.h"
+#include "common/rpc/weight_stream.h"
 #include "trainer_bridge/scorer/score_call.h"
 
 namespace isobit {
@@ -93,16 +94,42 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
       context, *gate_, ParseUpdateWeightsRequest(*request), [scorer] { scorer->Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        RunUpdate([this, scorer, update = std::move(update), call, response] {
-          const absl::StatusOr<WeightUpdateResult> result = scorer->UpdateWeights(update);
-          if (result.ok()) {
-            *response = MakeUpdateWeightsResponse(*result);
-            metrics_.update_seconds.Observe(
-                std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
-          }
-          call->Answer(result.status());
-        });
+        Update(*scorer, std::move(update), call, response);
       });
+}
+
+grpc::ServerReadReactor<v1::WeightChunk>* ScorerService::UpdateWeightsFromStream(
+    grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) {
+  const absl::StatusOr<Scorer*> available = Available();
+  if (!available.ok()) return WeightStream::Refuse(context, available.status());
+  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return WeightStream::Refuse(context, admitted);
+  Scorer& scorer = **available;
+  return WeightStream::Start(
+      context, {.config = scorer.config(),
+                .policy = scorer.options().load_policy,
+                .limits = options_.weight_stream,
+                .parse = ParseUpdateWeightsRequest,
+                .begin =
+                    [this, &scorer, response](WeightUpdate update,
+                                              const std::shared_ptr<WeightStream>& call) {
+                      Update(scorer, std::move(update), call, response);
+                    },
+                .on_abandoned = [&scorer] { scorer.Wake(); }});
+}
+
+template <typename Call>
+void ScorerService::Update(Scorer& scorer, WeightUpdate update, const std::shared_ptr<Call>& call,
+                           v1::UpdateWeightsResponse* response) {
+  RunUpdate([this, &scorer, update = std::move(update), call, response] {
+    const absl::StatusOr<WeightUpdateResult> result = scorer.UpdateWeights(update);
+    if (result.ok()) {
+      *response = MakeUpdateWeightsResponse(*result);
+      metrics_.update_seconds.Observe(
+          std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
+    }
+    call->Answer(result.status());
+  });
 }
 
 void ScorerService::RunUpdate(std::function<void()> update) {

@@ -28,6 +28,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
     uint32_t max_logprobs = ScoreLimits().max_logprobs;
     size_t max_queued_bytes = 4 << 20;  // of one stream's results, beyond those of one batch
     ByteLimits memory{.total = 1 << 30, .client_share = 0.5};  // that Score calls hold
+    WeightStreamLimits weight_stream{};
   };
 
   explicit ScorerService(const Options& options,
@@ -49,6 +50,8 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   grpc::ServerUnaryReactor* UpdateWeights(grpc::CallbackServerContext* context,
                                           const v1::UpdateWeightsRequest* request,
                                           v1::UpdateWeightsResponse* response) override;
+  grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
+      grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::ScorerServerInfo* info) override;
@@ -61,7 +64,10 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   // Parses and queues a request whose stream is open.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
-  // Runs `update` on a thread of its own.
+  // Carries out `update` on a thread of its own and answers `call`, which has `response`.
+  template <typename Call>
+  void Update(Scorer& scorer, WeightUpdate update, const std::shared_ptr<Call>& call,
+              v1::UpdateWeightsResponse* response);
   void RunUpdate(std::function<void()> update);
 
   const Options options_;

@@ -115,6 +115,7 @@ absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags() {
   scorer.numerics = model.numerics;
   scorer.max_context = model.max_context;
   scorer.prefix_sharing = model.prefix_sharing;
+  settings.service.weight_stream = model.weight_stream;
   ISOBIT_ASSIGN_OR_RETURN(settings.place,
                           PlaceOfProcess({.rank = absl::GetFlag(FLAGS_rank),
                                           .world_size = absl::GetFlag(FLAGS_world_size),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -15,6 +15,13 @@ from isobit.errors import CancelledError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
+    """The items, each of which is made in a thread, so that the event loop goes on."""
+    iterator, end = iter(items), object()
+    while (item := await asyncio.to_thread(next, iterator, end)) is not end:
+        yield item
 
 
 class ServiceClient:
@@ -88,6 +95,26 @@ class ServiceClient:
         call = await self._start(method, request, timeout)
         with self._reachability.of_call(), self._in_flight(call):
             return await call
+
+    async def _upload(self, method: str, requests: AsyncIterable, timeout: float):
+        """The response to `requests`. An exception that they raise ends the call, and is raised here."""
+        raised = []
+
+        async def watched() -> AsyncGenerator[Any, None]:
+            try:
+                async for request in requests:
+                    yield request
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            return await self._unary(method, watched(), timeout)
+        except asyncio.CancelledError:
+            # gRPC cancels a call whose requests fail, and would hide why.
+            if raised and not asyncio.current_task().cancelling():
+                raise raised[0] from None
+            raise
 
     async def _stream(
         self, method: str, request, timeout: float | None, convert: Callable[..., Iterable[_Item]]

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
-from isobit.aio.channel import ServiceClient
+from isobit.aio.channel import ServiceClient, in_threads
 from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, SleepLevel, TokenIds
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
+from isobit.weights import Weights
 
 
 class _ModelServiceClient(ServiceClient):
@@ -38,6 +39,32 @@ class _ModelServiceClient(ServiceClient):
         """
         request = calls.update_weights_request(model_path, weight_version, expected_digest, in_flight)
         return await self._unary("UpdateWeights", request, timeout)
+
+    async def update_weights_from_stream(
+        self,
+        tensors: Weights,
+        *,
+        weight_version: int | None = None,
+        expected_digest: str | None = None,
+        in_flight: InFlightMode | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to weights that this call sends, without a disk between.
+
+        Args:
+          tensors: names as in a checkpoint, and numpy arrays or torch tensors: a mapping or pairs (see
+            isobit.weights.Weights). They must not change until the call returns. They are read in
+            threads, one at a time. Whatever they raise ends the call, and is raised here.
+          expected_digest: what the service's digest must be; None: that of the tensors as they are sent,
+            computed meanwhile; empty skips the check.
+          weight_version, in_flight: as for update_weights.
+
+        Raises:
+          AbortedError: another update is in progress.
+          Others: the fault of a tensor, by its name. The old weights serve on after any of them.
+        """
+        chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
+        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
 
     async def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""

@@ -1,6 +1,5 @@
 """Typed asyncio client of the comparator: isobit.comparator_client with coroutines and async iterators."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Unpack, overload
 
@@ -78,23 +77,12 @@ class ComparatorClient(ServiceClient):
 
         An exception that `pairs` raises ends the call, and is raised here.
         """
-        raised = []
 
         async def requests() -> AsyncIterator[comparator_pb2.RecordRequest]:
-            try:
-                async for pair in _each(pairs):
-                    yield calls.record_request(pair, allow_weight_mismatch)
-            except Exception as error:
-                raised.append(error)
-                raise
+            async for pair in _each(pairs):
+                yield calls.record_request(pair, allow_weight_mismatch)
 
-        try:
-            return CompareSummary.from_proto(await self._unary("Record", requests(), timeout))
-        except asyncio.CancelledError:
-            # gRPC cancels a call whose requests fail, and would hide why.
-            if raised and not asyncio.current_task().cancelling():
-                raise raised[0] from None
-            raise
+        return CompareSummary.from_proto(await self._upload("Record", requests(), timeout))
 
     def watch(
         self,

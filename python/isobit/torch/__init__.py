@@ -5,7 +5,8 @@ of the number of ranks, the cut of memory, the schedule, or whether a CPU or a G
 
 `patch` makes a Hugging Face model compute with the kernel set and `logprobs` scores a `Batch` with it; `plan`
 cuts a batch into packs, lanes and slots; `GradientSum`, `fully_shard`, `clip_grad_norm_` and `AdamW` keep the
-order of every sum between passes and ranks. `functional` has the operators.
+order of every sum between passes and ranks. `functional` has the operators. `update_weights` sends a model's
+weights to rollout and scorer, and `model_digest` is what they then report.
 """
 
 from isobit.torch import functional
@@ -16,6 +17,7 @@ from isobit.torch.fsdp import TreeReduceScatter, fully_shard
 from isobit.torch.gradients import GradientSum, keep_fp32_gradients
 from isobit.torch.patch import logprobs, patch
 from isobit.torch.plan import Pass, Plan, plan
+from isobit.torch_weights import model_digest, named_weights, update_weights
 
 __all__ = [
     "AdamW",
@@ -30,6 +32,9 @@ __all__ = [
     "functional",
     "keep_fp32_gradients",
     "logprobs",
+    "model_digest",
+    "named_weights",
     "patch",
     "plan",
+    "update_weights",
 ]

@@ -19,6 +19,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/weight_messages.h"
 #include "tests/trainer_bridge/scorer/hooked_ops.h"
 #include "tests/trainer_bridge/scorer/pass_gate.h"
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
@@ -393,6 +394,43 @@ TEST_F(ScorerServiceTest, UpdatesWeightsAndReportsThem) {
   const Answer answer = Call(RequestOf({probe_}));
   ISOBIT_ASSERT_OK(answer.status);
   EXPECT_EQ(answer.responses.at(0).weight_version().id(), 2u);
+  EXPECT_TRUE(BitwiseEqual(Floats(answer.responses.at(0).completion().logprobs()),
+                           ScoreByDefinition(dir_.File("second"), probe_, {}).completion.logprobs));
+}
+
+TEST_F(ScorerServiceTest, UpdatesWeightsFromAStream) {
+  Start();
+  v1::UpdateWeightsRequest request;
+  request.set_model_path("second");
+  v1::UpdateWeightsResponse response;
+  ISOBIT_ASSERT_OK(Update(request, &response));
+  const std::string digest = response.current().digest();
+  request.set_model_path("first");
+  ISOBIT_ASSERT_OK(Update(request));
+
+  const auto weights = testing_support::RandomWeights(config_, 2);
+  std::vector<v1::WeightChunk> messages = testing_support::MessagesOf(config_, weights);
+  const v1::WeightChunk last = messages[messages.size() - 2];
+  messages[messages.size() - 2] = messages[1];
+  EXPECT_THAT(testing_support::Send(*stub_, messages, response),
+              StatusIs(kInvalid, AllOf(HasSubstr("tensor \"model.embed_tokens.weight\""),
+                                       HasSubstr("have come before"))));
+  messages[messages.size() - 2] = last;
+  messages[0].mutable_begin()->set_in_flight_mode(v1::IN_FLIGHT_MODE_RECOMPUTE_KV);
+  EXPECT_THAT(testing_support::Send(*stub_, messages, response),
+              StatusIs(kInvalid, HasSubstr("RECOMPUTE_KV")));
+  messages[0].mutable_begin()->clear_in_flight_mode();
+  messages.back().mutable_end()->set_expected_digest("00");
+  EXPECT_THAT(testing_support::Send(*stub_, messages, response),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(digest)));
+  EXPECT_EQ(Info().server().weight_version().id(), 3u);
+
+  messages.back().mutable_end()->set_expected_digest(digest);
+  ISOBIT_ASSERT_OK(testing_support::Send(*stub_, messages, response));
+  EXPECT_EQ(response.current().digest(), digest);
+  EXPECT_EQ(response.current().id(), 4u);
+  const Answer answer = Call(RequestOf({probe_}));
+  ISOBIT_ASSERT_OK(answer.status);
   EXPECT_TRUE(BitwiseEqual(Floats(answer.responses.at(0).completion().logprobs()),
                            ScoreByDefinition(dir_.File("second"), probe_, {}).completion.logprobs));
 }

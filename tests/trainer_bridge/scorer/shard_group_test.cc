@@ -85,6 +85,14 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
               StatusIs(absl::StatusCode::kCancelled));
   EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), ScoreAll(*alone, inputs, FullOptions()));
 
+  std::vector<Tensor> listed;
+  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config_))) {
+    listed.push_back({.name = spec.name, .dtype = DType::kBf16, .shape = spec.shape});
+  }
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto stream, StreamedSource::Create(listed, config_, {}, {}));
+  EXPECT_THAT(scorer->UpdateWeights({.stream = stream}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("directory")));
+
   for (Scorer* one : {alone.get(), scorer.get()}) {
     ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "second"}));
     ISOBIT_ASSERT_OK(one->UpdateWeights({.model_path = "first"}));

@@ -1,0 +1,130 @@
+// See weight_stream.h.
+#include "common/rpc/weight_stream.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/rpc/status_convert.h"
+
+namespace isobit {
+namespace {
+
+absl::StatusOr<std::vector<Tensor>> TensorsOf(const v1::WeightStreamBegin& begin) {
+  std::vector<Tensor> tensors;
+  for (const v1::StreamedTensor& listed : begin.tensors()) {
+    const std::optional<DType> dtype = DTypeFromSafetensors(listed.dtype());
+    if (!dtype) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(listed.name()), ": dtype ",
+                                                     Quoted(listed.dtype()),
+                                                     ", expected BF16, F16 or F32"));
+    }
+    // An extent beyond int64 becomes negative, and is refused as such.
+    tensors.push_back({.name = listed.name(),
+                       .dtype = *dtype,
+                       .shape = {listed.shape().begin(), listed.shape().end()}});
+  }
+  return tensors;
+}
+
+absl::Status SenderHasGone() { return absl::CancelledError("the sender has gone"); }
+
+}  // namespace
+
+WeightStream* WeightStream::Start(grpc::CallbackServerContext* context, Options options) {
+  const std::shared_ptr<WeightStream> call(new WeightStream(context, std::move(options)));
+  call->self_ = call;
+  call->Receive();
+  return call.get();
+}
+
+WeightStream* WeightStream::Refuse(grpc::CallbackServerContext* context,
+                                   const absl::Status& status) {
+  const std::shared_ptr<WeightStream> call(new WeightStream(context, {}));
+  call->self_ = call;
+  call->Answer(status);
+  return call.get();
+}
+
+void WeightStream::Answer(const absl::Status& status) {
+  if (!status.ok()) ISOBIT_LOG(Warning) << "refused weights by stream: " << status.ToString();
+  const std::lock_guard lock(mutex_);
+  answered_ = true;
+  Finish(ToGrpcStatus(status, context_));
+}
+
+void WeightStream::Receive() {
+  const std::lock_guard lock(mutex_);
+  if (!answered_) StartRead(&chunk_);
+}
+
+void WeightStream::OnReadDone(bool ok) {
+  const std::shared_ptr<WeightStream> self = self_;
+  const absl::Status taken =
+      ok              ? Take()
+      : is_abandoned_ ? SenderHasGone()
+                      : absl::InvalidArgumentError("the stream broke off before its end");
+  if (source_ == nullptr) return Answer(taken);
+  if (!taken.ok()) return source_->Fail(taken);
+  source_->WhenWanted([self] { self->Receive(); });
+}
+
+absl::Status WeightStream::Take() {
+  switch (chunk_.chunk_case()) {
+    case v1::WeightChunk::kBegin:
+      return Begin(chunk_.begin());
+    case v1::WeightChunk::kPiece:
+      if (source_ == nullptr) return absl::InvalidArgumentError("expected a begin, got a piece");
+      return source_->Add(chunk_.piece().tensor(), chunk_.piece().offset(),
+                          std::move(*chunk_.mutable_piece()->mutable_data()));
+    case v1::WeightChunk::kEnd:
+      if (source_ == nullptr) return absl::InvalidArgumentError("expected a begin, got an end");
+      return source_->End(chunk_.end().expected_digest());
+    case v1::WeightChunk::CHUNK_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("expected a begin, a piece or an end, got none of them");
+}
+
+absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
+  if (source_ != nullptr) return absl::InvalidArgumentError("expected one begin, got a second");
+  v1::UpdateWeightsRequest request;
+  request.set_in_flight_mode(begin.in_flight_mode());
+  if (begin.has_weight_version()) request.set_weight_version(begin.weight_version());
+  ISOBIT_ASSIGN_OR_RETURN(WeightUpdate update, options_.parse(request));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsOf(begin));
+  ISOBIT_ASSIGN_OR_RETURN(auto source, StreamedSource::Create(std::move(tensors), options_.config,
+                                                              options_.policy, options_.limits));
+  {
+    const std::lock_guard lock(mutex_);
+    source_ = source;
+  }
+  if (is_abandoned_) source->Fail(SenderHasGone());  // OnCancel may have missed it
+  update.stream = std::move(source);
+  update.is_abandoned = [self = self_] { return self->is_abandoned(); };
+  options_.begin(std::move(update), self_);
+  return absl::OkStatus();
+}
+
+void WeightStream::OnCancel() {
+  is_abandoned_ = true;
+  std::shared_ptr<StreamedSource> source;
+  {
+    const std::lock_guard lock(mutex_);
+    source = source_;
+  }
+  if (source != nullptr) source->Fail(SenderHasGone());
+  if (options_.on_abandoned) options_.on_abandoned();
+}
+
+void WeightStream::OnDone() {
+  const std::shared_ptr<WeightStream> self = std::move(self_);
+  // A source that was never read still waits for a reader, with a callback that owns this object.
+  if (source_ != nullptr) source_->Fail(SenderHasGone());
+}
+
+}  // namespace isobit

@@ -1,0 +1,78 @@
+// The server's end of UpdateWeightsFromStream: checks the order of messages and hands the pieces to
+// a StreamedSource, no faster than the source wants them. A service begins the update and answers.
+#ifndef ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
+#define ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/streamed_source.h"
+#include "common/checkpoint/weight_switch.h"
+#include "isobit/v1/types.pb.h"
+
+namespace isobit {
+
+// One call. Lives until both gRPC and whoever answers are done with it. Once it has begun, every
+// fault goes to the source, whose reader then ends the update with it.
+class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
+ public:
+  struct Options {
+    ModelConfig config;
+    LoadPolicy policy;
+    WeightStreamLimits limits;
+    // The update of a request without model_path and expected_digest, which no stream has.
+    std::function<absl::StatusOr<WeightUpdate>(const v1::UpdateWeightsRequest&)> parse;
+    // Begins the update, which has the stream and knows when it is abandoned; whoever carries it
+    // out answers `call`. Called at most once.
+    std::function<void(WeightUpdate update, const std::shared_ptr<WeightStream>& call)> begin;
+    // The client has gone or the deadline has passed. Called at most once; must not block.
+    std::function<void()> on_abandoned;
+  };
+
+  // Call in the handler, and return the result from there.
+  static WeightStream* Start(grpc::CallbackServerContext* context, Options options);
+  // For a call that is refused before anything is read.
+  static WeightStream* Refuse(grpc::CallbackServerContext* context, const absl::Status& status);
+
+  // Ends the call; exactly once, on any thread. If `status` is OK, the client gets the response as
+  // it is now.
+  void Answer(const absl::Status& status);
+
+  // Whether nobody waits for the answer any more. Once true, it stays true. Thread-safe.
+  bool is_abandoned() const { return is_abandoned_; }
+
+ private:
+  WeightStream(grpc::CallbackServerContext* context, Options options)
+      : context_(*context), options_(std::move(options)) {}
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  // Reads the next message, unless the call has been answered.
+  void Receive();
+  absl::Status Take();
+  absl::Status Begin(const v1::WeightStreamBegin& begin);
+
+  grpc::CallbackServerContext& context_;
+  Options options_;
+  std::shared_ptr<WeightStream> self_;  // until OnDone
+  v1::WeightChunk chunk_;
+  std::atomic<bool> is_abandoned_{false};
+
+  std::mutex mutex_;                        // guards what follows
+  std::shared_ptr<StreamedSource> source_;  // null: not begun
+  bool answered_ = false;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_

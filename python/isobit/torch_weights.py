@@ -1,0 +1,252 @@
+"""A PyTorch trainer's weights for the services: whole tensors one at a time, and their digest from shards.
+
+    for client in (rollout, scorer):
+        update_weights(model, client, weight_version=step)  # on every rank
+
+It needs torch, but not the operators of isobit.torch: any trainer's weights can be sent.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from isobit.weight_digest import (
+    INDEX_KEY,
+    LANES,
+    MIX,
+    WORD_VALUES,
+    block_sums,
+    rows_and_columns,
+    sums_hex,
+    weight_digest,
+)
+from isobit.weights import WeightSpec
+
+# What wrappers put before or into a parameter's name.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+# Words that are mixed at one time: their intermediate results take 8 bytes each, four times.
+_CHUNK = 1 << 23
+
+
+class NamedWeights:
+    """The parameters of a model as (name, tensor), in the order of named_parameters, each once: of tied ones
+    the first, as a checkpoint of Hugging Face has it. `specs` lists them.
+
+    With FSDP2 every rank must iterate over it, in step: each tensor is gathered when its turn comes, and no
+    rank holds more than one.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._parameters = _parameters(model)
+        self.specs = [
+            WeightSpec(name, _sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in self._parameters
+        ]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters:
+            yield name, _whole(parameter)
+
+
+def named_weights(model: nn.Module) -> NamedWeights:
+    """The model's weights for update_weights_from_stream; see NamedWeights.
+
+    Args:
+        model: plain, or under FSDP2 or tensor parallelism (parameters that are DTensors); float32, bfloat16
+            or float16. float32 is rounded to bfloat16, as the services would, before it is gathered.
+
+    Raises:
+        TypeError: a parameter of another dtype.
+    """
+    return NamedWeights(model)
+
+
+def update_weights(model: nn.Module, client: Any = None, **arguments: Any) -> None:
+    """Sends the model's weights to a service. Every rank of a group calls it; the first one sends.
+
+    Args:
+        client: RolloutClient or ScorerClient; only the first rank needs one.
+        **arguments: of update_weights_from_stream.
+
+    Raises:
+        On every rank: what update_weights_from_stream raised on the first. The old weights serve on.
+    """
+    weights = named_weights(model)
+    gathered = iter(weights)
+    failure = None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            client.update_weights_from_stream(_Begun(weights, gathered), **arguments)
+        except Exception as error:
+            failure = error
+    for _ in gathered:  # the other ranks; and the first, if it failed, since they wait for it
+        pass
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        told = [failure]
+        dist.broadcast_object_list(told)
+        failure = failure or told[0]
+    if failure is not None:
+        raise failure
+
+
+class _Begun:
+    """Weights whose iteration somebody else goes on with."""
+
+    def __init__(self, weights: NamedWeights, iterator: Iterator[tuple[str, Tensor]]):
+        self.specs = weights.specs
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._iterator
+
+
+def model_digest(model: nn.Module) -> str:
+    """The digest that a service reports for the model's weights, 64 hex digits; nothing is gathered.
+
+    Every rank of the default group calls it, and gets the same. `model` as for named_weights.
+    """
+    parameters = _parameters(model)
+    sums = [_shard_sums(name, p) for name, p in parameters]
+    shards = [i for i, (_, p) in enumerate(parameters) if isinstance(p, DTensor)]
+    if shards:
+        together = torch.stack([sums[i] for i in shards])
+        dist.all_reduce(together)  # modulo 2^64
+        for i, whole in zip(shards, together, strict=True):
+            sums[i] = whole
+    return weight_digest(
+        {
+            name: (tuple(p.shape), sums_hex([value % 2**64 for value in pair.tolist()]))
+            for (name, p), pair in zip(parameters, sums, strict=True)
+        }
+    )
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
+    found = []
+    for name, parameter in model.named_parameters():
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        _sent_dtype(name, parameter.dtype)
+        found.append((name.removeprefix("module."), parameter.detach()))
+    return found
+
+
+def _sent_dtype(name: str, dtype: torch.dtype) -> str:
+    if dtype in (torch.float32, torch.bfloat16):
+        return "BF16"
+    if dtype is torch.float16:
+        return "F16"
+    raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {dtype}")
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return _rounded(parameter)
+    local = _rounded(parameter.to_local())
+    shard = DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False,
+                               shape=parameter.shape, stride=parameter.stride())  # fmt: skip
+    return shard.full_tensor()
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """float32 as bfloat16, to nearest; a NaN keeps its sign and upper bits, which casts do not promise."""
+    if values.dtype is not torch.float32:
+        return values
+    rounded = values.to(torch.bfloat16)
+    is_nan = values.isnan()
+    if is_nan.any():
+        quiet = ((values.view(torch.int32) >> 16) | 0x40).to(torch.int16).view(torch.bfloat16)
+        rounded = torch.where(is_nan, quiet, rounded)
+    return rounded
+
+
+def _shard_sums(name: str, parameter: Tensor) -> Tensor:
+    """The sums of this rank's part of a tensor, int64 [2]; zeros if another rank counts it."""
+    rows, columns = rows_and_columns(parameter.shape)
+    first_row = first_column = 0
+    local = parameter
+    if isinstance(parameter, DTensor):
+        local = parameter.to_local()
+        offset = _offset(name, parameter)
+        if offset is None or local.numel() == 0:
+            return torch.zeros(2, dtype=torch.int64, device=local.device)
+        if local.dim() > 0:
+            first_row = offset[0] * (rows // parameter.shape[0])
+        if local.dim() > 1:
+            first_column = offset[-1]
+    values = _rounded(local.contiguous())
+    if values.dtype is torch.float16:
+        values = _rounded(values.float())
+    width = local.shape[-1] if local.dim() > 1 else 1
+    block = values.reshape(-1, width)
+    try:
+        if block.device.type == "cpu":  # numpy does it three times as fast as torch
+            host = block_sums(block.view(torch.uint16).numpy(), columns, first_row, first_column)
+            return torch.from_numpy(host.view(np.int64))
+        return _block_sums(block, columns, first_row, first_column)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _offset(name: str, parameter: DTensor) -> Sequence[int] | None:
+    """Where the local shard begins; None if another rank has the same one and counts it."""
+    dims = (0, parameter.dim() - 1)
+    for placement in parameter.placements:
+        if type(placement) is not Replicate and (type(placement) is not Shard or placement.dim not in dims):
+            raise ValueError(f"{name}: expected a shard of rows or columns, or a replica, got {placement}")
+    coordinate = parameter.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    if any(at and p.is_replicate() for at, p in zip(coordinate, parameter.placements, strict=True)):
+        return None
+    return compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )[1]
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same 64 bits."""
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _fold(x: Tensor) -> Tensor:
+    """x ^ (x >> 32), shifting zeros in."""
+    return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+def _block_sums(block: Tensor, columns: int, first_row: int, first_column: int) -> Tensor:
+    """isobit.weight_digest.block_sums, of bfloat16 [rows, width] on any device: int64 [2]."""
+    width = block.shape[1]
+    if width % WORD_VALUES and first_column + width != columns:
+        raise ValueError(
+            f"columns {first_column} to {first_column + width} of {columns}: expected multiples of 4"
+        )
+    row_words = -(-columns // WORD_VALUES)
+    padding = -width % WORD_VALUES
+    if padding:
+        block = nn.functional.pad(block, (0, padding))
+    if block.storage_offset() % WORD_VALUES or not block.is_contiguous():
+        block = block.contiguous().clone()
+    words = block.view(torch.int64)
+    start = first_row * row_words + first_column // WORD_VALUES
+    if words.shape[1] == row_words:
+        words = words.view(1, -1)
+    steps = torch.arange(min(words.shape[1], _CHUNK), device=words.device) * _signed(INDEX_KEY)
+    rows_at_once = max(1, _CHUNK // words.shape[1])
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for row in range(0, words.shape[0], rows_at_once):
+        some = words[row : row + rows_at_once]
+        rows = torch.arange(row, row + some.shape[0], device=words.device)
+        keys = (rows * row_words + (start + 1)) * _signed(INDEX_KEY)
+        for at in range(0, words.shape[1], _CHUNK):
+            part = some[:, at : at + _CHUNK]
+            x = part ^ (keys[:, None] + (steps[: part.shape[1]] + _signed(at * INDEX_KEY)))
+            x = _fold(_fold(x) * _signed(MIX))
+            sums += torch.stack([_fold(x * _signed(lane)).sum() for lane in LANES])
+    return sums
