@@ -68,6 +68,8 @@ test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and m
 	tests/run_tests.sh build/release -L attack
 	ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) \
 	  timeout 7200 $(VENV)/bin/python tests/attack/changed_weights_test.py
+	ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) \
+	  timeout 7200 $(VENV)/bin/python tests/attack/weight_stream_test.py
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
 	$(VENV)/bin/python tests/bench/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)

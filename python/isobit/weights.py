@@ -36,10 +36,18 @@ Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | WeightSource
 
 
 def specs_of(tensors: Weights) -> tuple[list[WeightSpec], Iterable[tuple[str, Any]]]:
-    """The tensors' specs, and the tensors. An iterator without specs is read to its end."""
+    """The tensors' specs, and the tensors. An iterator without specs is read to its end, and of torch tensors
+    that are one, as tied weights in a state dict, only the first counts: a checkpoint has it alone."""
     if hasattr(tensors, "specs"):
         return list(tensors.specs), tensors
-    items = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    items, known = [], set()
+    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        if _is_torch(tensor) and tensor.numel() > 0 and not hasattr(tensor, "full_tensor"):
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+            if place in known:
+                continue
+            known.add(place)
+        items.append((name, tensor))
     return [WeightSpec(name, _sent_dtype(name, tensor), tuple(tensor.shape)) for name, tensor in items], items
 
 

@@ -1,0 +1,219 @@
+"""A trainer's weights in the services: plain models and FSDP2's, tied weights, every dtype; and the digest
+that a trainer computes from its shards. isobit.torch_weights needs no operators, nor does this test."""
+
+import copy
+import importlib
+import tempfile
+import traceback
+import unittest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from transformers import AutoModelForCausalLM
+
+from isobit import RolloutClient, ScorerClient, weight_digest
+from isobit.errors import FailedPreconditionError, InvalidArgumentError
+from isobit.weights import digest_of
+from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.testing import BIN_DIR, ServiceTest
+
+weights = importlib.import_module("isobit.torch_weights")
+
+PROMPT = [1, 2, 3]
+
+
+def run_rank(rank: int, world: int, folder: str, work, args) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        result = work(rank, world, *args)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        result = RuntimeError(f"rank {rank} of {world}:\n{traceback.format_exc()}")
+    torch.save(result, Path(folder) / f"{rank}.pt")
+
+
+def on_ranks(world: int, work, *args: Any) -> list[Any]:
+    """The results of work(rank, world, *args), in rank order. New processes, since gRPC cannot be forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(run_rank, (world, folder, work, args), nprocs=world, start_method="spawn")
+        results = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def load(directory: Path, dtype=torch.float32):
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+
+
+def shard(model: nn.Module) -> nn.Module:
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def stir(model: nn.Module) -> nn.Module:
+    """Other values, which bf16 has not; the same on every rank."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.01
+    return model
+
+
+def sync(rank: int, world: int, directory: Path, targets: list[str], bad_digest: bool) -> list[Any]:
+    model = shard(stir(load(directory)))
+    found = [weights.model_digest(model)]
+    for target, kind in zip(targets, (RolloutClient, ScorerClient), strict=True):
+        client = kind(target) if rank == 0 else None
+        try:
+            weights.update_weights(model, client, expected_digest="00" if bad_digest else found[0])
+            found.append("updated")
+        except FailedPreconditionError as error:
+            found.append(error.details)
+    try:  # every rank learns of a refusal, and none waits for another
+        weights.update_weights(model, RolloutClient(targets[0]) if rank == 0 else None, weight_version=1)
+    except InvalidArgumentError as error:
+        found.append(error.details)
+    return found
+
+
+SHAPES = [(8,), (7,), (3,), (), (12, 24), (5, 24), (3, 8), (12, 22), (6, 4, 8)]
+
+
+def placed_digests(rank: int, world: int) -> list[tuple[str, str]]:
+    """The digests of the same tensors, whole and placed in every way that this many ranks allow."""
+    generator = torch.Generator().manual_seed(3)
+    pairs = []
+    meshes = {(world,): init_device_mesh("cpu", (world,))}
+    if world == 4:
+        meshes[(2, 2)] = init_device_mesh("cpu", (2, 2))
+    for shape in SHAPES:
+        whole = nn.Module()
+        whole.weight = nn.Parameter(torch.randn(shape, generator=generator))
+        expected = weights.model_digest(whole)
+        ways = [(Replicate(),)]
+        if len(shape) > 0:
+            ways.append((Shard(0),))
+        if len(shape) > 1 and shape[-1] % (4 * world) == 0:
+            ways.append((Shard(len(shape) - 1),))
+        two = [(Replicate(), way) for (way,) in ways]
+        if shape == (12, 24):
+            two.append((Shard(0), Shard(0)))
+        for dims, mesh in meshes.items():
+            for placements in ways if len(dims) == 1 else two:
+                placed = nn.Module()
+                placed.weight = nn.Parameter(distribute_tensor(whole.weight.detach(), mesh, placements))
+                pairs.append((weights.model_digest(placed), expected))
+                ((_, gathered),) = weights.named_weights(placed)
+                assert torch.equal(gathered, whole.weight.detach().to(torch.bfloat16)), (shape, placements)
+    return pairs
+
+
+class WeightsTest(unittest.TestCase):
+    def test_any_placement_has_the_digest_of_the_whole(self):
+        for world in (2, 4):
+            for pairs in on_ranks(world, placed_digests):
+                self.assertGreater(len(pairs), 20)
+                for placed, whole in pairs:
+                    self.assertEqual(placed, whole)
+                self.assertGreater(len({whole for _, whole in pairs}), 5, "control")
+
+    def test_torch_has_the_sums_of_numpy(self):
+        random = np.random.default_rng(1)
+        for rows, columns in ((1, 1), (7, 1), (3, 5), (4, 8), (5, 70001), (900, 12), (3, 40000)):
+            bits = random.integers(0, 1 << 16, (rows, columns), dtype=np.uint16)
+            block = torch.from_numpy(bits).view(torch.bfloat16)
+            for first_row, first_column, width in ((0, 0, columns), (2, columns // 8 * 4, columns)):
+                part = bits[:, first_column:width], block[:, first_column:width]
+                expected = weight_digest.block_sums(part[0], columns, first_row, first_column)
+                sums = weights._block_sums(part[1], columns, first_row, first_column)
+                self.assertEqual([v % 2**64 for v in sums.tolist()], expected.tolist(), (rows, columns))
+
+    def test_rounds_as_the_services_do(self):
+        bits = np.random.default_rng(1).integers(0, 1 << 32, 100_000, dtype=np.uint32)
+        bits[:1000] |= 0x7F800000  # NaN and infinity
+        values = bits.view(np.float32)
+        rounded = weights._rounded(torch.from_numpy(values)).view(torch.uint16).numpy()
+        self.assertEqual(rounded.tolist(), weight_digest.bf16_bits(values).tolist())
+
+    def test_wrappers_leave_the_names_alone(self):
+        plain = nn.Sequential(nn.Linear(4, 4))
+        digest = weights.model_digest(plain)
+        self.assertEqual(weights.model_digest(torch.compile(plain)), digest)
+        self.assertEqual([spec.name for spec in weights.named_weights(plain).specs], ["0.weight", "0.bias"])
+        with self.assertRaisesRegex(TypeError, "0.weight: expected float32, bfloat16 or float16"):
+            weights.named_weights(copy.deepcopy(plain).double())
+
+
+class ServicesTest(ServiceTest):
+    setting = Setting("tree", tp_size=2, shards=2)
+
+    @classmethod
+    def make_model(cls):
+        for shape in ("tiny-qwen2", "tiny-llama"):
+            run_model_tool(BIN_DIR, "make", shape, str(cls.scratch / shape))
+
+    def digest_of_saved(self, model) -> str:
+        """What isobit-model says of the model's own checkpoint."""
+        folder = tempfile.mkdtemp(dir=self.scratch)
+        model.save_pretrained(folder)
+        return run_model_tool(BIN_DIR, "verify", folder).split()[0]
+
+    def test_plain_models(self):
+        for shape in ("tiny-qwen2", "tiny-llama"):
+            self.model = self.scratch / shape
+            service = self.start("rollout")
+            with RolloutClient(service.target) as rollout:
+                for dtype in (torch.bfloat16, torch.float32):
+                    model = stir(load(self.model, dtype))
+                    digest = weights.model_digest(model)
+                    self.assertEqual(digest, self.digest_of_saved(model))
+                    self.assertEqual(digest, digest_of(weights.named_weights(model)))
+                    response = rollout.update_weights_from_stream(weights.named_weights(model))
+                    self.assertEqual(response.current.digest, digest, (shape, dtype))
+                    # Of tied weights the state dict has both names.
+                    response = rollout.update_weights_from_stream(model.state_dict())
+                    self.assertEqual(response.current.digest, digest, (shape, dtype))
+                    weights.update_weights(model, rollout)
+                    self.assertEqual(rollout.get_server_info().server.weight_version.digest, digest)
+
+    def test_fsdp2(self):
+        for shape in ("tiny-qwen2", "tiny-llama"):
+            self.model = self.scratch / shape
+            expected = self.digest_of_saved(stir(load(self.model)))
+            services = self.launch("rollout"), self.launch("scorer")
+            for service in services:
+                self.services.wait_serving(service)
+            targets = [service.target for service in services]
+            with RolloutClient(targets[0]) as rollout, ScorerClient(targets[1]) as scorer:
+
+                def serving(rollout=rollout, scorer=scorer):
+                    return [c.get_server_info().server.weight_version.digest for c in (rollout, scorer)]
+
+                old = serving()
+                for found in on_ranks(2, sync, self.model, targets, True):
+                    self.assertEqual(found[0], expected)
+                    self.assertIn(expected, found[1])
+                    self.assertIn("expected 00", found[2])
+                self.assertEqual(serving(), old)
+                for found in on_ranks(2, sync, self.model, targets, False):
+                    self.assertEqual(found[:3], [expected, "updated", "updated"])
+                    self.assertIn("weight_version", found[3])
+                self.assertEqual(serving(), [expected, expected])
+                rollout.generate(PROMPT, max_tokens=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
