@@ -1,6 +1,7 @@
 """New weights as the messages of UpdateWeightsFromStream. It needs no torch, and takes its tensors."""
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -58,9 +59,8 @@ def values_of(spec: WeightSpec, tensor: Any) -> np.ndarray:
             f"{spec.name}: expected {spec.dtype} {list(spec.shape)}, got {tensor.dtype} {list(tensor.shape)}"
         )
     if _is_torch(tensor):
-        import torch
-
         host = tensor.detach().to("cpu").contiguous()
+        torch = sys.modules["torch"]  # this module does not need it
         if host.dtype is torch.bfloat16:
             return host.view(torch.uint16).numpy()
         tensor = host.numpy()
