@@ -5,7 +5,6 @@ ISOBIT_ATTACK_TRIES is the number of moments of each kind and service, by defaul
 """
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -17,28 +16,16 @@ import time
 import unittest
 from pathlib import Path
 
-import numpy as np
 from changed_weights_test import BIN_DIR, SETTING, Models
 
 from isobit import RolloutClient, ScorerClient
 from isobit.errors import AbortedError, IsobitError, UnavailableError
+from isobit_tools.bf16_files import bf16_tensors
 from isobit_tools.services import Services, start_rollout, start_scorer, wait_all_serving
 
 TRIES = int(os.environ.get("ISOBIT_ATTACK_TRIES", "10"))
 PROMPT, COMPLETION = [1, 2, 3], [4, 5, 6, 7]
 CLIENTS = {"rollout": RolloutClient, "scorer": ScorerClient}
-
-
-def tensors_of(directory: Path) -> dict[str, np.ndarray]:
-    """The bits of bfloat16 of a model's tensors."""
-    blob = np.fromfile(directory / "model.safetensors", np.uint8)
-    size = int.from_bytes(blob[:8].tobytes(), "little")
-    tensors = {}
-    for name, entry in json.loads(blob[8 : 8 + size].tobytes()).items():
-        if name != "__metadata__":
-            begin, end = (8 + size + offset for offset in entry["data_offsets"])
-            tensors[name] = blob[begin:end].copy().view(np.uint16).reshape(entry["shape"])
-    return tensors
 
 
 def setUpModule():
@@ -72,7 +59,7 @@ class Sender:
 
 
 def send(kind: str, target: str, model: str) -> None:
-    tensors = tensors_of(Path(model))
+    tensors = bf16_tensors(Path(model))
     with CLIENTS[kind](target) as client:
         client.get_server_info()
         print("ready", flush=True)
@@ -85,7 +72,7 @@ class Kills:
 
     def setUp(self):
         self.random = random.Random(1)
-        self.tensors = {name: tensors_of(models.root / name) for name in models.digests}
+        self.tensors = {name: bf16_tensors(models.root / name) for name in models.digests}
         self.scratch = Path(tempfile.mkdtemp(dir=models.root))
         self.services = self.enterContext(Services(BIN_DIR, self.scratch))
         self.start()

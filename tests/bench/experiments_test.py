@@ -59,6 +59,11 @@ class ExperimentsTest(unittest.TestCase):
         self.assertEqual(len(rounds), 2)
         self.assertEqual(set(rounds[0]), {"plain", "tls", "plain again"})
 
+    def test_weight_sync(self):
+        ways = {row["way"]: row["rounds"] for row in self.run_quick("weight_sync")["ways"]}
+        self.assertEqual(list(ways), ["stream", "stream, no digest", "directory"])
+        self.assertTrue(all(0 < r["update"] < r["first token"] for rounds in ways.values() for r in rounds))
+
     def test_one_prompt(self):
         modes = self.modes(self.run_quick("one_prompt"))
         self.assertEqual(modes["tree"]["distinct_with_logprobs"], 1)

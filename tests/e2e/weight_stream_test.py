@@ -2,10 +2,8 @@
 to a call whose tensors fail."""
 
 import asyncio
-import json
 import time
 import unittest
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -13,23 +11,11 @@ import numpy as np
 from isobit import RolloutClient, ScorerClient, aio
 from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, IsobitError
 from isobit.weights import WeightSpec, digest_of
+from isobit_tools.bf16_files import bf16_tensors
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 PROMPT, COMPLETION = [1, 2, 3], [4, 5, 6, 7]
-
-
-def tensors_of(directory: Path) -> dict[str, np.ndarray]:
-    """The bits of bfloat16 of a model's tensors, in the order of the file."""
-    blob = (directory / "model.safetensors").read_bytes()
-    size = int.from_bytes(blob[:8], "little")
-    entries = json.loads(blob[8 : 8 + size])
-    entries.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = (8 + size + offset for offset in entry["data_offsets"])
-        tensors[name] = np.frombuffer(blob[begin:end], np.uint16).reshape(entry["shape"])
-    return tensors
 
 
 def as_float32(bits: np.ndarray) -> np.ndarray:
@@ -63,7 +49,7 @@ class WeightStreamTest(ServiceTest):
 
     def setUp(self):
         super().setUp()
-        self.tensors = tensors_of(self.scratch / "other")
+        self.tensors = bf16_tensors(self.scratch / "other")
         self.digest = run_model_tool(BIN_DIR, "verify", str(self.scratch / "other")).split()[0]
 
     def both(self):

@@ -2,7 +2,6 @@
 isobit-model prints for a checkpoint's files."""
 
 import itertools
-import json
 import os
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from isobit import weight_digest as wd
+from isobit_tools.bf16_files import bf16_tensors
 
 M = 2**64
 
@@ -103,9 +103,8 @@ class WeightDigestTest(unittest.TestCase):
             for shape in ("tiny-qwen3", "tiny-llama"):
                 one = Path(scratch) / shape
                 model("make", shape, str(one))
-                blob = (one / "model.safetensors").read_bytes()
                 wide, tensors = {}, {}
-                for name, array in _bf16_tensors(blob).items():
+                for name, array in bf16_tensors(one).items():
                     tensors[name] = (array.shape, wd.tensor_digest(array))
                     wide[name] = (array.astype(np.uint32) << 16).view(np.float32)
                     wide[name].reshape(-1)[0] *= np.float32(1 + 2**-12)  # rounds away
@@ -116,16 +115,6 @@ class WeightDigestTest(unittest.TestCase):
                 next(iter(wide.values())).reshape(-1)[5] *= np.float32(1 + 2**-6)
                 save_file(wide, one / "model.safetensors")
                 self.assertNotEqual(model("verify", str(one)).split()[0], digest, "control")
-
-
-def _bf16_tensors(blob: bytes) -> dict[str, np.ndarray]:
-    size = int.from_bytes(blob[:8], "little")
-    tensors = {}
-    for name, entry in json.loads(blob[8 : 8 + size]).items():
-        if name != "__metadata__":
-            begin, end = (8 + size + offset for offset in entry["data_offsets"])
-            tensors[name] = np.frombuffer(blob[begin:end], np.uint16).reshape(entry["shape"])
-    return tensors
 
 
 if __name__ == "__main__":
