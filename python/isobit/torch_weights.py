@@ -35,15 +35,16 @@ _CHUNK = 1 << 23
 
 
 class NamedWeights:
-    """The parameters of a model as (name, tensor), in the order of named_parameters, each once: of tied ones
-    the first, as a checkpoint of Hugging Face has it. `specs` lists them.
+    """The parameters of a model as (name, tensor), vectors first, each once: of tied ones the first, as a
+    checkpoint of Hugging Face has it. `specs` lists them.
 
     With FSDP2 every rank must iterate over it, in step: each tensor is gathered when its turn comes, and no
     rank holds more than one.
     """
 
     def __init__(self, model: nn.Module):
-        self._parameters = _parameters(model)
+        # As isobit.weights.specs_of sorts them.
+        self._parameters = sorted(_parameters(model), key=lambda item: item[1].dim() > 1)
         self.specs = [
             WeightSpec(name, _sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in self._parameters
         ]

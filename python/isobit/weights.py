@@ -37,8 +37,12 @@ Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | WeightSource
 
 
 def specs_of(tensors: Weights) -> tuple[list[WeightSpec], Iterable[tuple[str, Any]]]:
-    """The tensors' specs, and the tensors. An iterator without specs is read to its end, and of torch tensors
-    that are one, as tied weights in a state dict, only the first counts: a checkpoint has it alone."""
+    """The tensors' specs, and the tensors, as they will be sent.
+
+    An iterator without specs is read to its end. Of torch tensors that are one, as tied weights in a state
+    dict, only the first counts: a checkpoint has it alone. Vectors come first: they are small, and so a block
+    is complete, and packed, as soon as its matrices are there.
+    """
     if hasattr(tensors, "specs"):
         return list(tensors.specs), tensors
     items, known = [], set()
@@ -49,6 +53,7 @@ def specs_of(tensors: Weights) -> tuple[list[WeightSpec], Iterable[tuple[str, An
                 continue
             known.add(place)
         items.append((name, tensor))
+    items.sort(key=lambda item: len(item[1].shape) > 1)
     return [WeightSpec(name, _sent_dtype(name, tensor), tuple(tensor.shape)) for name, tensor in items], items
 
 

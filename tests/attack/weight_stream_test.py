@@ -76,11 +76,11 @@ class Kills:
         self.scratch = Path(tempfile.mkdtemp(dir=models.root))
         self.services = self.enterContext(Services(BIN_DIR, self.scratch))
         self.start()
-        self.bits = {}
+        self.bits, self.seconds = {}, float("inf")  # of the fastest stream
         for name in ("a", "b", "first"):
             start = time.monotonic()
             response = self.client.update_weights_from_stream(self.tensors[name])
-            self.seconds = time.monotonic() - start
+            self.seconds = min(self.seconds, time.monotonic() - start)
             self.assertEqual(response.current.digest, models.digests[name])
             self.bits[models.digests[name]] = self.witness()
         self.assertEqual(len(set(self.bits.values())), 3)
@@ -92,7 +92,7 @@ class Kills:
         self.client = self.enterContext(CLIENTS[self.kind](self.service.target))
 
     def moment(self) -> float:
-        return self.random.uniform(0, 1.2 * self.seconds)
+        return self.random.uniform(0, 1.1 * self.seconds)
 
     def assert_honest(self) -> str:
         self.service.check_alive()

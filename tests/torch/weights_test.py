@@ -152,7 +152,7 @@ class WeightsTest(unittest.TestCase):
         plain = nn.Sequential(nn.Linear(4, 4))
         digest = weights.model_digest(plain)
         self.assertEqual(weights.model_digest(torch.compile(plain)), digest)
-        self.assertEqual([spec.name for spec in weights.named_weights(plain).specs], ["0.weight", "0.bias"])
+        self.assertEqual([spec.name for spec in weights.named_weights(plain).specs], ["0.bias", "0.weight"])
         with self.assertRaisesRegex(TypeError, "0.weight: expected float32, bfloat16 or float16"):
             weights.named_weights(copy.deepcopy(plain).double())
 
