@@ -167,7 +167,8 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
       context, *gate_, ReadUpdateWeightsRequest(*request), [this] { engine_.Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        Update(std::move(update), call, response);
+        Update(std::move(update), response,
+               [call](const absl::Status& status) { call->Answer(status); });
       });
 }
 
@@ -183,23 +184,24 @@ grpc::ServerReadReactor<v1::WeightChunk>* RolloutService::UpdateWeightsFromStrea
        .parse = ReadUpdateWeightsRequest,
        .begin =
            [this, response](WeightUpdate update, const std::shared_ptr<WeightStream>& call) {
-             Update(std::move(update), call, response);
+             Update(std::move(update), response,
+                    [call](const absl::Status& status) { call->Answer(status); });
            },
        .on_abandoned = [this] { engine_.Wake(); }});
 }
 
-template <typename Call>
-void RolloutService::Update(WeightUpdate update, const std::shared_ptr<Call>& call,
-                            v1::UpdateWeightsResponse* response) {
-  engine_.UpdateWeights(std::move(update), [call, response, &metrics = metrics_](
-                                               const absl::StatusOr<WeightUpdateResult>& result) {
-    if (result.ok()) {
-      *response = UpdateWeightsResponse(*result);
-      metrics.update_seconds.Observe(
-          std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
-    }
-    call->Answer(result.status());
-  });
+void RolloutService::Update(WeightUpdate update, v1::UpdateWeightsResponse* response,
+                            std::function<void(const absl::Status&)> answer) {
+  engine_.UpdateWeights(
+      std::move(update), [response, &metrics = metrics_, answer = std::move(answer)](
+                             const absl::StatusOr<WeightUpdateResult>& result) {
+        if (result.ok()) {
+          *response = UpdateWeightsResponse(*result);
+          metrics.update_seconds.Observe(
+              std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
+        }
+        answer(result.status());
+      });
 }
 
 grpc::ServerUnaryReactor* RolloutService::GetServerInfo(grpc::CallbackServerContext* context,

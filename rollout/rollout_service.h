@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -60,10 +61,9 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      const v1::GenerateRequest& request) const;
 
-  // Carries out `update` and answers `call`, which has `response`.
-  template <typename Call>
-  void Update(WeightUpdate update, const std::shared_ptr<Call>& call,
-              v1::UpdateWeightsResponse* response);
+  // Carries out `update`, writes `response`, and then calls `answer`.
+  void Update(WeightUpdate update, v1::UpdateWeightsResponse* response,
+              std::function<void(const absl::Status&)> answer);
 
   Engine& engine_;
   const WeightStreamLimits weight_stream_;

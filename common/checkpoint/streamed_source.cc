@@ -181,8 +181,9 @@ absl::Status StreamedSource::Read(size_t tensor, size_t first, size_t size, uint
     }
     const size_t begin = arrival.num_read - piece->first;
     const size_t count = std::min(size, piece->second.size() - begin);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(piece->second.data());
     lock.unlock();  // the map may grow meanwhile, but this piece stays where it is
-    std::memcpy(out, piece->second.data() + begin, count);
+    std::memcpy(out, bytes + begin, count);
     lock.lock();
     arrival.num_read += count;
     out += count;

@@ -94,7 +94,8 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
       context, *gate_, ParseUpdateWeightsRequest(*request), [scorer] { scorer->Wake(); },
       [&](WeightUpdate update, const std::shared_ptr<UnaryCall>& call) {
         update.is_abandoned = [call] { return call->is_abandoned(); };
-        Update(*scorer, std::move(update), call, response);
+        Update(*scorer, std::move(update), response,
+               [call](const absl::Status& status) { call->Answer(status); });
       });
 }
 
@@ -113,23 +114,28 @@ grpc::ServerReadReactor<v1::WeightChunk>* ScorerService::UpdateWeightsFromStream
                 .begin =
                     [this, &scorer, response](WeightUpdate update,
                                               const std::shared_ptr<WeightStream>& call) {
-                      Update(scorer, std::move(update), call, response);
+                      Update(scorer, std::move(update), response,
+                             [call](const absl::Status& status) { call->Answer(status); });
                     },
                 .on_abandoned = [&scorer] { scorer.Wake(); }});
 }
 
-template <typename Call>
-void ScorerService::Update(Scorer& scorer, WeightUpdate update, const std::shared_ptr<Call>& call,
-                           v1::UpdateWeightsResponse* response) {
-  RunUpdate([this, &scorer, update = std::move(update), call, response] {
-    const absl::StatusOr<WeightUpdateResult> result = scorer.UpdateWeights(update);
-    if (result.ok()) {
-      *response = MakeUpdateWeightsResponse(*result);
-      metrics_.update_seconds.Observe(
-          std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
-    }
-    call->Answer(result.status());
-  });
+void ScorerService::Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,
+                           std::function<void(const absl::Status&)> answer) {
+  RunUpdate(
+      [this, &scorer, update = std::move(update), response, answer = std::move(answer)]() mutable {
+        // The future keeps this function until the next update. What a stream has left must not
+        // wait so long.
+        const WeightUpdate running = std::move(update);
+        const auto reply = std::exchange(answer, nullptr);
+        const absl::StatusOr<WeightUpdateResult> result = scorer.UpdateWeights(running);
+        if (result.ok()) {
+          *response = MakeUpdateWeightsResponse(*result);
+          metrics_.update_seconds.Observe(
+              std::chrono::duration<double>(result->prepare_time + result->switch_time).count());
+        }
+        reply(result.status());
+      });
 }
 
 void ScorerService::RunUpdate(std::function<void()> update) {

@@ -64,10 +64,9 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   // Parses and queues a request whose stream is open.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
-  // Carries out `update` on a thread of its own and answers `call`, which has `response`.
-  template <typename Call>
-  void Update(Scorer& scorer, WeightUpdate update, const std::shared_ptr<Call>& call,
-              v1::UpdateWeightsResponse* response);
+  // Carries out `update` on a thread of its own, writes `response`, and then calls `answer`.
+  void Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,
+              std::function<void(const absl::Status&)> answer);
   void RunUpdate(std::function<void()> update);
 
   const Options options_;
