@@ -120,6 +120,27 @@ TEST_F(WeightStreamTest, DoesWithRequestsInFlightAsTold) {
   }
 }
 
+TEST_F(WeightStreamTest, WakesARolloutWhoseWeightsWereGivenBack) {
+  Start();
+  ISOBIT_ASSERT_OK(UpdateTo("v2"));
+  const std::vector<float> expected = Logprobs();
+  v1::SleepRequest sleep;
+  sleep.set_level(v1::SLEEP_LEVEL_KV_CACHE_AND_WEIGHTS);
+  v1::SleepResponse slept;
+  v1::WakeUpResponse awake;
+  for (int round = 0; round < 2; ++round) {
+    ISOBIT_ASSERT_OK(Call(&Stub::Sleep, *stub_, sleep, slept));
+    EXPECT_GT(slept.released_bytes(), 0u);
+    if (round > 0) {
+      EXPECT_THAT(Call(&Stub::WakeUp, *stub_, v1::WakeUpRequest(), awake),
+                  StatusIs(StatusCode::kFailedPrecondition, HasSubstr("send weights")));
+    }
+    ISOBIT_ASSERT_OK(Send(Of(2)));
+    ISOBIT_ASSERT_OK(Call(&Stub::WakeUp, *stub_, v1::WakeUpRequest(), awake));
+    EXPECT_EQ(Logprobs(), expected);
+  }
+}
+
 TEST_F(WeightStreamTest, EachFaultHasItsErrorAndTheOldWeightsServeOn) {
   Start();
   const std::vector<float> before = Logprobs();
