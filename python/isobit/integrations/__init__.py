@@ -1,0 +1,1 @@
+"""Seams of RL frameworks: docs/integrations.md. Each module says which framework it needs."""

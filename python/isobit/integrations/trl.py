@@ -1,0 +1,366 @@
+"""TRL's trainers with isobit's rollout: AsyncGRPOTrainer through RolloutWorker and WeightTransfer,
+GRPOTrainer through RolloutFunction. trl_model.patch_trainer lets either compute the rollout's logprobs in
+every bit.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from isobit.calls import InFlightMode
+from isobit.client import RolloutClient, ScorerClient
+from isobit.integrations._frameworks import require
+from isobit.integrations.weights import SharedDirectory, send_weights
+from isobit.results import Sample
+
+INSTALL = "trl==1.16.0"
+# Of a rollout, by the names of TRL's configs.
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+_POLL_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+def sampling_of(args) -> dict[str, Any]:
+    """How a GRPOConfig or AsyncGRPOConfig wants tokens drawn, as arguments of RolloutClient.generate.
+
+    Raises:
+      ValueError: it asks for what the trainer's loss does not know of.
+    """
+    if args.repetition_penalty != 1.0:
+        raise ValueError(
+            f"repetition_penalty: expected 1, got {args.repetition_penalty}: a trainer computes logprobs without"
+            " it"
+        )
+    if getattr(args, "generation_kwargs", None):
+        raise ValueError(f"generation_kwargs: expected none, got {args.generation_kwargs}")
+    options = {ours: getattr(args, theirs) for theirs, ours in _SAMPLING.items()}
+    return options | {"max_tokens": args.max_completion_length}
+
+
+class WeightTransfer:
+    """TRL's WeightTransferProtocol: sends the trainer's weights after each `weight_sync_steps`.
+
+    Args:
+      clients: the rollout, and any others that shall have the weights, such as the scorer.
+      directory: see send_weights.
+      in_flight: of the rollout's requests. With "recompute_kv" they go on under the new weights, and each of
+        their tokens has the logprob and version of the weights that drew it.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[RolloutClient | ScorerClient],
+        *,
+        directory: SharedDirectory | None = None,
+        in_flight: InFlightMode = "recompute_kv",
+    ):
+        self._clients = list(clients)
+        self._directory = directory
+        self._in_flight = in_flight
+
+    def init_weight_transfer(self) -> None:
+        """Returns once all services serve."""
+        for client in self._clients:
+            client.wait_until_serving()
+
+    def pause(self) -> None:
+        """Nothing: a service stops its requests by itself, for the switch alone."""
+
+    def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
+        """Switches the services to these weights. A service that refuses them goes on with the old ones."""
+        send_weights(self._clients, iterator, directory=self._directory, in_flight=self._in_flight)
+
+    def resume(self) -> None:
+        """Nothing, as pause."""
+
+    def destroy(self) -> None:
+        """Nothing: the clients are the caller's."""
+
+
+class RolloutWorker:
+    """TRL's RolloutWorkerProtocol: samples groups of completions, scores them with reward functions and queues
+    them.
+
+    Groups are queued in the order of the prompts; a group's seed is `seed` plus its number. A sample's
+    model_version is that of its oldest token.
+
+    Args:
+      client: of the rollout. Only one trainer may send it weights.
+      tokenizer: the trainer's processing_class.
+      prompts: rows with a "prompt", text or messages, and columns for the reward functions; they are repeated
+        without end.
+      reward_functions: called with prompts=, completions=, completion_ids= and the columns, each a list with
+        one item a completion; they give one float a completion, or None where they do not apply. Their sum
+        counts.
+      args: the AsyncGRPOConfig.
+      groups_ahead: how many groups are drawn at a time, and how many may wait for the trainer.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        tokenizer,
+        prompts: Iterable[dict[str, Any]],
+        reward_functions: Callable[..., list] | Sequence[Callable[..., list]],
+        args,
+        *,
+        seed: int = 0,
+        groups_ahead: int = 4,
+    ):
+        if groups_ahead < 1:
+            raise ValueError(f"groups_ahead: expected at least 1, got {groups_ahead}")
+        self._sample_type = _async_grpo().async_rollout_worker.RolloutSample
+        self._client = client
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._rewards = (
+            list(reward_functions) if isinstance(reward_functions, Sequence) else [reward_functions]
+        )
+        self._sampling = sampling_of(args)
+        self._chat_options = args.chat_template_kwargs or {}
+        self._generations = args.num_generations
+        self._seed = seed
+        self._ahead = groups_ahead
+        self._version_offset = 0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._last_sign = 0.0
+        self.rollout_buffer: queue.Queue = queue.Queue(maxsize=groups_ahead * self._generations)
+        self.metrics_queue: queue.Queue = queue.Queue()
+
+    def start(self) -> None:
+        """Begins to sample."""
+        if self._thread is not None:
+            raise RuntimeError("RolloutWorker: already started")
+        self._last_sign = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="isobit-rollout-worker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns once no request of this worker is in flight; those that are end with what they have."""
+        self._stopping.set()
+        if self._thread is not None:
+            while self._thread.is_alive():
+                self._client.abort_all()
+                self._thread.join(_POLL_S)
+
+    def update_model_version(self, model_version: int) -> None:
+        """Says which of the trainer's versions the rollout's present weights are."""
+        served = self._client.get_server_info().server.weight_version.id
+        self._version_offset = served - model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises RuntimeError if sampling has failed, or no group was finished for that long."""
+        if self._error is not None:
+            raise RuntimeError("the rollout worker has failed") from self._error
+        age = time.monotonic() - self._last_sign
+        if self._thread is not None and age > stale_after_s:
+            raise RuntimeError(
+                f"no group was finished for {age:.0f} s, expected one within {stale_after_s:.0f} s"
+            )
+
+    def _run(self) -> None:
+        try:
+            with ThreadPoolExecutor(self._ahead) as pool:
+                self._produce(pool)
+        except BaseException as error:
+            self._error = error
+            logger.exception("the rollout worker has failed")
+
+    def _produce(self, pool: ThreadPoolExecutor) -> None:
+        rows = enumerate(_endless(self._prompts))
+        drawn: deque[Future] = deque()
+        while not self._stopping.is_set():
+            while len(drawn) < self._ahead:
+                drawn.append(pool.submit(self._group, *next(rows)))
+            for sample in drawn.popleft().result():
+                self._put(sample)
+
+    def _put(self, sample) -> None:
+        while not self._stopping.is_set():
+            self._last_sign = time.monotonic()  # a full queue is the trainer's doing
+            try:
+                return self.rollout_buffer.put(sample, timeout=_POLL_S)
+            except queue.Full:
+                continue
+
+    def _group(self, group: int, row: dict[str, Any]) -> list:
+        """The group's samples; none if the worker is stopped meanwhile."""
+        prompt = row["prompt"]
+        prompt_ids = _prompt_ids(self._tokenizer, prompt, self._chat_options)
+        samples = None
+        while samples is None or any(sample.finish_reason == "abort" for sample in samples):
+            if self._stopping.is_set():
+                return []
+            samples = self._client.generate(
+                prompt_ids, n=self._generations, seed=self._seed + group, **self._sampling
+            )
+        completion_ids = [sample.tokens.token_ids.tolist() for sample in samples]
+        completions = _completions(self._tokenizer, prompt, completion_ids)
+        advantages, metrics = self._score(row, completions, completion_ids)
+        return [
+            self._training_sample(group, prompt, prompt_ids, *parts)
+            for parts in zip(samples, completions, advantages, metrics, strict=True)
+        ]
+
+    def _score(self, row, completions, completion_ids) -> tuple[np.ndarray, list[dict[str, float]]]:
+        count = len(completions)
+        columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
+        table = []
+        for function in self._rewards:
+            rewards = function(
+                prompts=[row["prompt"]] * count,
+                completions=completions,
+                completion_ids=completion_ids,
+                **columns,
+            )
+            if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != count:
+                raise TypeError(f"{_name(function)}: expected {count} rewards, got {rewards!r}")
+            table.append([np.nan if reward is None else float(reward) for reward in rewards])
+        by_function = np.array(table)
+        scored = ~np.isnan(by_function).all(axis=0)
+        total = np.where(scored, np.nansum(by_function, axis=0), np.nan)
+        advantages = np.zeros(count)
+        spread = float(total[scored].std()) if scored.any() else float("nan")
+        if scored.any():
+            advantages[scored] = (total[scored] - total[scored].mean()) / (spread + 1e-8)
+        names = [f"rewards/{_name(function)}" for function in self._rewards]
+        metrics = [
+            {"reward": float(total[i]), "reward_std": spread}
+            | dict(zip(names, map(float, by_function[:, i]), strict=True))
+            for i in range(count)
+        ]
+        return advantages, metrics
+
+    def _training_sample(self, group, prompt, prompt_ids, sample: Sample, completion, advantage, metrics):
+        tokens = sample.tokens
+        before = np.zeros(len(prompt_ids))
+        return self._sample_type(
+            prompt=prompt,
+            completion=completion,
+            input_ids=np.concatenate([prompt_ids, tokens.token_ids]).astype(np.int64),
+            completion_mask=np.concatenate([before, np.ones(len(tokens.token_ids))]).astype(np.int64),
+            old_log_probs=np.concatenate([before, tokens.logprobs]).astype(np.float32),
+            advantage=float(advantage),
+            model_version=int(tokens.weight_versions.min()) - self._version_offset,
+            group_id=group,
+            metrics=metrics,
+            enqueued_at=time.time(),
+        )
+
+
+class RolloutFunction:
+    """The rollout_func of a GRPOTrainer: sends the weights if a step changed them, and samples.
+
+    Each call takes seeds of its own, so that a run draws the same tokens again.
+
+    Args:
+      client: of the rollout.
+      weights: sends the trainer's weights to it.
+    """
+
+    def __init__(
+        self, client: RolloutClient, weights: WeightTransfer, *, seed: int = 0, max_concurrency: int = 64
+    ):
+        self._client = client
+        self._weights = weights
+        self._seed = seed
+        self._concurrency = max_concurrency
+        self._synced_step: int | None = None
+        self._drawn = 0
+
+    def __call__(self, prompts: list, trainer) -> dict[str, list]:
+        """One completion for each prompt: prompt_ids, completion_ids and logprobs, lists of lists.
+
+        Raises:
+          RuntimeError: the rollout ended a request early.
+        """
+        if self._synced_step != trainer.state.global_step:
+            self._send(trainer)
+            self._synced_step = trainer.state.global_step
+        sampling = sampling_of(trainer.args)
+        chat_options = getattr(trainer.args, "chat_template_kwargs", None) or {}
+        prompt_ids = [_prompt_ids(trainer.processing_class, prompt, chat_options) for prompt in prompts]
+        ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        seeds = [self._seed + (self._drawn + i) * ranks + rank for i in range(len(prompts))]
+        self._drawn += len(prompts)
+
+        def one(ids: list[int], seed: int) -> Sample:
+            (sample,) = self._client.generate(ids, seed=seed, **sampling)
+            if sample.finish_reason == "abort":
+                raise RuntimeError(f"the rollout ended a request early: {sample.abort_reason}")
+            return sample
+
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            samples = list(pool.map(one, prompt_ids, seeds))
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [sample.tokens.token_ids.tolist() for sample in samples],
+            "logprobs": [sample.tokens.logprobs.tolist() for sample in samples],
+        }
+
+    def _send(self, trainer) -> None:
+        """Every rank gathers, the first sends."""
+        tensors = _whole_tensors(trainer.accelerator.unwrap_model(trainer.model))
+        if trainer.accelerator.is_main_process:
+            if self._synced_step is None:
+                self._weights.init_weight_transfer()
+            self._weights.send_weights(tensors)
+        else:
+            deque(tensors, maxlen=0)
+        trainer.accelerator.wait_for_everyone()
+
+
+def _async_grpo():
+    return require("trl.experimental.async_grpo", INSTALL)
+
+
+def _whole_tensors(model) -> Iterator[tuple[str, Any]]:
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        yield name, whole.detach()
+
+
+def _endless(rows: Iterable) -> Iterator:
+    """The rows, again and again.
+
+    Raises:
+      ValueError: there are none.
+    """
+    for turn in itertools.count():
+        row = None
+        for row in rows:
+            yield row
+        if row is None:
+            raise ValueError("prompts: expected rows" + (" that can be read again" if turn else ", got none"))
+
+
+def _prompt_ids(tokenizer, prompt: str | list[dict], chat_options: dict[str, Any]) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    return list(
+        tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **chat_options
+        )["input_ids"]
+    )
+
+
+def _completions(tokenizer, prompt, completion_ids: list[list[int]]) -> list:
+    texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+    if isinstance(prompt, str):
+        return texts
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__name__", type(function).__name__)

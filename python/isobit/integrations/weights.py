@@ -1,0 +1,76 @@
+"""The one way by which a framework's seam sends weights to rollouts and scorers."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from isobit.calls import InFlightMode
+from isobit.client import RolloutClient, ScorerClient
+from isobit.v1 import types_pb2
+
+
+@dataclass(frozen=True)
+class SharedDirectory:
+    """A --model_root that trainer and services see, through which weights go.
+
+    Attributes:
+      model_root: where this process sees it.
+      model: the model there with the config that the services serve.
+    """
+
+    model_root: Path | str
+    model: str
+
+
+def send_weights(
+    clients: Sequence[RolloutClient | ScorerClient],
+    tensors: Iterable[tuple[str, object]],
+    *,
+    directory: SharedDirectory | None = None,
+    in_flight: InFlightMode | None = None,
+) -> list[types_pb2.UpdateWeightsResponse]:
+    """Switches services to new weights, one service after the other.
+
+    Args:
+      tensors: each tensor of the model with its name in a checkpoint; torch tensors, as many as fit in memory
+        at once. It is read once, to its end.
+      directory: None sends the tensors over gRPC; else they are written there, once for all services, and
+        removed afterwards.
+      in_flight: what happens to a rollout's requests in flight; scorers always let theirs finish.
+
+    Returns:
+      What each service answered.
+
+    Raises:
+      ValueError: no tensors came.
+      isobit.errors.IsobitError: a service refused. It goes on with its old weights, as do those after it.
+    """
+    named = dict(tensors)
+    if not named:
+        raise ValueError("expected the tensors of a model, got none")
+
+    def mode(client) -> InFlightMode | None:
+        return in_flight if isinstance(client, RolloutClient) else None
+
+    if directory is None:
+        return [client.update_weights_from_stream(named, in_flight=mode(client)) for client in clients]
+    root = Path(directory.model_root)
+    path = Path(tempfile.mkdtemp(prefix="weights-", dir=root))
+    try:
+        _write(named, path, root / directory.model)
+        return [client.update_weights(path.name, in_flight=mode(client)) for client in clients]
+    finally:
+        shutil.rmtree(path)
+
+
+def _write(tensors: dict, path: Path, like: Path) -> None:
+    from safetensors.torch import save_file
+
+    path.chmod(0o755)  # services may run as other users
+    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(whole, path / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        if (like / name).exists():
+            shutil.copy(like / name, path)

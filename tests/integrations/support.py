@@ -1,0 +1,36 @@
+"""What the tests of the frameworks' seams share: a tokenizer for tiny models, bits, skipping loudly."""
+
+import os
+import sys
+
+import numpy as np
+
+VOCABULARY = 499
+
+# TRL says at each use of rollout_func and of trl.experimental that they may change.
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+
+def skip(error: ImportError) -> None:
+    """Ends the program of a test whose framework is not installed, as skipped; with ISOBIT_REQUIRE_FRAMEWORKS
+    as failed."""
+    if os.environ.get("ISOBIT_REQUIRE_FRAMEWORKS"):
+        raise error
+    print(f"SKIPPED: NO TESTS RAN, as {os.path.basename(sys.argv[0])} cannot import what it tests: {error}")
+    sys.exit(0)
+
+
+def bits(values) -> list[int]:
+    return np.asarray(values, dtype=np.float32).view(np.uint32).tolist()
+
+
+def word_tokenizer():
+    """A tokenizer of transformers with one word for each id of a tiny model: w0, w1, ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="w1", pad_token="w0", padding_side="left"
+    )
