@@ -25,12 +25,12 @@ def bits(values) -> list[int]:
 
 
 def word_tokenizer():
-    """A tokenizer of transformers with one word for each id of a tiny model: w0, w1, ..."""
+    """A tokenizer of transformers with one word for each id of a tiny model: w000, w001, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words = Tokenizer(models.WordLevel({f"w{i:03}": i for i in range(VOCABULARY)}, unk_token="w000"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="w1", pad_token="w0", padding_side="left"
+        tokenizer_object=words, eos_token="w001", pad_token="w000", padding_side="left"
     )

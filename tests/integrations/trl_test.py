@@ -26,7 +26,7 @@ from isobit_tools.testing import BIN_DIR, ServiceTest
 
 STEPS = 3
 GENERATIONS = 4
-PROMPTS = [" ".join(f"w{(7 * i + j) % 400 + 5}" for j in range(3 + i)) for i in range(6)]
+PROMPTS = [" ".join(f"w{(7 * i + j) % 400 + 5:03}" for j in range(3 + i)) for i in range(6)]
 COMMON = dict(
     max_steps=STEPS,
     per_device_train_batch_size=2 * GENERATIONS,

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,8 +38,8 @@ def sampling_of(args) -> dict[str, Any]:
     """
     if args.repetition_penalty != 1.0:
         raise ValueError(
-            f"repetition_penalty: expected 1, got {args.repetition_penalty}: a trainer computes logprobs without"
-            " it"
+            f"repetition_penalty: expected 1, got {args.repetition_penalty}: a trainer computes logprobs"
+            " without it"
         )
     if getattr(args, "generation_kwargs", None):
         raise ValueError(f"generation_kwargs: expected none, got {args.generation_kwargs}")
@@ -87,8 +88,8 @@ class WeightTransfer:
 
 
 class RolloutWorker:
-    """TRL's RolloutWorkerProtocol: samples groups of completions, scores them with reward functions and queues
-    them.
+    """TRL's RolloutWorkerProtocol: samples groups of completions, scores them with reward functions and
+    queues them.
 
     Groups are queued in the order of the prompts; a group's seed is `seed` plus its number. A sample's
     model_version is that of its oldest token.
@@ -131,6 +132,7 @@ class RolloutWorker:
         self._seed = seed
         self._ahead = groups_ahead
         self._version_offset = 0
+        self._requests: set[str] = set()  # in flight
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -147,11 +149,12 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once no request of this worker is in flight; those that are end with what they have."""
+        """Returns once no request of this worker is in flight; those that are end early."""
         self._stopping.set()
         if self._thread is not None:
             while self._thread.is_alive():
-                self._client.abort_all()
+                if requests := list(self._requests):
+                    self._client.abort(requests)
                 self._thread.join(_POLL_S)
 
     def update_model_version(self, model_version: int) -> None:
@@ -202,9 +205,7 @@ class RolloutWorker:
         while samples is None or any(sample.finish_reason == "abort" for sample in samples):
             if self._stopping.is_set():
                 return []
-            samples = self._client.generate(
-                prompt_ids, n=self._generations, seed=self._seed + group, **self._sampling
-            )
+            samples = self._generate(group, prompt_ids)
         completion_ids = [sample.tokens.token_ids.tolist() for sample in samples]
         completions = _completions(self._tokenizer, prompt, completion_ids)
         advantages, metrics = self._score(row, completions, completion_ids)
@@ -212,6 +213,20 @@ class RolloutWorker:
             self._training_sample(group, prompt, prompt_ids, *parts)
             for parts in zip(samples, completions, advantages, metrics, strict=True)
         ]
+
+    def _generate(self, group: int, prompt_ids: list[int]) -> list[Sample]:
+        request = str(uuid.uuid4())
+        self._requests.add(request)
+        try:
+            return self._client.generate(
+                prompt_ids,
+                request_id=request,
+                n=self._generations,
+                seed=self._seed + group,
+                **self._sampling,
+            )
+        finally:
+            self._requests.discard(request)
 
     def _score(self, row, completions, completion_ids) -> tuple[np.ndarray, list[dict[str, float]]]:
         count = len(completions)

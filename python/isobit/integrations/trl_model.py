@@ -35,7 +35,7 @@ def patch_trainer(trainer) -> None:
     model, args = trainer.model, trainer.args
     if trainer.accelerator.mixed_precision != "no":
         raise ValueError(
-            f"mixed_precision: expected no, got {trainer.accelerator.mixed_precision}: the model is in bfloat16,"
+            f"mixed_precision: expected no, got {trainer.accelerator.mixed_precision}: the model is bfloat16,"
             " set bf16=False"
         )
     if trainer.accelerator.num_processes != 1:

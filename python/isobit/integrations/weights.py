@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isobit.calls import InFlightMode
 from isobit.client import RolloutClient, ScorerClient
@@ -26,18 +27,20 @@ class SharedDirectory:
 
 def send_weights(
     clients: Sequence[RolloutClient | ScorerClient],
-    tensors: Iterable[tuple[str, object]],
+    tensors: Iterable[tuple[str, Any]],
     *,
     directory: SharedDirectory | None = None,
+    weight_version: int | None = None,
     in_flight: InFlightMode | None = None,
 ) -> list[types_pb2.UpdateWeightsResponse]:
     """Switches services to new weights, one service after the other.
 
     Args:
-      tensors: each tensor of the model with its name in a checkpoint; torch tensors, as many as fit in memory
-        at once. It is read once, to its end.
+      tensors: each tensor of the model with its name in a checkpoint, of torch. They are read once, to the
+        end, and all held in host memory.
       directory: None sends the tensors over gRPC; else they are written there, once for all services, and
         removed afterwards.
+      weight_version: the id to give them; None: of each service the present id plus 1.
       in_flight: what happens to a rollout's requests in flight; scorers always let theirs finish.
 
     Returns:
@@ -47,20 +50,21 @@ def send_weights(
       ValueError: no tensors came.
       isobit.errors.IsobitError: a service refused. It goes on with its old weights, as do those after it.
     """
-    named = dict(tensors)
+    named = {name: tensor.detach().cpu() for name, tensor in tensors}
     if not named:
         raise ValueError("expected the tensors of a model, got none")
 
-    def mode(client) -> InFlightMode | None:
-        return in_flight if isinstance(client, RolloutClient) else None
+    def options(client) -> dict:
+        mode = in_flight if isinstance(client, RolloutClient) else None
+        return {"weight_version": weight_version, "in_flight": mode}
 
     if directory is None:
-        return [client.update_weights_from_stream(named, in_flight=mode(client)) for client in clients]
+        return [client.update_weights_from_stream(named, **options(client)) for client in clients]
     root = Path(directory.model_root)
     path = Path(tempfile.mkdtemp(prefix="weights-", dir=root))
     try:
         _write(named, path, root / directory.model)
-        return [client.update_weights(path.name, in_flight=mode(client)) for client in clients]
+        return [client.update_weights(path.name, **options(client)) for client in clients]
     finally:
         shutil.rmtree(path)
 
@@ -69,8 +73,11 @@ def _write(tensors: dict, path: Path, like: Path) -> None:
     from safetensors.torch import save_file
 
     path.chmod(0o755)  # services may run as other users
-    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(whole, path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     for name in ("config.json", "generation_config.json"):
         if (like / name).exists():
             shutil.copy(like / name, path)

@@ -1,0 +1,99 @@
+"""NeMo-RL's logprobs from isobit's scorers: a policy that trains as before, but whose get_logprobs and
+get_reference_policy_logprobs are services. What they return has the bits of isobit's rollout."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from isobit.client import ScorerClient
+from isobit.sampling import SamplingOptions
+
+# Sequences in one call of Score: its answers stream, so that more gain nothing.
+_SEQUENCES_PER_CALL = 256
+
+
+class ScorerPolicy:
+    """A policy for NeMo-RL's algorithms that has its logprobs computed by isobit.
+
+    Everything else (train, save_checkpoint, refits, ...) is the policy's own. Whoever sends weights to the
+    rollout sends them to the scorer too: isobit.integrations.weights.send_weights. With the attribute
+    `weight_version` set, a batch that other weights would score fails.
+
+    Args:
+      policy: NeMo-RL's policy (a PolicyInterface), which trains.
+      scorer: of the weights that are trained.
+      reference: a scorer of the reference policy; None leaves get_reference_policy_logprobs to `policy`.
+      sampling: how the tokens were drawn, as the generation section of NeMo-RL's config says. Without it the
+        logprobs are those of the model's own distribution.
+    """
+
+    def __init__(
+        self,
+        policy,
+        scorer: ScorerClient,
+        *,
+        reference: ScorerClient | None = None,
+        sampling: SamplingOptions | None = None,
+    ):
+        self._policy = policy
+        self._scorer = scorer
+        self._reference = reference
+        self._sampling = dict(sampling or {})
+        self.weight_version: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # while it is copied or unpickled
+        return getattr(self._policy, name)
+
+    def get_logprobs(self, data, timer=None):
+        """The logprob of each token under the tokens before it.
+
+        Args:
+          data: a BatchedDataDict with input_ids, integers [sequences, length], padded behind each sequence,
+            and input_lengths [sequences].
+          timer: unused.
+
+        Returns:
+          A BatchedDataDict with logprobs, float32 [sequences, length]: at each token its own, 0 at the
+          first token and at padding.
+
+        Raises:
+          ValueError: a length is outside 1 to the width of input_ids.
+          isobit.errors.FailedPreconditionError: other weights than `weight_version` serve.
+        """
+        return type(data)({"logprobs": self._logprobs(self._scorer, data, self.weight_version)})
+
+    def get_reference_policy_logprobs(self, data, micro_batch_size=None, timer=None):
+        """As get_logprobs, of the reference policy, under the name reference_logprobs."""
+        if self._reference is None:
+            return self._policy.get_reference_policy_logprobs(
+                data, micro_batch_size=micro_batch_size, timer=timer
+            )
+        return type(data)({"reference_logprobs": self._logprobs(self._reference, data, None)})
+
+    def prepare_for_lp_inference(self, *args, **kwargs) -> None:
+        """Nothing while the scorers compute all logprobs: the policy can stay as it trains."""
+        if self._reference is None:
+            self._policy.prepare_for_lp_inference(*args, **kwargs)
+
+    def _logprobs(self, scorer: ScorerClient, data, weight_version: int | None) -> torch.Tensor:
+        ids, lengths = data["input_ids"].cpu(), data["input_lengths"].tolist()
+        out = torch.zeros(ids.shape, dtype=torch.float32)
+        for index, length in enumerate(lengths):
+            if not 1 <= length <= ids.shape[1]:
+                raise ValueError(f"input_lengths[{index}]: expected 1 to {ids.shape[1]}, got {length}")
+        scored = [index for index, length in enumerate(lengths) if length > 1]
+        for start in range(0, len(scored), _SEQUENCES_PER_CALL):
+            chosen = scored[start : start + _SEQUENCES_PER_CALL]
+            self._score(scorer, ids, lengths, chosen, weight_version, out)
+        return out.to(data["input_ids"].device)
+
+    def _score(self, scorer, ids, lengths, chosen: Sequence[int], weight_version, out: torch.Tensor) -> None:
+        """Writes the logprobs of some sequences, whose first token is the prompt."""
+        rows = [ids[i, : lengths[i]].tolist() for i in chosen]
+        sequences = [(row[:1], row[1:]) for row in rows]
+        scores = scorer.score(sequences, weight_version=weight_version, **self._sampling)
+        for i, score in zip(chosen, scores, strict=True):
+            out[i, 1 : lengths[i]] = torch.from_numpy(score.tokens.logprobs)
