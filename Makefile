@@ -32,7 +32,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch build-torch-gpu \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch build-torch-gpu test-verl \
   test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
@@ -86,11 +86,16 @@ test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under comp
 build-torch: build/torch/build.ninja  ## Builds the PyTorch operators, build/torch/lib/libisobit_torch.so
 	cmake --build --preset torch --target isobit_torch
 
-test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan, and of the C++ front
+test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(TORCH)/.frameworks $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan, of the C++ front and of TRL's trainers
 	cmake --build --preset torch --target front_test
 	cmake --build --preset torch-asan --target isobit_torch
 	cmake --build --preset release --target $(BINARIES)
 	tests/run_tests.sh build/torch -L torch
+
+test-verl: build/release/build.ninja $(TORCH)/.verl  ## Runs verl's own classes with isobit, on a local Ray (minutes)
+	cmake --build --preset release --target $(BINARIES)
+	PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
+	  ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/verl_test.py
 
 build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators for GPUs too, build/torch-cuda/lib/libisobit_torch.so
 	cmake --build --preset torch-cuda --target isobit_torch
@@ -164,6 +169,17 @@ $(TORCH)/.second: | $(TORCH)/.installed
 	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(TORCH)/second torch==$(SECOND_TORCH)
 	ln -sfn "$$($(TORCH)/bin/python -c 'import nvidia; print(*nvidia.__path__)')" $(TORCH)/second/nvidia
+	touch $@
+
+# What RL frameworks need besides, of newer versions than the operators' tests.
+$(TORCH)/.frameworks: tests/integrations/requirements.txt | $(TORCH)/.installed
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(TORCH)/frameworks -r $<
+	touch $@
+
+$(TORCH)/.verl: tests/integrations/requirements-verl.txt | $(TORCH)/.frameworks
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(TORCH)/verl -r $<
 	touch $@
 
 build/torch/build.ninja build/torch-asan/build.ninja build/torch-cuda/build.ninja: | $(TORCH)/.installed

@@ -1,0 +1,310 @@
+"""verl's rollout "isobit": a replica, a server adapter and a checkpoint engine for services that run on
+their own. Importing this module registers them, which verl does by the entry point group verl.plugins.
+
+Its settings are in rollout.engine_kwargs.isobit, and for the checkpoint engine in
+rollout.checkpoint_engine.engine_kwargs.isobit: see Settings.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from isobit import aio
+from isobit.client import RolloutClient
+from isobit.integrations._frameworks import known_options, require
+from isobit.integrations.weights import SharedDirectory, send_weights
+
+INSTALL = "verl==0.9.1"
+
+_replica = require("verl.workers.rollout.replica", INSTALL)
+_rollout_base = require("verl.workers.rollout.base", INSTALL)
+_engine_base = require("verl.checkpoint_engine.base", INSTALL)
+ray = require("ray", INSTALL)
+
+_NAMES = {
+    name: name
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "ignore_eos",
+        "stop_token_ids",
+        "min_tokens",
+    )
+} | {"repetition_penalty": "repetition_penalty"}
+# Options that change no token as verl sets them. It asks for logprobs by a flag; here they always come.
+_IGNORED = {"logprobs": ..., "n": 1, "detokenize": ..., "skip_special_tokens": ..., "stop": []}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where the services are.
+
+    Attributes:
+      targets: host:port of the rollouts, one for each replica in turn.
+      model_root, model: see SharedDirectory; without them weights go over gRPC.
+      security: further arguments of the clients, such as tls_ca and token_file.
+    """
+
+    targets: tuple[str, ...]
+    model_root: str | None = None
+    model: str = ""
+    security: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: dict[str, Any] | None, where: str) -> "Settings":
+        """The settings in a config.
+
+        Raises:
+          ValueError: a name that is not known, or no targets.
+        """
+        values = dict(values or {})
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"{where}: expected {', '.join(sorted(known))}, got {', '.join(unknown)}")
+        targets = tuple(values.pop("targets", None) or ())
+        if not targets:
+            raise ValueError(f"{where}.targets: expected the addresses of rollouts, such as [127.0.0.1:7001]")
+        return cls(targets, **values)
+
+    @property
+    def directory(self) -> SharedDirectory | None:
+        return None if self.model_root is None else SharedDirectory(self.model_root, self.model)
+
+    def target(self, replica_rank: int) -> str:
+        """The rollout of a replica.
+
+        Raises:
+          ValueError: there are more replicas than rollouts.
+        """
+        if replica_rank >= len(self.targets):
+            raise ValueError(f"replica {replica_rank}: expected as many targets, got {len(self.targets)}")
+        return self.targets[replica_rank]
+
+
+def _settings(config) -> Settings:
+    return Settings.of((config.engine_kwargs or {}).get("isobit"), "rollout.engine_kwargs.isobit")
+
+
+class Server:
+    """What verl's clients call to generate: one for each replica, a Ray actor without a GPU."""
+
+    def __init__(self, config, replica_rank: int):
+        self._config = config
+        settings = _settings(config)
+        self._target = settings.target(replica_rank)
+        self._client = aio.RolloutClient(self._target, **settings.security)
+        self._rejecting = False
+
+    async def wait_until_serving(self) -> str:
+        """The rollout's host:port once it serves."""
+        await self._client.wait_until_serving()
+        return self._target
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list | None = None,
+        video_data: list | None = None,
+        audio_data: list | None = None,
+        mm_processor_kwargs: dict | None = None,
+    ):
+        """A TokenOutput: token ids, and their logprobs with the scorer's bits.
+
+        The checkpoint engine gives weights the number of their step as version: global_steps are those of
+        the last token's weights, min_global_steps and max_global_steps those of all tokens.
+
+        Raises:
+          ValueError: images, video, audio; a sampling option that isobit does not have; a prompt without room
+            for a completion.
+        """
+        if image_data or video_data or audio_data or mm_processor_kwargs:
+            raise ValueError("expected text alone: isobit serves no images, video or audio")
+        if self._rejecting:
+            return _replica.TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
+        (sample,) = await self._client.generate(
+            prompt_ids, request_id=request_id, **self._options(len(prompt_ids), sampling_params, request_id)
+        )
+        versions = sample.tokens.weight_versions.tolist()
+        return _replica.TokenOutput(
+            token_ids=sample.tokens.token_ids.tolist(),
+            log_probs=sample.tokens.logprobs.tolist(),
+            stop_reason="aborted" if sample.finish_reason == "abort" else "completed",
+            num_preempted=sample.num_preemptions,
+            extra_fields={
+                "global_steps": sample.weight_version.id,
+                "num_cached_tokens": sample.num_cached_tokens,
+            }
+            | ({"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}),
+        )
+
+    def _options(self, prompt_tokens: int, sampling: dict[str, Any], request_id: str) -> dict[str, Any]:
+        config = self._config
+        sampling = dict(sampling)
+        limits = [sampling.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
+        total = config.prompt_length + config.response_length
+        most = next((n for n in limits if n is not None), min(config.response_length, total - prompt_tokens))
+        if config.max_model_len is not None:
+            most = min(most, config.max_model_len - prompt_tokens)
+        if most < 1:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens leaves no room for a completion")
+        defaults = {"repetition_penalty": config.repetition_penalty, "ignore_eos": config.ignore_eos}
+        if config.full_determinism:  # the same request draws the same tokens, from whichever replica
+            digest = hashlib.sha256(f"{config.seed} {request_id}".encode()).digest()
+            defaults["seed"] = int.from_bytes(digest[:8])
+        return known_options(defaults | sampling, _NAMES, _IGNORED) | {"max_tokens": most}
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Ends what is in flight and stops generation. Later requests wait, or with reject_request end at
+        once as aborted."""
+        self._rejecting = reject_request
+        await self._client.pause_generation("abort")
+        return {}
+
+    async def resume_generation(self) -> None:
+        """Undoes abort_all_requests."""
+        self._rejecting = False
+        await self._client.continue_generation()
+
+    async def nothing(self, *_, **__) -> None:
+        """What verl asks of servers that share the trainer's GPUs or keep old keys and values, and of the
+        workers beside them that receive weights."""
+
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
+    start_profile = stop_profile = set_global_steps = nothing
+    execute_checkpoint_engine = update_weights = nothing
+
+
+class Replica(_replica.RolloutReplica):
+    """A rollout of isobit, which was started beforehand and has its own devices."""
+
+    async def launch_servers(self) -> None:
+        """Starts the actor in front of the rollout; returns once that serves."""
+        if self.is_reward_model or self.is_teacher_model:
+            raise ValueError("rollout.name=isobit: expected the policy, got a reward or teacher model")
+        actor = ray.remote(Server).options(
+            name=f"isobit_server_{self.replica_rank}_0{self.name_suffix}",
+            num_cpus=0,
+            max_concurrency=self.max_concurrency,
+        )
+        server = actor.remote(self.config, self.replica_rank)
+        self._server_address = await server.wait_until_serving.remote()
+        self._server_handle = server
+        self.servers = [server]
+
+    async def init_standalone(self) -> None:
+        """Takes no resources of Ray's: the services have their own."""
+        self.rollout_mode = _replica.RolloutMode.STANDALONE
+        await self.launch_servers()
+        self.workers = self.servers  # verl's manager of weights wants some, which ours need not
+
+    async def init_colocated(self, resource_pool) -> None:
+        raise ValueError("rollout.name=isobit: expected hybrid or standalone mode, got colocated")
+
+
+class ServerAdapter(_rollout_base.BaseRollout):
+    """Sends a hybrid trainer's weights to its replica's rollout."""
+
+    def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
+        super().__init__(config, model_config, device_mesh)
+        c = self.config
+        ranks = c.tensor_model_parallel_size * c.data_parallel_size * c.pipeline_model_parallel_size
+        rank = int(os.environ["RANK"])
+        self.replica_rank = rank // ranks if replica_rank == -1 else replica_rank
+        self.is_leader_rank = rank % ranks == 0
+        self._settings = _settings(c)
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing: the services keep their memory."""
+
+    async def release(self) -> None:
+        """Nothing, as resume."""
+
+    async def update_weights(
+        self, weights, wire_format: str = "named_tensors", global_steps: int | None = None, **options
+    ) -> None:
+        """Every rank walks the weights, which may need all of them; the first of a replica sends them.
+
+        Raises:
+          ValueError: deltas or an adapter, which isobit does not take.
+        """
+        if wire_format != "named_tensors":
+            raise ValueError(f"wire_format: expected named_tensors, got {wire_format}")
+        if options.get("peft_config") is not None:
+            raise ValueError("peft_config: expected none: isobit serves no adapters; set lora.merge")
+        tensors = await _taken(weights, keep=self.is_leader_rank)
+        if self.is_leader_rank:
+            await asyncio.to_thread(
+                _send, self._settings, [self._settings.target(self.replica_rank)], tensors, global_steps
+            )
+
+
+@_engine_base.CheckpointEngineRegistry.register("isobit")
+class CheckpointEngine(_engine_base.CheckpointEngine):
+    """Sends the weights of the trainer's first rank to every rollout. Rollouts need no workers of verl's.
+
+    Args:
+      bucket_size, is_master: from verl; the size is isobit's own affair.
+      settings: see Settings.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False, **settings):
+        self._is_master = is_master
+        self._settings = Settings.of(settings, "rollout.checkpoint_engine.engine_kwargs.isobit")
+
+    def prepare(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]):
+        """No rank needs to know of another."""
+        return {}, {}
+
+    def init_process_group(self) -> None:
+        """Nothing: there is no group."""
+
+    def finalize(self) -> None:
+        """Nothing."""
+
+    async def send_weights(self, weights, global_steps: int | None = None) -> dict[str, float]:
+        """Every rank walks the weights, the first sends them; the rollouts' tokens then carry `global_steps`
+        as their weight version."""
+        tensors = await _taken(weights, keep=self._is_master)
+        if self._is_master:
+            await asyncio.to_thread(_send, self._settings, self._settings.targets, tensors, global_steps)
+        return {}
+
+    async def receive_weights(self, global_steps: int | None = None):
+        """Raises RuntimeError: no worker of verl's receives weights, the services do."""
+        raise RuntimeError("the checkpoint engine isobit has no receivers: use it with rollout.name=isobit")
+        yield  # an asynchronous iterator, as verl expects
+
+
+async def _taken(weights, *, keep: bool) -> list[tuple[str, Any]]:
+    """The tensors in host memory, taken in this thread, whose device is the rank's."""
+    kept = []
+    async for name, tensor in require("verl.workers.rollout.utils", INSTALL).ensure_async_iterator(weights):
+        if keep:
+            kept.append((name, tensor.detach().cpu()))
+    return kept
+
+
+def _send(settings: Settings, targets: Iterable[str], tensors, global_steps: int | None) -> None:
+    clients = [RolloutClient(target, **settings.security) for target in targets]
+    try:
+        send_weights(clients, tensors, directory=settings.directory, weight_version=global_steps)
+    finally:
+        for client in clients:
+            client.close()
+
+
+_replica.RolloutReplicaRegistry.register("isobit", lambda: Replica)
+_rollout_base._ROLLOUT_REGISTRY["isobit", "async"] = f"{__name__}.{ServerAdapter.__name__}"
