@@ -1,22 +1,28 @@
-"""NeMo-RL's logprobs from the scorer, and slime's generate and its hook for weights, beside real services.
+"""What every seam's weights go through, NeMo-RL's logprobs from the scorer, slime's generate and its hook for
+weights, beside real services.
 
 Neither framework is on PyPI. What it would hand over, a batch and a Sample, is its own class where it can be
 imported, and else one of the same interface.
 """
 
 import asyncio
+import importlib
+import sys
 import types
 import unittest
 from collections import UserDict
 from enum import Enum
+from unittest import mock
 
 import torch
+from safetensors.torch import load_file
 from support import bits, word_tokenizer
 
 from isobit import RolloutClient, ScorerClient
-from isobit.errors import FailedPreconditionError
+from isobit.errors import FailedPreconditionError, IsobitError
 from isobit.integrations import slime
 from isobit.integrations.nemo_rl import ScorerPolicy
+from isobit.integrations.weights import SharedDirectory, send_weights
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
@@ -97,6 +103,40 @@ class SeamsTest(ServiceTest):
         self.rollout = self.enterContext(RolloutClient(self.target))
         self.scorer, self.reference = (self.enterContext(ScorerClient(s.target)) for s in services[1:])
         self.policy = Policy()
+
+    def versions(self) -> list[tuple[int, str]]:
+        found = [c.get_server_info().server.weight_version for c in (self.rollout, self.scorer)]
+        return [(version.id, version.digest) for version in found]
+
+    def test_weights_go_to_all_services_or_none_changes(self):
+        before = self.versions()
+        files = sorted(self.scratch.iterdir())
+        directory = SharedDirectory(self.scratch, self.model.name)
+        tensors = load_file(self.scratch / "weight_v000001" / "model.safetensors")
+        clients = [self.rollout, self.scorer]
+
+        wrong = tensors | {"model.norm.weight": tensors["model.norm.weight"][:-1]}
+        with self.assertRaisesRegex(IsobitError, "model.norm.weight"):
+            send_weights(clients, wrong.items(), directory=directory)
+        with self.assertRaisesRegex(ValueError, "expected the tensors of a model, got none"):
+            send_weights(clients, iter(()), directory=directory)
+        self.assertEqual(self.versions(), before)
+
+        send_weights(clients, iter(tensors.items()), directory=directory, weight_version=5)
+        self.assertEqual(sorted(self.scratch.iterdir()), files, "what was written is gone")
+        (rollout, scorer), (old, _) = self.versions(), before
+        self.assertEqual(rollout, scorer)
+        self.assertEqual(rollout[0], 5)
+        self.assertNotEqual(rollout[1], old[1], "control: other weights")
+        self.reference.update_weights("weight_v000001")
+        self.assertEqual(self.reference.get_server_info().server.weight_version.digest, rollout[1])
+
+    def test_a_framework_that_is_missing_is_named(self):
+        with (
+            mock.patch.dict(sys.modules, {"verl": None, "verl.workers.rollout.replica": None}),
+            self.assertRaisesRegex(ImportError, "pip install 'verl==0.9.1'"),
+        ):
+            importlib.import_module("isobit.integrations.verl")
 
     def batch(self):
         """Sampled sequences as NeMo-RL has them, padded behind, and the logprobs of those drawn."""

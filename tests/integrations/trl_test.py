@@ -185,18 +185,59 @@ class TrlTest(ServiceTest):
         # A token that is alone after the filters has the logprob 0 with other weights, too.
         self.assertTrue(any(len(found) < step + 1 for step, row in enumerate(versions) for found in row))
 
+    def worker(self, prompts, rewards, tokenizer=None, **changes):
+        args = AsyncGRPOConfig(self.output, dtype="bfloat16", **COMMON | changes)
+        worker = RolloutWorker(self.rollout, tokenizer or word_tokenizer(), prompts, rewards, args)
+        self.addCleanup(worker.stop)
+        return worker
+
+    def test_conversations_and_rewards_that_do_not_apply(self):
+        seen = []
+
+        def rewards(prompts, completions, completion_ids, level):
+            seen.append((prompts, completions, level))
+            return [None, 1.0, 2.0, 3.0]
+
+        tokenizer = word_tokenizer()
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}w499"
+        prompt = [{"role": "user", "content": "w005 w017"}]
+        worker = self.worker([{"prompt": prompt, "level": 3}], rewards, tokenizer)
+        worker.update_model_version(4)
+        worker.start()
+        samples = [worker.rollout_buffer.get(timeout=30) for _ in range(GENERATIONS)]
+        worker.stop()
+        prompts, completions, level = seen[0]
+        self.assertEqual((prompts, level), ([prompt] * GENERATIONS, [3] * GENERATIONS))
+        self.assertEqual([c[0]["role"] for c in completions], ["assistant"] * GENERATIONS)
+        self.assertEqual(samples[0].input_ids[:3].tolist(), tokenizer("w005 w017 w499")["input_ids"])
+        self.assertEqual(completions[0][0]["content"], tokenizer.decode(samples[0].input_ids[3:]))
+        spread = (2 / 3) ** 0.5
+        self.assertEqual([round(s.advantage * spread, 6) for s in samples], [0, -1, 0, 1])
+        self.assertEqual([s.model_version for s in samples], [4] * GENERATIONS)
+        self.assertEqual(samples[0].completion_mask.tolist(), [0] * 3 + [1] * (len(samples[0].input_ids) - 3))
+
+    def test_a_stopped_worker_ends_its_requests(self):
+        worker = self.worker([{"prompt": PROMPTS[0]}], small_words, max_completion_length=400)
+        worker.start()
+        self.wait_until(lambda: self.rollout.get_load().num_running_requests, "nothing runs")
+        worker.stop()
+        self.assertEqual(self.rollout.get_load().num_running_requests, 0)
+        self.assertIsNone(worker._error)
+
     def test_a_worker_that_fails_stops_the_trainer(self):
         def broken(completion_ids, **_):
             return [0.0]
 
-        args = AsyncGRPOConfig(self.output, dtype="bfloat16", **COMMON)
-        worker = RolloutWorker(self.rollout, word_tokenizer(), [{"prompt": PROMPTS[0]}], broken, args)
+        worker = self.worker([{"prompt": PROMPTS[0]}], broken)
         worker.start()
         self.wait_until(lambda: worker._error, "the worker did not fail")
         with self.assertRaisesRegex(RuntimeError, "has failed") as caught:
             worker.check_health(10)
         self.assertIn("broken: expected 4 rewards", str(caught.exception.__cause__))
-        worker.stop()
+        empty = self.worker([], small_words)
+        empty.start()
+        self.wait_until(lambda: empty._error, "the worker did not fail")
+        self.assertIn("prompts: expected rows, got none", str(empty._error))
 
     def run_sync(self, patched: bool, **changes):
         args = GRPOConfig(self.output, **COMMON | changes)
