@@ -6,6 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from support import bits, skip, word_tokenizer
 
@@ -14,9 +15,11 @@ try:
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo.packing import TreeRow
 except ImportError as error:
     skip(error)
 
+import isobit.torch as it
 from isobit import RolloutClient, ScorerClient
 from isobit.integrations.trl import RolloutFunction, RolloutWorker, WeightTransfer
 from isobit.integrations.trl_model import patch_trainer
@@ -184,6 +187,49 @@ class TrlTest(ServiceTest):
         self.assertTrue(all(found for step in versions for found in step), versions)
         # A token that is alone after the filters has the logprob 0 with other weights, too.
         self.assertTrue(any(len(found) < step + 1 for step, row in enumerate(versions) for found in row))
+
+    def test_tokens_that_samples_share_count_in_each(self):
+        """The logprobs of TRL's packed row, and their gradients, beside those of the same samples apart."""
+        samples = [[5, 17, 300, 42, 7, 8], [5, 17, 300, 42, 9], [5, 17, 300, 42, 9, 11, 12]]
+        row = TreeRow()
+        for tokens in samples:
+            mask = np.array([0, 0] + [1] * (len(tokens) - 2))
+            row.add(
+                {
+                    "input_ids": np.array(tokens),
+                    "completion_mask": mask,
+                    "old_log_probs": np.zeros(len(tokens)),
+                    "advantage": 1.0,
+                    "group_id": 0,
+                }
+            )
+        packed = row.pack()
+        self.assertLess(packed["input_ids"].numel(), sum(map(len, samples)) - 4, "control: tokens are shared")
+        args = GRPOConfig(self.output, **COMMON)
+        trainer = GRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.bfloat16),
+            small_words,
+            args,
+            Dataset.from_dict({"prompt": PROMPTS}),
+            processing_class=word_tokenizer(),
+        )
+        patch_trainer(trainer)
+        model = trainer.model
+
+        def gradients(logprobs):
+            model.zero_grad()
+            logprobs.sum().backward()
+            return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+        rows = {name: packed[name][None] for name in ("input_ids", "position_ids", "shift_labels")}
+        tree = {name: x for name, x in packed.items() if name.startswith(("tree_kv", "tree_cu"))}
+        packed_logprobs = model(fused_lm_head=True, **rows, **tree).log_probs[0][packed["token_index"]]
+        apart = it.logprobs(model, it.Batch.of(samples, prompt_lengths=[2] * 3)).logprobs
+        self.assertEqual(bits(packed_logprobs.detach()), bits(apart.detach()))
+        expected = gradients(apart)
+        for name, gradient in gradients(packed_logprobs).items():
+            error = (gradient - expected[name]).norm() / expected[name].norm()
+            self.assertLess(error, 0.02, name)  # other sums, so other roundings to bf16
 
     def worker(self, prompts, rewards, tokenizer=None, **changes):
         args = AsyncGRPOConfig(self.output, dtype="bfloat16", **COMMON | changes)
