@@ -24,19 +24,8 @@ _rollout_base = require("verl.workers.rollout.base", INSTALL)
 _engine_base = require("verl.checkpoint_engine.base", INSTALL)
 ray = require("ray", INSTALL)
 
-_NAMES = {
-    name: name
-    for name in (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "ignore_eos",
-        "stop_token_ids",
-        "min_tokens",
-    )
-} | {"repetition_penalty": "repetition_penalty"}
+_OPTIONS = "temperature top_p top_k min_p seed ignore_eos stop_token_ids min_tokens repetition_penalty"
+_NAMES = {name: name for name in _OPTIONS.split()}
 # Options that change no token as verl sets them. It asks for logprobs by a flag; here they always come.
 _IGNORED = {"logprobs": ..., "n": 1, "detokenize": ..., "skip_special_tokens": ..., "stop": []}
 
