@@ -95,7 +95,7 @@ class WheelTest(unittest.TestCase):
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
         expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
         expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
-        for package in ("aio", "torch"):
+        for package in ("aio", "integrations", "torch"):
             expected |= {f"isobit/{package}/{module.name}" for module in (CLIENT / package).glob("*.py")}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
