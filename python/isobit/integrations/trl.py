@@ -101,7 +101,7 @@ class RolloutWorker:
         without end.
       reward_functions: called with prompts=, completions=, completion_ids= and the columns, each a list with
         one item a completion; they give one float a completion, or None where they do not apply. Their sum
-        counts.
+        counts. Threads of several groups call them at a time.
       args: the AsyncGRPOConfig.
       groups_ahead: how many groups are drawn at a time, and how many may wait for the trainer.
     """
