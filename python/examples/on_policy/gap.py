@@ -1,0 +1,55 @@
+"""The gap between sampler and trainer: whether a token's two logprobs have the same bits, and if not, how
+far apart they are."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from completions import Completion
+from ranks import RunError
+
+
+class GapError(RunError):
+    """Sampler and trainer computed different logprobs for the same tokens and weights."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Over the tokens of a batch."""
+
+    tokens: int
+    unequal: int  # tokens whose bits differ, or that are NaN
+    max_abs_dlogp: float
+    kl: float  # estimates KL(rollout || trainer) from the rollout's tokens: the mean of r - 1 - log r (k3)
+    first: str  # where the first unequal token is, with both logprobs; empty if all are equal
+
+    @classmethod
+    def between(cls, completions: Sequence[Completion], trainer: Sequence[np.ndarray]) -> "Gap":
+        """trainer: for each completion the trainer's logprobs, fp32 [tokens], by the weights that drew it."""
+        sampled = np.concatenate([c.logprobs for c in completions])
+        computed = np.concatenate(trainer)
+        if sampled.dtype != np.float32 or computed.dtype != np.float32 or sampled.shape != computed.shape:
+            raise ValueError(
+                f"trainer: expected float32 {sampled.shape}, got {computed.dtype} {computed.shape}"
+            )
+        unequal = (sampled.view(np.uint32) != computed.view(np.uint32)) | np.isnan(sampled)
+        dlogp = np.where(unequal, sampled.astype(np.float64) - computed, 0.0)
+        ratios = np.expm1(-dlogp) + dlogp
+        return cls(
+            tokens=len(sampled),
+            unequal=int(unequal.sum()),
+            max_abs_dlogp=float(np.abs(dlogp).max(initial=0.0)),
+            kl=math.fsum(ratios.tolist()) / max(len(sampled), 1),
+            first=_where(completions, trainer, int(unequal.argmax())) if unequal.any() else "",
+        )
+
+
+def _where(completions: Sequence[Completion], trainer: Sequence[np.ndarray], token: int) -> str:
+    for completion, logprobs in zip(completions, trainer, strict=True):
+        if token < len(logprobs):
+            pair = {"rollout": completion.logprobs[token], "trainer": logprobs[token]}
+            told = ", ".join(f"{side} {x:.9g} ({x.view(np.uint32):#010x})" for side, x in pair.items())
+            return f"prompt {completion.number}, sample {completion.index}, token {token}: {told}"
+        token -= len(logprobs)
+    raise IndexError(token)
