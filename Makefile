@@ -32,7 +32,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch build-torch-gpu test-verl \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch test-verl train-demo build-torch-gpu \
   test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
@@ -96,6 +96,10 @@ test-verl: build/release/build.ninja $(TORCH)/.verl  ## Runs verl's own classes 
 	cmake --build --preset release --target $(BINARIES)
 	PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
 	  ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/verl_test.py
+
+train-demo: build-torch build/release/build.ninja  ## Trains a tiny model on-policy, beside vanilla (CPU)
+	cmake --build --preset release --target $(BINARIES)
+	PYTHONPATH=python:python/tools $(TORCH)/bin/python -m isobit_tools.train_demo $(ARGS)
 
 build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators for GPUs too, build/torch-cuda/lib/libisobit_torch.so
 	cmake --build --preset torch-cuda --target isobit_torch
