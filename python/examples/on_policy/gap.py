@@ -24,6 +24,17 @@ class Gap:
     kl: float  # estimates KL(rollout || trainer) from the rollout's tokens: the mean of r - 1 - log r (k3)
     first: str  # where the first unequal token is, with both logprobs; empty if all are equal
 
+    def __add__(self, other: "Gap") -> "Gap":
+        """Of both batches."""
+        tokens = self.tokens + other.tokens
+        return Gap(
+            tokens,
+            self.unequal + other.unequal,
+            max(self.max_abs_dlogp, other.max_abs_dlogp),
+            (self.kl * self.tokens + other.kl * other.tokens) / max(tokens, 1),
+            self.first or other.first,
+        )
+
     @classmethod
     def between(cls, completions: Sequence[Completion], trainer: Sequence[np.ndarray]) -> "Gap":
         """trainer: for each completion the trainer's logprobs, fp32 [tokens], by the weights that drew it."""

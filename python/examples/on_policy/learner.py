@@ -180,7 +180,10 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """The weights in bf16, by their names in a checkpoint, on the CPU of rank 0; empty on other ranks."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return {n: t.to(torch.bfloat16) for n, t in get_model_state_dict(self.model, options=options).items()}
+        whole = get_model_state_dict(self.model, options=options)
+        if self.model.config.tie_word_embeddings:
+            whole.pop("lm_head.weight", None)
+        return {name: tensor.to(torch.bfloat16) for name, tensor in whole.items()}
 
 
 def _by_completion(

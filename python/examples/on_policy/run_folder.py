@@ -10,13 +10,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from completions import Completion
 from learner import Learner
-from ranks import is_first
+from ranks import from_rank_0, is_first
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.tensorboard import SummaryWriter
+from weight_sync import write_model
 
 
 class RunFolder:
-    """`metrics.jsonl` (one line a step), `tensorboard/`, `recipe.json`, `checkpoints/step-N/`.
+    """`metrics.jsonl` (one line a step), `tensorboard/`, `recipe.json`, `checkpoints/step-N/`, `model/`.
 
     Every rank makes one and calls the same methods; metrics are written by rank 0.
     """
@@ -69,6 +70,14 @@ class RunFolder:
                 shutil.rmtree(old)
         dist.barrier()
 
+    def save_model(self, learner: Learner, like: Path) -> None:
+        """Writes the weights as a model directory, `model/`, which the services can serve.
+
+        like: the model directory from which the run began.
+        """
+        weights = learner.weights()
+        from_rank_0(lambda: write_model(weights, like, self.path / "model"))
+
     def load(self, learner: Learner) -> tuple[int, list[Completion] | None]:
         """Puts the latest checkpoint into the learner. Returns its step and its completions drawn ahead; step
         0 if there is none. Metrics of later steps go."""
@@ -96,8 +105,10 @@ class RunFolder:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)
+            parts = value if isinstance(value, dict) else {"": value}
+            for part, number in parts.items():
+                if isinstance(number, int | float):
+                    self._writer.add_scalar(f"{name}/{part}".rstrip("/"), number, step)
         self._writer.flush()
 
     def close(self) -> None:

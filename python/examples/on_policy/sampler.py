@@ -43,12 +43,15 @@ class Sampler:
         scorer: str | None,
         comparator: str | None,
         model_root: Path,
+        model: Path,
     ):
-        """rollout, scorer, comparator: HOST:PORT. model_root: that of rollout and scorer."""
+        """rollout, scorer, comparator: HOST:PORT. model_root: of rollout and scorer. model: the directory
+        where the run began."""
         self._task = task
         self._draw = draw
         self._stop = stop
         self._model_root = model_root
+        self._model = model
         self._name = f"on-policy-{uuid4().hex[:12]}"
         self._samples: list[Sample] = []  # of the latest batch, for the comparator
         self._offset = 0  # the version id of the weights after 0 optimizer steps
@@ -79,7 +82,7 @@ class Sampler:
             if self._serving is None:  # both sides take ids above what they have had
                 infos = [service.get_server_info() for service in self._served]
                 version = 1 + max(info.server.weight_version.id for info in infos)
-            digest = send_weights(weights, learner.model, self._served, version, self._model_root, self._name)
+            digest = send_weights(weights, self._served, version, self._model, self._model_root, self._name)
             return WeightVersion(version, digest)
 
         self._serving = from_rank_0(send)

@@ -43,27 +43,24 @@ class Share:
 
 
 class Arithmetic:
-    """Sums with answers that can be checked, for a model with a tokenizer and a chat template: 1 if the first
-    number of the answer is right, else 0."""
-
-    QUESTION = "What is {} + {}? Answer with the number only."
+    """Sums with answers that can be checked, for a model with a tokenizer and a chat template: 1 if the last
+    number that the answer names is right, else 0."""
 
     def __init__(self, model: Path):
         self._tokenizer = Tokenizer(model)
 
-    def _summands(self, number: int) -> tuple[int, int]:
+    @staticmethod
+    def summands(number: int) -> tuple[int, int]:
         generator = random.Random(f"arithmetic {number}")
-        return generator.randrange(1, 30), generator.randrange(1, 30)
+        return generator.randrange(1, 10), generator.randrange(1, 10)
 
     def prompt(self, number: int) -> Sequence[int]:
-        return self._tokenizer.encode_chat(self.QUESTION.format(*self._summands(number)))
+        a, b = self.summands(number)
+        return self._tokenizer.encode_chat(f"Compute {a} + {b}.")
 
     def reward(self, number: int, completion: Sequence[int]) -> float:
-        return self.judge(number, self._tokenizer.decode(completion))
-
-    def judge(self, number: int, answer: str) -> float:
-        found = re.search(r"\d+", answer)
-        return float(found is not None and int(found[0]) == sum(self._summands(number)))
+        numbers = re.findall(r"\d+", self._tokenizer.decode(completion))
+        return float(numbers[-1:] == [str(sum(self.summands(number)))])
 
 
 BUILT_IN = {"share": Share, "arithmetic": Arithmetic}

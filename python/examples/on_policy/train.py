@@ -58,6 +58,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, learner: Learner, sampler: Sampler, folder: RunFolder):
         self._options = options
+        self._model = options.model_root / options.model
         self._learner = learner
         self._sampler = sampler
         self._folder = folder
@@ -88,6 +89,7 @@ class Run:
             self._learner.drop()
             say(f"stopped after step {step}; --resume goes on")
         self._folder.save(self._learner, step, ahead)
+        self._folder.save_model(self._learner, self._model)
         say(f"weights after step {step}: {digest}")
 
     def _on_policy(self, step: int, _, clock: Clock) -> tuple[dict[str, Any], None]:
@@ -98,26 +100,27 @@ class Run:
         clock.lap("train")
         gap = self._check(batch, logprobs, step)
         clock.lap("compare")
-        return self._values(batch, step, entropy, gap), None
+        return self._values(batch, step, entropy, [gap]), None
 
     def _one_step_off(
         self, step: int, ahead: list[Completion] | None, clock: Clock
     ) -> tuple[dict[str, Any], list[Completion]]:
         """Differentiates the batch that was drawn a step ago, while the next one is drawn. Each batch is
         compared while the trainer still has the weights that drew it."""
+        gaps = []
         if ahead is None:  # a run begins on-policy
             ahead = self._sampler.sample(step)
             clock.lap("sample")
-            self._check(ahead, self._learner.score(ahead), step)
+            gaps.append(self._check(ahead, self._learner.score(ahead), step))
             clock.lap("compare")
         drawing = self._sampler.start(step + 1)
         _, entropy = self._gradients(ahead, step)
         clock.lap("train")
         next_ahead = self._sampler.join(drawing)
         clock.lap("sample")
-        gap = self._check(next_ahead, self._learner.score(next_ahead), step)
+        gaps.append(self._check(next_ahead, self._learner.score(next_ahead), step))
         clock.lap("compare")
-        return self._values(ahead, step, entropy, gap), next_ahead
+        return self._values(ahead, step, entropy, gaps), next_ahead
 
     def _gradients(self, batch: list[Completion], step: int) -> tuple[list[np.ndarray], float]:
         rewards = [completion.reward for completion in batch]
@@ -140,8 +143,9 @@ class Run:
             )
         return gap
 
-    def _values(self, batch: list[Completion], step: int, entropy: float, gap: Gap) -> dict[str, Any]:
-        """The step's metrics: of the batch that was trained on; the gap is that of the batch drawn."""
+    def _values(self, batch: list[Completion], step: int, entropy: float, gaps: list[Gap]) -> dict[str, Any]:
+        """The step's metrics: of the batch that was trained on, and of the gaps of what was drawn."""
+        gap = sum(gaps[1:], gaps[0])
         rewards = [completion.reward for completion in batch]
         stale = staleness(batch, step)
         return {
@@ -260,7 +264,7 @@ def train(options: argparse.Namespace, stop: StopSignal) -> None:
     folder = RunFolder(options.output, kept, options.resume)
     sampler = Sampler(
         load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator,
-        options.model_root,
+        options.model_root, model,
     )  # fmt: skip
     with closing(folder), closing(sampler):
         if (mode := sampler.numerics()) != options.numerics:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from completions import Completion
-from learner import Learner, Terms
+from learner import Learner, Recipe, Terms
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -53,11 +53,16 @@ class VanillaLearner(Learner):
         return logprobs, -(rows.exp() * rows).sum(-1)
 
     def _loss(self, logprobs: Tensor, old: Tensor, terms: Terms) -> Tensor:
-        ratio = torch.exp(logprobs - old)
-        clipped = ratio.clamp(1 - self.recipe.clip_low, 1 + self.recipe.clip_high)
-        weights = terms.weights
-        if self.recipe.correction:
-            # The ratio of stale tokens is already that to the rollout's policy.
-            importance = torch.exp(logprobs.detach() - terms.sampled).clamp(max=self.recipe.correction)
-            weights = torch.where(terms.stale, weights, weights * importance)
-        return -(torch.minimum(ratio * terms.advantages, clipped * terms.advantages) * weights).sum()
+        return loss(logprobs, old, terms, self.recipe)
+
+
+def loss(logprobs: Tensor, old: Tensor, terms: Terms, recipe: Recipe) -> Tensor:
+    """The clipped loss, a scalar. With a correction, a token that the present weights drew weighs by its
+    probability in the trainer over that in the rollout, truncated; a stale one has that ratio already."""
+    ratio = torch.exp(logprobs - old)
+    clipped = ratio.clamp(1 - recipe.clip_low, 1 + recipe.clip_high)
+    weights = terms.weights
+    if recipe.correction:
+        importance = torch.exp(logprobs.detach() - terms.sampled).clamp(max=recipe.correction)
+        weights = torch.where(terms.stale, weights, weights * importance)
+    return -(torch.minimum(ratio * terms.advantages, clipped * terms.advantages) * weights).sum()

@@ -1,0 +1,239 @@
+"""The pieces of python/examples/on_policy: advantages, staleness, prompts, rewards, the gap, the correction,
+what ranks tell each other, the run's folder."""
+
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import types
+import unittest
+from pathlib import Path
+
+import numpy as np
+import torch
+from support import run_ranks
+
+import isobit.torch as it
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "examples" / "on_policy"))
+
+import ranks
+from completions import Completion, advantages, staleness
+from gap import Gap
+from learner import Recipe, Terms
+from run_folder import RunFolder
+from tasks import Arithmetic, Share, load_task
+from vanilla import loss
+
+MODEL = Path(os.environ.get("ISOBIT_MODEL", ""))
+
+
+def completion(logprobs: list[float], steps: list[int] | None = None, number: int = 0) -> Completion:
+    count = len(logprobs)
+    return Completion(
+        number=number,
+        index=0,
+        prompt=[1, 2],
+        tokens=np.arange(count, dtype=np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        steps=np.array(steps or [0] * count, np.int64),
+        reward=1.0,
+    )
+
+
+class CompletionsTest(unittest.TestCase):
+    def test_advantages_are_relative_to_the_group(self):
+        self.assertEqual(
+            advantages([1, 0, 0, 0, 5, 7, 5, 7], 4, False), [0.75] + [-0.25] * 3 + [-1, 1, -1, 1]
+        )
+
+    def test_grpo_divides_by_the_deviation(self):
+        self.assertEqual(advantages([3, 5, 3, 5, 2, 2, 2, 2], 4, True), [-1, 1, -1, 1, 0, 0, 0, 0])
+        values = advantages([0.1, 0.7, 0.4, 0.2], 4, True)
+        self.assertAlmostEqual(math.fsum(values), 0)
+        self.assertAlmostEqual(math.fsum(v * v for v in values), 4)
+
+    def test_other_rewards_are_refused(self):
+        for rewards, message in (([1, 2, 3], "groups of 2, got 3"), ([1, math.nan], "got nan")):
+            with self.assertRaisesRegex(ValueError, message):
+                advantages(rewards, 2, True)
+
+    def test_staleness_counts_steps_token_by_token(self):
+        batch = [completion([0, 0, 0], [4, 4, 5]), completion([0], [3])]
+        self.assertEqual(staleness(batch, 5).tolist(), [1, 1, 0, 2])
+        with self.assertRaisesRegex(ValueError, "up to step 4, got some of step 5"):
+            staleness(batch, 4)
+
+    def test_json_keeps_every_bit(self):
+        values = np.array([0x80000000, 0x00000001, 0xBDCCCCCD, 0x7F7FFFFF], np.uint32).view(np.float32)
+        before = completion(values.tolist(), [3, 3, 4, 4], number=9)
+        after = Completion.from_json(json.loads(json.dumps(before.to_json())))
+        self.assertEqual(after.logprobs.tobytes(), values.tobytes())
+        self.assertEqual(after.to_json(), before.to_json())
+        self.assertEqual((after.tokens.dtype, after.steps.dtype), (np.int32, np.int64))
+
+
+class TasksTest(unittest.TestCase):
+    def setUp(self):
+        self.model = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (self.model / "config.json").write_text('{"vocab_size": 400}')
+
+    def test_a_prompt_depends_on_its_number_alone(self):
+        first, again = load_task("share", self.model), Share(self.model)
+        prompts = [first.prompt(number) for number in range(50)]
+        self.assertEqual([again.prompt(number) for number in reversed(range(50))], prompts[::-1])
+        self.assertEqual(len(set(map(tuple, prompts))), 50)
+        self.assertEqual(len({Arithmetic.summands(number) for number in range(400)}), 81)
+
+    def test_share_counts_the_first_quarter(self):
+        self.assertEqual(Share(self.model).reward(0, [0, 99, 100, 399]), 0.5)
+
+    @unittest.skipUnless((MODEL / "tokenizer.json").is_file(), "needs SmolLM2: make model")
+    def test_arithmetic_judges_the_last_number(self):
+        task = load_task("arithmetic", MODEL)
+        a, b = task.summands(3)
+        encode = task._tokenizer.encode
+        self.assertIn(f"Compute {a} + {b}.", task._tokenizer.decode(task.prompt(3)))
+        cases = {f"{a} + {b} = {a + b}.": 1, f"{a + b}, not {a + b + 1}": 0, "no": 0, f"1{a + b}": 0}
+        for answer, reward in cases.items():
+            self.assertEqual(task.reward(3, encode(answer)), reward, answer)
+
+    def test_own_tasks(self):
+        module = types.ModuleType("own_task")
+        module.Longer = type("Longer", (Share,), {"reward": lambda self, number, tokens: float(len(tokens))})
+        sys.modules["own_task"] = module
+        self.addCleanup(sys.modules.pop, "own_task")
+        self.assertEqual(load_task("own_task:Longer", self.model).reward(0, [1, 2, 3]), 3.0)
+        for name, message in (
+            ("sums", "expected share, arithmetic or module:Class, got sums"),
+            ("own_task:Shorter", "Shorter"),
+            ("no_such_module:Task", "No module named 'no_such_module'"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                load_task(name, self.model)
+
+
+class GapTest(unittest.TestCase):
+    def setUp(self):
+        self.batch = [completion([-1.5, -0.25]), completion([-3.0, -0.5, -2.0], number=7)]
+        self.trainer = [c.logprobs.copy() for c in self.batch]
+
+    def test_equal(self):
+        self.assertEqual(Gap.between(self.batch, self.trainer), Gap(5, 0, 0.0, 0.0, ""))
+
+    def test_sees_one_bit(self):
+        self.trainer[1][1] = np.nextafter(np.float32(-0.5), np.float32(0))
+        gap = Gap.between(self.batch, self.trainer)
+        self.assertEqual((gap.tokens, gap.unequal, gap.max_abs_dlogp), (5, 1, 2**-25))
+        self.assertGreater(gap.kl, 0)
+        self.assertIn(
+            "prompt 7, sample 0, token 1: rollout -0.5 (0xbf000000), trainer -0.49999997", gap.first
+        )
+
+    def test_nan_and_the_sign_of_zero_count(self):
+        self.trainer[0][0] = self.batch[0].logprobs[0] = np.nan
+        self.assertEqual(Gap.between(self.batch, self.trainer).unequal, 1)
+        self.batch[0].logprobs[:] = 0.0
+        self.trainer[0][:] = -0.0
+        self.assertEqual(Gap.between(self.batch, self.trainer).unequal, 2)
+
+    def test_kl_is_k3(self):
+        self.trainer[0][1] = -1.25
+        self.assertAlmostEqual(Gap.between(self.batch, self.trainer).kl, (math.exp(-1) - 1 + 1) / 5)
+
+    def test_others_are_refused(self):
+        for trainer in (self.trainer[:1], [t.astype(np.float64) for t in self.trainer]):
+            with self.assertRaisesRegex(ValueError, "expected float32"):
+                Gap.between(self.batch, trainer)
+
+    def test_sum(self):
+        first, second = Gap(4, 1, 0.5, 0.25, "here"), Gap(12, 2, 0.75, 0.0, "there")
+        self.assertEqual(first + second, Gap(16, 3, 0.75, 0.0625, "here"))
+
+
+class LossTest(unittest.TestCase):
+    def setUp(self):
+        self.logprobs = torch.tensor([-1.0, -2.0, -0.5, -1.5], requires_grad=True)
+        self.terms = Terms(
+            advantages=torch.tensor([1.0, -2.0, 0.5, 1.0]),
+            weights=torch.full((4,), 0.25),
+            sampled=torch.tensor([-1.25, -1.75, -3.0, -1.0]),
+            stale=torch.tensor([False, False, False, True]),
+        )
+        self.old = torch.where(self.terms.stale, self.terms.sampled, self.logprobs.detach())
+
+    def recipe(self, correction: float) -> Recipe:
+        return Recipe(1.0, 0.2, 0.2, 1e-3, (0.9, 0.999), 0.0, 1.0, 64, 8, correction=correction)
+
+    def test_as_isobit_s_without_correction(self):
+        ours = it.functional.policy_loss(
+            self.logprobs, self.terms.advantages, self.terms.weights, self.old, clip_low=0.2, clip_high=0.2
+        )
+        theirs = loss(self.logprobs, self.old, self.terms, self.recipe(0.0))
+        self.assertAlmostEqual(ours.item(), theirs.item(), 6)
+        gradients = [torch.autograd.grad(value, self.logprobs)[0] for value in (ours, theirs)]
+        torch.testing.assert_close(*gradients)
+
+    def test_correction_weighs_fresh_tokens_up_to_its_cap(self):
+        plain, weighed = (
+            torch.autograd.grad(loss(self.logprobs, self.old, self.terms, self.recipe(c)), self.logprobs)[0]
+            for c in (0.0, 2.0)
+        )
+        torch.testing.assert_close(weighed / plain, torch.tensor([math.exp(0.25), math.exp(-0.25), 2.0, 1.0]))
+
+
+def agree(rank: int, world: int) -> list:
+    """What stop signals and errors of one rank do to all."""
+    stop = ranks.StopSignal()
+    seen = [ranks.from_rank_0(lambda: ("only rank 0", rank)), ranks.gathered({world - rank: rank})]
+    stop.check()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def stopped():
+        raise ranks.Stopped
+
+    for work in (stop.check, lambda: ranks.from_rank_0(stopped), lambda: ranks.from_rank_0(lambda: 1 // 0)):
+        try:
+            seen.append(work())
+        except (ranks.Stopped, SystemExit, ZeroDivisionError) as error:
+            seen.append(type(error).__name__)
+    return seen
+
+
+def folders(rank: int, world: int, path: Path) -> list[str]:
+    messages = []
+    for recipe, resume in (
+        ({"lr": 1.0}, False),
+        ({"lr": 1.0}, True),
+        ({"lr": 2.0}, True),
+        ({"lr": 1.0}, False),
+    ):
+        try:
+            RunFolder(path, recipe, resume)
+            messages.append("")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+class RanksTest(unittest.TestCase):
+    def test_all_end_as_one(self):
+        first, second = run_ranks(2, agree)
+        self.assertEqual(first[:2], [("only rank 0", 0), [1, 0]])
+        self.assertEqual(second[:2], first[:2])
+        self.assertEqual(first[2:], ["Stopped", "Stopped", "ZeroDivisionError"])
+        self.assertEqual(second[2:], ["Stopped", "Stopped", "SystemExit"])
+
+    def test_a_folder_keeps_its_recipe(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            for messages in run_ranks(2, folders, Path(scratch) / "run"):
+                self.assertEqual(messages[:2], ["", ""])
+                self.assertRegex(messages[2], "holds another run: lr was 1.0 and is 2.0")
+                self.assertRegex(messages[3], "--resume goes on with it")
+
+
+if __name__ == "__main__":
+    unittest.main()
