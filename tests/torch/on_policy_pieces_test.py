@@ -1,9 +1,12 @@
 """The pieces of python/examples/on_policy: advantages, staleness, prompts, rewards, the gap, the correction,
 what ranks tell each other, the run's folder."""
 
+import contextlib
+import io
 import json
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -12,21 +15,20 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-import torch
-from support import run_ranks
-
-import isobit.torch as it
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "examples" / "on_policy"))
-
 import ranks
+import torch
+import train
 from completions import Completion, advantages, staleness
 from gap import Gap
 from learner import Recipe, Terms
 from run_folder import RunFolder
+from support import run_ranks
 from tasks import Arithmetic, Share, load_task
 from vanilla import loss
 
+import isobit.torch as it
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "on_policy.md"
 MODEL = Path(os.environ.get("ISOBIT_MODEL", ""))
 
 
@@ -100,6 +102,15 @@ class TasksTest(unittest.TestCase):
         for answer, reward in cases.items():
             self.assertEqual(task.reward(3, encode(answer)), reward, answer)
 
+    @unittest.skipUnless((MODEL / "tokenizer.json").is_file(), "needs SmolLM2: make model")
+    def test_the_page_s_own_task(self):
+        (example,) = re.findall(r"```python\n(# my_tasks.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+        names: dict = {}
+        exec(example, names)
+        task = names["Short"](MODEL)
+        self.assertGreater(len(task.prompt(3)), 5)
+        self.assertEqual(task.reward(3, task.tokenizer.encode("four")), -0.04)
+
     def test_own_tasks(self):
         module = types.ModuleType("own_task")
         module.Longer = type("Longer", (Share,), {"reward": lambda self, number, tokens: float(len(tokens))})
@@ -113,6 +124,29 @@ class TasksTest(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, message):
                 load_task(name, self.model)
+
+
+class FlagsTest(unittest.TestCase):
+    REQUIRED = ("--rollout=a:1", "--model=m", "--output=o")
+
+    def test_recipe(self):
+        flags = vars(train.parse(self.REQUIRED))
+        self.assertLessEqual(set(train.NO_RECIPE), set(flags))
+        self.assertEqual(
+            (flags["on_gap"], train.parse([*self.REQUIRED, "--numerics=vanilla"]).on_gap), ("stop", "report")
+        )
+
+    def test_bad_flags_are_refused(self):
+        for flag, message in (
+            ("--correction=2", "only with --numerics vanilla"),
+            ("--seed=-1", "expected 0 to 2^32 - 1, got -1"),
+            ("--samples=0", "expected at least 1, got 0"),
+            ("--temperature=0", "expected above 0, got 0.0"),
+        ):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), self.assertRaises(SystemExit):
+                train.parse([*self.REQUIRED, flag])
+            self.assertIn(message, said.getvalue())
 
 
 class GapTest(unittest.TestCase):

@@ -194,7 +194,7 @@ class TrainDemo:
         """Some of the steps' lines, and the progress of all."""
         if found := _STEP.match(line):
             progress.done, progress.note = int(found[1]), found[2]
-            if progress.done % max(self._arguments.steps // 5, 1) in (0,):
+            if progress.done % max(self._arguments.steps // 5, 1) == 0:
                 self._screen.line(f"  {line.rstrip()}")
 
     def _check(self, passed: bool, text: str) -> None:
@@ -207,8 +207,9 @@ class TrainDemo:
                 f"{run.name}: {run.compared} tokens of {len(run.steps)} steps compared, {run.unequal} unequal"
             )
             self._check(run.unequal == 0 and run.compared > 0 and run.kl == 0, text)
-        first, last = tree.rewards
-        self._check(last > first + RISE, f"tree: the reward rose from {first:.3f} to {last:.3f}")
+        if self._arguments.model is None:  # what it learns is certain
+            first, last = tree.rewards
+            self._check(last > first + RISE, f"tree: the reward rose from {first:.3f} to {last:.3f}")
         digests = [[step["weights_digest"] for step in run.steps] for run in (tree, other)]
         self._check(
             digests[0] == digests[1] and len(digests[0]) == self._arguments.steps,
@@ -283,7 +284,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     )
     add = parser.add_argument
     add("--model", type=Path, help="a Hugging Face directory (default: a random model of 3 layers)")
-    add("--steps", type=int, default=30, help="optimizer steps of each run (default: %(default)s)")
+    add("--steps", type=int, default=40, help="optimizer steps of each run (default: %(default)s)")
     add("--processes", type=int, default=2, help="of the trainer (default: %(default)s)")
     add("--tp_size", type=int, default=4, help="tensor-parallel size of the rollout (default: %(default)s)")
     add("--shards", type=int, default=2, help="shards of the scorer (default: %(default)s)")
@@ -305,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 model = log_dir / "random-model"
                 run_model_tool(arguments.bin_dir, "make", "tiny-qwen3", str(model), "--seed", "1")
-                train_flags = ["--max_tokens=24", "--lr=3e-3", *train_flags]
+                train_flags = ["--max_tokens=24", "--lr=1e-3", *train_flags]
             screen.line(f"{model.name}: logs, metrics and picture in {log_dir}")
             demo = TrainDemo(arguments, train_flags, screen, log_dir, model)
             demo.run()
