@@ -13,6 +13,7 @@ from completions import Completion
 from ranks import StopSignal, gathered
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
 import isobit.torch as it
@@ -78,12 +79,13 @@ class Learner:
         self.recipe = recipe
         self._device = device
         self._stop = stop
+        self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         # fp32: FSDP2's shards are the masters, which it gathers as bf16.
         self.model = self._shard(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device))
         self.optimizer = self._optimizer(lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay)
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
-        return it.fully_shard(it.patch(model))
+        return it.fully_shard(it.patch(model), mesh=self._mesh)
 
     def _optimizer(self, **numbers) -> torch.optim.Optimizer:
         return it.AdamW(self.model.named_parameters(), **numbers)

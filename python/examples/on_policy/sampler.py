@@ -67,7 +67,7 @@ class Sampler:
 
         def ask() -> str:
             for service in self._served:
-                service.wait_until_serving(timeout=60)
+                service.wait_until_serving(timeout=600)
             mode = self._rollout.get_server_info().server.numerics_mode
             return types_pb2.NumericsMode.Name(mode).removeprefix("NUMERICS_MODE_").lower()
 

@@ -21,7 +21,7 @@ class VanillaLearner(Learner):
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for module in [*model.model.layers, model]:
-            fully_shard(module, mp_policy=policy)
+            fully_shard(module, mesh=self._mesh, mp_policy=policy)
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         return model
