@@ -77,6 +77,8 @@ class OnPolicyTest(ServiceTest):
                 if line.startswith(f"step {STOPPED_IN}/"):
                     process.send_signal(number)
         text = "".join(printed)
+        if number == signal.SIGKILL:
+            return text
         self.assertRegex(text, r"stopped after step \d+; --resume goes on")
         if not processes:
             self.assertEqual(process.returncode, 0, text)
@@ -143,7 +145,7 @@ class OnPolicyTest(ServiceTest):
             self.assert_same_run(folder, expected)
             self.assert_on_policy(folder)
 
-    # INVARIANT: the same of a run whose batches are a step old.
+    # INVARIANT: the same of a run whose batches are a step old, and that was killed and stopped.
     def test_one_step_off(self):
         expected, folder = self.folder(), self.folder()
         services = self.addresses("tree", 2)
@@ -151,8 +153,12 @@ class OnPolicyTest(ServiceTest):
         self.train(2, *services, *flags, f"--output={expected}")
         self.assert_on_policy(expected)
         self.assertEqual([row["staleness"] for row in self.rows(expected)], [0.0] + [1.0] * (STEPS - 1))
-        self.train_until(0, signal.SIGINT, *services, *flags, f"--output={folder}")
-        self.train(0, *services, *flags, f"--output={folder}", "--resume")
+        again = (*services, *flags, f"--output={folder}", f"--save_every={STOPPED_IN - 1}")
+        self.train_until(0, signal.SIGKILL, *again)
+        self.assertGreaterEqual(len(self.rows(folder)), STOPPED_IN)  # more than what was saved
+        self.train_until(0, signal.SIGINT, *again, "--resume")
+        said = self.train(0, *again, "--resume")
+        self.assertRegex(said, r"goes on after step \d+\n")
         self.assert_same_run(folder, expected)
 
     def test_vanilla_differs(self):
