@@ -221,7 +221,7 @@ class LossTest(unittest.TestCase):
 def agree(rank: int, world: int) -> list:
     """What stop signals and errors of one rank do to all."""
     stop = ranks.StopSignal()
-    seen = [ranks.from_rank_0(lambda: ("only rank 0", rank)), ranks.gathered({world - rank: rank})]
+    seen = [ranks.from_rank_0("work", lambda: ("only rank 0", rank)), ranks.gathered({world - rank: rank})]
     stop.check()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -229,11 +229,15 @@ def agree(rank: int, world: int) -> list:
     def stopped():
         raise ranks.Stopped
 
-    for work in (stop.check, lambda: ranks.from_rank_0(stopped), lambda: ranks.from_rank_0(lambda: 1 // 0)):
+    for work in (
+        stop.check,
+        lambda: ranks.from_rank_0("a", stopped),
+        lambda: ranks.from_rank_0("b", lambda: 1 // 0),
+    ):
         try:
             seen.append(work())
-        except (ranks.Stopped, SystemExit, ZeroDivisionError) as error:
-            seen.append(type(error).__name__)
+        except (ranks.Stopped, ranks.RunError) as error:
+            seen.append(f"{type(error).__name__} {error}")
     return seen
 
 
@@ -257,9 +261,11 @@ class RanksTest(unittest.TestCase):
     def test_all_end_as_one(self):
         first, second = run_ranks(2, agree)
         self.assertEqual(first[:2], [("only rank 0", 0), [1, 0]])
-        self.assertEqual(second[:2], first[:2])
-        self.assertEqual(first[2:], ["Stopped", "Stopped", "ZeroDivisionError"])
-        self.assertEqual(second[2:], ["Stopped", "Stopped", "SystemExit"])
+        for seen in (first, second):
+            self.assertEqual(seen[:2], first[:2])
+            self.assertEqual(
+                seen[2:], ["Stopped ", "Stopped ", "RunError b: integer division or modulo by zero"]
+            )
 
     def test_a_folder_keeps_its_recipe(self):
         with tempfile.TemporaryDirectory() as scratch:

@@ -3,11 +3,14 @@
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from isobit.errors import IsobitError
 
 _Result = TypeVar("_Result")
 
@@ -59,21 +62,31 @@ def is_first() -> bool:
     return dist.get_rank() == 0
 
 
-def from_rank_0(work: Callable[[], _Result]) -> _Result:
-    """What work() returns on rank 0, which alone calls it. If it raises, every rank ends."""
-    outcome: list[Any] = [None, None]
+def from_rank_0(what: str, work: Callable[[], _Result]) -> _Result:
+    """What work() returns on rank 0, which alone calls it.
+
+    Raises:
+        RunError: work() raised; on every rank, with that message after `what`.
+        Stopped: work() raised that; on every rank.
+    """
+    result, error, stopped = None, None, False
     if is_first():
         try:
-            outcome[0] = work()
-        except BaseException as error:
-            dist.broadcast_object_list([None, "stop" if isinstance(error, Stopped) else "end"])
-            raise
+            result = work()
+        except Stopped:
+            stopped = True
+        except Exception as raised:
+            error = f"{what}: {raised}"
+            if not isinstance(raised, IsobitError | RunError):
+                traceback.print_exc()
+    outcome: list[Any] = [result, error, stopped]
     dist.broadcast_object_list(outcome)
-    if outcome[1] == "stop":
+    result, error, stopped = outcome
+    if stopped:
         raise Stopped
-    if outcome[1] == "end":
-        sys.exit(1)  # rank 0 says why
-    return outcome[0]
+    if error is not None:
+        raise RunError(error)
+    return result
 
 
 def gathered(mine: dict[int, _Result]) -> list[_Result]:

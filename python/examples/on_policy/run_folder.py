@@ -76,7 +76,7 @@ class RunFolder:
         like: the model directory from which the run began.
         """
         weights = learner.weights()
-        from_rank_0(lambda: write_model(weights, like, self.path / "model"))
+        from_rank_0("writing the model", lambda: write_model(weights, like, self.path / "model"))
 
     def load(self, learner: Learner) -> tuple[int, list[Completion] | None]:
         """Puts the latest checkpoint into the learner. Returns its step and its completions drawn ahead; step

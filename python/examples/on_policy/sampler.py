@@ -67,11 +67,11 @@ class Sampler:
 
         def ask() -> str:
             for service in self._served:
-                service.wait_until_serving(timeout=600)
+                service.wait_until_serving(timeout=60)
             mode = self._rollout.get_server_info().server.numerics_mode
             return types_pb2.NumericsMode.Name(mode).removeprefix("NUMERICS_MODE_").lower()
 
-        return from_rank_0(ask)
+        return from_rank_0("reaching the services", ask)
 
     def sync(self, learner: Learner, step: int) -> str:
         """Sends the trainer's weights, those after `step` optimizer steps. Returns their digest."""
@@ -85,7 +85,7 @@ class Sampler:
             digest = send_weights(weights, self._served, version, self._model, self._model_root, self._name)
             return WeightVersion(version, digest)
 
-        self._serving = from_rank_0(send)
+        self._serving = from_rank_0("sending weights", send)
         self._offset = self._serving.id - step
         return self._serving.digest
 
@@ -100,7 +100,7 @@ class Sampler:
 
     def join(self, started: Future | None) -> list[Completion]:
         """The end of what start() began."""
-        return from_rank_0(lambda: started.result())
+        return from_rank_0("sampling", lambda: started.result())
 
     def _groups(self, step: int) -> list[Completion]:
         numbers = range(step * self._draw.prompts, (step + 1) * self._draw.prompts)
@@ -168,7 +168,7 @@ class Sampler:
                     f" trainer {gap.unequal} of {gap.tokens}"
                 )
 
-        from_rank_0(compare)
+        from_rank_0("comparing", compare)
 
     def close(self) -> None:
         if is_first():

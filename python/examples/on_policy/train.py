@@ -73,8 +73,7 @@ class Run:
             while step < self._options.steps:
                 stop.check()
                 clock = Clock()
-                one_step = self._one_step_off if self._options.one_step_off else self._on_policy
-                values, next_ahead = one_step(step, ahead, clock)
+                values, next_ahead = self._gradient_of(step, ahead, clock)
                 values["grad_norm"] = self._learner.step()
                 clock.lap("train")
                 # From here on the step counts; a signal waits.
@@ -91,6 +90,22 @@ class Run:
         self._folder.save(self._learner, step, ahead)
         self._folder.save_model(self._learner, self._model)
         say(f"weights after step {step}: {digest}")
+
+    def _gradient_of(
+        self, step: int, ahead: list[Completion] | None, clock: Clock
+    ) -> tuple[dict[str, Any], list[Completion] | None]:
+        """Samples and differentiates. Saves the run as it was before the step if that fails.
+
+        Returns:
+            The step's metrics, and the completions that were drawn ahead.
+        """
+        try:
+            one_step = self._one_step_off if self._options.one_step_off else self._on_policy
+            return one_step(step, ahead, clock)
+        except RunError:
+            self._learner.drop()
+            self._folder.save(self._learner, step, ahead)
+            raise
 
     def _on_policy(self, step: int, _, clock: Clock) -> tuple[dict[str, Any], None]:
         """Samples and differentiates one batch, with the same weights."""
@@ -201,7 +216,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add(g, "resume", False, "go on from the folder's latest checkpoint, with any number of processes")
     add(g, "steps", 100, "optimizer steps in all")
     add(g, "save_every", 10, "steps between checkpoints; two are kept")
-    add(g, "device", "cuda" if torch.cuda.is_available() else "cpu", "", choices=("cpu", "cuda"))
+    add(
+        g, "device", "cuda" if torch.cuda.is_available() else "cpu", "where to train", choices=("cpu", "cuda")
+    )
     add(g, "on_gap", None, "what a logprob does that differs: stop the run (default in tree), or only be"
         " reported (in vanilla)", choices=("stop", "report"))  # fmt: skip
     g = parser.add_argument_group("what decides about the weights; may not change on --resume")
@@ -261,17 +278,17 @@ def train(options: argparse.Namespace, stop: StopSignal) -> None:
     )
     draw = Draw(options.prompts, options.samples, options.max_tokens, options.temperature, options.seed)
     kept = {name: value for name, value in vars(options).items() if name not in NO_RECIPE}
-    folder = RunFolder(options.output, kept, options.resume)
     sampler = Sampler(
         load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator,
         options.model_root, model,
     )  # fmt: skip
-    with closing(folder), closing(sampler):
+    with closing(sampler):
         if (mode := sampler.numerics()) != options.numerics:
             raise ValueError(f"--numerics: expected the rollout's, {mode}, got {options.numerics}")
-        learner = LEARNERS[options.numerics](model, recipe, device, stop)
         say(f"{model.name}, {options.task}, {options.algorithm}, {mode}, {dist.get_world_size()} processes")
-        Run(options, learner, sampler, folder).run(stop)
+        with closing(RunFolder(options.output, kept, options.resume)) as folder:
+            learner = LEARNERS[options.numerics](model, recipe, device, stop)
+            Run(options, learner, sampler, folder).run(stop)
 
 
 def main() -> int:
