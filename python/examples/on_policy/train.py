@@ -295,7 +295,7 @@ def main() -> int:
     options = parse()
     try:
         train(options, StopSignal())
-    except (RunError, IsobitError, ValueError, OSError) as error:
+    except (RunError, IsobitError, ValueError, OSError, FloatingPointError) as error:
         if not dist.is_initialized() or is_first():
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
