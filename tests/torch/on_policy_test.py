@@ -27,7 +27,7 @@ STEPS = int(os.environ.get("ISOBIT_ON_POLICY_STEPS", "6"))
 STOPPED_IN = STEPS // 2  # the step after whose line the signal comes
 # Small packs, so that a batch has several slots and lanes without a pack.
 FLAGS = (
-    "--model=model", "--device=cpu", "--lr=3e-3", "--prompts=6", "--samples=4", "--max_tokens=12",
+    "--device=cpu", "--lr=3e-3", "--prompts=6", "--samples=4", "--max_tokens=12",
     "--pack_tokens=48", f"--steps={STEPS}", "--save_every=100",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ class OnPolicyTest(ServiceTest):
         wait_all_serving(self.services, list(trio.values()))
         return [
             *(f"--{kind}={service.target}" for kind, service in trio.items()),
-            f"--model_root={self.scratch}",
+            f"--model={self.model}",
         ]
 
     def command(self, processes: int, flags: list[str]) -> list[str]:

@@ -11,9 +11,10 @@ import torch.distributed.checkpoint as dcp
 from completions import Completion
 from learner import Learner
 from ranks import from_rank_0, is_first
+from safetensors.torch import save_file
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.tensorboard import SummaryWriter
-from weight_sync import write_model
 
 
 class RunFolder:
@@ -76,7 +77,7 @@ class RunFolder:
         like: the model directory from which the run began.
         """
         weights = learner.weights()
-        from_rank_0("writing the model", lambda: write_model(weights, like, self.path / "model"))
+        from_rank_0("writing the model", lambda: _write_model(weights, like, self.path / "model"))
 
     def load(self, learner: Learner) -> tuple[int, list[Completion] | None]:
         """Puts the latest checkpoint into the learner. Returns its step and its completions drawn ahead; step
@@ -126,3 +127,12 @@ def _write(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, "utf-8")
     os.replace(partial, path)
+
+
+def _write_model(weights: dict[str, Tensor], like: Path, folder: Path) -> None:
+    """Makes `folder` a model directory of these weights, with config, tokenizer and template of `like`."""
+    folder.mkdir(exist_ok=True)
+    for file in like.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt") and not file.name.endswith(".index.json"):
+            shutil.copy(file, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -4,7 +4,6 @@ them; the other ranks get what it got."""
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -13,7 +12,6 @@ from gap import Gap
 from learner import Learner
 from ranks import RunError, Stopped, StopSignal, from_rank_0, is_first
 from tasks import Task
-from weight_sync import send_weights
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.results import Sample, Score, TokenLogprobs, WeightVersion
@@ -42,16 +40,11 @@ class Sampler:
         rollout: str,
         scorer: str | None,
         comparator: str | None,
-        model_root: Path,
-        model: Path,
     ):
-        """rollout, scorer, comparator: HOST:PORT. model_root: of rollout and scorer. model: the directory
-        where the run began."""
+        """rollout, scorer, comparator: HOST:PORT."""
         self._task = task
         self._draw = draw
         self._stop = stop
-        self._model_root = model_root
-        self._model = model
         self._name = f"on-policy-{uuid4().hex[:12]}"
         self._samples: list[Sample] = []  # of the latest batch, for the comparator
         self._offset = 0  # the version id of the weights after 0 optimizer steps
@@ -82,8 +75,9 @@ class Sampler:
             if self._serving is None:  # both sides take ids above what they have had
                 infos = [service.get_server_info() for service in self._served]
                 version = 1 + max(info.server.weight_version.id for info in infos)
-            digest = send_weights(weights, self._served, version, self._model, self._model_root, self._name)
-            return WeightVersion(version, digest)
+            for service in self._served:  # each refuses weights of another digest than the client's
+                sent = service.update_weights_from_stream(weights, weight_version=version)
+            return WeightVersion(version, sent.current.digest)
 
         self._serving = from_rank_0("sending weights", send)
         self._offset = self._serving.id - step

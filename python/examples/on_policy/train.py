@@ -1,6 +1,6 @@
 """True on-policy RL (GRPO, REINFORCE): sample, train, send the weights, sample again.
 
-    torchrun --nproc-per-node 2 python/examples/on_policy/train.py --model my-model --model_root models \
+    torchrun --nproc-per-node 2 python/examples/on_policy/train.py --model models/my-model \
         --rollout 127.0.0.1:7001 --scorer 127.0.0.1:7002 --comparator 127.0.0.1:7003 \
         --task arithmetic --output runs/first
 
@@ -35,7 +35,7 @@ from isobit.errors import IsobitError
 LEARNERS = {"tree": Learner, "vanilla": VanillaLearner}
 # Flags that say where and how long to run; all others decide about the weights and stay as they are.
 NO_RECIPE = (
-    "rollout", "scorer", "comparator", "model_root", "output", "resume", "steps", "save_every", "device",
+    "rollout", "scorer", "comparator", "output", "resume", "steps", "save_every", "device",
     "lanes_per_pass", "on_gap",
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, learner: Learner, sampler: Sampler, folder: RunFolder):
         self._options = options
-        self._model = options.model_root / options.model
+        self._model = options.model
         self._learner = learner
         self._sampler = sampler
         self._folder = folder
@@ -207,11 +207,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     g.add_argument("--rollout", required=True, help="samples, in the mode of --numerics")
     g.add_argument("--scorer", help="is kept on the same weights as well")
     g.add_argument("--comparator", help="is given both sides' logprobs of every step")
-    g.add_argument("--model_root", type=Path, default=Path("models"), help="the services' (default: models)")
-    g.add_argument(
-        "--model", required=True, help="the directory below it that they serve, where the run begins"
-    )
     g = parser.add_argument_group("run")
+    g.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        help="the model that the services serve, a directory; the run begins there",
+    )
     g.add_argument("--output", type=Path, required=True, help="the run's folder: metrics, checkpoints")
     add(g, "resume", False, "go on from the folder's latest checkpoint, with any number of processes")
     add(g, "steps", 100, "optimizer steps in all")
@@ -262,7 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def train(options: argparse.Namespace, stop: StopSignal) -> None:
     device = join(options.device)
-    model = options.model_root / options.model
+    model = options.model
     recipe = Recipe(
         temperature=options.temperature,
         clip_low=options.clip if options.algorithm == "grpo" else 1.0,
@@ -278,9 +280,9 @@ def train(options: argparse.Namespace, stop: StopSignal) -> None:
     )
     draw = Draw(options.prompts, options.samples, options.max_tokens, options.temperature, options.seed)
     kept = {name: value for name, value in vars(options).items() if name not in NO_RECIPE}
+    kept["model"] = str(model.resolve())
     sampler = Sampler(
-        load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator,
-        options.model_root, model,
+        load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator
     )  # fmt: skip
     with closing(sampler):
         if (mode := sampler.numerics()) != options.numerics:
