@@ -101,7 +101,7 @@ class ControlCallsTest : public ServiceFixture, public testing::WithParamInterfa
     EXPECT_FALSE(GetLoad().paused());
     EXPECT_EQ(engine_->weight_version()->id, 1u);
     // In case the test fails and generation is paused.
-    engine_->Continue();
+    ISOBIT_EXPECT_OK(engine_->Continue());
     EXPECT_THAT(Generate(MakeProto("after")).tokens[0].weight_versions(), Each(1u));
   }
 

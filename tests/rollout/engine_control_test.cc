@@ -39,8 +39,8 @@ TEST_P(EngineControlTest, PauseAbortEndsWhatIsInFlightAndHoldsWhatComes) {
   const auto queued = Submit(*engine, MakeRequest("queued"));
   EXPECT_FALSE(engine->Step());
   EXPECT_EQ(engine->load().num_waiting_requests, 1u);
-  EXPECT_EQ(engine->Continue(), 1u);
-  EXPECT_EQ(engine->Continue(), 1u) << "no error when nothing is paused";
+  EXPECT_EQ(engine->Continue().value(), 1u);
+  EXPECT_EQ(engine->Continue().value(), 1u) << "no error when nothing is paused";
   Run(*engine);
   EXPECT_EQ(queued->samples[0].end->reason, FinishReason::kLength);
 }
@@ -62,7 +62,7 @@ TEST_P(EngineControlTest, PauseKeepGoesOnWhereItWas) {
   engine->Step();
   EXPECT_THAT(impossible->value(), StatusIs(absl::StatusCode::kFailedPrecondition));
 
-  engine->Continue();
+  ISOBIT_EXPECT_OK(engine->Continue());
   Run(*engine);
   ExpectSameTokens(sink->samples[0], expected);
 }
@@ -86,7 +86,7 @@ TEST_P(EngineControlTest, PauseWaitLetsWhatWasAcceptedFinish) {
   const auto again = Pause(*engine, PauseMode::kWait);
   engine->Step();
   ISOBIT_EXPECT_OK(again->value()) << "only newcomers wait";
-  engine->Continue();
+  ISOBIT_EXPECT_OK(engine->Continue());
   Run(*engine);
   EXPECT_EQ(late->samples[0].end->reason, FinishReason::kLength);
 }
@@ -113,7 +113,7 @@ TEST_P(EngineControlTest, ContinueUndoesAPauseThatStillWaits) {
   const auto paused = Pause(*engine, PauseMode::kWait);
   engine->Step();
   const auto late = Submit(*engine, MakeRequest("late"));
-  engine->Continue();
+  ISOBIT_EXPECT_OK(engine->Continue());
   EXPECT_THAT(paused->value(), StatusIs(absl::StatusCode::kAborted));
   Run(*engine);
   ISOBIT_EXPECT_OK(late->done.value());
@@ -251,7 +251,7 @@ TEST_P(EngineControlTest, SurvivesCallsFromManyThreads) {
       engine->Pause(mode, [&](const absl::StatusOr<PauseResult>&) { replied.count_down(); });
       replied.wait();
       EXPECT_TRUE(engine->load().paused);
-      engine->Continue();
+      ISOBIT_EXPECT_OK(engine->Continue());
     }
   });
   threads.emplace_back([&] {

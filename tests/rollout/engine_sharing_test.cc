@@ -99,7 +99,7 @@ TEST_P(EngineSharingTest, APauseKeepsSharedPages) {
   ASSERT_TRUE(paused->has_value());
   EXPECT_EQ(engine->load().num_used_pages, 2 + 6);
   const auto late = Submit(*engine, Group("late", 5));
-  engine->Continue();
+  ISOBIT_EXPECT_OK(engine->Continue());
   Run(*engine);
   const auto without = MakeSharing(false);
   ExpectSame(*kept, *RunAlone(*without, Group("kept")));
@@ -119,7 +119,7 @@ TEST_P(EngineSharingTest, AnUpdateForgetsThePrefixes) {
       // A pause fixes the token after which the update comes.
       if (mode != InFlightMode::kWait) Pause(*engine, PauseMode::kKeep);
       ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2", .mode = mode}));
-      engine->Continue();
+      ISOBIT_EXPECT_OK(engine->Continue());
       Run(*engine);
       if (!share) continue;
       const auto after = RunAlone(*engine, Group("after", 5));

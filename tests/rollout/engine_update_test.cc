@@ -137,7 +137,7 @@ TEST_P(EngineUpdateTest, UpdateRecomputeKvContinuesUnderTheNewWeights) {
       Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}));
   EXPECT_EQ(result.num_recomputed, 2u);
   EXPECT_EQ(engine->load().num_used_pages, 0) << "no key of the old weights is left";
-  engine->Continue();
+  ISOBIT_EXPECT_OK(engine->Continue());
   Run(*engine);
   const SampleResult& sample = sink->samples[0];
   EXPECT_EQ(sample.end->reason, FinishReason::kLength);
