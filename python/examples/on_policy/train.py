@@ -11,6 +11,7 @@ stops in between. Without torchrun it is one process. docs/on_policy.md has the 
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -297,6 +298,7 @@ def main() -> int:
     options = parse()
     try:
         train(options, StopSignal())
+        dist.barrier()  # nobody leaves while another still reads from it
     except (RunError, IsobitError, ValueError, OSError, FloatingPointError) as error:
         if not dist.is_initialized() or is_first():
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -308,4 +310,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written and closed. Python's own end can abort the process, if a thread of PyTorch wakes then.
+    os._exit(status)
