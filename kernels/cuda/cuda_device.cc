@@ -7,7 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/device/mapped_memory.h"
+#include "kernels/cuda/mapped_memory.h"
 
 namespace isobit {
 namespace {

@@ -1,6 +1,6 @@
 // See mapped_memory.h. A range of addresses is reserved once; an allocation is mapped there, and
 // unmapped to give it back (CUDA's virtual memory management).
-#include "kernels/cuda/device/mapped_memory.h"
+#include "kernels/cuda/mapped_memory.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>

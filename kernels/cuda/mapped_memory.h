@@ -1,7 +1,7 @@
 // GPU memory behind addresses of its own, so that the memory can be given back while the addresses
 // stay.
-#ifndef ISOBIT_KERNELS_CUDA_DEVICE_MAPPED_MEMORY_H_
-#define ISOBIT_KERNELS_CUDA_DEVICE_MAPPED_MEMORY_H_
+#ifndef ISOBIT_KERNELS_CUDA_MAPPED_MEMORY_H_
+#define ISOBIT_KERNELS_CUDA_MAPPED_MEMORY_H_
 
 #include <atomic>
 #include <cstddef>
@@ -20,4 +20,4 @@ absl::StatusOr<std::unique_ptr<ReleasableMemory>> MapMemory(
 
 }  // namespace isobit::cuda
 
-#endif  // ISOBIT_KERNELS_CUDA_DEVICE_MAPPED_MEMORY_H_
+#endif  // ISOBIT_KERNELS_CUDA_MAPPED_MEMORY_H_
