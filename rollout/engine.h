@@ -131,7 +131,7 @@ class Engine {
   // again, expecting their digest. Awake already: continues. Asleep as before after an error:
   // RESOURCE_EXHAUSTED: the memory is not there; FAILED_PRECONDITION: the weights came from no
   // directory; those of UpdateWeights.
-  void WakeUp(Reply<size_t> reply, IsAbandoned is_abandoned = nullptr);
+  void WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned = nullptr);
 
   // Prepares weights in the background, then switches between two steps. Errors leave the old
   // weights serving: those of WeightSwitch and PrepareWeights; FAILED_PRECONDITION: kWait while

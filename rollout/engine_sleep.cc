@@ -24,7 +24,7 @@ void Engine::Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
       std::move(is_abandoned));
 }
 
-void Engine::WakeUp(Reply<size_t> reply, IsAbandoned is_abandoned) {
+void Engine::WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned) {
   absl::Status refused;
   {
     const std::lock_guard lock(mutex_);
