@@ -3,6 +3,7 @@
 #ifndef ISOBIT_KERNELS_DEVICE_H_
 #define ISOBIT_KERNELS_DEVICE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -16,7 +17,8 @@ namespace isobit {
 using Memory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
 // Bytes in a device's memory at one address for life, which can be given back to the system
-// meanwhile: what holds the address, such as a captured graph, stays valid. Not thread safe.
+// meanwhile: what holds the address, such as a captured graph, stays valid. Release and Restore are
+// called by one thread at a time; the rest, on any thread.
 // INVARIANT: released bytes are the system's (DeviceMemoryTest.*, CudaMemoryTest.*).
 class ReleasableMemory {
  public:
@@ -39,7 +41,7 @@ class ReleasableMemory {
 
   std::byte* address_ = nullptr;
   size_t bytes_ = 0;
-  bool released_ = true;
+  std::atomic<bool> released_ = true;
 };
 
 // One rank's device. Used from one thread at a time, except AllocateBeside and Upload.

@@ -64,8 +64,10 @@ class CudaExecutor final : public RankExecutor {
   RankMemory memory() const override {
     RankMemory memory = {.weights = weights_->bytes(),
                          .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
-    memory.activations = ops_->device().allocated_bytes() - memory.total() +
-                         group_->bytes_of_rank() + ops_->tables().device_bytes() + draws_->bytes();
+    // Another thread may be giving memory back or taking it, between the two readings.
+    const size_t allocated = std::max(ops_->device().allocated_bytes(), memory.total());
+    memory.activations = allocated - memory.total() + group_->bytes_of_rank() +
+                         ops_->tables().device_bytes() + draws_->bytes();
     return memory;
   }
 

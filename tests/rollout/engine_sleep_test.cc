@@ -1,7 +1,9 @@
 // Sleep and WakeUp: memory goes back to the system and comes again, and no bit changes.
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -159,6 +161,22 @@ TEST_P(EngineSleepTest, ADeeperSleepGivesBackTheRest) {
   EXPECT_EQ(engine->memory().total(), 0u);
   ISOBIT_ASSERT_OK(WakeUp(*engine));
   EXPECT_EQ(engine->memory().total(), before.total());
+}
+
+// For TSan: GetServerInfo and the metrics read it at any time.
+TEST_P(EngineSleepTest, MemoryIsReadMeanwhile) {
+  const auto engine = MakeEngine();
+  const size_t before = engine->memory().total();
+  std::atomic<bool> stop = false;
+  std::thread reader([&] {
+    while (!stop) EXPECT_LE(engine->memory().total(), before);
+  });
+  for (const SleepLevel level : kBothLevels) {
+    ISOBIT_EXPECT_OK(Sleep(*engine, level));
+    ISOBIT_EXPECT_OK(WakeUp(*engine));
+  }
+  stop = true;
+  reader.join();
 }
 
 TEST_P(EngineSleepTest, AnUpdateKeepsItsMemory) {
