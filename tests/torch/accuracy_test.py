@@ -4,7 +4,9 @@ SmolLM2 in training, whose loss follows that of transformers in fp32.
 ISOBIT_MODEL: the directory of SmolLM2-135M-Instruct; ISOBIT_STEPS: how many steps of it, 3 by default.
 """
 
+import math
 import os
+import statistics
 import unittest
 from pathlib import Path
 
@@ -27,13 +29,14 @@ MODELS = {
     "Mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 24}),
 }
 LENGTHS = [5, 33, 64, 100]
+SEEDS = (1, 2, 3)
 LEARNING_RATE = 5e-5
 
 
-def make(kind: str) -> tuple[hf.PreTrainedModel, list[Tensor], list[Tensor]]:
+def make(kind: str, seed: int) -> tuple[hf.PreTrainedModel, list[Tensor], list[Tensor]]:
     """A model in bf16, sequences, and a weight for the logprob of each of their next tokens."""
     model_class, config_class, options = MODELS[kind]
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = model_class(config_class(**{**SIZES, **options}, attn_implementation="eager")).bfloat16()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,9 +50,9 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.double() for name, p in model.named_parameters()}
 
 
-def gradients_of_transformers(kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+def gradients_of_transformers(kind: str, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """transformers' own forward pass with autograd; the loss in at least fp32."""
-    model, sequences, weights = make(kind)
+    model, sequences, weights = make(kind, seed)
     model = model.to(dtype)
     for ids, w in zip(sequences, weights, strict=True):
         logits = model(ids[None], use_cache=False).logits[0, :-1]
@@ -59,8 +62,8 @@ def gradients_of_transformers(kind: str, dtype: torch.dtype) -> dict[str, Tensor
     return gradients(model)
 
 
-def gradients_of_isobit(kind: str) -> dict[str, Tensor]:
-    model, sequences, weights = make(kind)
+def gradients_of_isobit(kind: str, seed: int) -> dict[str, Tensor]:
+    model, sequences, weights = make(kind, seed)
     logprobs = it.logprobs(it.patch(model), it.Batch.of(sequences)).logprobs
     it.functional.policy_loss(logprobs, torch.ones_like(logprobs), torch.cat(weights)).backward()
     return gradients(model)
@@ -68,24 +71,29 @@ def gradients_of_isobit(kind: str) -> dict[str, Tensor]:
 
 class AccuracyTest(unittest.TestCase):
     def check(self, kind: str) -> None:
-        exact = gradients_of_transformers(kind, torch.float64)
-        theirs = gradients_of_transformers(kind, torch.bfloat16)
-        ours = gradients_of_isobit(kind)
-        ratios = {"matrices": [], "vectors": []}
-        for name, gradient in exact.items():
-            error = float((ours[name] - gradient).norm() / gradient.norm())
-            cosine = float(torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), 0))
-            self.assertLess(error, 0.05, name)
-            self.assertGreater(cosine, 0.999, name)
-            ratio = error / float((theirs[name] - gradient).norm() / gradient.norm())
-            ratios["matrices" if gradient.dim() > 1 else "vectors"].append(ratio)
-        for what, values in ratios.items():
-            mean = float(torch.tensor(values, dtype=torch.float64).log().mean().exp())
-            print(
-                f"{kind}, {len(values)} {what}: error / transformers' mean {mean:.3f}, most {max(values):.3f}"
-            )
+        # One run's error is luck, transformers' as much as ours: a parameter's ratio is a mean over seeds.
+        logs: dict[str, list[float]] = {}
+        vectors = set()
+        for seed in SEEDS:
+            exact = gradients_of_transformers(kind, seed, torch.float64)
+            theirs = gradients_of_transformers(kind, seed, torch.bfloat16)
+            ours = gradients_of_isobit(kind, seed)
+            for name, gradient in exact.items():
+                error = float((ours[name] - gradient).norm() / gradient.norm())
+                cosine = float(torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), 0))
+                self.assertLess(error, 0.05, name)
+                self.assertGreater(cosine, 0.999, name)
+                their_error = float((theirs[name] - gradient).norm() / gradient.norm())
+                logs.setdefault(name, []).append(math.log(error / their_error))
+                if gradient.dim() == 1:
+                    vectors.add(name)
+        ratios = {name: math.exp(statistics.fmean(values)) for name, values in logs.items()}
+        for what, names in {"matrices": ratios.keys() - vectors, "vectors": vectors}.items():
+            mean = statistics.geometric_mean(ratios[name] for name in names)
+            most = max(ratios[name] for name in names)
+            print(f"{kind}, {len(names)} {what}: error / transformers' mean {mean:.3f}, most {most:.3f}")
             self.assertLess(mean, 1.0, what)
-        self.assertLess(max(ratios["matrices"]), 1.05)  # a vector's few sums may be unlucky
+            self.assertLess(most, 1.05 if what == "matrices" else 1.15)  # a vector has few sums
 
     def test_no_further_from_float64_than_transformers(self):
         for kind in MODELS:
