@@ -51,6 +51,10 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
 absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
                                           const std::string& expected_digest);
 
+// The same of digests that are known.
+absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
+                                         const std::string& expected_digest);
+
 // OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field of the
 // config that can change a bit differs. The dtype of a tensor may differ, as every tensor is
 // rounded to bf16.

@@ -28,7 +28,7 @@ constexpr size_t kMaxPieces = 1 << 20;
 
 absl::StatusOr<std::shared_ptr<StreamedSource>> StreamedSource::Create(
     std::vector<Tensor> tensors, const ModelConfig& config, const LoadPolicy& policy,
-    const WeightStreamLimits& limits) {
+    const WeightStreamLimits& limits, std::optional<WeightBlocks> blocks) {
   for (Tensor& tensor : tensors) {
     const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
     if (!bytes.ok()) {
@@ -37,6 +37,7 @@ absl::StatusOr<std::shared_ptr<StreamedSource>> StreamedSource::Create(
     }
     tensor.size_bytes = *bytes;
   }
+  if (blocks) ISOBIT_RETURN_IF_ERROR(ValidateBlocks(*blocks, tensors));
   const std::shared_ptr<StreamedSource> source(new StreamedSource(limits));
   source->numbers_.resize(tensors.size());
   std::iota(source->numbers_.begin(), source->numbers_.end(), size_t{0});
@@ -52,6 +53,10 @@ absl::StatusOr<std::shared_ptr<StreamedSource>> StreamedSource::Create(
     source->tensors_.push_back(std::move(tensors[number]));
   }
   source->arrivals_.resize(source->tensors_.size());
+  source->blocks_ = std::move(blocks);
+  if (source->blocks_) {
+    for (WeightBlock& block : source->blocks_->blocks) block.tensor = source->sorted_[block.tensor];
+  }
   ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), *source));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(*source, policy));
   return source;
@@ -80,6 +85,7 @@ absl::Status StreamedSource::Take(uint64_t tensor, uint64_t offset, std::string 
                                                    bytes.size(), " bytes from ", offset, ": ",
                                                    why));
   };
+  if (blocks_) return wrong("the begin has said where the tensor lies, expected no pieces");
   if (ended_) return wrong("they come after the end");
   if (bytes.empty()) return wrong("expected at least one");
   if (offset > size || bytes.size() > size - offset) {
@@ -118,6 +124,7 @@ absl::Status StreamedSource::End(std::string expected_digest) {
 }
 
 absl::Status StreamedSource::CheckComplete() const {
+  if (blocks_) return absl::OkStatus();
   for (const size_t index : sorted_) {
     if (arrivals_[index].num_bytes == tensors_[index].size_bytes) continue;
     return absl::InvalidArgumentError(
@@ -231,6 +238,11 @@ absl::Status StreamedSource::CheckUnchanged() const {
 std::string StreamedSource::expected_digest() const {
   const std::lock_guard lock(mutex_);
   return expected_digest_;
+}
+
+absl::Status StreamedSource::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 }  // namespace isobit

@@ -1,6 +1,7 @@
 // Weights that a sender brings in pieces over time, in any order, while they are packed. Every byte
 // comes exactly once. What comes before it is asked for is kept, within a bound, unless readers
-// wait for something that comes later. Not here: the wire (common/rpc/weight_stream.h).
+// wait for something that comes later. Or weights that stay where they are, in GPU memory of
+// another process: then only the end comes. Not here: the wire (common/rpc/weight_stream.h).
 #ifndef ISOBIT_COMMON_CHECKPOINT_STREAMED_SOURCE_H_
 #define ISOBIT_COMMON_CHECKPOINT_STREAMED_SOURCE_H_
 
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "common/checkpoint/load_policy.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/tensor_source.h"
+#include "common/checkpoint/weight_blocks.h"
 
 namespace isobit {
 
@@ -37,12 +40,12 @@ struct WeightStreamLimits {
 class StreamedSource final : public TensorSource {
  public:
   // `tensors`, without data and sizes, in the order in which most of their bytes will come. Errors:
-  // those of ValidateTensors and CheckRounding. INVALID_ARGUMENT, naming the tensor: a name twice
-  // or none, a shape that is none.
-  static absl::StatusOr<std::shared_ptr<StreamedSource>> Create(std::vector<Tensor> tensors,
-                                                                const ModelConfig& config,
-                                                                const LoadPolicy& policy,
-                                                                const WeightStreamLimits& limits);
+  // those of ValidateTensors, CheckRounding and ValidateBlocks. INVALID_ARGUMENT, naming the
+  // tensor: a name twice or none, a shape that is none. blocks: where the tensors lie, which they
+  // are numbered by as in `tensors`; then no bytes come, and nobody calls Read.
+  static absl::StatusOr<std::shared_ptr<StreamedSource>> Create(
+      std::vector<Tensor> tensors, const ModelConfig& config, const LoadPolicy& policy,
+      const WeightStreamLimits& limits, std::optional<WeightBlocks> blocks = std::nullopt);
 
   // For the sender. None of them blocks.
 
@@ -71,6 +74,11 @@ class StreamedSource final : public TensorSource {
   // What End was told. Call it after CheckUnchanged.
   std::string expected_digest() const;
 
+  // Where the tensors lie, by their numbers in tensors(); null: their bytes come.
+  const WeightBlocks* blocks() const { return blocks_ ? &*blocks_ : nullptr; }
+  // The error that ended the source, if one has. Does not wait.
+  absl::Status failure() const;
+
  private:
   using Pieces = std::map<size_t, std::string>;  // by offset
   struct Arrival {
@@ -98,6 +106,7 @@ class StreamedSource final : public TensorSource {
   const WeightStreamLimits limits_;
   std::vector<size_t> numbers_;  // [tensor], in the sender's list
   std::vector<size_t> sorted_;   // [number], in tensors()
+  std::optional<WeightBlocks> blocks_;
 
   mutable std::mutex mutex_;  // guards what follows
   mutable std::condition_variable changed_;

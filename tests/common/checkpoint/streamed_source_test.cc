@@ -258,6 +258,37 @@ TEST_F(StreamedSourceTest, AFailureEndsAReaderThatWaits) {
   failing.join();
 }
 
+TEST_F(StreamedSourceTest, TensorsThatStayWhereTheyAre) {
+  std::reverse(listed_.begin(), listed_.end());  // sorted otherwise than the source's
+  WeightBlocks held{.handles = {"handle"}, .blocks = {}};
+  for (size_t number = 0; number < listed_.size(); ++number) {
+    const std::vector<int64_t>& shape = listed_[number].shape;
+    const int64_t columns = shape.size() > 1 ? shape[1] : 1;
+    held.blocks.push_back(
+        {.tensor = number, .num_rows = shape[0], .num_columns = columns, .row_stride = columns});
+  }
+  const auto open = [&] { return *StreamedSource::Create(listed_, config_, {}, {}, held); };
+  const auto source = open();
+  for (size_t number = 0; number < listed_.size(); ++number) {
+    const WeightBlock& block = source->blocks()->blocks[number];
+    EXPECT_EQ(source->tensors()[block.tensor].name, listed_[number].name);
+  }
+  ISOBIT_EXPECT_OK(source->failure());
+  auto waits = std::async(std::launch::async, [&] { return source->CheckUnchanged(); });
+  ISOBIT_EXPECT_OK(source->End("digest"));
+  ISOBIT_EXPECT_OK(waits.get());
+  EXPECT_EQ(source->expected_digest(), "digest");
+
+  const auto with_piece = open();
+  EXPECT_THAT(with_piece->Add(0, 0, "ab"), StatusIs(kInvalid, HasSubstr("expected no pieces")));
+  EXPECT_THAT(with_piece->failure(), StatusIs(kInvalid));
+
+  held.blocks.pop_back();
+  EXPECT_THAT(StreamedSource::Create(listed_, config_, {}, {}, held),
+              StatusIs(kInvalid, HasSubstr(listed_.back().name)));
+  EXPECT_EQ(Open()->blocks(), nullptr);
+}
+
 TEST_F(StreamedSourceTest, TheListMustBeThatOfTheModel) {
   const std::vector<Tensor> good = listed_;
   const size_t norm = NumberOf("model.norm.weight");
