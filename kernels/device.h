@@ -13,6 +13,8 @@
 
 namespace isobit {
 
+class DevicePacker;
+
 // Bytes in a device's memory, freed with the object.
 using Memory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
@@ -44,7 +46,8 @@ class ReleasableMemory {
   std::atomic<bool> released_ = true;
 };
 
-// One rank's device. Used from one thread at a time, except AllocateBeside and Upload.
+// One rank's device. Used from one thread at a time, except AllocateBeside, Upload and
+// MakePacker.
 class Device {
  public:
   virtual ~Device() = default;
@@ -60,12 +63,15 @@ class Device {
   virtual absl::StatusOr<std::shared_ptr<const std::byte>> Share(
       std::shared_ptr<const std::byte> host, size_t bytes) = 0;
 
-  // These two may be called on any thread while another thread runs ops; neither waits for the
-  // other. AllocateBeside is like Allocate, but fails with RESOURCE_EXHAUSTED if too little memory
+  // These three may be called on any thread while another thread runs ops; none waits for the
+  // ops. AllocateBeside is like Allocate, but fails with RESOURCE_EXHAUSTED if too little memory
   // would be left for the ops. Upload copies host bytes into the device's memory; the copy is done
   // on return.
   virtual absl::StatusOr<Memory> AllocateBeside(size_t bytes) = 0;
   virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
+  // For weights that are in the device's memory already. Its work and Upload's follow each other.
+  // The device outlives it. UNIMPLEMENTED: the device is the host.
+  virtual absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker() = 0;
 
   // Copies in order with the ops, within the device's memory or between it and host memory. Until
   // Synchronize the host must not change the bytes that are read, nor use those that are written.

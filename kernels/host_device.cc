@@ -68,6 +68,12 @@ absl::StatusOr<std::unique_ptr<ReleasableMemory>> HostDevice::AllocateReleasable
   return HostPages::Create(bytes);
 }
 
+absl::StatusOr<std::unique_ptr<DevicePacker>> HostDevice::MakePacker() {
+  return absl::UnimplementedError(
+      "this service computes on CPUs (--backend=cpu): expected weights from a directory or by "
+      "stream, got some in a GPU's memory");
+}
+
 absl::Status HostDevice::Copy(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memmove(to, from, bytes);  // the pointers of an empty copy may be null
   return absl::OkStatus();

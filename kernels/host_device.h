@@ -4,6 +4,7 @@
 #define ISOBIT_KERNELS_HOST_DEVICE_H_
 
 #include "kernels/device.h"
+#include "kernels/device_packer.h"
 
 namespace isobit {
 
@@ -20,6 +21,7 @@ class HostDevice : public Device {
   absl::Status Upload(void* to, const void* from, size_t bytes) override {
     return Copy(to, from, bytes);
   }
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker() override;
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override { return absl::OkStatus(); }
 };

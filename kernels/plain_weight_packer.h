@@ -12,6 +12,7 @@ namespace isobit {
 // Packs to [n, k] bf16, row-major, without gaps.
 class PlainWeightPacker final : public WeightPacker {
  public:
+  bool keeps_rows() const override { return true; }
   size_t PackedBytes(const LinearShape& shape) const override {
     return static_cast<size_t>(shape.n * shape.k) * sizeof(Bf16);
   }

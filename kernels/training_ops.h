@@ -16,6 +16,7 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/portable.h"
 #include "kernels/ops.h"
+#include "kernels/stored_weights.h"
 
 namespace isobit {
 
@@ -274,6 +275,15 @@ struct AdamWArgs {
   contract::AdamWStep step;
 };
 
+// sums[0] and sums[1] += the sums of a part of a tensor, of its values rounded to bf16
+// (docs/API.md, "The weight digest"). part.first_column is a multiple of 4, and so is the number of
+// columns unless the part ends its rows.
+struct WeightSumsArgs {
+  StoredMatrix from;
+  PartOfTensor part;
+  uint64_t* sums = nullptr;  // [2]
+};
+
 // ---- The ops
 
 class TrainingOps {
@@ -302,6 +312,7 @@ class TrainingOps {
   virtual absl::Status SquareSums(const SquareSumsArgs& args) = 0;
   virtual absl::Status TreeSum64(const TreeSum64Args& args) = 0;
   virtual absl::Status AdamW(const AdamWArgs& args) = 0;
+  virtual absl::Status WeightSums(const WeightSumsArgs& args) = 0;
 };
 
 }  // namespace isobit

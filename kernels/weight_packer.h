@@ -16,6 +16,9 @@ class WeightPacker {
  public:
   virtual ~WeightPacker() = default;
 
+  // Whether Pack only copies rows, without gaps.
+  virtual bool keeps_rows() const { return false; }
+
   // Bytes of a packed weight matrix.
   virtual size_t PackedBytes(const LinearShape& shape) const = 0;
 

@@ -120,6 +120,10 @@ class CpuTrainingOps final : public TrainingOps {
                       });
     return absl::OkStatus();
   }
+  absl::Status WeightSums(const WeightSumsArgs& a) override {
+    AddWeightSums(a.from, a.part, a.sums);
+    return absl::OkStatus();
+  }
   absl::Status TreeSum64(const TreeSum64Args& a) override {
     *a.sum = BalancedSumOf(a.x, a.count);
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/cuda_device_packer.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/mapped_memory.h"
 
@@ -107,10 +108,14 @@ absl::StatusOr<Memory> CudaDevice::AllocateBeside(size_t bytes) {
 
 absl::Status CudaDevice::Upload(void* to, const void* from, size_t bytes) {
   ISOBIT_RETURN_IF_ERROR(Enter());
-  ISOBIT_RETURN_IF_CUDA_ERROR(
-      cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, side_->handle()));
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, side_->handle()));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(side_->handle()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DevicePacker>> CudaDevice::MakePacker() {
+  ISOBIT_RETURN_IF_ERROR(Enter());
+  return std::make_unique<cuda::CudaDevicePacker>(*this, side_->handle());
 }
 
 absl::Status CudaDevice::Copy(void* to, const void* from, size_t bytes) {

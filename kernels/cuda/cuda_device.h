@@ -60,6 +60,7 @@ class CudaDevice final : public Device {
                                                          size_t bytes) override;
   absl::StatusOr<Memory> AllocateBeside(size_t bytes) override;
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker() override;
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
 
@@ -73,7 +74,7 @@ class CudaDevice final : public Device {
   const std::string name_;
   std::unique_ptr<CudaStream> own_stream_;  // null: the caller's is used
   cuda::Stream stream_;
-  // For AllocateBeside and Upload; the memory keeps it alive.
+  // For AllocateBeside, Upload and packers; the memory keeps it alive.
   std::shared_ptr<const CudaStream> side_;
   const std::shared_ptr<std::atomic<size_t>> allocated_ =
       std::make_shared<std::atomic<size_t>>(0);  // memory may outlive the device

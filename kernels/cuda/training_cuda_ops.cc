@@ -10,6 +10,7 @@
 #include "kernels/cuda/rows/gradients.h"
 #include "kernels/cuda/rows/optimizer.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/weights/weight_kernels.h"
 
 namespace isobit {
 
@@ -93,6 +94,10 @@ absl::Status TrainingCudaOps::PolicyLoss(const PolicyLossArgs& args) {
 
 absl::Status TrainingCudaOps::TreeSum(const TreeSumArgs& args) {
   return LaunchWithScratch(cuda::LaunchTreeSum, args, cuda::TreeSumWorkspaceBytes(args));
+}
+
+absl::Status TrainingCudaOps::WeightSums(const WeightSumsArgs& args) {
+  return cuda::AddWeightSums(args.from, args.part, args.sums, stream_);
 }
 
 absl::Status TrainingCudaOps::SquareSums(const SquareSumsArgs& args) {

@@ -46,6 +46,7 @@ class TrainingCudaOps final : public TrainingOps {
   absl::Status LogProbGradient(const LogProbGradientArgs& args) override;
   absl::Status PolicyLoss(const PolicyLossArgs& args) override;
   absl::Status TreeSum(const TreeSumArgs& args) override;
+  absl::Status WeightSums(const WeightSumsArgs& args) override;
   absl::Status SquareSums(const SquareSumsArgs& args) override;
   absl::Status TreeSum64(const TreeSum64Args& args) override;
   absl::Status AdamW(const AdamWArgs& args) override;

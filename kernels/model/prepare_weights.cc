@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/awaited_source.h"
+#include "kernels/model/pack_from_device.h"
 #include "kernels/model/pack_model.h"
 
 namespace isobit {
@@ -24,8 +25,30 @@ absl::StatusOr<std::string> Pack(const TensorSource& source, const WeightUpdate&
   return digest;
 }
 
+// Weights in GPU memory of other processes.
+absl::StatusOr<std::string> PackForeign(const StreamedSource& stream, const WeightUpdate& update,
+                                        WeightStore& store) {
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
+  const auto make_source = [&](size_t /*rank*/, DevicePacker& packer) {
+    return MapForeignWeights(stream.tensors(), *stream.blocks(), packer);
+  };
+  const auto check = [&]() -> absl::Status {
+    ISOBIT_RETURN_IF_ERROR(CheckAwaited(update.is_abandoned, "weight update"));
+    return stream.failure();
+  };
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest,
+                          PackFromDevice(stream.tensors(), make_source, check, store));
+  ISOBIT_RETURN_IF_ERROR(stream.CheckUnchanged());
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(digest, stream.expected_digest()));
+  ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
+  return digest;
+}
+
 absl::StatusOr<std::string> Prepare(const ModelOrigin& origin, const WeightUpdate& update,
                                     const ModelConfig& config, WeightStore& store) {
+  if (update.stream != nullptr && update.stream->blocks() != nullptr) {
+    return PackForeign(*update.stream, update, store);
+  }
   if (update.stream != nullptr) return Pack(*update.stream, update, store);
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModelAs(origin.format, origin.root,
                                                                update.model_path, origin.policy));

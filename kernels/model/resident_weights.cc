@@ -99,6 +99,15 @@ std::byte* ResidentStore::PlaceOf(const PackTask& task) const {
   return prepared != nullptr ? prepared : ranks_[task.rank]->blocks_[block].get();
 }
 
+absl::StatusOr<std::unique_ptr<DevicePacker>> ResidentStore::MakePacker(size_t rank) {
+  if (ranks_[rank] == nullptr) return WeightStore::MakePacker(rank);
+  return ranks_[rank]->device_.MakePacker();
+}
+
+std::byte* ResidentStore::DevicePlaceOf(const PackTask& task) const {
+  return task.place == nullptr ? PlaceOf(task) : nullptr;
+}
+
 absl::Status ResidentStore::Put(const PackTask& task, const std::byte* packed) {
   return ranks_[task.rank]->device_.Upload(PlaceOf(task), packed, task.bytes);
 }

@@ -72,6 +72,8 @@ class ResidentStore final : public WeightStore {
 
   absl::StatusOr<std::vector<PackTask>> Plan() override;
   absl::Status Put(const PackTask& task, const std::byte* packed) override;
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t rank) override;
+  std::byte* DevicePlaceOf(const PackTask& task) const override;
 
   // What PackModel has filled, for Commit on each rank.
   std::vector<PreparedBlocks> Take() { return std::move(prepared_); }

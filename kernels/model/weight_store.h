@@ -3,10 +3,12 @@
 #define ISOBIT_KERNELS_MODEL_WEIGHT_STORE_H_
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/device_packer.h"
 #include "kernels/model/weights.h"
 
 namespace isobit {
@@ -31,6 +33,14 @@ class WeightStore {
 
   // Stores the bytes of a packed block, which are valid only during the call. Thread safe.
   virtual absl::Status Put(const PackTask& task, const std::byte* packed) = 0;
+
+  // For blocks that are packed in the device's memory: what packs those of a rank, and where a
+  // block is to be packed there; null: anywhere in that memory, and then passed to Put.
+  // UNIMPLEMENTED: the rank computes in host memory.
+  virtual absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t /*rank*/) {
+    return absl::UnimplementedError("the weights are in host memory");
+  }
+  virtual std::byte* DevicePlaceOf(const PackTask& /*task*/) const { return nullptr; }
 };
 
 }  // namespace isobit

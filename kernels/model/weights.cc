@@ -7,14 +7,18 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/round_up.h"
+#include "common/base/status_macros.h"
 #include "kernels/model/pack_parameter.h"
 
 namespace isobit {
 namespace {
 
 constexpr size_t kAlignment = 128;  // what the GPU's bulk copies of packed weights need
+// A parameter's staged values begin at a multiple of so many.
+constexpr size_t kStagedValues = 128;
 
-size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t RoundUp(size_t bytes) { return isobit::RoundUp(bytes, kAlignment); }
 
 // Places the parameters one after the other in the order of the operations (ParameterOp), each
 // aligned.
@@ -101,6 +105,50 @@ void WeightLayout::PackBlock(const TensorSet& tensors, int block, std::byte* out
     std::memset(at + written, 0, RoundUp(bytes) - written);
     PackParameter(parameters[i], shape_, tensors, packer_, at);
   }
+}
+
+std::vector<StagedSlice> WeightLayout::StagingOf(int block, size_t* num_values) const {
+  std::vector<StagedSlice> staging;
+  size_t next = 0;
+  for (const Parameter& parameter : ParametersOf(block)) {
+    next = isobit::RoundUp(next, kStagedValues);
+    // A parameter's slices lie one below the other: together they are the matrix to pack.
+    for (const TensorSpec& tensor : parameter.tensors) {
+      const Slice slice = SliceOf(parameter, tensor, shape_);
+      staging.push_back({.tensor = &tensor, .slice = slice, .offset = next});
+      next += static_cast<size_t>(slice.rows.size() * slice.columns.size());
+    }
+  }
+  *num_values = next;
+  return staging;
+}
+
+absl::Status WeightLayout::PackStaged(int block, const Bf16* staged, DevicePacker& packer,
+                                      std::byte* out) const {
+  const std::vector<Parameter>& parameters = ParametersOf(block);
+  size_t num_values = 0;
+  const std::vector<StagedSlice> staging = StagingOf(block, &num_values);
+  size_t first = 0;  // of the parameter's slices
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    const BlockLayout::Place& place = LayoutOf(block).places[i];
+    std::byte* const at = out + place.offset;
+    const size_t bytes = PackedBytesOf(parameter, shape_, packer_);
+    const Bf16* const from = staged + staging[first].offset;
+    first += parameter.tensors.size();
+    if (RoundUp(bytes) > bytes) {
+      ISOBIT_RETURN_IF_ERROR(packer.FillWithZeros(at + bytes, RoundUp(bytes) - bytes));
+    }
+    if (parameter.op == ParameterOp::kLinear) {
+      ISOBIT_RETURN_IF_ERROR(packer.Pack(place.linear, packer_, from, at));
+    } else if (parameter.packed == DType::kF32) {
+      ISOBIT_RETURN_IF_ERROR(packer.Widen(from, static_cast<int64_t>(bytes / sizeof(float)),
+                                          reinterpret_cast<float*>(at)));
+    } else {
+      ISOBIT_RETURN_IF_ERROR(packer.Copy(at, from, bytes));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace isobit

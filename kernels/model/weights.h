@@ -15,6 +15,7 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/weight_reader.h"
+#include "kernels/device_packer.h"
 #include "kernels/linear_shape.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/weight_packer.h"
@@ -31,6 +32,13 @@ struct BlockLayout {
   };
   std::vector<Place> places;
   size_t bytes = 0;
+};
+
+// A part of a checkpoint's tensor that a block is packed from.
+struct StagedSlice {
+  const TensorSpec* tensor;
+  Slice slice;
+  size_t offset;  // bf16 values from the begin of what is staged
 };
 
 // A block's parameters by role. For a role that the block lacks they return a null pointer, or a
@@ -78,6 +86,13 @@ class WeightLayout {
   // ValidateTensors has accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned. Zeroes the
   // padding, so that equal weights give equal bytes.
   void PackBlock(const TensorSet& tensors, int block, std::byte* out) const;
+
+  // The same in a device's memory, from what is staged there. StagingOf says which slices of which
+  // tensors are staged where, each without gaps and in bf16, and how many values they take in all;
+  // `staged` is aligned to 256 bytes. The specs live as long as this object.
+  std::vector<StagedSlice> StagingOf(int block, size_t* num_values) const;
+  absl::Status PackStaged(int block, const Bf16* staged, DevicePacker& packer,
+                          std::byte* out) const;
 
  private:
   const BlockLayout& LayoutOf(int block) const { return blocks_[static_cast<size_t>(block)]; }

@@ -18,6 +18,11 @@ absl::Status OracleTrainingOps::TreeSum(const TreeSumArgs& a) {
   return absl::OkStatus();
 }
 
+absl::Status OracleTrainingOps::WeightSums(const WeightSumsArgs& a) {
+  AddWeightSums(a.from, a.part, a.sums);
+  return absl::OkStatus();
+}
+
 absl::Status OracleTrainingOps::SquareSums(const SquareSumsArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
     contract::TreeSum64 tree;

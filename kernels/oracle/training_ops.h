@@ -21,6 +21,7 @@ class OracleTrainingOps final : public TrainingOps {
   absl::Status SwiGlu(const SwiGluArgs& a) override;
   absl::Status TreeSum(const TreeSumArgs& a) override;
   absl::Status SquareSums(const SquareSumsArgs& a) override;
+  absl::Status WeightSums(const WeightSumsArgs& a) override;
   absl::Status TreeSum64(const TreeSum64Args& a) override;
   absl::Status AdamW(const AdamWArgs& a) override;
   // training_products.cc

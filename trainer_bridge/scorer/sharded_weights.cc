@@ -65,6 +65,11 @@ absl::Status ShardedStore::Put(const PackTask& task, const std::byte* packed) {
   return absl::OkStatus();
 }
 
+// One device packs whole blocks, of which Put gives the others their shards.
+absl::StatusOr<std::unique_ptr<DevicePacker>> ShardedStore::MakePacker(size_t /*rank*/) {
+  return devices_.front()->MakePacker();
+}
+
 absl::StatusOr<const std::byte*> GatheredPass::Acquire(int block) {
   ISOBIT_CHECK(block == acquired_ + 1 || (block == acquired_ && block == last_block()))
       << "block " << block << " after block " << acquired_;

@@ -62,6 +62,7 @@ class ShardedStore final : public WeightStore {
 
   absl::StatusOr<std::vector<PackTask>> Plan() override;
   absl::Status Put(const PackTask& task, const std::byte* packed) override;
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t rank) override;
 
   // What PackModel has filled, [device].
   std::vector<RankShards> Take() { return std::move(ranks_); }

@@ -30,14 +30,6 @@ int64_t PackedRows(const LinearShape& shape) {
 
 int64_t NumTiles(const LinearShape& shape) { return CeilDiv(PackedRows(shape), kTileRows); }
 
-int64_t SourceRow(const LinearShape& shape, int64_t packed_row) {
-  if (!shape.gated) return packed_row < shape.n ? packed_row : -1;
-  const int64_t half = shape.n / 2;
-  const int64_t column = packed_row / (2 * kGateRows) * kGateRows + packed_row % kGateRows;
-  if (column >= half) return -1;
-  return packed_row / kGateRows % 2 == 0 ? column : half + column;
-}
-
 size_t PackedLinearBytes(const LinearShape& shape) {
   return static_cast<size_t>(NumTiles(shape)) * static_cast<size_t>(BlocksOf(shape).num_blocks()) *
          kBlockBytes;

@@ -51,7 +51,13 @@ int64_t PackedRows(const LinearShape& shape);
 // Row tiles.
 int64_t NumTiles(const LinearShape& shape);
 // The row of W that a packed row holds; -1: padding.
-int64_t SourceRow(const LinearShape& shape, int64_t packed_row);
+ISOBIT_HD int64_t SourceRow(const LinearShape& shape, int64_t packed_row) {
+  if (!shape.gated) return packed_row < shape.n ? packed_row : -1;
+  const int64_t half = shape.n / 2;
+  const int64_t column = packed_row / (2 * kGateRows) * kGateRows + packed_row % kGateRows;
+  if (column >= half) return -1;
+  return packed_row / kGateRows % 2 == 0 ? column : half + column;
+}
 
 size_t PackedLinearBytes(const LinearShape& shape);
 // w: [n, k], leading dimension ldw, in host memory; packed: PackedLinearBytes(shape) bytes there.

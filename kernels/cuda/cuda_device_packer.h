@@ -1,0 +1,44 @@
+// Packs weights that are in a GPU's memory already: the kernels of kernels/cuda/weights on the
+// device's side stream.
+#ifndef ISOBIT_KERNELS_CUDA_CUDA_DEVICE_PACKER_H_
+#define ISOBIT_KERNELS_CUDA_CUDA_DEVICE_PACKER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/device_packer.h"
+
+namespace isobit::cuda {
+
+class CudaDevicePacker final : public DevicePacker {
+ public:
+  // `device` and its stream `side` outlive the object.
+  CudaDevicePacker(CudaDevice& device, cudaStream_t side)
+      : device_(device), stream_{.handle = side, .dependent = false} {}
+  ~CudaDevicePacker() override;
+
+  absl::StatusOr<Memory> Allocate(size_t bytes) override { return device_.AllocateBeside(bytes); }
+  absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) override;
+  absl::Status Round(const StoredMatrix& from, Bf16* to, int64_t to_stride) override;
+  absl::Status Pack(const LinearShape& shape, const WeightPacker& layout, const Bf16* w,
+                    std::byte* packed) override;
+  absl::Status Widen(const Bf16* from, int64_t count, float* to) override;
+  absl::Status FillWithZeros(std::byte* to, size_t bytes) override;
+  absl::Status AddSums(const Bf16* values, int64_t rows, int64_t columns, const PartOfTensor& part,
+                       uint64_t* sums) override;
+  absl::Status Copy(void* to, const void* from, size_t bytes) override;
+  absl::Status Finish() override;
+
+ private:
+  CudaDevice& device_;
+  const Stream stream_;
+  std::vector<void*> foreign_;
+};
+
+}  // namespace isobit::cuda
+
+#endif  // ISOBIT_KERNELS_CUDA_CUDA_DEVICE_PACKER_H_

@@ -1,0 +1,69 @@
+// Packs weights that are in a device's memory already, such as a trainer's on the same GPU: what
+// WeightPacker does on the host, and with it the rounding to bf16 and the sums of the weight
+// digest. Not here: which part of which tensor a rank needs (kernels/model/pack_from_device.h).
+#ifndef ISOBIT_KERNELS_DEVICE_PACKER_H_
+#define ISOBIT_KERNELS_DEVICE_PACKER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/linear_shape.h"
+#include "kernels/stored_weights.h"
+#include "kernels/weight_packer.h"
+
+namespace isobit {
+
+// Memory of another process, in this one's addresses.
+struct ForeignMemory {
+  const std::byte* begin = nullptr;
+  size_t bytes = 0;
+};
+
+// One rank's, on one thread. Work is enqueued beside the rank's ops, in order; Finish waits for it.
+// Pointers are the device's, unless they say otherwise.
+class DevicePacker {
+ public:
+  virtual ~DevicePacker() = default;
+
+  // Memory for what passes through, freed with the object. RESOURCE_EXHAUSTED: too little would be
+  // left for the ops.
+  virtual absl::StatusOr<Memory> Allocate(size_t bytes) = 0;
+
+  // Memory of another process, by the handle that it has exported (cudaIpcMemHandle_t), readable
+  // until this object is destroyed. INVALID_ARGUMENT: not a handle, or not of a process on this
+  // host.
+  virtual absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) = 0;
+
+  // Rounds `from` to bf16: to nearest, ties to even; a NaN keeps its sign and becomes quiet.
+  // to: from.columns values of each row, `to_stride` from row to row.
+  virtual absl::Status Round(const StoredMatrix& from, Bf16* to, int64_t to_stride) = 0;
+
+  // As layout.Pack, for w [shape.n, shape.k] without gaps. Writes every byte of `packed`.
+  virtual absl::Status Pack(const LinearShape& shape, const WeightPacker& layout, const Bf16* w,
+                            std::byte* packed) = 0;
+
+  // Biases, which are bf16 values that are added in fp32.
+  virtual absl::Status Widen(const Bf16* from, int64_t count, float* to) = 0;
+
+  virtual absl::Status FillWithZeros(std::byte* to, size_t bytes) = 0;
+
+  // Adds the sums of a part of a tensor, docs/API.md "The weight digest", to sums[0] and sums[1].
+  // values: [rows, columns] without gaps. part.first_column is a multiple of 4, and so is `columns`
+  // unless the part ends its rows.
+  virtual absl::Status AddSums(const Bf16* values, int64_t rows, int64_t columns,
+                               const PartOfTensor& part, uint64_t* sums) = 0;
+
+  // Between the device's memory and the host's, or within the device's.
+  virtual absl::Status Copy(void* to, const void* from, size_t bytes) = 0;
+
+  // Waits for all of it.
+  virtual absl::Status Finish() = 0;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_DEVICE_PACKER_H_

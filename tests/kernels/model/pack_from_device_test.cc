@@ -1,0 +1,186 @@
+// Packing from a device's memory gives the bytes and the digest of PackModel, whoever holds which
+// part of a tensor, for any number of ranks, and wherever the packed blocks are to go. The device
+// is the host here; cuda_device_packer_test compares a GPU with it.
+#include "kernels/model/pack_from_device.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/digest.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/model/pack_model.h"
+#include "tests/support/held_weights.h"
+#include "tests/support/host_packer.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace isobit {
+namespace {
+
+using testing_support::HeldSource;
+using testing_support::HeldWeights;
+using testing_support::Hold;
+using testing_support::HoldingRules;
+using testing_support::StatusIs;
+
+// Blocks of `num_ranks` ranks. By turns they are packed in place, elsewhere for Put, and into host
+// memory; for PackModel, which knows no devices, in the latter two ways.
+class TurningStore final : public WeightStore {
+ public:
+  TurningStore(const ModelConfig& config, int num_ranks) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      layouts_.push_back(std::make_unique<WeightLayout>(
+          config, *ShapeOfRank(config, rank, num_ranks), CpuWeightPacker()));
+    }
+  }
+  absl::StatusOr<std::vector<PackTask>> Plan() override {
+    std::vector<PackTask> tasks;
+    for (size_t rank = 0; rank < layouts_.size(); ++rank) {
+      for (int block = 0; block < layouts_[rank]->num_blocks(); ++block) {
+        const size_t bytes = layouts_[rank]->BlockBytes(block) + 64;
+        blocks_.push_back(AllocateAligned(bytes));
+        std::memset(blocks_.back().get(), 0xee, bytes);
+        sizes_.push_back(bytes);
+        const bool waits = block % 3 == 1;
+        tasks.push_back({.layout = layouts_[rank].get(),
+                         .block = block,
+                         .bytes = bytes,
+                         .rank = rank,
+                         .place = waits ? blocks_.back().get() : nullptr});
+      }
+    }
+    return tasks;
+  }
+  absl::Status Put(const PackTask& task, const std::byte* packed) override {
+    std::memcpy(PlaceOf(task), packed, task.bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t /*rank*/) override {
+    return std::make_unique<testing_support::HostPacker>();
+  }
+  std::byte* DevicePlaceOf(const PackTask& task) const override {
+    return task.block % 3 == 0 ? PlaceOf(task) : nullptr;
+  }
+
+  std::vector<std::string> Digests() const {
+    std::vector<std::string> digests;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      digests.push_back(Sha256Hex(blocks_[i].get(), sizes_[i]));
+    }
+    return digests;
+  }
+
+ private:
+  std::byte* PlaceOf(const PackTask& task) const {
+    const auto blocks = static_cast<size_t>(layouts_.front()->num_blocks());
+    return blocks_[task.rank * blocks + static_cast<size_t>(task.block)].get();
+  }
+
+  std::vector<std::unique_ptr<WeightLayout>> layouts_;
+  std::vector<AlignedBytes> blocks_;  // [rank][block]
+  std::vector<size_t> sizes_;
+};
+
+struct Packed {
+  std::string digest;
+  std::vector<std::string> blocks;
+};
+
+absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& config, int num_ranks) {
+  TurningStore store(config, num_ranks);
+  const auto make_source = [&](size_t /*rank*/, DevicePacker& /*packer*/) {
+    std::vector<ForeignMemory> memory;
+    for (const auto& bytes : held.memory) memory.push_back({bytes.data(), bytes.size()});
+    return ReadBlocks(held.tensors, held.blocks, std::move(memory));
+  };
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest,
+                          PackFromDevice(
+                              held.tensors, make_source, [] { return absl::OkStatus(); }, store));
+  return Packed{std::move(digest), store.Digests()};
+}
+
+Packed PackAsFiles(const TensorSource& source, const ModelConfig& config, int num_ranks) {
+  TurningStore store(config, num_ranks);
+  const auto digest = PackModel(source, "", store);
+  ISOBIT_EXPECT_OK(digest);
+  return {*digest, store.Digests()};
+}
+
+class PackFromDeviceTest : public testing::TestWithParam<ModelConfig> {
+ protected:
+  PackFromDeviceTest() {
+    testing_support::WriteTinyModel(GetParam(), 1, root_.File("model"));
+    checkpoint_ = std::make_unique<Checkpoint>(*Checkpoint::Open(root_.File("model")));
+  }
+
+  const testing_support::TempDir root_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+};
+
+TEST_P(PackFromDeviceTest, GivesPackModelsBytesAndDigest) {
+  const std::vector<HoldingRules> rules = {{},
+                                           {.row_parts = 3},
+                                           {.row_parts = 2, .column_parts = 2, .gap = 3},
+                                           {.row_parts = 5, .gap = 1, .dtype = DType::kF32},
+                                           {.column_parts = 2, .dtype = DType::kF32},
+                                           {.row_parts = 2, .dtype = DType::kF16}};
+  for (const HoldingRules& rule : rules) {
+    const HeldWeights held = Hold(*checkpoint_, rule);
+    ISOBIT_ASSERT_OK(ValidateBlocks(held.blocks, held.tensors));
+    const HeldSource whole(held);
+    for (const int ranks : {1, 2, 4, 8}) {
+      const Packed expected = PackAsFiles(whole, GetParam(), ranks);
+      ISOBIT_ASSERT_OK_AND_ASSIGN(const Packed packed, PackHeld(held, GetParam(), ranks));
+      EXPECT_EQ(packed.digest, expected.digest) << ranks;
+      EXPECT_EQ(packed.blocks, expected.blocks) << ranks;
+    }
+  }
+}
+
+// The control: one bit of any tensor changes the digest, for any number of ranks.
+TEST_P(PackFromDeviceTest, OneBitOfAnyTensorIsSeen) {
+  HeldWeights held = Hold(*checkpoint_, {.row_parts = 2});
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Packed before, PackHeld(held, GetParam(), 4));
+  for (const WeightBlock& block : held.blocks.blocks) {
+    std::byte& last =
+        held.memory[block.holder][block.offset + static_cast<size_t>(block.num_rows - 1) *
+                                                     static_cast<size_t>(block.row_stride) * 2];
+    last ^= std::byte{1};
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const Packed after, PackHeld(held, GetParam(), 4));
+    EXPECT_NE(after.digest, before.digest) << held.tensors[block.tensor].name;
+    EXPECT_NE(after.blocks, before.blocks) << held.tensors[block.tensor].name;
+    last ^= std::byte{1};
+  }
+}
+
+TEST_P(PackFromDeviceTest, SaysWhatIsWrong) {
+  const HeldWeights held = Hold(*checkpoint_, {.row_parts = 2});
+  const std::string name = held.tensors[held.blocks.blocks.front().tensor].name;
+  HeldWeights shorter = held;
+  for (auto& memory : shorter.memory) memory.resize(1);
+  EXPECT_THAT(PackHeld(shorter, GetParam(), 2),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(name)));
+  TurningStore store(GetParam(), 2);
+  const auto fails = [](size_t, DevicePacker&) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
+    return absl::DataLossError("gone");
+  };
+  EXPECT_THAT(PackFromDevice(
+                  held.tensors, fails, [] { return absl::OkStatus(); }, store),
+              StatusIs(absl::StatusCode::kDataLoss));
+}
+
+INSTANTIATE_TEST_SUITE_P(, PackFromDeviceTest,
+                         testing::Values(testing_support::TinyConfig(Architecture::kQwen3),
+                                         testing_support::TinyConfig(Architecture::kQwen2),
+                                         testing_support::TinyConfig(Architecture::kLlama)),
+                         [](const auto& info) { return absl::StrCat("Model", info.index); });
+
+}  // namespace
+}  // namespace isobit
