@@ -31,6 +31,24 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const v1::WeightStreamBegin& begin
   return tensors;
 }
 
+std::optional<WeightBlocks> BlocksOf(const v1::WeightStreamBegin& begin) {
+  if (!begin.has_cuda_ipc()) return std::nullopt;
+  WeightBlocks blocks;
+  blocks.handles.assign(begin.cuda_ipc().handles().begin(), begin.cuda_ipc().handles().end());
+  // What is beyond int64 becomes negative, and is refused as such.
+  for (const v1::WeightBlock& block : begin.cuda_ipc().blocks()) {
+    blocks.blocks.push_back({.tensor = block.tensor(),
+                             .first_row = static_cast<int64_t>(block.first_row()),
+                             .num_rows = static_cast<int64_t>(block.num_rows()),
+                             .first_column = static_cast<int64_t>(block.first_column()),
+                             .num_columns = static_cast<int64_t>(block.num_columns()),
+                             .holder = block.memory(),
+                             .offset = block.offset(),
+                             .row_stride = static_cast<int64_t>(block.row_stride())});
+  }
+  return blocks;
+}
+
 absl::Status SenderHasGone() { return absl::CancelledError("the sender has gone"); }
 
 }  // namespace
@@ -97,8 +115,9 @@ absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
   if (begin.has_weight_version()) request.set_weight_version(begin.weight_version());
   ISOBIT_ASSIGN_OR_RETURN(WeightUpdate update, options_.parse(request));
   ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsOf(begin));
-  ISOBIT_ASSIGN_OR_RETURN(auto source, StreamedSource::Create(std::move(tensors), options_.config,
-                                                              options_.policy, options_.limits));
+  ISOBIT_ASSIGN_OR_RETURN(
+      auto source, StreamedSource::Create(std::move(tensors), options_.config, options_.policy,
+                                          options_.limits, BlocksOf(begin)));
   {
     const std::lock_guard lock(mutex_);
     source_ = source;

@@ -18,7 +18,7 @@ from isobit.results import (
 )
 from isobit.sampling import mode_to_proto, to_proto
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
-from isobit.weights import PIECE_BYTES, DigestOfSent, Weights, specs_of, values_of
+from isobit.weights import PIECE_BYTES, DigestOfSent, HeldWeights, Weights, specs_of, values_of
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
@@ -75,6 +75,29 @@ def weight_chunks(
             digest.add(spec, values)  # while the pieces are on their way
     if expected_digest is None:
         expected_digest = digest.hex()
+    yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
+
+
+def held_weight_chunks(
+    weights: HeldWeights, weight_version: int | None, expected_digest: str, in_flight: InFlightMode | None
+) -> Iterator[types_pb2.WeightChunk]:
+    """The messages of weights that stay where they are."""
+    begin = types_pb2.WeightStreamBegin(
+        tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
+        weight_version=weight_version,
+        in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+        cuda_ipc=types_pb2.CudaIpcWeights(
+            handles=weights.handles,
+            blocks=[
+                types_pb2.WeightBlock(
+                    tensor=b.tensor, first_row=b.rows[0], num_rows=b.rows[1], first_column=b.columns[0],
+                    num_columns=b.columns[1], memory=b.memory, offset=b.offset, row_stride=b.row_stride,
+                )
+                for b in weights.blocks
+            ],
+        ),
+    )  # fmt: skip
+    yield types_pb2.WeightChunk(begin=begin)
     yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
 
 

@@ -31,6 +31,29 @@ class WeightSource(Protocol):
         """Names and tensors, in the order of `specs`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldBlock:
+    """Some rows and columns of a tensor, row-major, in GPU memory that a process has exported. A tensor is a
+    matrix here; a vector has one column."""
+
+    tensor: int  # its index in HeldWeights.specs
+    rows: tuple[int, int]  # the first, and how many
+    columns: tuple[int, int]
+    memory: int  # its index in HeldWeights.handles
+    offset: int  # bytes from the memory's begin
+    row_stride: int  # values
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldWeights:
+    """Weights in GPU memory of processes on the service's host, for update_weights_from_tensor.
+    isobit.torch.held_weights describes a model's."""
+
+    specs: Sequence[WeightSpec]  # dtype: as stored, F32, BF16 or F16
+    handles: Sequence[bytes]  # cudaIpcMemHandle_t
+    blocks: Sequence[HeldBlock]
+
+
 # Names and tensors: numpy arrays (float32, float16, ml_dtypes' bfloat16, or bits of bfloat16 as uint16) or
 # torch tensors (float32, float16, bfloat16) on any device. float32 is rounded to bfloat16 before it is sent.
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | WeightSource

@@ -2,6 +2,7 @@
 to a call whose tensors fail."""
 
 import asyncio
+import dataclasses
 import time
 import unittest
 
@@ -9,8 +10,14 @@ import grpc
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient, aio
-from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, IsobitError
-from isobit.weights import WeightSpec, digest_of
+from isobit.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    IsobitError,
+    UnimplementedError,
+)
+from isobit.weights import HeldBlock, HeldWeights, WeightSpec, digest_of
 from isobit_tools.bf16_files import bf16_tensors
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
@@ -95,6 +102,31 @@ class WeightStreamTest(ServiceTest):
                     response = client.update_weights_from_stream(tensors, weight_version=version)
                     self.assertEqual((response.current.id, response.current.digest), (version, self.digest))
                     self.assertEqual(witness(), expected)
+
+    def test_memory_of_gpus_is_refused(self):
+        """These services compute on CPUs; what is wrong with the list is said first."""
+        held = HeldWeights(
+            [WeightSpec(name, "BF16", tensor.shape) for name, tensor in self.tensors.items()],
+            [bytes(64)],
+            [
+                HeldBlock(n, (0, t.shape[0]), (0, t.shape[1] if t.ndim > 1 else 1), 0, 0, t.shape[-1])
+                for n, t in enumerate(self.tensors.values())
+            ],
+        )
+        cases = (
+            (UnimplementedError, "--backend=cpu", held),
+            (InvalidArgumentError, "0 of its", dataclasses.replace(held, blocks=held.blocks[1:])),
+            (InvalidArgumentError, "expected one of the 0 listed", dataclasses.replace(held, handles=[])),
+            (InvalidArgumentError, "missing tensors: ", HeldWeights(held.specs[:1], [b""], held.blocks[:1])),
+        )
+        for name, client, witness in self.both():
+            old = witness()
+            for kind, message, weights in cases:
+                with self.subTest(service=name, message=message), self.assertRaisesRegex(kind, message):
+                    client.update_weights_from_tensor(weights)
+            self.assertEqual(witness(), old)
+            client.update_weights_from_stream(self.tensors)
+            self.assertNotEqual(witness(), old)
 
     def test_a_fault_is_raised_here_and_the_next_stream_works(self):
         for name, client, witness in self.both():

@@ -13,7 +13,7 @@ from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseM
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
-from isobit.weights import Weights
+from isobit.weights import HeldWeights, Weights
 
 
 class _ModelServiceClient(ServiceClient):
@@ -64,6 +64,30 @@ class _ModelServiceClient(ServiceClient):
           Others: the fault of a tensor, by its name. The old weights serve on after any of them.
         """
         chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
+        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
+
+    async def update_weights_from_tensor(
+        self,
+        weights: HeldWeights,
+        *,
+        weight_version: int | None = None,
+        expected_digest: str = "",
+        in_flight: InFlightMode | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to weights that lie in GPU memory of processes on the service's host (CUDA IPC).
+
+        Args:
+          weights: where they lie. Nobody may change or free them until the call returns, and what computes
+            them must have ended on the GPU.
+          weight_version, expected_digest, in_flight: as for update_weights.
+
+        Raises:
+          UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
+          InvalidArgumentError: not all values are there, or the memory cannot be reached.
+          Others as for update_weights_from_stream. The old weights serve on after any of them.
+        """
+        chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
         return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
 
     async def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):

@@ -1,0 +1,33 @@
+"""GPU memory that another process may read, by the CUDA driver; it needs nothing but that driver."""
+
+import ctypes
+
+_Handle = ctypes.c_char * 64
+
+
+def export_memory(address: int) -> tuple[bytes, int]:
+    """The allocation that holds `address`: its handle (cudaIpcMemHandle_t, 64 bytes) and its first address.
+
+    Call it where the memory's CUDA context is current, as it is in a thread that uses the GPU by PyTorch.
+
+    Raises:
+        OSError: there is no CUDA driver, or it cannot export this memory: only what cudaMalloc gave.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+    _check(
+        driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address)),
+        f"no GPU memory at {address:#x}",
+    )
+    handle = _Handle()
+    _check(
+        driver.cuIpcGetMemHandle(ctypes.byref(handle), begin),
+        "CUDA cannot export this memory to other processes: expected memory of cudaMalloc. With"
+        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PyTorch takes other memory",
+    )
+    return handle.raw, begin.value
+
+
+def _check(result: int, message: str) -> None:
+    if result != 0:
+        raise OSError(f"{message} (CUDA error {result})")
