@@ -104,8 +104,8 @@ train-demo: build-torch build/release/build.ninja  ## Trains a tiny model on-pol
 build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators for GPUs too, build/torch-cuda/lib/libisobit_torch.so
 	cmake --build --preset torch-cuda --target isobit_torch
 
-test-torch-gpu: build-torch-gpu  ## Compares training on GPUs with the CPU's bits; without a GPU it skips
-	tests/run_tests.sh build/torch-cuda -R '^torch_cuda_test$$'
+test-torch-gpu: build-torch-gpu build-gpu  ## Compares training on GPUs with the CPU's bits; without a GPU it skips
+	tests/run_tests.sh build/torch-cuda -R '^torch_cuda_'
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'

@@ -1,4 +1,5 @@
-"""A PyTorch trainer's weights for the services: whole tensors one at a time, and their digest from shards.
+"""A PyTorch trainer's weights for the services: whole tensors one at a time, or where they lie on a GPU that
+the service can reach; and their digest from shards.
 
     for client in (rollout, scorer):
         update_weights(model, client, weight_version=step)  # on every rank
@@ -6,8 +7,9 @@
 It needs torch, but not the operators of isobit.torch: any trainer's weights can be sent.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from isobit import cuda_ipc
 from isobit.weight_digest import (
     INDEX_KEY,
     LANES,
@@ -26,10 +29,11 @@ from isobit.weight_digest import (
     sums_hex,
     weight_digest,
 )
-from isobit.weights import WeightSpec
+from isobit.weights import HeldBlock, HeldWeights, WeightSpec
 
 # What wrappers put before or into a parameter's name.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 # Words that are mixed at one time: their intermediate results take 8 bytes each, four times.
 _CHUNK = 1 << 23
 
@@ -67,32 +71,150 @@ def named_weights(model: nn.Module) -> NamedWeights:
     return NamedWeights(model)
 
 
-def update_weights(model: nn.Module, client: Any = None, **arguments: Any) -> None:
+def held_weights(model: nn.Module) -> HeldWeights:
+    """Where the model's weights lie on GPUs, for update_weights_from_tensor; nothing is gathered or copied.
+
+    Every rank of the default group calls it; the first one's answer has the blocks of all, those of the
+    others are empty. Work on the GPU so far has ended when it returns.
+
+    Args:
+        model: as for named_weights, on GPUs of the service's host, or on GPUs that those can reach. float32
+            is rounded by the service.
+
+    Raises:
+        On every rank:
+        TypeError: a parameter of another dtype.
+        ValueError: a parameter that is on no GPU, or whose rows are not contiguous.
+        OSError: memory that CUDA cannot export, such as that of PyTorch's expandable segments.
+    """
+    parameters = _parameters(model)
+    specs = [WeightSpec(name, _STORED[p.dtype], tuple(p.shape)) for name, p in parameters]
+    try:
+        own = _own_blocks(parameters)
+        torch.cuda.synchronize()
+    except Exception as error:
+        own = error
+    together = [own]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        together = [None] * dist.get_world_size()
+        dist.all_gather_object(together, own)
+    for failed in together:
+        if isinstance(failed, Exception):
+            raise failed
+    if not _is_first():
+        return HeldWeights(specs, [], [])
+    handles = sorted({handle for of_rank in together for handle, _ in of_rank})
+    blocks = [
+        dataclasses.replace(block, memory=handles.index(handle))
+        for of_rank in together
+        for handle, block in of_rank
+    ]
+    return HeldWeights(specs, handles, blocks)
+
+
+def update_weights(
+    model: nn.Module,
+    client: Any = None,
+    *,
+    transport: Literal["stream", "cuda_ipc"] = "stream",
+    expected_digest: str | None = None,
+    **arguments: Any,
+) -> None:
     """Sends the model's weights to a service. Every rank of a group calls it; the first one sends.
 
     Args:
         client: RolloutClient or ScorerClient; only the first rank needs one.
-        **arguments: of update_weights_from_stream.
+        transport: "stream" sends them through gRPC, to any host; "cuda_ipc" lets a service on GPUs of this
+            host read them where they lie (see held_weights).
+        expected_digest: what the service's digest must be; None: that of these weights; empty skips the
+            check.
+        **arguments: of update_weights_from_stream and update_weights_from_tensor.
 
     Raises:
-        On every rank: what update_weights_from_stream raised on the first. The old weights serve on.
+        On every rank: what those raised on the first, or held_weights. The old weights serve on.
     """
-    weights = named_weights(model)
-    gathered = iter(weights)
-    failure = None
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        try:
-            client.update_weights_from_stream(_Begun(weights, gathered), **arguments)
-        except Exception as error:
-            failure = error
-    for _ in gathered:  # the other ranks; and the first, if it failed, since they wait for it
-        pass
+    if transport == "cuda_ipc":
+        failure = _share(model, client, expected_digest, arguments)
+    elif transport == "stream":
+        failure = _stream(model, client, expected_digest, arguments)
+    else:
+        raise ValueError(f"transport: expected stream or cuda_ipc, got {transport!r}")
     if dist.is_initialized() and dist.get_world_size() > 1:
         told = [failure]
         dist.broadcast_object_list(told)
         failure = failure or told[0]
     if failure is not None:
         raise failure
+
+
+def _stream(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:
+    weights = named_weights(model)
+    gathered = iter(weights)
+    failure = None
+    if _is_first():
+        try:
+            client.update_weights_from_stream(
+                _Begun(weights, gathered), expected_digest=expected_digest, **arguments
+            )
+        except Exception as error:
+            failure = error
+    for _ in gathered:  # the other ranks; and the first, if it failed, since they wait for it
+        pass
+    return failure
+
+
+def _share(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:
+    if expected_digest is None:
+        expected_digest = model_digest(model)
+    held = held_weights(model)
+    if _is_first():
+        try:
+            client.update_weights_from_tensor(held, expected_digest=expected_digest, **arguments)
+        except Exception as error:
+            return error
+    return None
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldBlock]]:
+    """This rank's parts of the parameters, each with the handle of its memory."""
+    memories: dict[int, tuple[bytes, int]] = {}  # handle and begin, by the address of the storage
+    found = []
+    for number, (name, parameter) in enumerate(parameters):
+        local, first = parameter, (0,) * parameter.dim()
+        if isinstance(parameter, DTensor):
+            local = parameter.to_local()
+            first = _offset(name, parameter)
+            if first is None:
+                continue
+        if local.device.type != "cuda":
+            raise ValueError(f"{name}: expected a tensor on a GPU, got one on {local.device}")
+        if local.numel() == 0:
+            continue
+        rows, columns = (local.numel(), 1) if local.dim() < 2 else tuple(local.shape)
+        if local.stride()[-1:] not in ((1,), ()):
+            raise ValueError(f"{name}: expected contiguous rows, got strides {tuple(local.stride())}")
+        storage = local.untyped_storage().data_ptr()
+        if storage not in memories:
+            memories[storage] = cuda_ipc.export_memory(storage)
+        handle, begin = memories[storage]
+        found.append(
+            (
+                handle,
+                HeldBlock(
+                    tensor=number,
+                    rows=(first[0] if first else 0, rows),
+                    columns=(first[1] if len(first) > 1 else 0, columns),
+                    memory=0,
+                    offset=local.data_ptr() - begin,
+                    row_stride=local.stride(0) if local.dim() > 1 else 1,
+                ),
+            )
+        )
+    return found
 
 
 class _Begun:
@@ -180,6 +302,14 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
             first_row = offset[0] * (rows // parameter.shape[0])
         if local.dim() > 1:
             first_column = offset[-1]
+    if (
+        local.device.type == "cuda"
+        and local.dtype is not torch.float16
+        and hasattr(torch.ops.isobit, "weight_sums")
+    ):
+        width = local.shape[-1] if local.dim() > 1 else 1
+        block = local.contiguous().reshape(-1, width)
+        return torch.ops.isobit.weight_sums(block, columns, first_row, first_column)
     values = _rounded(local.contiguous())
     if values.dtype is torch.float16:
         values = _rounded(values.float())

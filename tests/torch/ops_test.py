@@ -162,6 +162,7 @@ class OperatorsTest(unittest.TestCase):
         state = [torch.randn(9) for _ in range(4)]
         opcheck(torch.ops.isobit.square_sums.default, (x,))
         opcheck(torch.ops.isobit.tree_sum64.default, (sums,))
+        opcheck(torch.ops.isobit.weight_sums.default, (torch.randn(3, 8), 12, 5, 4))
         opcheck(torch.ops.isobit.column_sums.default, (torch.randn(37, 5).to(BF16), PACKS))
         opcheck(torch.ops.isobit.adamw.default, (*state, torch.randn(9).to(BF16), [0.1] * 8))
         self.assertEqual(len(checked), 10)

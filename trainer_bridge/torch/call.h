@@ -31,6 +31,7 @@ constexpr torch::headeronly::ScalarType DtypeOf() {
   if constexpr (std::is_same_v<T, float>) return ScalarType::Float;
   if constexpr (std::is_same_v<T, double>) return ScalarType::Double;
   if constexpr (std::is_same_v<T, int32_t>) return ScalarType::Int;
+  if constexpr (std::is_same_v<T, int64_t>) return ScalarType::Long;
 }
 
 class Call {

@@ -95,6 +95,8 @@ std::tuple<Tensor, Tensor> RopeTable(const std::string& config_json, int64_t pos
 // ---- optimizer_ops.cc
 
 Tensor SquareSums(const Tensor& x);
+Tensor WeightSums(const Tensor& block, int64_t tensor_columns, int64_t first_row,
+                  int64_t first_column);
 Tensor TreeSum64(const Tensor& x);
 void AdamW(const Tensor& parameter, const Tensor& m, const Tensor& v, const Tensor& gradient,
            const MaybeTensor& working, const std::vector<double>& factors);

@@ -1,4 +1,4 @@
-// Square sums, for clipping, and AdamW.
+// Square sums, for clipping; AdamW; sums of weights, for their digest.
 #include "absl/strings/str_cat.h"
 #include "trainer_bridge/torch/ops.h"
 
@@ -13,6 +13,34 @@ Tensor SquareSums(const Tensor& x) {
   Tensor sums = call.New<double>({a.rows}, &a.sums);
   call.Run(&TrainingOps::SquareSums, a);
   return sums;
+}
+
+Tensor WeightSums(const Tensor& block, int64_t tensor_columns, int64_t first_row,
+                  int64_t first_column) {
+  const Call call("weight_sums", block);
+  WeightSumsArgs a;
+  std::tie(a.from.rows, a.from.columns) = call.MatrixShape("block", block);
+  a.from.stride = a.from.columns;
+  const Shape shape = {a.from.rows, a.from.columns};
+  if (block.scalar_type() == DtypeOf<float>()) {
+    a.from.stored_as = StoredAs::kF32;
+    a.from.values = call.In<float>("block", block, shape);
+  } else {
+    a.from.values = call.In<Bf16>("block", block, shape);
+  }
+  const int64_t end = first_column + a.from.columns;
+  call.Require(first_row >= 0 && first_column >= 0 && first_column % 4 == 0 &&
+                   (a.from.columns % 4 == 0 || end == tensor_columns) && end <= tensor_columns,
+               "first_column",
+               absl::StrCat("a multiple of 4 in [0, ", tensor_columns,
+                            "), and so many columns or the end of the row"),
+               absl::StrCat("columns ", first_column, " to ", end));
+  a.part = {.first_row = first_row, .first_column = first_column, .tensor_columns = tensor_columns};
+  int64_t* sums = nullptr;
+  Tensor result = call.NewZeros<int64_t>({2}, &sums);
+  a.sums = reinterpret_cast<uint64_t*>(sums);
+  if (block.numel() > 0) call.Run(&TrainingOps::WeightSums, a);
+  return result;
 }
 
 Tensor TreeSum64(const Tensor& x) {

@@ -57,6 +57,7 @@ STABLE_TORCH_LIBRARY(isobit, m) {
       " -> (Tensor, Tensor)");
   m.def("tree_sum(Tensor x) -> Tensor");
   m.def("square_sums(Tensor x) -> Tensor");
+  m.def("weight_sums(Tensor block, int tensor_columns, int first_row, int first_column) -> Tensor");
   m.def("tree_sum64(Tensor x) -> Tensor");
   m.def(
       "adamw(Tensor(a!) parameter, Tensor(b!) m, Tensor(c!) v, Tensor gradient,"
@@ -88,6 +89,7 @@ void Register(torch::stable::detail::StableLibrary& m) {
   m.impl("policy_loss", TORCH_BOX(&PolicyLoss));
   m.impl("tree_sum", TORCH_BOX(&TreeSum));
   m.impl("square_sums", TORCH_BOX(&SquareSums));
+  m.impl("weight_sums", TORCH_BOX(&WeightSums));
   m.impl("tree_sum64", TORCH_BOX(&TreeSum64));
   m.impl("adamw", TORCH_BOX(&AdamW));
 }

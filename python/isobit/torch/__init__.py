@@ -17,7 +17,7 @@ from isobit.torch.fsdp import TreeReduceScatter, fully_shard
 from isobit.torch.gradients import GradientSum, keep_fp32_gradients
 from isobit.torch.patch import logprobs, patch
 from isobit.torch.plan import Pass, Plan, plan
-from isobit.torch_weights import model_digest, named_weights, update_weights
+from isobit.torch_weights import held_weights, model_digest, named_weights, update_weights
 
 __all__ = [
     "AdamW",
@@ -30,6 +30,7 @@ __all__ = [
     "clip_grad_norm_",
     "fully_shard",
     "functional",
+    "held_weights",
     "keep_fp32_gradients",
     "logprobs",
     "model_digest",
