@@ -4,6 +4,7 @@ them; the other ranks get what it got."""
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Literal
 from uuid import uuid4
 
 import numpy as np
@@ -14,7 +15,9 @@ from ranks import RunError, Stopped, StopSignal, from_rank_0, is_first
 from tasks import Task
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit.errors import IsobitError
 from isobit.results import Sample, Score, TokenLogprobs, WeightVersion
+from isobit.torch_weights import model_digest, update_weights
 from isobit.v1 import types_pb2
 
 
@@ -40,8 +43,9 @@ class Sampler:
         rollout: str,
         scorer: str | None,
         comparator: str | None,
+        transport: Literal["stream", "cuda_ipc"],
     ):
-        """rollout, scorer, comparator: HOST:PORT."""
+        """rollout, scorer, comparator: HOST:PORT. transport: how weights go to the first two."""
         self._task = task
         self._draw = draw
         self._stop = stop
@@ -49,6 +53,8 @@ class Sampler:
         self._samples: list[Sample] = []  # of the latest batch, for the comparator
         self._offset = 0  # the version id of the weights after 0 optimizer steps
         self._serving: WeightVersion | None = None
+        self._transport = transport
+        self._served: list[RolloutClient | ScorerClient | None] = [None] * (2 if scorer else 1)
         if is_first():
             self._rollout = RolloutClient(rollout)
             self._served = [self._rollout] + ([ScorerClient(scorer)] if scorer else [])
@@ -68,20 +74,27 @@ class Sampler:
 
     def sync(self, learner: Learner, step: int) -> str:
         """Sends the trainer's weights, those after `step` optimizer steps. Returns their digest."""
-        weights = learner.weights()
 
-        def send() -> WeightVersion:
-            version = self._offset + step
-            if self._serving is None:  # both sides take ids above what they have had
-                infos = [service.get_server_info() for service in self._served]
-                version = 1 + max(info.server.weight_version.id for info in infos)
-            for service in self._served:  # each refuses weights of another digest than the client's
-                sent = service.update_weights_from_stream(weights, weight_version=version)
-            return WeightVersion(version, sent.current.digest)
+        def choose() -> int:
+            if self._serving is not None:
+                return self._offset + step
+            # Both sides take ids above what they have had.
+            infos = [service.get_server_info() for service in self._served]
+            return 1 + max(info.server.weight_version.id for info in infos)
 
-        self._serving = from_rank_0("sending weights", send)
-        self._offset = self._serving.id - step
-        return self._serving.digest
+        version = from_rank_0("sending weights", choose)
+        digest = model_digest(learner.model)
+        try:
+            for service in self._served:  # each refuses weights of another digest
+                update_weights(
+                    learner.model, service, transport=self._transport, weight_version=version,
+                    expected_digest=digest,
+                )  # fmt: skip
+        except (IsobitError, OSError, ValueError) as error:
+            raise RunError(f"sending weights: {error}") from error
+        self._serving = WeightVersion(version, digest)
+        self._offset = version - step
+        return digest
 
     def sample(self, step: int) -> list[Completion]:
         """The completions of that step's prompts, in the order of the prompts' numbers, drawn by the weights

@@ -37,7 +37,7 @@ LEARNERS = {"tree": Learner, "vanilla": VanillaLearner}
 # Flags that say where and how long to run; all others decide about the weights and stay as they are.
 NO_RECIPE = (
     "rollout", "scorer", "comparator", "output", "resume", "steps", "save_every", "device",
-    "lanes_per_pass", "on_gap",
+    "lanes_per_pass", "on_gap", "transport",
 )  # fmt: skip
 
 
@@ -208,6 +208,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     g.add_argument("--rollout", required=True, help="samples, in the mode of --numerics")
     g.add_argument("--scorer", help="is kept on the same weights as well")
     g.add_argument("--comparator", help="is given both sides' logprobs of every step")
+    add(g, "transport", "stream", "how weights go there; cuda_ipc: services on GPUs of this host read them in"
+        " this trainer's memory", choices=("stream", "cuda_ipc"))  # fmt: skip
     g = parser.add_argument_group("run")
     g.add_argument(
         "--model",
@@ -283,7 +285,8 @@ def train(options: argparse.Namespace, stop: StopSignal) -> None:
     kept = {name: value for name, value in vars(options).items() if name not in NO_RECIPE}
     kept["model"] = str(model.resolve())
     sampler = Sampler(
-        load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator
+        load_task(options.task, model), draw, stop, options.rollout, options.scorer, options.comparator,
+        options.transport,
     )  # fmt: skip
     with closing(sampler):
         if (mode := sampler.numerics()) != options.numerics:
