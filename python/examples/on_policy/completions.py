@@ -55,11 +55,21 @@ def advantages(rewards: Sequence[float], group_size: int, by_deviation: bool) ->
     result: list[float] = []
     for begin in range(0, len(rewards), group_size):
         group = rewards[begin : begin + group_size]
-        mean = math.fsum(group) / group_size  # rounded once, so that no machine has other bits
-        differences = [reward - mean for reward in group]
-        deviation = math.sqrt(math.fsum(d * d for d in differences) / group_size) if by_deviation else 1.0
-        result += [d / deviation if deviation > 0 else 0.0 for d in differences]
+        center = mean(group)
+        divisor = deviation(group) if by_deviation else 1.0
+        result += [(reward - center) / divisor if divisor > 0 else 0.0 for reward in group]
     return result
+
+
+def mean(values: Sequence[float]) -> float:
+    """The sum is rounded once, so that no machine has other bits."""
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of all of them, with sums rounded once."""
+    center = mean(values)
+    return math.sqrt(mean([(value - center) * (value - center) for value in values]))
 
 
 def staleness(completions: Sequence[Completion], step: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from completions import Completion, advantages, staleness
+from completions import Completion, advantages, deviation, mean, staleness
 from gap import Gap, GapError
 from learner import Learner, Recipe
 from ranks import RunError, Stopped, StopSignal, is_first, join
@@ -165,8 +165,8 @@ class Run:
         rewards = [completion.reward for completion in batch]
         stale = staleness(batch, step)
         return {
-            "reward": math.fsum(rewards) / len(rewards),
-            "reward_deviation": float(np.std(rewards)),
+            "reward": mean(rewards),
+            "reward_deviation": deviation(rewards),
             "tokens": len(stale),
             "staleness": float(stale.mean()),
             "entropy": entropy,
