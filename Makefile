@@ -32,7 +32,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch test-torch test-verl train-demo build-torch-gpu \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl train-demo build-torch-gpu \
   test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
@@ -86,8 +86,11 @@ test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under comp
 build-torch: build/torch/build.ninja  ## Builds the PyTorch operators, build/torch/lib/libisobit_torch.so
 	cmake --build --preset torch --target isobit_torch
 
-test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(TORCH)/.frameworks $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan, of the C++ front and of TRL's trainers
-	cmake --build --preset torch --target front_test
+build-trainer: build/torch/build.ninja  ## Builds the training loop in C++, build/torch/bin/isobit-trainer
+	cmake --build --preset torch --target isobit-trainer
+
+test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $(TORCH)/.second $(TORCH)/.frameworks $(MODEL_FILES)  ## Runs the tests of the PyTorch operators, also under ASan, of the C++ front and trainer, and of TRL's trainers
+	cmake --build --preset torch --target front_test trainer_pieces_test isobit-trainer
 	cmake --build --preset torch-asan --target isobit_torch
 	cmake --build --preset release --target $(BINARIES)
 	tests/run_tests.sh build/torch -L torch

@@ -45,6 +45,8 @@ NEVER_REACH = {
     "rollout knows no trainer": (r"rollout", r"trainer_bridge"),
     "the trainer knows no rollout": (r"trainer_bridge", r"rollout"),
     "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|trainer_bridge/scorer"),
+    "no service needs Torch": (r"rollout|trainer_bridge/(scorer|comparator)|common/|proto", r"Torch"),
+    "the trainer is a client": (r"trainer_bridge/trainer", r"trainer_bridge/(scorer|comparator)"),
     "a backend knows no model": (r"kernels/(cuda|cpu|oracle)\b", r"kernels/model|common/checkpoint"),
 }
 # The only folders that name CUDA's libraries themselves.
@@ -57,6 +59,8 @@ BIT_CHANGING_FLAGS = re.compile(
     r"|-mrecip|-mdaz-ftz|fp\s+contract\s*\(\s*(fast|on)|FP_CONTRACT\s+ON|float_control|fast-math\""
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+# Folders of programs that share no flags with the services, so that theirs count apart.
+SEPARATE_PROGRAMS = ("tools/", "trainer_bridge/trainer/")
 TABLE = "## Folders and who may include whom"
 FLAG = re.compile(r"\bABSL_FLAG\((?:[^,<]|<[^>]*(?:<[^>]*>)?>)+,\s*(\w+)")
 LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")
@@ -157,12 +161,12 @@ def link_breaches(root: Path, table: Table) -> list[str]:
 
 
 def twice_declared(root: Path) -> list[str]:
-    """One line for each flag that two files declare. Tools are separate programs: their flags count apart."""
+    """One line for each flag that two files declare, outside of SEPARATE_PROGRAMS."""
     declared: dict[str, str] = {}
     breaches = []
     for path in sources(root):
         name = path.relative_to(root).as_posix()
-        for flag in FLAG.findall(path.read_text("utf-8")) if not name.startswith("tools/") else ():
+        for flag in FLAG.findall(path.read_text("utf-8")) if not name.startswith(SEPARATE_PROGRAMS) else ():
             if (other := declared.setdefault(flag, name)) != name:
                 breaches.append(f"--{flag}: {other} and {name}")
     return breaches
@@ -282,6 +286,8 @@ class ControlTest(unittest.TestCase):
             "rollout knows no trainer": ("rollout", "trainer_bridge/comparator"),
             "the trainer knows no rollout": ("trainer_bridge/scorer", "rollout"),
             "the comparator holds no model": ("trainer_bridge/comparator", "kernels"),
+            "no service needs Torch": ("trainer_bridge/scorer", "Torch"),
+            "the trainer is a client": ("trainer_bridge/trainer", "trainer_bridge/scorer"),
             "a backend knows no model": ("kernels/cuda/rows", "kernels/model"),
         }
         self.assertEqual(cases.keys(), NEVER_REACH.keys())

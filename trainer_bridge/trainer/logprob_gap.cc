@@ -1,0 +1,58 @@
+// See logprob_gap.h.
+#include "trainer_bridge/trainer/logprob_gap.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "trainer_bridge/trainer/exact_sum.h"
+
+namespace isobit::trainer {
+namespace {
+
+std::string Describe(const Completion& completion, size_t token, float trainer) {
+  const auto side = [](const char* name, float value) {
+    return absl::StrFormat("%s %.9g (0x%08x)", name, value, std::bit_cast<uint32_t>(value));
+  };
+  return absl::StrCat("prompt ", completion.number, ", sample ", completion.index, ", token ",
+                      token, ": ", side("rollout", completion.logprobs[token]), ", ",
+                      side("trainer", trainer));
+}
+
+}  // namespace
+
+absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
+                                   const Logprobs& trainer) {
+  if (trainer.size() != completions.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("expected logprobs of ", completions.size(),
+                                                   " completions, got ", trainer.size()));
+  }
+  LogprobGap gap;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    const std::vector<float>& sampled = completions[i].logprobs;
+    if (sampled.size() != trainer[i].size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "completion ", i, ": expected ", sampled.size(), " logprobs, got ", trainer[i].size()));
+    }
+    gap.tokens += static_cast<int64_t>(sampled.size());
+    for (size_t t = 0; t < sampled.size(); ++t) {
+      const float a = sampled[t];
+      const float b = trainer[i][t];
+      if (std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) && !std::isnan(a)) continue;
+      if (gap.unequal++ == 0) gap.first = Describe(completions[i], t, b);
+      double dlogp = double{a} - double{b};
+      if (std::isnan(dlogp)) dlogp = std::numeric_limits<double>::infinity();
+      gap.max_abs_dlogp = std::max(gap.max_abs_dlogp, std::abs(dlogp));
+      ratios.push_back(std::expm1(-dlogp) + dlogp);
+    }
+  }
+  // An equal token adds nothing.
+  gap.kl = ExactSum(ratios) / static_cast<double>(std::max<int64_t>(gap.tokens, 1));
+  return gap;
+}
+
+}  // namespace isobit::trainer

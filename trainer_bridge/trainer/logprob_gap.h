@@ -1,0 +1,34 @@
+// The gap between sampler and trainer: whether a token's two logprobs have the same bits, and if
+// not, how far apart they are. The comparator judges the same tokens once more.
+#ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_LOGPROB_GAP_H_
+#define ISOBIT_TRAINER_BRIDGE_TRAINER_LOGPROB_GAP_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "trainer_bridge/trainer/completion.h"
+
+namespace isobit::trainer {
+
+// Of each completion the trainer's logprobs, one a token.
+using Logprobs = std::vector<std::vector<float>>;
+
+// Over the tokens of a batch.
+struct LogprobGap {
+  int64_t tokens = 0;
+  int64_t unequal = 0;       // tokens whose bits differ, or that are NaN
+  double max_abs_dlogp = 0;  // of the unequal ones
+  double kl = 0;             // estimates KL(rollout || trainer): the mean of r - 1 - log r (k3)
+  std::string first;         // where the first unequal token is, with both; empty if all are equal
+};
+
+// INVALID_ARGUMENT: `trainer` has not one logprob for each token.
+absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
+                                   const Logprobs& trainer);
+
+}  // namespace isobit::trainer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_TRAINER_LOGPROB_GAP_H_

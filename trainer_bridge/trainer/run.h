@@ -1,0 +1,19 @@
+// One on-policy run, from where its folder stands to its last step: sample, differentiate, compare,
+// step, send the weights, sample again.
+#ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_RUN_H_
+#define ISOBIT_TRAINER_BRIDGE_TRAINER_RUN_H_
+
+#include "absl/status/status.h"
+#include "common/rpc/channel_security.h"
+#include "trainer_bridge/trainer/settings.h"
+
+namespace isobit::trainer {
+
+// Says on stdout how far it is. A stop signal drops the step under way, saves, and is no error.
+// After an error in a step the run is saved as it was before the step. DATA_LOSS: sampler and
+// trainer have different logprobs, and settings.on_gap is stop.
+absl::Status Train(const Settings& settings, const ChannelSecurity& security);
+
+}  // namespace isobit::trainer
+
+#endif  // ISOBIT_TRAINER_BRIDGE_TRAINER_RUN_H_
