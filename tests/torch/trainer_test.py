@@ -172,6 +172,8 @@ class TrainerTest(ServiceTest):
             self.assertGreater(row["compared"], 100)
             self.assertEqual((row["unequal"], row["max_abs_dlogp"], row["kl"]), (0, 0.0, 0.0), row)
         self.assertEqual(len(set(self.digests(ours))), STEPS)
+        recipe, whole = (json.loads((folder / "recipe.json").read_text("utf-8")) for folder in (ours, theirs))
+        self.assertEqual(recipe, {name: whole[name] for name in recipe})  # also where no flag was given
         self.assert_same_state(self.state(ours), self.state_in_python(theirs))
         self.assertEqual(self.served_digest(ours / "model"), rows[-1]["weights_digest"])
         self.assertIn(f"weights after step {STEPS}: {rows[-1]['weights_digest']}", said)
