@@ -33,10 +33,10 @@ TRAINER = os.environ["ISOBIT_TRAINER"]
 TRAIN = Path(__file__).resolve().parents[2] / "python" / "examples" / "on_policy" / "train.py"
 STEPS = 5
 STOPPED_IN = 2  # the step after whose line a signal comes
-# Small packs, so that a batch has several slots and lanes without a pack.
+# A pack for each sequence: with more than 12 packs, 4 lanes and 8 sum in different orders.
 RECIPE = (
     "--lr=3e-3", "--weight_decay=0.01", "--prompts=5", "--samples=4", "--max_tokens=12", "--temperature=0.9",
-    "--pack_tokens=48", "--lanes=4",
+    "--pack_tokens=24", "--lanes=4",
 )  # fmt: skip
 
 
