@@ -42,13 +42,14 @@ RECIPE = (
 
 class PlantingRollout:
     """Stands before the rollout and passes every call on, but for one call of Generate, which `plant`
-    answers."""
+    answers, and one update of weights, which fails."""
 
-    def __init__(self, target: str, planted_call: int, plant: Callable):
-        """planted_call: from 1. plant: (stub of the rollout, request) -> responses."""
+    def __init__(self, target: str, planted_call: int, plant: Callable | None, failing_update: int = 0):
+        """planted_call, failing_update: from 1. plant: (stub of the rollout, request) -> responses."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(grpc.insecure_channel(target))
         self._calls = itertools.count(1)
         self._planted_call, self._plant = planted_call, plant
+        self._updates, self._failing_update = itertools.count(1), failing_update
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -60,6 +61,11 @@ class PlantingRollout:
     def Generate(self, request, _):
         is_planted = next(self._calls) == self._planted_call
         return self._plant(self._stub, request) if is_planted else self._stub.Generate(request)
+
+    def UpdateWeightsFromStream(self, request, context):
+        if next(self._updates) == self._failing_update:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "planted")
+        return self._stub.UpdateWeightsFromStream(request)
 
     def stop(self) -> None:
         self._server.stop(None)
@@ -273,6 +279,19 @@ class TrainerTest(ServiceTest):
         self.assertRegex(said, r"goes on after step [2-4]\n")  # the step before is saved, whatever failed
         self.train({"rollout": second.target}, whole)
         self.assertEqual(self.rows(folder), self.rows(whole))
+
+    def test_an_update_that_fails(self):
+        """The step before it counts, and is saved."""
+        services = self.addresses()
+        folder, whole = self.folder(), self.folder()
+        rollout = PlantingRollout(services["rollout"], 0, None, failing_update=3)  # after step 2
+        self.addCleanup(rollout.stop)
+        said = self.train({**services, "rollout": rollout.target}, folder, "--steps=3", status=1)
+        self.assertRegex(said, r"\nerror: sending weights to the rollout: .*planted")
+        said = self.train(services, folder, "--steps=3", "--resume")
+        self.assertIn("goes on after step 2\n", said)
+        self.train(services, whole, "--steps=3")
+        self.assertEqual(self.digests(folder)[2:], self.digests(whole)[2:])
 
     def test_what_it_refuses(self):
         services = self.addresses()
