@@ -30,6 +30,7 @@ CLIENT_MODULES = {
     "comparator_client",
     "connection",
     "credentials",
+    "cuda_ipc",
     "errors",
     "generation_config",
     "metrics",
