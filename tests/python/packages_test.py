@@ -34,6 +34,7 @@ CLIENT_MODULES = {
     "errors",
     "generation_config",
     "metrics",
+    "recording",
     "results",
     "sampling",
     "token",  # makes a client's token where the client runs

@@ -1,0 +1,165 @@
+"""Recordings of a rollout, computed again by a scorer: equal bits at another tensor-parallel size; whatever
+is changed in a recording is named; what cannot be computed is said; an audit that was stopped goes on."""
+
+import contextlib
+import io
+import json
+import shutil
+import unittest
+from pathlib import Path
+
+from isobit import RolloutClient
+from isobit.errors import InvalidArgumentError
+from isobit.recording import Recorder, sum_of
+from isobit_tools import audit
+from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.testing import BIN_DIR, ServiceTest
+
+DRAWS = (
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+    {"temperature": 1.0, "repetition_penalty": 1.2, "logit_bias": {5: 1.5}, "min_tokens": 3},
+    {},
+)
+
+
+class AuditTest(ServiceTest):
+    setting = Setting("tree", tp_size=4, shards=1)
+
+    @classmethod
+    def make_model(cls):
+        for seed, name in enumerate(("model", "other")):
+            run_model_tool(BIN_DIR, "make", "tiny-qwen2", str(cls.scratch / name), f"--seed={seed}")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.recorded = None
+
+    def recording(self) -> Path:
+        """A copy of what a rollout at TP 4 sampled: three draws of two samples, then one of other weights."""
+        if type(self).recorded is None:
+            file = self.scratch / "recorded.jsonl"
+            rollout = self.start("rollout")
+            with RolloutClient(rollout.target) as client:
+                for number, draw in enumerate(DRAWS):
+                    with Recorder(file) as recorder:  # each goes on where the one before ended
+                        samples = client.generate([1, 2, 3 + number], seed=1, n=2, max_tokens=9, **draw)
+                        recorder.add([1, 2, 3 + number], samples, n=2, seed=1, max_tokens=9, **draw)
+                client.update_weights("other")
+                with Recorder(file) as recorder:
+                    recorder.add([7, 8], client.generate([7, 8], seed=2, max_tokens=5))
+            type(self).recorded = file
+        copy = self.log_dir / "run.jsonl"
+        shutil.copy(type(self).recorded, copy)
+        return copy
+
+    def audit(self, file: Path, *flags: str, models=("model", "other")) -> tuple[int, str]:
+        given = [f"--model={self.scratch / model}" for model in models]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            status = audit.main([str(file), f"--bin_dir={BIN_DIR}", *given, *flags])
+        return status, out.getvalue()
+
+    def test_equal_bits(self):
+        file = self.recording()
+        report, page = self.log_dir / "report.json", self.log_dir / "report.html"
+        status, said = self.audit(file, f"--json={report}", f"--html={page}")
+        self.assertEqual(status, 0, said)
+        found = json.loads(report.read_text())
+        self.assertEqual((found["passed"], len(found["equal"]), found["lines"]), (True, 7, 7))
+        self.assertIn(f"0 of {found['tokens']} tokens unequal, in 7 of 7 samples", said)
+        self.assertGreater(found["tokens"], 30)
+        self.assertIn("run.jsonl: PASSED", page.read_text())
+
+    def test_what_was_changed_is_named(self):
+        def changed(row, name, value):
+            return {**row, name: value(row[name])}
+
+        changes = {
+            "tokens": lambda ids: [ids[0] ^ 1, *ids[1:]],
+            "logprobs": lambda bits: bits[:-1] + "01"[bits[-1] == "0"],
+            "prompt": lambda ids: [*ids[:-1], ids[-1] + 1],
+            "sampling": lambda options: {**options, "temperature": 0.7},
+            "logprob_mode": lambda _: "raw",
+        }
+        for name, change in changes.items():
+            with self.subTest(field=name):
+                file = self.recording()
+                rows = [json.loads(line) for line in file.read_text().splitlines()]
+                rows[1] = changed(rows[1], name, change)
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+                status, said = self.audit(file)
+                self.assertEqual(status, 1)
+                self.assertRegex(said, r"line 2: its sum does not fit")
+                self.assertIn("in 6 of 7 samples", said)
+                # Whoever makes the sums fit again is found by the bits.
+                before = ""
+                for row in rows:
+                    row["sum"] = before = sum_of(before, row)
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+                status, said = self.audit(file)
+                self.assertEqual(status, 1, said)
+                self.assertRegex(
+                    said, r"line 2, request \S+, sample 1, token \d+ \(id \d+\): recorded [0-9a-f]{8}"
+                )
+                self.assertIn("in 7 of 7 samples", said)
+
+    def test_what_is_lost_or_broken(self):
+        lines = self.recording().read_text().splitlines(keepends=True)
+        cases = {
+            "line 3: its sum": [*lines[:2], *lines[3:]],
+            "line 2: its sum": [lines[0], lines[2], lines[1], *lines[3:]],
+            "line 7: it is cut off": [*lines[:6], lines[6][:-20]],
+            "line 1: it is no JSON": ["{\n", *lines[1:]],
+            "line 1: expected an object with format, time": ["[]\n", *lines[1:]],
+            "0 of 0 tokens unequal, in 0 of 0 samples": [],
+        }
+        for message, kept in cases.items():
+            with self.subTest(message):
+                file = self.log_dir / "run.jsonl"
+                file.write_text("".join(kept))
+                status, said = self.audit(file)
+                self.assertEqual(status, 1)
+                self.assertIn(message, said)
+
+    def test_weights_that_nobody_has(self):
+        file = self.recording()
+        digest = json.loads(file.read_text().splitlines()[-1])["weights"]
+        status, said = self.audit(file, models=("model",))
+        self.assertEqual(status, 1)
+        self.assertIn(f"1 samples not computed: nobody has the weights {digest}", said)
+        with self.subTest("goes on"):
+            status, said = self.audit(file, "--resume", models=("other",))
+            self.assertEqual(status, 0, said)
+            self.assertIn("in 7 of 7 samples", said)
+        with self.subTest("control: from the beginning"):
+            status, said = self.audit(file, models=("other",))
+            self.assertIn("in 1 of 7 samples", said)
+
+    def test_other_arithmetic(self):
+        file = self.recording()
+        self.setting = Setting("vanilla", tp_size=1, shards=1)
+        scorer = self.start("scorer")
+        status, said = self.audit(file, f"--scorer={scorer.target}", models=())
+        self.assertEqual(status, 1)
+        self.assertIn("6 samples not computed: other arithmetic, or another model: fingerprint", said)
+
+    def test_what_the_recorder_refuses(self):
+        file = self.recording()
+        with Recorder(file) as recorder, self.assertRaises((InvalidArgumentError, TypeError, ValueError)):
+            recorder.add([1], [], temperatur=1.0)
+        with file.open("a") as torn:
+            torn.write('{"format"')
+        with self.assertRaisesRegex(ValueError, "the last line is not whole"):
+            Recorder(file)
+        (self.log_dir / "text").write_text("Hello\n")
+        with self.assertRaisesRegex(ValueError, "not one of a recording"):
+            Recorder(self.log_dir / "text")
+        for arguments in ([str(file)], [str(file), "--model=nowhere"], ["nowhere", f"--model={self.model}"]):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+                audit.main(arguments)
+            self.assertIn("expected", said.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
