@@ -328,7 +328,10 @@ class TrlTest(ServiceTest):
             f"TRL alone: {unequal} of {own.numel()} logprobs unequal, by up to {(rollout - own).abs().max()}"
         )
         self.assertGreater(unequal, own.numel() // 2)
-        self.assertLess((rollout - own).abs().max(), 0.1)
+        # The same policy all the same. The mean, as the largest gap of bf16 depends on the CPU.
+        gap, other = ((rollout - theirs).abs().mean() for theirs in (own, own.roll(1)))
+        self.assertLess(gap, 0.05)
+        self.assertGreater(other, 10 * gap, "control: the logprobs of other tokens")
 
     def test_what_the_loss_does_not_know_of_is_refused(self):
         with self.assertRaisesRegex(ValueError, "repetition_penalty: expected 1, got 1.1"):
