@@ -145,13 +145,10 @@ class ServiceClient:
         """Returns once connected, or after `timeout` seconds.
 
         While calls fail at once, nothing polls the channel, and it would notice a new connection only every
-        5 s. This polls it.
+        5 s. A call that waits for a connection polls it. (So does channel_ready_future, on a thread that
+        lives on for a while and prints an error if the channel is closed meanwhile.)
         """
         if self._closed:
             raise ValueError(f"the client of {self.target} is closed")
-        ready = grpc.channel_ready_future(self._channel)
-        try:
-            with contextlib.suppress(grpc.FutureTimeoutError):
-                ready.result(timeout=timeout)
-        finally:
-            ready.cancel()  # ends the polling
+        with contextlib.suppress(grpc.RpcError):
+            self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
