@@ -32,7 +32,8 @@ struct HoldingRules {
 
 inline HeldWeights Hold(const TensorSource& source, const HoldingRules& rules) {
   HeldWeights held;
-  held.memory.resize(static_cast<size_t>(rules.row_parts * rules.column_parts));
+  held.memory.resize(static_cast<size_t>(rules.row_parts) *
+                     static_cast<size_t>(rules.column_parts));
   held.blocks.handles.resize(held.memory.size());
   const size_t item = ItemSize(rules.dtype);
   for (size_t t = 0; t < source.tensors().size(); ++t) {
