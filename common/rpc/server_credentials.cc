@@ -12,66 +12,43 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/file_stamp.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/tls_source.h"
 
 namespace isobit {
 namespace {
 
-// The certificates in force.
-class TlsSource {
+// Hands the certificates in force to gRPC.
+class ConfigSource {
  public:
-  explicit TlsSource(TlsFiles files) : files_(std::move(files)) {}
-
-  absl::Status Load() {
-    stamps_ = Stamps();
-    ISOBIT_ASSIGN_OR_RETURN(pems_, ReadTlsPems(files_));
-    return absl::OkStatus();
-  }
+  explicit ConfigSource(std::unique_ptr<TlsSource> source) : source_(std::move(source)) {}
 
   // gRPC's callback at the start and at each connection. It keeps what it has unless the answer is
-  // NEW. INVARIANT: a pair that does not match never gets there (tls_rotation_test.py).
+  // NEW.
   grpc_ssl_certificate_config_reload_status Fetch(grpc_ssl_server_certificate_config** config) {
+    std::shared_ptr<const TlsPems> pems = source_->Current();
     const std::lock_guard lock(mutex_);
-    if (was_fetched_ && Stamps() == stamps_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    if (was_fetched_) {
-      const TlsPems old = pems_;
-      if (const absl::Status loaded = Load(); !loaded.ok()) {
-        ISOBIT_LOG(Error)
-            << "the old certificates stay in force, because the files have changed and "
-            << loaded.message();
-        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-      }
-      if (pems_ == old) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-      ISOBIT_LOG(Info) << "new certificates are in force: " << files_.certificate;
-    }
-    was_fetched_ = true;
-    const grpc_ssl_pem_key_cert_pair pair = {pems_.key.c_str(), pems_.certificate.c_str()};
+    if (pems == fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const grpc_ssl_pem_key_cert_pair pair = {pems->key.c_str(), pems->certificate.c_str()};
     // gRPC requires roots even if it asks clients for no certificate and never uses the roots.
-    const std::string& roots = pems_.ca.empty() ? pems_.certificate : pems_.ca;
+    const std::string& roots = pems->ca.empty() ? pems->certificate : pems->ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
+    fetched_ = std::move(pems);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
 
  private:
-  std::vector<FileStamp> Stamps() const {
-    return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.ca)};
-  }
-
-  const TlsFiles files_;
-  std::mutex mutex_;               // guards all below once gRPC holds this
-  std::vector<FileStamp> stamps_;  // of what was read last, good or bad
-  TlsPems pems_;
-  bool was_fetched_ = false;
+  const std::unique_ptr<TlsSource> source_;
+  std::mutex mutex_;
+  std::shared_ptr<const TlsPems> fetched_;  // guarded by mutex_; null: none yet
 };
 
 // What gRPC's credentials use; lives as long as they do.
 struct Callbacks {
   CallCheck check;
   std::string hidden_header;
-  std::unique_ptr<TlsSource> source;  // null: plain text
+  std::unique_ptr<ConfigSource> source;  // null: plain text
 };
 
 absl::string_view ViewOf(const grpc_slice& slice) {
@@ -139,15 +116,15 @@ class Credentials final : public grpc::ServerCredentials {
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
                                                                         CallCheck check,
                                                                         std::string hidden_header) {
-  auto source = std::make_unique<TlsSource>(files);
-  ISOBIT_RETURN_IF_ERROR(source->Load());
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<TlsSource> pems, TlsSource::Open(files));
+  auto source = std::make_unique<ConfigSource>(std::move(pems));
   grpc_init();  // until the credentials hold a reference to gRPC of their own
   grpc_ssl_server_credentials_options* const options =
       grpc_ssl_server_credentials_create_options_using_config_fetcher(
           files.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
                            : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
           [](void* user_data, grpc_ssl_server_certificate_config** config) {
-            return static_cast<TlsSource*>(user_data)->Fetch(config);
+            return static_cast<ConfigSource*>(user_data)->Fetch(config);
           },
           source.get());
   auto credentials = std::make_shared<Credentials>(

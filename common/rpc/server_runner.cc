@@ -9,13 +9,11 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,12 +22,12 @@
 #include "common/base/descriptor.h"
 #include "common/base/exhaustion.h"
 #include "common/base/exit_code.h"
-#include "common/base/file_error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/health_watches.h"
 #include "common/rpc/limits.h"
+#include "common/rpc/port_file.h"
 #include "common/rpc/request_watch.h"
 
 namespace isobit {
@@ -46,6 +44,9 @@ sigset_t StopSignals() {
   return signals;
 }
 
+// After the name of the port file.
+constexpr char kAdminSuffix[] = ".admin";
+
 // How long clients have to close their connections before they are closed. In some languages an
 // idle client looks at its connection only every five seconds.
 constexpr std::chrono::milliseconds kGoodbyeTimeout(500);
@@ -56,35 +57,17 @@ constexpr int kGrpcThreads = 32;
 constexpr int kReturnIntervalMs = 2000;
 constexpr size_t kReturnBytes = 16 << 20;
 
-// INVALID_ARGUMENT: `path` exists and is not a regular file. A rename would replace a device.
-absl::Status CheckPortFile(const std::string& path) {
-  struct stat info;
-  if (path.empty() || lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("port file ", path, ": expected a regular file or none, got something else"));
-}
-
-// Readers of `path` see no file or the whole number, since rename is atomic.
-absl::Status WritePortFile(const std::string& path, int port) {
-  const std::string partial = absl::StrCat(path, ".partial.", getpid());
-  std::FILE* file = std::fopen(partial.c_str(), "w");
-  if (file == nullptr) return FileError(errno, absl::StrCat("port file ", partial));
-  const bool written = std::fprintf(file, "%d\n", port) > 0;
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed && std::rename(partial.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  const absl::Status error = FileError(errno, absl::StrCat("port file ", path));
-  std::remove(partial.c_str());
-  return error;
-}
-
 }  // namespace
 
 absl::Status CheckPortFiles(const ServerOptions& options) {
+  if (options.port_file.empty()) return absl::OkStatus();
   ISOBIT_RETURN_IF_ERROR(CheckPortFile(options.port_file));
-  if (!options.admin_port || options.port_file.empty()) return absl::OkStatus();
-  return CheckPortFile(absl::StrCat(options.port_file, ".admin"));
+  for (const auto& [port, suffix] :
+       {std::pair(options.admin_port, kAdminSuffix), std::pair(options.metrics_port, ".metrics")}) {
+    if (!port) continue;
+    ISOBIT_RETURN_IF_ERROR(CheckPortFile(absl::StrCat(options.port_file, suffix)));
+  }
+  return absl::OkStatus();
 }
 
 void ServerRunner::BlockStopSignals() {
@@ -192,7 +175,7 @@ absl::Status ServerRunner::StartAccepting() {
   if (options_.port_file.empty()) return absl::OkStatus();
   if (admin_acceptor_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(
-        WritePortFile(absl::StrCat(options_.port_file, ".admin"), admin_acceptor_->port()));
+        WritePortFile(absl::StrCat(options_.port_file, kAdminSuffix), admin_acceptor_->port()));
   }
   return WritePortFile(options_.port_file, port());
 }

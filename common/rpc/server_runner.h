@@ -45,9 +45,11 @@ struct ServerOptions {
   ServerSecurity security{};
   // As `port`, for admin methods, which `port` then refuses.
   std::optional<int> admin_port{};
+  // As `port`, for HTTP with /metrics (common/http/metrics_page.h).
+  std::optional<int> metrics_port{};
   // If not empty, a regular file to which the bound port is written atomically, in decimal and with
-  // a newline, once the server listens. The admin port goes to the file with ".admin" after its
-  // name.
+  // a newline, once the server listens. The admin port and the metrics port go to the files with
+  // ".admin" and ".metrics" after its name.
   std::string port_file{};
   // Gets the server's own figures.
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();

@@ -1,0 +1,40 @@
+// The certificates of a server, read again when their files change.
+#ifndef ISOBIT_COMMON_RPC_TLS_SOURCE_H_
+#define ISOBIT_COMMON_RPC_TLS_SOURCE_H_
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/rpc/file_stamp.h"
+#include "common/rpc/tls_files.h"
+
+namespace isobit {
+
+// Thread-safe.
+class TlsSource {
+ public:
+  // Reads `files`, which name a certificate. Errors: as ReadTlsPems.
+  static absl::StatusOr<std::unique_ptr<TlsSource>> Open(TlsFiles files);
+
+  // Those in force, another object after each change. Files that have changed and cannot be used
+  // are an error in the log, and the old ones stay in force.
+  // INVARIANT: a pair that does not match is never in force (attack_tls_test).
+  std::shared_ptr<const TlsPems> Current();
+
+ private:
+  explicit TlsSource(TlsFiles files) : files_(std::move(files)) {}
+  absl::StatusOr<TlsPems> Read();
+  std::vector<FileStamp> Stamps() const;
+
+  const TlsFiles files_;
+  std::mutex mutex_;
+  std::vector<FileStamp> stamps_;        // of what was read last, good or bad; guarded by mutex_
+  std::shared_ptr<const TlsPems> pems_;  // guarded by mutex_
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_RPC_TLS_SOURCE_H_
