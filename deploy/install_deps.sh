@@ -9,10 +9,10 @@ packages=(
   # Tools.
   build-essential ccache cmake ninja-build pkgconf python3 python3-venv
   # Libraries of the services.
-  libabsl-dev libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev
+  libabsl-dev libcpp-httplib-dev libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev
   prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc
   # Tests.
-  libgmock-dev libgtest-dev openssl
+  libgmock-dev libgtest-dev openssl prometheus
 )
 # libFuzzer comes with clang.
 [[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)

@@ -99,11 +99,13 @@ bool Engine::WaitForWork() {
 }
 
 bool Engine::Step() {
+  step_times_.Begin();
   Settle();
   const bool launched = LaunchNext();
   const bool collects = pipeline_.num_in_flight() > 0 && (!launched || pipeline_.is_full());
   if (collects) CollectOldest();
   emitter_.Emit(outbox_);
+  if (collects) step_times_.End(StepPart::kCommit);
   return launched || collects;
 }
 
@@ -125,11 +127,13 @@ void Engine::Settle() {
 
 bool Engine::LaunchNext() {
   ScheduledStep step = Schedule();
+  step_times_.End(StepPart::kSchedule);
   if (step.sequences.empty()) return false;
   if (const absl::Status status = pipeline_.Launch(std::move(step)); !status.ok()) {
     const std::lock_guard lock(mutex_);
     Fail(status);
   }
+  step_times_.End(StepPart::kLaunch);
   return true;
 }
 
@@ -140,6 +144,8 @@ ScheduledStep Engine::Schedule() {
 
 void Engine::CollectOldest() {
   const absl::Status status = pipeline_.Collect();
+  step_times_.End(StepPart::kWait);
+  step_times_.CountStep();
   {
     const std::lock_guard lock(mutex_);
     if (!status.ok()) return Fail(status);
@@ -222,7 +228,9 @@ EngineLoad Engine::load() const {
   load.num_free_pages = table_.pages().num_free();
   load.num_used_pages = table_.pages().num_pages() - load.num_free_pages;
   load.num_cached_pages = table_.pages().num_cached();
+  load.num_shared_pages = table_.pages().num_shared();
   load.prompts = scheduler.prompt_counts();
+  load.num_preemptions = scheduler.num_preemptions();
   load.paused = gate_.is_paused();
   load.asleep = asleep_;
   return load;

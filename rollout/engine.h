@@ -35,6 +35,7 @@
 #include "rollout/request_table.h"
 #include "rollout/scheduler.h"
 #include "rollout/step_pipeline.h"
+#include "rollout/step_times.h"
 
 namespace isobit {
 
@@ -60,7 +61,9 @@ struct EngineLoad {
   int32_t num_used_pages = 0;
   int32_t num_free_pages = 0;    // those in the cache included
   int32_t num_cached_pages = 0;  // of the free ones, those with a prefix that nobody uses
+  int32_t num_shared_pages = 0;  // of the used ones, those of several sequences
   PromptCounts prompts;          // since the start
+  int64_t num_preemptions = 0;   // likewise
   bool paused = false;
   bool asleep = false;
 };
@@ -145,6 +148,7 @@ class Engine {
   void BeginDrain();
 
   EngineLoad load() const;
+  const StepTimes& step_times() const { return step_times_; }
   // Null before the first load.
   std::shared_ptr<const WeightVersion> weight_version() const;
 
@@ -202,6 +206,7 @@ class Engine {
   // Of the engine thread alone.
   StepPipeline pipeline_;
   std::vector<Emission> outbox_;           // for the emitter
+  StepTimes step_times_;                   // others read it
   std::optional<FinishedUpdate> retired_;  // freed without the lock
 
   mutable std::mutex mutex_;  // guards all below, up to runner_

@@ -16,6 +16,10 @@ constexpr size_t kMaxChunkTokens = 1024;
 constexpr std::chrono::milliseconds kRetryDelay(1000);
 constexpr size_t kEndBytes = 1024;  // of the message of a sample's end, and its entry here
 
+double SecondsOf(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 size_t BytesOf(const SampledToken& token) {
   constexpr size_t kAllocation = 16;
   return sizeof(SampledToken) +
@@ -55,17 +59,18 @@ StreamMemory::StreamMemory(const StreamLimits& limits)
 
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
                                const StreamMemory& memory, const std::string& client,
-                               prometheus::Counter& tokens, bool final_only)
+                               const GenerationMetrics& metrics, bool final_only)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
       memory_(memory),
-      tokens_(tokens),
+      metrics_(metrics),
       final_only_(final_only),
       request_(memory.requests->Open(client)),
       results_(memory.results->Open(client)) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
     grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error) {
+  arrival_ = Clock::now();
   request_id_ = request.id;
   if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
   const auto self = shared_from_this();
@@ -108,8 +113,13 @@ void GenerateStream::CancelRequest() {
 }
 
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
-  tokens_.Increment();
+  metrics_.tokens.Increment();
   const std::lock_guard lock(mutex_);
+  if (!first_tokens_.contains(sample)) {
+    const Clock::time_point now = Clock::now();
+    first_tokens_[sample] = now;
+    metrics_.first_token_seconds.Observe(SecondsOf(now - arrival_));
+  }
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() && !final_only_) ready_.push_back(sample);
@@ -156,6 +166,11 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.set_num_cached_tokens(end.num_cached_prompt_tokens);
 
   const std::lock_guard lock(mutex_);
+  if (const auto first = first_tokens_.find(sample);
+      first != first_tokens_.end() && end.num_completion_tokens > 1) {
+    metrics_.output_token_seconds.Observe(SecondsOf(Clock::now() - first->second) /
+                                          (end.num_completion_tokens - 1));
+  }
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() || final_only_) ready_.push_back(sample);

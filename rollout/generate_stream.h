@@ -9,6 +9,7 @@
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -42,14 +43,21 @@ struct StreamMemory {
   const std::shared_ptr<ByteBudget> results;
 };
 
+// What calls count and measure.
+struct GenerationMetrics {
+  prometheus::Counter& tokens;
+  prometheus::Histogram& first_token_seconds;   // of each sample, from the request's arrival
+  prometheus::Histogram& output_token_seconds;  // of each sample, between two tokens on average
+};
+
 // Thread-safe.
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
-  // `engine`, `memory` and `tokens`, which counts the call's tokens, outlive the call.
-  // `fingerprint` goes into each sample's end. The call's memory counts for `client`.
+  // `engine`, `memory` and `metrics` outlive the call. `fingerprint` goes into each sample's end.
+  // The call's memory counts for `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
-                 const std::string& client, prometheus::Counter& tokens, bool final_only);
+                 const std::string& client, const GenerationMetrics& metrics, bool final_only);
 
   // Call it once, in the handler, which returns the reactor. Submits `request`; or ends the call,
   // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached.
@@ -63,6 +71,7 @@ class GenerateStream final : public RequestSink,
   void OnDone(const absl::Status& status) override;
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Backlog {
     std::deque<SampledToken> tokens;
     std::optional<v1::GenerateComplete> complete;
@@ -83,19 +92,21 @@ class GenerateStream final : public RequestSink,
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
   const StreamMemory& memory_;
-  prometheus::Counter& tokens_;
+  const GenerationMetrics& metrics_;
   const bool final_only_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
   std::shared_ptr<StreamWriter<v1::GenerateResponse>> writer_;
+  Clock::time_point arrival_;
 
   std::mutex mutex_;  // guards all below
   uint64_t ticket_ = 0;
-  HeldBytes request_;                    // until the engine is done with it
-  HeldBytes results_;                    // until the call is over
-  std::map<uint32_t, Backlog> backlog_;  // by sample
-  std::deque<uint32_t> ready_;           // samples with a backlog to write, each once, in turn
+  HeldBytes request_;                                   // until the engine is done with it
+  HeldBytes results_;                                   // until the call is over
+  std::map<uint32_t, Backlog> backlog_;                 // by sample
+  std::map<uint32_t, Clock::time_point> first_tokens_;  // when they came, by sample
+  std::deque<uint32_t> ready_;  // samples with a backlog to write, each once, in turn
   size_t backlog_bytes_ = 0;
   bool is_full_ = false;  // OnWritable will come
   std::optional<absl::Status> done_;

@@ -92,7 +92,7 @@ void KvPages::Reserve(PageTable& table, int64_t max_tokens) const {
 
 void KvPages::Append(PageTable& table, int32_t page) {
   tree_.SetUsed(page);
-  ++counts_[Index(page)];
+  if (++counts_[Index(page)] == 2) ++num_shared_;
   table.numbers_[table.size_++] = page;
 }
 
@@ -105,7 +105,8 @@ int32_t KvPages::Take() {
 
 void KvPages::Release(int32_t page) {
   ISOBIT_CHECK(counts_[Index(page)] > 0) << "page " << page << " freed twice";
-  if (--counts_[Index(page)] > 0) return;
+  if (--counts_[Index(page)] == 1) --num_shared_;
+  if (counts_[Index(page)] > 0) return;
   if (tree_.Has(page)) {
     tree_.SetUnused(page);
   } else {

@@ -87,6 +87,7 @@ class KvPages {
   // That Grow can take, those in the cache included.
   int32_t num_free() const { return static_cast<int32_t>(free_.size()) + num_cached(); }
   int32_t num_cached() const { return tree_.num_unused(); }
+  int32_t num_shared() const { return num_shared_; }  // that several tables have
   int32_t page_size() const { return page_size_; }
   int32_t count(int32_t page) const { return counts_[Index(page)]; }  // tables that have it
 
@@ -101,6 +102,7 @@ class KvPages {
   const int32_t max_cached_;
   std::vector<int32_t> free_;    // a stack: the page freed last is still warm
   std::vector<int32_t> counts_;  // by page: the tables that have it
+  int32_t num_shared_ = 0;       // of counts_, those over 1
   std::vector<int32_t> new_;     // published since BeginStep
   PrefixTree tree_;
 };

@@ -10,6 +10,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_directory.h"
+#include "common/http/metrics_page.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/service_main.h"
 #include "rollout/engine.h"
@@ -55,6 +56,8 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   ServerRunner runner(settings.server);
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
+                          ServeMetrics(settings.server));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   engine->UpdateWeights({.model_path = settings.model},
                         [&](const absl::StatusOr<WeightUpdateResult>& loaded) {

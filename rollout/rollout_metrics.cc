@@ -2,11 +2,17 @@
 #include "rollout/rollout_metrics.h"
 
 #include <string>
+#include <vector>
 
 #include "common/rpc/service_metrics.h"
 
 namespace isobit {
 namespace {
+
+// From a tenth of a millisecond to ten seconds.
+std::vector<double> TokenSecondsBounds() {
+  return {0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10};
+}
 
 Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamMemory& memory) {
   Observations all;
@@ -33,6 +39,22 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
           &PromptCounts::all);
   prompts("isobit_prompt_tokens_cached_total", "Of them, those found computed.",
           &PromptCounts::cached);
+  load("isobit_kv_pages_shared", "Of the used KV pages, those that several sequences have.",
+       &EngineLoad::num_shared_pages);
+  all.push_back(metrics.Observe(
+      prometheus::MetricType::Counter, "isobit_preemptions_total",
+      "How often a sequence gave its KV pages to others, to be computed again later.",
+      [&engine] { return static_cast<double>(engine.load().num_preemptions); }));
+  all.push_back(
+      metrics.Observe(prometheus::MetricType::Counter, "isobit_steps_total", "Steps of the engine.",
+                      [&engine] { return static_cast<double>(engine.step_times().num_steps()); }));
+  for (size_t part = 0; part < kStepPartNames.size(); ++part) {
+    all.push_back(metrics.Observe(
+        prometheus::MetricType::Counter, "isobit_step_seconds_total",
+        "Time of the engine's thread, by part of a step. While it waits, the ranks compute.",
+        [&engine, part] { return engine.step_times().seconds(static_cast<StepPart>(part)); },
+        {{"part", kStepPartNames[part]}}));
+  }
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
   load("isobit_asleep", "1 while the memory of the KV cache is given back.", &EngineLoad::asleep);
 
@@ -58,8 +80,14 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
 }  // namespace
 
 RolloutMetrics::RolloutMetrics(Metrics& metrics, const Engine& engine, const StreamMemory& memory)
-    : tokens(metrics.AddCounter("isobit_tokens_generated_total",
-                                "Tokens that were sampled for requests.")),
+    : generation{metrics.AddCounter("isobit_tokens_generated_total",
+                                    "Tokens that were sampled for requests."),
+                 metrics.AddHistogram("isobit_time_to_first_token_seconds",
+                                      "From a request's arrival to a sample's first token.",
+                                      SecondsBounds()),
+                 metrics.AddHistogram("isobit_time_per_output_token_seconds",
+                                      "Of a sample, the mean time from one token to the next.",
+                                      TokenSecondsBounds())},
       update_seconds(AddWeightUpdateSeconds(metrics)),
       observations(ObserveEngine(metrics, engine, memory)) {}
 

@@ -12,7 +12,7 @@ struct RolloutMetrics {
   // `metrics` and `engine` outlive it.
   RolloutMetrics(Metrics& metrics, const Engine& engine, const StreamMemory& memory);
 
-  prometheus::Counter& tokens;            // generated
+  const GenerationMetrics generation;
   prometheus::Histogram& update_seconds;  // of weights
   const Observations observations;
 };

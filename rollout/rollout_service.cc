@@ -82,7 +82,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   DropContent(request);
   const auto stream =
       std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                       generation.client, metrics_.tokens, final_only);
+                                       generation.client, metrics_.generation, final_only);
   return stream->Start(context, std::move(generation), status);
 }
 

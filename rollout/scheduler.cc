@@ -174,6 +174,7 @@ void Scheduler::PreemptAll() {
 }
 
 void Scheduler::Preempt() {
+  ++num_preemptions_;
   Sequence& sequence = *running_.back();
   running_.pop_back();
   FreePages(sequence);

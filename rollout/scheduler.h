@@ -79,6 +79,7 @@ class Scheduler {
   size_t num_waiting_requests() const { return num_waiting_requests_; }
   int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // cached ones included
   const PromptCounts& prompt_counts() const { return prompt_counts_; }
+  int64_t num_preemptions() const { return num_preemptions_; }  // since the start
 
  private:
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
@@ -114,6 +115,7 @@ class Scheduler {
   uint64_t blocked_arrival_ = UINT64_MAX;
   int64_t blocked_pages_ = 0;
   PromptCounts prompt_counts_;
+  int64_t num_preemptions_ = 0;
 };
 
 }  // namespace isobit

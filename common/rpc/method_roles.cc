@@ -46,6 +46,9 @@ constexpr Row kRows[] = {
     {"/isobit.v1.ComparatorService/Watch", kLook},
     {"/isobit.v1.ComparatorService/GetServerInfo", kLook},
     {"/isobit.v1.ShardGroupService/Join", kAdmin},
+    // Paths of HTTP (common/http).
+    {"/metrics", kLook},
+    {"/events", kLook},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kLook},
 };
 

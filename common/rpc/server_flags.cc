@@ -22,8 +22,8 @@ ABSL_FLAG(
     "How many of --max_connections one address may have (of an IPv6 address, the first 64 bits "
     "count). 0: a quarter, and any number from loopback.");
 ABSL_FLAG(std::string, port_file, "",
-          "If set, the bound port is written to this file once the server listens, and that of "
-          "--admin_port to the same name with .admin after it.");
+          "If set, the bound port is written to this file once the server listens, and those of "
+          "--admin_port and --metrics_port to the same name with .admin or .metrics after it.");
 ABSL_FLAG(int, drain_timeout_ms, 30000,
           "How many milliseconds calls in flight may take to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(std::string, tls_cert, "",
@@ -41,6 +41,9 @@ ABSL_FLAG(
     std::optional<int>, admin_port, std::nullopt,
     "A separate port for the methods that need the role admin, which --port then refuses; 0 lets "
     "the system choose one.");
+ABSL_FLAG(std::optional<int>, metrics_port, std::nullopt,
+          "A port for HTTP, or HTTPS with --tls_cert, where Prometheus reads /metrics; 0 lets the "
+          "system choose one.");
 ABSL_FLAG(std::string, audit_log, "",
           "File that gets a line for each admin call; empty: the lines go to the log.");
 ABSL_FLAG(double, max_client_share, 0.5,
@@ -95,6 +98,8 @@ absl::Status CheckListening(const ServerOptions& options) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("port", options.port, 0, 65535));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("admin_port", options.admin_port.value_or(0), 0, 65535));
   ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("metrics_port", options.metrics_port.value_or(0), 0, 65535));
+  ISOBIT_RETURN_IF_ERROR(
       RequireInRange("drain_timeout_ms", options.drain_timeout.count(), 0, int64_t{1} << 31));
   return CheckPortFiles(options);
 }
@@ -111,6 +116,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(options.security,
                           MakeServerSecurity(security, absl::GetFlag(FLAGS_host)));
   options.admin_port = absl::GetFlag(FLAGS_admin_port);
+  options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
   options.host = absl::GetFlag(FLAGS_host);
   options.port = absl::GetFlag(FLAGS_port);
   options.max_connections = absl::GetFlag(FLAGS_max_connections);

@@ -69,6 +69,7 @@ absl::StatusOr<ServerSecurity> MakeServerSecurity(const ServerSecurityOptions& o
   ISOBIT_ASSIGN_OR_RETURN(gate.audit, AuditLog::Open(options.audit_log));
   gate.has_admin_port = options.has_admin_port;
   ServerSecurity security;
+  security.tls = options.tls;
   security.is_tls = !options.tls.certificate.empty();
   security.is_insecure = options.insecure;
   security.gate = CallGate::Create(std::move(gate));

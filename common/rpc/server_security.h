@@ -29,6 +29,7 @@ struct ServerSecurity {
   std::shared_ptr<CallGate> gate;
   std::shared_ptr<grpc::ServerCredentials> credentials;        // of the main port
   std::shared_ptr<grpc::ServerCredentials> admin_credentials;  // of the admin port
+  TlsFiles tls;                                                // of the credentials
   bool is_tls = false, is_insecure = false;
 };
 

@@ -4,6 +4,7 @@
 
 #include "absl/flags/flag.h"
 #include "common/base/status_macros.h"
+#include "common/http/metrics_page.h"
 #include "common/rpc/calls_memory_flag.h"
 #include "common/rpc/channel_flags.h"
 #include "common/rpc/held_bytes.h"
@@ -40,8 +41,11 @@ absl::StatusOr<int> Serve(const Settings& settings) {
       std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer),
                                   settings.upstream),
       settings.memory, settings.server.security.gate, settings.server.metrics);
+  if (settings.server.metrics_port) service.WatchSides();
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
+                          ServeMetrics(settings.server));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   runner.SetServing(true);
   return runner.Wait([&service] { service.BeginDrain(); });

@@ -25,7 +25,8 @@ Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const Histor
   using Total = v1::CompareSummary;
   using Statistics = v1::GapStatistics;
   constexpr char kMismatches[] = "isobit_token_mismatches_total";
-  constexpr char kMismatchHelp[] = "Compared tokens whose logprobs differ, by what differs.";
+  constexpr char kMismatchHelp[] =
+      "Tokens whose logprobs differ, by what differs; missing: one side has none.";
 
   count("isobit_sequences_compared_total", "Sequences that were compared.",
         [](const Total& total) { return total.num_sequences(); });
@@ -39,6 +40,13 @@ Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const Histor
         {{"kind", "bits"}});
   count(kMismatches, kMismatchHelp, [](const Total& total) { return total.statistics().num_nan(); },
         {{"kind", "nan"}});
+  all.push_back(metrics.Observe(MetricType::Counter, kMismatches, kMismatchHelp,
+                                [history] { return static_cast<double>(history->num_missing()); },
+                                {{"kind", "missing"}}));
+  all.push_back(metrics.Observe(
+      MetricType::Counter, "isobit_comparisons_refused_total",
+      "Comparisons that would have meant nothing, as sides or sequences did not match.",
+      [history] { return static_cast<double>(history->num_refused()); }));
   gauge("isobit_logprob_abs_diff_max", "Largest difference of two logprobs.",
         [](const Statistics& all) { return all.max_abs_dlogp(); });
   gauge("isobit_logprob_ulp_max", "Largest distance of two logprobs, in fp32 numbers between them.",
@@ -49,6 +57,24 @@ Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const Histor
         [](const Statistics& all) { return all.kl_k2(); });
   gauge("isobit_kl_k3", "KL(rollout || scorer), estimated by k3.",
         [](const Statistics& all) { return all.kl_k3(); });
+  return all;
+}
+
+Observations ObserveSides(Metrics& metrics, const std::shared_ptr<const SideWatch>& sides) {
+  Observations all;
+  const auto gauge = [&](const char* name, const char* help, const char* side, auto figure) {
+    all.push_back(metrics.Observe(
+        MetricType::Gauge, name, help,
+        [sides, figure] { return static_cast<double>(((*sides).*figure)()); }, {{"side", side}}));
+  };
+  constexpr char kVersion[] = "isobit_weight_version";
+  constexpr char kVersionHelp[] = "Id of the weights that the side serves; 0: none, or no answer.";
+  constexpr char kReachable[] = "isobit_side_reachable";
+  constexpr char kReachableHelp[] = "1 while the side answers the comparator.";
+  gauge(kVersion, kVersionHelp, "rollout", &SideWatch::RolloutVersion);
+  gauge(kVersion, kVersionHelp, "scorer", &SideWatch::ScorerVersion);
+  gauge(kReachable, kReachableHelp, "rollout", &SideWatch::RolloutAnswers);
+  gauge(kReachable, kReachableHelp, "scorer", &SideWatch::ScorerAnswers);
   return all;
 }
 

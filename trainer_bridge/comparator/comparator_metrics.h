@@ -1,4 +1,4 @@
-// The comparator's metrics: the totals of its history.
+// The comparator's metrics: the totals of its history, and what the two sides serve.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 
@@ -6,11 +6,15 @@
 
 #include "common/metrics/metrics.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/side_watch.h"
 
 namespace isobit {
 
 // `metrics` outlives the observations.
 Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const History>& history);
+
+// Which weights the sides serve, and whether they answer.
+Observations ObserveSides(Metrics& metrics, const std::shared_ptr<const SideWatch>& sides);
 
 }  // namespace isobit
 

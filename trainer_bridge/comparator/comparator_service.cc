@@ -4,27 +4,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/rpc/service_metrics.h"
 #include "common/rpc/status_convert.h"
 #include "common/rpc/unary_call.h"
 #include "trainer_bridge/comparator/comparator_metrics.h"
 #include "trainer_bridge/comparator/compare_session.h"
-#include "trainer_bridge/comparator/pairing.h"
 #include "trainer_bridge/comparator/record_session.h"
 
 namespace isobit {
 namespace {
 
 constexpr std::chrono::seconds kInfoTimeout(2);
-
-// Why the two services cannot be compared now; empty when they can.
-std::string Obstacle(const UpstreamInfos& infos) {
-  if (!infos.rollout.ok()) return infos.rollout.status().ToString();
-  if (!infos.scorer.ok()) return infos.scorer.status().ToString();
-  const absl::Status comparable =
-      CheckSides(IdentityOf(infos.rollout->server()), IdentityOf(infos.scorer->server()),
-                 /*allow_weight_mismatch=*/false);
-  return {comparable.message().data(), comparable.message().size()};
-}
 
 // A stream that ends at once.
 template <typename Response>
@@ -54,7 +44,9 @@ ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const
       memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)),
       gate_(std::move(gate)),
       metrics_(std::move(metrics)),
-      observations_(ObserveHistory(*metrics_, history_)) {}
+      observations_(ObserveHistory(*metrics_, history_)) {
+  observations_.push_back(ObserveHeldBytes(*metrics_, "calls", memory_));
+}
 
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {
@@ -111,6 +103,17 @@ grpc::ServerUnaryReactor* ComparatorService::GetServerInfo(grpc::CallbackServerC
                          call->Answer(absl::OkStatus());
                        });
                      });
+}
+
+void ComparatorService::WatchSides() {
+  side_watch_ = SideWatch::Start(upstreams_, history_);
+  for (auto& observation : ObserveSides(*metrics_, side_watch_)) {
+    observations_.push_back(std::move(observation));
+  }
+}
+
+ComparatorService::~ComparatorService() {
+  if (side_watch_ != nullptr) side_watch_->Stop();
 }
 
 void ComparatorService::BeginDrain() {

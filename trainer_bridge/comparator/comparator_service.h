@@ -12,6 +12,7 @@
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/side_watch.h"
 #include "trainer_bridge/comparator/upstreams.h"
 #include "trainer_bridge/comparator/watch_session.h"
 
@@ -24,6 +25,14 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
                              const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5},
                              std::shared_ptr<CallGate> gate = CallGate::Create(),
                              std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
+
+  ~ComparatorService() override;
+
+  // Keeps asking both services, for the metrics and the page. Call it once at most, before the
+  // service is used.
+  void WatchSides();
+  const std::shared_ptr<SideWatch>& side_watch() const { return side_watch_; }  // null: not asked
+  const std::shared_ptr<History>& history() const { return history_; }
 
   grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
                                                       const v1::CompareRequest* request) override;
@@ -45,7 +54,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   const std::shared_ptr<ByteBudget> memory_;
   const std::shared_ptr<CallGate> gate_;
   const std::shared_ptr<Metrics> metrics_;
-  const Observations observations_;
+  Observations observations_;
+  std::shared_ptr<SideWatch> side_watch_;
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_

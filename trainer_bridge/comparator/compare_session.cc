@@ -75,6 +75,7 @@ CompareSession::CompareSession(v1::CompareRequest request,
       upstreams_(std::move(upstreams)),
       history_(std::move(history)),
       admit_(std::move(admit)),
+      comparison_(history_->Begin()),
       prompts_(request_.prompts_size()),
       memory_(std::move(memory)),
       bytes_(kCallBytes + request_.SpaceUsedLong() + prompts_.size() * sizeof(Prompt)) {}
@@ -97,7 +98,10 @@ void CompareSession::Begin() {
 void CompareSession::OnInfos(const UpstreamInfos& infos) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (over_) return;
-  if (const absl::Status comparable = CheckInfos(infos); !comparable.ok()) return Fail(comparable);
+  if (const absl::Status comparable = CheckInfos(infos); !comparable.ok()) {
+    if (absl::IsFailedPrecondition(comparable)) history_->Refuse(comparable);
+    return Fail(comparable);
+  }
   StartPrompts();
 }
 
@@ -241,6 +245,8 @@ void CompareSession::OnScored(size_t prompt, size_t sample, const v1::ScoreRespo
   if (over_) return;
   const absl::Status taken = TakeScore(prompts_[prompt].samples[sample], response);
   if (!taken.ok()) {
+    history_->Refuse(
+        taken, MissingTokens(prompts_[prompt].samples[sample].rollout, response.completion()));
     return Fail(Annotate(taken, absl::StrCat("sequence ", SequenceId(prompt, sample))));
   }
   Conclude(prompt, sample);
@@ -286,6 +292,8 @@ void CompareSession::Conclude(size_t prompt, size_t index) {
   Sample& sample = prompts_[prompt].samples[index];
   sample.outcome = CompareTokens(SequenceId(prompt, index), sample.rollout, sample.scorer);
   history_->Add(sample.outcome);
+  sample.outcome.strip = {};  // the summary does not need these
+  sample.outcome.worst = {};
   pending_.push_back({prompt, index, 0});
   Emit();
 }

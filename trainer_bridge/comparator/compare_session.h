@@ -109,6 +109,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
   const AdmitTokens admit_;
+  const History::Comparison comparison_;
   std::shared_ptr<StreamWriter<v1::CompareEvent>> writer_;  // set before the first callback
 
   std::mutex mutex_;  // guards all below

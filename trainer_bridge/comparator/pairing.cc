@@ -1,6 +1,8 @@
 // Checks that two sides are comparable.
 #include "trainer_bridge/comparator/pairing.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 
@@ -72,6 +74,12 @@ absl::Status CheckTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogpro
     }
   }
   return absl::OkStatus();
+}
+
+uint64_t MissingTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer) {
+  const int all = std::max(rollout.token_ids_size(), scorer.token_ids_size());
+  const int complete = std::min(rollout.logprobs_size(), scorer.logprobs_size());
+  return static_cast<uint64_t>(std::max(0, all - complete));
 }
 
 absl::Status CheckId(const std::string& field, const std::string& id) {

@@ -2,6 +2,7 @@
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,6 +19,9 @@ absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity&
 // FAILED_PRECONDITION if, unless `allow_weight_mismatch`, a token's weight versions differ.
 absl::Status CheckTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer,
                          bool allow_weight_mismatch);
+
+// The tokens that lack a logprob on a side. Of sides that CheckTokens accepts, none.
+uint64_t MissingTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer);
 
 // INVALID_ARGUMENT if `id`, the value of `field`, is longer than 256 bytes: the history keeps ids
 // after their request has ended.

@@ -24,6 +24,7 @@ RecordSession::RecordSession(grpc::CallbackServerContext& context, std::shared_p
                              v1::CompareSummary* summary, HeldBytes memory)
     : context_(context),
       history_(std::move(history)),
+      comparison_(history_->Begin()),
       summary_(summary),
       memory_(std::move(memory)) {
   StartRead(&request_);
@@ -47,9 +48,16 @@ absl::Status RecordSession::Compare() {
   ISOBIT_RETURN_IF_ERROR(CheckId("sequence_id", request_.sequence_id()));
   const v1::SideIdentity rollout = IdentityOf(request_.rollout());
   const v1::SideIdentity scorer = IdentityOf(request_.scorer());
-  ISOBIT_RETURN_IF_ERROR(CheckSides(rollout, scorer, request_.allow_weight_mismatch()));
-  ISOBIT_RETURN_IF_ERROR(CheckTokens(request_.rollout().tokens(), request_.scorer().tokens(),
-                                     request_.allow_weight_mismatch()));
+  absl::Status comparable = CheckSides(rollout, scorer, request_.allow_weight_mismatch());
+  if (comparable.ok()) {
+    comparable = CheckTokens(request_.rollout().tokens(), request_.scorer().tokens(),
+                             request_.allow_weight_mismatch());
+  }
+  if (!comparable.ok()) {
+    history_->Refuse(comparable,
+                     MissingTokens(request_.rollout().tokens(), request_.scorer().tokens()));
+    return comparable;
+  }
   if (num_records_ == 0) {
     *summary_->mutable_rollout() = rollout;
     *summary_->mutable_scorer() = scorer;

@@ -32,6 +32,7 @@ class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
 
   grpc::CallbackServerContext& context_;
   const std::shared_ptr<History> history_;
+  const History::Comparison comparison_;
   v1::CompareSummary* const summary_;
   HeldBytes memory_;
   v1::RecordRequest request_;

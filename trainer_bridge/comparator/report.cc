@@ -1,7 +1,11 @@
 // Builds the comparator's messages.
 #include "trainer_bridge/comparator/report.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
+#include <utility>
 
 namespace isobit {
 namespace {
@@ -18,16 +22,44 @@ v1::Verdict VerdictOf(const GapStatistics& statistics) {
   return statistics.num_unequal() == 0 ? v1::VERDICT_EQUAL : v1::VERDICT_UNEQUAL;
 }
 
+// Of an ulp distance: 1, 2 to 3, 4 to 15, 16 to 255, ... each twice as wide in bits, but the last.
+char StripClass(const Gap& gap) {
+  if (gap.equal) return '0';
+  if (gap.has_nan) return '9';
+  constexpr std::array<uint32_t, 7> kBounds = {1, 3, 15, 255, 4095, 65535, 1 << 20};
+  const auto* const bound = std::lower_bound(kBounds.begin(), kBounds.end(), gap.ulp_distance);
+  return static_cast<char>('1' + (bound - kBounds.begin()));
+}
+
+// Keeps the worst, the worst first; of equals the first.
+void AddWorst(v1::TokenGap gap, std::vector<v1::TokenGap>& worst) {
+  worst.insert(std::upper_bound(worst.begin(), worst.end(), gap, &IsWorse), std::move(gap));
+  if (worst.size() > SequenceOutcome::kMaxWorst) worst.pop_back();
+}
+
 }  // namespace
+
+bool IsWorse(const v1::TokenGap& a, const v1::TokenGap& b) {
+  if (a.ulp_distance() != b.ulp_distance()) return a.ulp_distance() > b.ulp_distance();
+  return std::abs(a.dlogp()) > std::abs(b.dlogp());
+}
 
 SequenceOutcome CompareTokens(const std::string& sequence_id, const v1::TokenLogprobs& rollout,
                               const v1::TokenLogprobs& scorer) {
   SequenceOutcome outcome;
   outcome.sequence_id = sequence_id;
+  const auto num_tokens = static_cast<size_t>(rollout.logprobs_size());
+  const size_t run =
+      (num_tokens + SequenceOutcome::kMaxStrip - 1) / SequenceOutcome::kMaxStrip;  // of a character
+  outcome.strip.assign(run == 0 ? 0 : (num_tokens + run - 1) / run, '0');
   for (int i = 0; i < rollout.logprobs_size(); ++i) {
     const Gap gap = ComputeGap(rollout.logprobs(i), scorer.logprobs(i));
     outcome.statistics.Add(gap);
-    if (!gap.equal && !outcome.first_divergence) outcome.first_divergence = i;
+    if (gap.equal) continue;
+    if (!outcome.first_divergence) outcome.first_divergence = i;
+    char& shown = outcome.strip[static_cast<size_t>(i) / run];
+    shown = std::max(shown, StripClass(gap));
+    AddWorst(MakeTokenGap(static_cast<uint32_t>(i), rollout, scorer), outcome.worst);
   }
   return outcome;
 }

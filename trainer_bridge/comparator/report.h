@@ -2,9 +2,11 @@
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_REPORT_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_REPORT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/gap.h"
@@ -14,10 +16,21 @@ namespace isobit {
 
 // What is kept of a sequence after its tokens are compared.
 struct SequenceOutcome {
+  static constexpr size_t kMaxStrip = 256;
+  static constexpr size_t kMaxWorst = 4;
+
   std::string sequence_id;
   GapStatistics statistics;
   std::optional<uint32_t> first_divergence;  // a position in the completion, from 0
+  // A character a token, of longer sequences the worst of each run of equal length: '0' for equal
+  // bits, '1' to '8' by distance, '9' for a NaN.
+  std::string strip{};
+  // The unequal tokens that are furthest apart.
+  std::vector<v1::TokenGap> worst{};
 };
+
+// Whether `a` is further apart than `b`: by ulp distance, then |dlogp|.
+bool IsWorse(const v1::TokenGap& a, const v1::TokenGap& b);
 
 // Compares token by token. Both sides must have passed CheckTokens (pairing.h).
 SequenceOutcome CompareTokens(const std::string& sequence_id, const v1::TokenLogprobs& rollout,

@@ -276,6 +276,12 @@ ScorerWork Scorer::work() const {
   return work_;
 }
 
+size_t Scorer::num_waiting() const {
+  const std::lock_guard lock(mutex_);
+  const auto waits = [](const Queued& queued) { return queued.next < queued.job->inputs().size(); };
+  return held_.size() + static_cast<size_t>(std::count_if(jobs_.begin(), jobs_.end(), waits));
+}
+
 void Scorer::Fault(const absl::Status& status) {
   {
     const std::lock_guard lock(mutex_);

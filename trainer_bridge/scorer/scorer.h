@@ -108,6 +108,7 @@ class Scorer {
   int resident_blocks() const { return ranks_->resident_blocks(); }
   int peak_blocks() const { return ranks_->peak_blocks(); }
   ScorerWork work() const;
+  size_t num_waiting() const;  // jobs of which a sequence is in no pass yet
 
  private:
   struct Queued {

@@ -9,6 +9,7 @@
 
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/http/metrics_page.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/service_main.h"
@@ -63,6 +64,8 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
   ScorerService service(settings.service, settings.server.security.gate, settings.server.metrics);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
+                          ServeMetrics(settings.server));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   ISOBIT_LOG(Info) << "loading " << settings.model;
   std::atomic<bool> loaded = false;
@@ -89,6 +92,8 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
 // Works for the leader. Serves only its health, which is the group's.
 absl::StatusOr<int> WorkForLeader(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
+                          ServeMetrics(settings.server));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   GroupMember member(
       {.leader = HostAndPort(settings.place.master_addr, settings.place.master_port),

@@ -26,6 +26,21 @@ Observations ScorerMetrics::Observe(Metrics& metrics, const Scorer& scorer) {
       "Tokens of sequences that were not computed, because another sequence of the pass begins "
       "with the same ones.",
       [&scorer] { return static_cast<double>(scorer.work().shared_tokens); }));
+  all.push_back(metrics.Observe(MetricType::Gauge, "isobit_requests_waiting",
+                                "Requests that queue.",
+                                [&scorer] { return static_cast<double>(scorer.num_waiting()); }));
+  const auto work = [&](const char* name, const char* help, auto figure) {
+    all.push_back(metrics.Observe(MetricType::Counter, name, help,
+                                  [&scorer, figure] { return figure(scorer.work()); }));
+  };
+  work("isobit_passes_total", "Forward passes over packed sequences.",
+       [](const ScorerWork& done) { return static_cast<double>(done.passes); });
+  work("isobit_pass_seconds_total", "Time of the passes, from the start to the end of each.",
+       [](const ScorerWork& done) { return std::chrono::duration<double>(done.passing).count(); });
+  work(
+      "isobit_gather_seconds_total",
+      "Of the slowest rank of each pass, time of the gathers, which overlap with computing.",
+      [](const ScorerWork& done) { return std::chrono::duration<double>(done.gathering).count(); });
   all.push_back(metrics.Observe(MetricType::Gauge, "isobit_shard_bytes",
                                 "Weights of one rank's shard.",
                                 [&scorer] { return static_cast<double>(scorer.shard_bytes()); }));

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 import unittest
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,24 @@ from isobit_tools.services import (
 )
 
 BIN_DIR = Path(os.environ["ISOBIT_BIN_DIR"])
+
+
+def http_url(service: Service, port: str, path: str = "/metrics", scheme: str = "http") -> str:
+    """The address of `path` at the port of `service` in its port file .metrics or .http, as `port` says."""
+    return f"{scheme}://127.0.0.1:{int(Path(f'{service.port_file}.{port}').read_text())}{path}"
+
+
+def http_get(url: str, context=None, **headers: str) -> str:
+    """The text that `url` answers with. urllib.error.HTTPError: its status is an error."""
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        return answer.read().decode()
+
+
+def metric_values(text: str) -> dict[str, float]:
+    """The values of a page of metrics, by name and labels as they are written."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 class ServiceTest(unittest.TestCase):

@@ -1,0 +1,108 @@
+"""The services' metrics: Prometheus's own check accepts them, docs/metrics.md lists just these, and the
+figures are those of the work done."""
+
+import re
+import shutil
+import subprocess
+import unittest
+from pathlib import Path
+
+from isobit import ComparatorClient, RolloutClient
+from isobit_tools.services import Setting
+from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+LETTERS = {"rollout": "R", "scorer": "S", "comparator": "C"}
+
+
+def documented() -> dict[str, set[str]]:
+    """The metrics of each service that the page lists, a histogram by its base name."""
+    found: dict[str, set[str]] = {service: set() for service in LETTERS}
+    for line in PAGE.read_text().splitlines():
+        if not line.startswith("| `isobit_"):
+            continue
+        names, services = line.replace("\\|", "").strip("|").split(" | ")[:2]
+        for service, letter in LETTERS.items():
+            if letter in services.split():
+                found[service] |= set(re.findall(r"`(isobit_\w+)", names))
+    return found
+
+
+class MetricsTest(ServiceTest):
+    setting = Setting("tree", tp_size=2, shards=2)
+
+    def start_with_metrics(self):
+        rollout = self.start("rollout", "--metrics_port=0")
+        scorer = self.start("scorer", "--metrics_port=0")
+        comparator = self.start(
+            "comparator", f"--rollout={rollout.target}", f"--scorer={scorer.target}", "--metrics_port=0"
+        )
+        return {"rollout": rollout, "scorer": scorer, "comparator": comparator}
+
+    def test_metrics(self):
+        services = self.start_with_metrics()
+        with ComparatorClient(services["comparator"].target) as client:
+            result = client.compare([[1, 2, 3], [4, 5]], n=2, max_tokens=16, seed=3, ignore_eos=True)
+        self.assertEqual(result.summary.statistics.num_tokens, 64)
+        with RolloutClient(services["rollout"].target) as client:
+            client.generate([7, 8, 9], max_tokens=8, ignore_eos=True)
+        # The comparator asks the sides once a second.
+        url = http_url(services["comparator"], "metrics")
+        self.wait_until(
+            lambda: metric_values(http_get(url)).get('isobit_weight_version{side="scorer"}') == 1,
+            "the comparator knows the scorer's version",
+        )
+        values = {}
+        for name, service in services.items():
+            text = http_get(http_url(service, "metrics"))
+            self.check_by_promtool(text)
+            served = {re.match(r"# TYPE (\w+)", line)[1] for line in re.findall("# TYPE .*", text)}
+            with self.subTest(name):
+                self.assertEqual(served, documented()[name], "docs/metrics.md lists what is served")
+            values[name] = metric_values(text)
+        self.check_values(**values)
+
+    def check_values(self, rollout, scorer, comparator):
+        self.assertEqual(comparator["isobit_tokens_compared_total"], 64)
+        for kind in ("bits", "nan", "missing"):
+            self.assertEqual(comparator[f'isobit_token_mismatches_total{{kind="{kind}"}}'], 0)
+        for side in ("rollout", "scorer"):
+            self.assertEqual(comparator[f'isobit_side_reachable{{side="{side}"}}'], 1)
+        self.assertEqual(rollout["isobit_tokens_generated_total"], 72)
+        self.assertEqual(rollout["isobit_time_to_first_token_seconds_count"], 5, "of each sample")
+        self.assertEqual(rollout["isobit_time_per_output_token_seconds_count"], 5)
+        self.assertGreater(rollout["isobit_time_to_first_token_seconds_sum"], 0)
+        self.assertGreaterEqual(rollout["isobit_steps_total"], 8 + 16)
+        for part in ("schedule", "launch", "wait", "commit"):
+            self.assertGreater(rollout[f'isobit_step_seconds_total{{part="{part}"}}'], 0)
+        self.assertEqual(scorer["isobit_tokens_scored_total"], 64)
+        self.assertGreaterEqual(scorer["isobit_passes_total"], 1)
+        self.assertGreater(scorer["isobit_pass_seconds_total"], 0)
+        self.assertGreater(scorer["isobit_gather_seconds_total"], 0, "two shards gather")
+        self.assertEqual(scorer["isobit_requests_waiting"], 0)
+
+    def check_by_promtool(self, text: str) -> None:
+        promtool = shutil.which("promtool")
+        self.assertIsNotNone(promtool, "Debian's package prometheus has promtool; `make deps` installs it")
+        run = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        self.assertEqual((run.returncode, run.stdout, run.stderr), (0, "", ""))
+
+    def test_preemptions_and_shared_pages(self):
+        rollout = self.start("rollout", "--metrics_port=0", "--num_pages=40", "--page_size=4")
+        url = http_url(rollout, "metrics")
+        most_shared = 0.0
+        with RolloutClient(rollout.target) as client:
+            stream = client.generate(list(range(1, 33)), n=4, max_tokens=60, ignore_eos=True, stream=True)
+            for _ in stream:
+                most_shared = max(most_shared, metric_values(http_get(url))["isobit_kv_pages_shared"])
+        values = metric_values(http_get(url))
+        self.assertGreaterEqual(most_shared, 1, "samples of a prompt share its pages")
+        self.assertLessEqual(most_shared, 8)
+        self.assertEqual(values["isobit_kv_pages_shared"], 0)
+        self.assertGreater(values["isobit_preemptions_total"], 0, "4 x 23 pages do not fit into 40")
+
+
+if __name__ == "__main__":
+    unittest.main()
