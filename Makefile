@@ -49,7 +49,7 @@ demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the d
 	cmake --build --preset release --target $(BINARIES)
 	$(RUN) isobit_tools.demo $(DEMO_FLAGS) $(ARGS)
 
-test: build $(VENV)/.installed $(MODEL_FILES)  ## Builds everything and runs all tests that need no GPU
+test: build $(VENV)/.installed $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
 	tests/run_tests.sh build/release -LE gpu
 
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
@@ -132,6 +132,11 @@ clean:  ## Removes what was built, but neither environment nor models
 
 build/.deps: deploy/install_deps.sh
 	deploy/install_deps.sh
+	mkdir -p $(@D) && touch $@
+
+# Without the browser, its test skips, loudly.
+build/.page: deploy/install_deps.sh | build/.deps
+	deploy/install_deps.sh page || echo 'test: no browser could be installed, so page_test skips' >&2
 	mkdir -p $(@D) && touch $@
 
 build/.lint: deploy/install_deps.sh

@@ -2,7 +2,10 @@
 # Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
 # sudo. If all are installed it changes nothing and returns at once.
 #
-#   deploy/install_deps.sh [fuzz|lint]      fuzz: also what the preset fuzz needs; lint: also clang-tidy
+#   deploy/install_deps.sh [fuzz|lint|page]
+#
+# fuzz: also what the preset fuzz needs; lint: also clang-tidy; page: also the browser that tests the
+# live page, which Ubuntu has no package of.
 set -euo pipefail
 
 packages=(
@@ -17,6 +20,7 @@ packages=(
 # libFuzzer comes with clang.
 [[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)
 [[ ${1:-} != lint ]] || packages+=(clang-tidy)
+[[ ${1:-} != page ]] || packages+=(chromium chromium-driver)
 
 fail() {
   echo "install_deps: $*" >&2

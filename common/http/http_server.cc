@@ -119,17 +119,19 @@ void HttpServer::Start() {
   thread_ = std::thread([this] { AcceptUntilStopped(); });
 }
 
-void HttpServer::Stop() {
+void HttpServer::BeginStop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
   router_->EndStreams();
-  if (thread_.joinable()) {
-    ISOBIT_CHECK(eventfd_write(wake_.get(), 1) == 0) << "eventfd: errno " << errno;
-    thread_.join();
-  }
+  ISOBIT_CHECK(eventfd_write(wake_.get(), 1) == 0) << "eventfd: errno " << errno;
+}
+
+void HttpServer::Stop() {
+  BeginStop();
+  if (thread_.joinable()) thread_.join();
   listening_.sockets.clear();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return num_connections_ == 0; });

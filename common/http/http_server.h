@@ -58,7 +58,9 @@ class HttpServer {
 
   void Start();
 
-  // Ends the responses under way, streams at their next write, and waits for them.
+  // Accepts no more, and ends streams at their next write.
+  void BeginStop();
+  // BeginStop; then waits for the responses under way.
   void Stop();
 
   // For handlers of streams: waits for `duration`. False, at once: the server stops.

@@ -1,20 +1,34 @@
 // The comparator process: isobit-comparator.
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/config/flags.h"
 #include "common/http/metrics_page.h"
 #include "common/rpc/calls_memory_flag.h"
 #include "common/rpc/channel_flags.h"
 #include "common/rpc/held_bytes.h"
+#include "common/rpc/port_file.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/service_main.h"
 #include "trainer_bridge/comparator/comparator_service.h"
+#include "trainer_bridge/comparator/page.h"
+#include "trainer_bridge/comparator/token_texts.h"
 
 ABSL_FLAG(std::string, rollout, "127.0.0.1:50051", "Address of the rollout service.");
 ABSL_FLAG(std::string, scorer, "127.0.0.1:50052", "Address of the scorer service.");
+
+ABSL_FLAG(std::optional<int>, http_port, std::nullopt,
+          "A port for HTTP, or HTTPS with --tls_cert, with the live page at / and the metrics at "
+          "/metrics; 0 lets the system choose one, which goes to the port file's name with .http "
+          "after it.");
+ABSL_FLAG(std::string, tokenizer, "",
+          "A tokenizer.json of Hugging Face: the live page then shows the texts of tokens.");
 
 namespace isobit {
 namespace {
@@ -23,17 +37,51 @@ constexpr char kUsage[] =
     "isobit-comparator: compares a rollout service's logprobs with a scorer's, bit by bit.\n"
     "  isobit-comparator --rollout=HOST:PORT --scorer=HOST:PORT [--host=IP] [--port=N]";
 
+constexpr char kHttpSuffix[] = ".http";  // after the name of the port file
+// A reader of the page keeps one open.
+constexpr int kMaxPageConnections = 128;
+
 struct Settings {
   ServerOptions server;
   ChannelSecurity upstream;
   ByteLimits memory;
+  std::optional<int> http_port;
+  std::shared_ptr<const TokenTexts> texts;
 };
 
 absl::StatusOr<Settings> SettingsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(const ServerOptions server, ServerOptionsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(const ChannelSecurity upstream, ChannelSecurityFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(const ByteLimits memory, CallsMemoryFromFlags());
-  return Settings{server, upstream, memory};
+  const std::optional<int> http_port = absl::GetFlag(FLAGS_http_port);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("http_port", http_port.value_or(0), 0, 65535));
+  if (http_port && !server.port_file.empty()) {
+    ISOBIT_RETURN_IF_ERROR(CheckPortFile(absl::StrCat(server.port_file, kHttpSuffix)));
+  }
+  TokenTexts texts;
+  if (const std::string path = absl::GetFlag(FLAGS_tokenizer); !path.empty()) {
+    ISOBIT_ASSIGN_OR_RETURN(texts, TokenTexts::Read(path));
+  }
+  return Settings{server, upstream, memory, http_port,
+                  std::make_shared<const TokenTexts>(std::move(texts))};
+}
+
+// Null: --http_port asks for none.
+absl::StatusOr<std::unique_ptr<HttpServer>> ServePage(const Settings& settings,
+                                                      const ComparatorService& service) {
+  if (!settings.http_port) return nullptr;
+  const ServerOptions& options = settings.server;
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
+                          HttpServer::Listen({.host = options.host,
+                                              .port = *settings.http_port,
+                                              .tls = options.security.tls,
+                                              .gate = options.security.gate,
+                                              .max_connections = kMaxPageConnections}));
+  AddMetricsPage(*server, options.metrics);
+  AddPage(*server, service.history(), service.side_watch(), settings.texts);
+  server->Start();
+  ISOBIT_RETURN_IF_ERROR(AnnounceHttp(*server, options, "live page", kHttpSuffix));
+  return server;
 }
 
 absl::StatusOr<int> Serve(const Settings& settings) {
@@ -41,14 +89,18 @@ absl::StatusOr<int> Serve(const Settings& settings) {
       std::make_shared<Upstreams>(absl::GetFlag(FLAGS_rollout), absl::GetFlag(FLAGS_scorer),
                                   settings.upstream),
       settings.memory, settings.server.security.gate, settings.server.metrics);
-  if (settings.server.metrics_port) service.WatchSides();
+  if (settings.server.metrics_port || settings.http_port) service.WatchSides();
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
                           ServeMetrics(settings.server));
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> page, ServePage(settings, service));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   runner.SetServing(true);
-  return runner.Wait([&service] { service.BeginDrain(); });
+  return runner.Wait([&] {
+    service.BeginDrain();
+    if (page != nullptr) page->BeginStop();
+  });
 }
 
 }  // namespace

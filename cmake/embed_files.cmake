@@ -1,0 +1,18 @@
+# Writes files into a C++ source, as constants: cmake -DOUTPUT=a.cc -DNAMESPACE=n -DFILES=a;b -P embed_files.cmake
+# page.js becomes `extern const char kPageJs[]`.
+file(WRITE ${OUTPUT}.new "// Made by cmake/embed_files.cmake.\nnamespace ${NAMESPACE} {\n")
+foreach(path IN LISTS FILES)
+  get_filename_component(name ${path} NAME)
+  string(REGEX MATCHALL "[A-Za-z0-9]+" words ${name})
+  set(constant k)
+  foreach(word IN LISTS words)
+    string(SUBSTRING ${word} 0 1 first)
+    string(SUBSTRING ${word} 1 -1 rest)
+    string(TOUPPER ${first} first)
+    string(APPEND constant ${first}${rest})
+  endforeach()
+  file(READ ${path} text)
+  file(APPEND ${OUTPUT}.new "extern const char ${constant}[];\nconst char ${constant}[] = R\"embedded(${text})embedded\";\n")
+endforeach()
+file(APPEND ${OUTPUT}.new "}\n")
+file(RENAME ${OUTPUT}.new ${OUTPUT})
