@@ -49,7 +49,7 @@ demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the d
 	cmake --build --preset release --target $(BINARIES)
 	$(RUN) isobit_tools.demo $(DEMO_FLAGS) $(ARGS)
 
-test: build $(VENV)/.installed $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
+test: build $(VENV)/.installed $(VENV)/.deploy $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
 	tests/run_tests.sh build/release -LE gpu
 
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
@@ -151,6 +151,10 @@ $(VENV)/.installed: python/pyproject.toml python/setup.py python/tools/pyproject
 
 $(VENV)/.format: python/tools/pyproject.toml | $(VENV)/.installed
 	$(INSTALL) --editable 'python/tools[format]'
+	touch $@
+
+$(VENV)/.deploy: python/tools/pyproject.toml | $(VENV)/.installed
+	$(INSTALL) --editable 'python/tools[deploy]'
 	touch $@
 
 $(VENV)/.fuzz: python/tools/pyproject.toml | $(VENV)/.installed

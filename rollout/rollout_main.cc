@@ -57,7 +57,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
-                          ServeMetrics(settings.server));
+                          ServeMetrics(settings.server, runner));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   engine->UpdateWeights({.model_path = settings.model},
                         [&](const absl::StatusOr<WeightUpdateResult>& loaded) {

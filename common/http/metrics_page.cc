@@ -21,7 +21,19 @@ void AddMetricsPage(HttpServer& server, std::shared_ptr<const Metrics> metrics) 
              });
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const ServerOptions& options) {
+void AddHealthPages(HttpServer& server, ServerRunner& runner) {
+  server.GetOpen("/healthz", [](const httplib::Request&, httplib::Response& response) {
+    response.set_content("alive\n", "text/plain");
+  });
+  server.GetOpen("/readyz", [&runner](const httplib::Request&, httplib::Response& response) {
+    const bool serves = runner.is_serving();
+    response.status = serves ? 200 : 503;
+    response.set_content(serves ? "serving\n" : "not serving\n", "text/plain");
+  });
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const ServerOptions& options,
+                                                         ServerRunner& runner) {
   if (!options.metrics_port) return nullptr;
   // Prometheus scrapes with one connection.
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
@@ -31,6 +43,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const ServerOptions& op
                                               .gate = options.security.gate,
                                               .max_connections = 16}));
   AddMetricsPage(*server, options.metrics);
+  AddHealthPages(*server, runner);
   server->Start();
   ISOBIT_RETURN_IF_ERROR(AnnounceHttp(*server, options, "metrics", ".metrics"));
   return server;

@@ -191,11 +191,17 @@ void ServerRunner::SetServing(bool serving) {
 }
 
 void ServerRunner::SetServingLocked(bool serving) {
+  serving_ = serving;
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   // Each service must be set by name, too: the form without a name covers only names that were set
   // before.
   for (const std::string& name : service_names_) health->SetServingStatus(name, serving);
   health->SetServingStatus(serving);
+}
+
+bool ServerRunner::is_serving() {
+  const std::lock_guard lock(mutex_);
+  return serving_;
 }
 
 bool ServerRunner::is_draining() {

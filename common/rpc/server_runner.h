@@ -93,6 +93,9 @@ class ServerRunner {
   // no effect once draining.
   void SetServing(bool serving);
 
+  // Whether the last call of SetServing said so, and nothing has ended that since. Thread-safe.
+  bool is_serving();
+
   // Whether Wait has seen a reason to end. Thread-safe.
   bool is_draining();
 
@@ -131,6 +134,7 @@ class ServerRunner {
 
   std::mutex mutex_;
   bool draining_ = false;  // guarded by mutex_
+  bool serving_ = false;   // guarded by mutex_
   absl::Status fault_;     // guarded by mutex_
 };
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import unittest
+import urllib.error
 from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient
@@ -88,6 +89,26 @@ class MetricsTest(ServiceTest):
             [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
         )
         self.assertEqual((run.returncode, run.stdout, run.stderr), (0, "", ""))
+
+    def test_health(self):
+        rollout = self.start("rollout", "--metrics_port=0")
+        self.assertEqual(http_get(http_url(rollout, "metrics", "/healthz")), "alive\n")
+        self.assertEqual(http_get(http_url(rollout, "metrics", "/readyz")), "serving\n")
+        # While a call is in flight, a service that was told to stop still answers.
+        with RolloutClient(rollout.target) as client:
+            stream = client.generate([1, 2], max_tokens=400, ignore_eos=True, stream=True)
+            next(stream)
+            rollout.process.terminate()
+            self.wait_until(lambda: self.ready_status(rollout) == 503, "it is not ready any more")
+            self.assertEqual(http_get(http_url(rollout, "metrics", "/healthz")), "alive\n")
+
+    def ready_status(self, service) -> int:
+        try:
+            http_get(http_url(service, "metrics", "/readyz"))
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+        return 200
 
     def test_preemptions_and_shared_pages(self):
         rollout = self.start("rollout", "--metrics_port=0", "--num_pages=40", "--page_size=4")

@@ -68,7 +68,8 @@ absl::StatusOr<Settings> SettingsFromFlags() {
 
 // Null: --http_port asks for none.
 absl::StatusOr<std::unique_ptr<HttpServer>> ServePage(const Settings& settings,
-                                                      const ComparatorService& service) {
+                                                      const ComparatorService& service,
+                                                      ServerRunner& runner) {
   if (!settings.http_port) return nullptr;
   const ServerOptions& options = settings.server;
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
@@ -78,6 +79,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> ServePage(const Settings& settings,
                                               .gate = options.security.gate,
                                               .max_connections = kMaxPageConnections}));
   AddMetricsPage(*server, options.metrics);
+  AddHealthPages(*server, runner);
   AddPage(*server, service.history(), service.side_watch(), settings.texts);
   server->Start();
   ISOBIT_RETURN_IF_ERROR(AnnounceHttp(*server, options, "live page", kHttpSuffix));
@@ -93,8 +95,9 @@ absl::StatusOr<int> Serve(const Settings& settings) {
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
-                          ServeMetrics(settings.server));
-  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> page, ServePage(settings, service));
+                          ServeMetrics(settings.server, runner));
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> page,
+                          ServePage(settings, service, runner));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   runner.SetServing(true);
   return runner.Wait([&] {

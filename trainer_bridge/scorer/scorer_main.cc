@@ -65,7 +65,7 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ScorerService::service_full_name());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
-                          ServeMetrics(settings.server));
+                          ServeMetrics(settings.server, runner));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   ISOBIT_LOG(Info) << "loading " << settings.model;
   std::atomic<bool> loaded = false;
@@ -93,7 +93,7 @@ absl::StatusOr<int> ServeCalls(const ScorerSettings& settings) {
 absl::StatusOr<int> WorkForLeader(const ScorerSettings& settings) {
   ServerRunner runner(settings.server);
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
-                          ServeMetrics(settings.server));
+                          ServeMetrics(settings.server, runner));
   ISOBIT_RETURN_IF_ERROR(runner.Start());
   GroupMember member(
       {.leader = HostAndPort(settings.place.master_addr, settings.place.master_port),
