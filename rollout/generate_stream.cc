@@ -69,8 +69,10 @@ GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
       results_(memory.results->Open(client)) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
-    grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error) {
+    grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error,
+    std::unique_ptr<TappedRequest> tapped) {
   arrival_ = Clock::now();
+  tapped_ = std::move(tapped);
   request_id_ = request.id;
   if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
   const auto self = shared_from_this();
@@ -114,6 +116,7 @@ void GenerateStream::CancelRequest() {
 
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   metrics_.tokens.Increment();
+  if (tapped_ != nullptr) tapped_->AddToken(sample, token.id, token.logprob, token.weight_version);
   const std::lock_guard lock(mutex_);
   if (!first_tokens_.contains(sample)) {
     const Clock::time_point now = Clock::now();
@@ -164,6 +167,7 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.mutable_weight_version()->set_digest(std::move(end.weight_version.digest));
   complete.set_num_preemptions(end.num_preemptions);
   complete.set_num_cached_tokens(end.num_cached_prompt_tokens);
+  if (tapped_ != nullptr) tapped_->End(complete);
 
   const std::lock_guard lock(mutex_);
   if (const auto first = first_tokens_.find(sample);

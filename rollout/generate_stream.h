@@ -25,6 +25,7 @@
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
 #include "rollout/engine.h"
+#include "rollout/sample_tap.h"
 
 namespace isobit {
 
@@ -61,9 +62,10 @@ class GenerateStream final : public RequestSink,
 
   // Call it once, in the handler, which returns the reactor. Submits `request`; or ends the call,
   // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached.
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Start(grpc::CallbackServerContext* context,
-                                                        GenerationRequest request,
-                                                        const absl::Status& error);
+  // tapped: gets the request's tokens too; may be null.
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Start(
+      grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error,
+      std::unique_ptr<TappedRequest> tapped = nullptr);
 
   void OnToken(uint32_t sample, SampledToken token) override;
   void Flush() override;
@@ -99,6 +101,7 @@ class GenerateStream final : public RequestSink,
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
   std::shared_ptr<StreamWriter<v1::GenerateResponse>> writer_;
   Clock::time_point arrival_;
+  std::unique_ptr<TappedRequest> tapped_;  // of the thread that calls sinks
 
   std::mutex mutex_;  // guards all below
   uint64_t ticket_ = 0;

@@ -67,7 +67,10 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
                           ISOBIT_LOG(Info) << "serving, backend " << engine->backend();
                         });
   engine->Start();
-  const int code = runner.Wait([&] { engine->BeginDrain(); });
+  const int code = runner.Wait([&] {
+    engine->BeginDrain();
+    service.BeginDrain();
+  });
   if (engine->is_preparing()) {
     std::fflush(nullptr);
     std::_Exit(code);  // loading may take minutes, and there is nobody left to serve

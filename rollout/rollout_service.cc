@@ -54,6 +54,7 @@ RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
       gate_(std::move(gate)),
       registry_(std::move(metrics)),
       metrics_(*registry_, engine, memory_),
+      tap_(*registry_),
       info_(DescribeRollout(engine)) {}
 
 std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
@@ -79,11 +80,27 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
   absl::Status status = Admit(*context, *request);
   if (status.ok()) status = ReadGenerateRequest(*request, generation);
   const bool final_only = request->final_only();
+  std::unique_ptr<TappedRequest> tapped;
+  // The engine refuses a larger n.
+  if (status.ok() && tap_.is_open() && request->sampling().n() <= info_.max_n()) {
+    tapped = std::make_unique<TappedRequest>(tap_, generation.id, *request);
+  }
   DropContent(request);
   const auto stream =
       std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
                                        generation.client, metrics_.generation, final_only);
-  return stream->Start(context, std::move(generation), status);
+  return stream->Start(context, std::move(generation), status, std::move(tapped));
+}
+
+grpc::ServerWriteReactor<v1::TappedSample>* RolloutService::Tap(
+    grpc::CallbackServerContext* context, const v1::TapRequest* request) {
+  if (const absl::Status status = gate_->Admit(*context, {.requests = 1, .streams = 1});
+      !status.ok()) {
+    const auto writer = StreamWriter<v1::TappedSample>::Start(context);
+    writer->Finish(status);
+    return writer.get();
+  }
+  return tap_.Open(context, *request);
 }
 
 grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* context,

@@ -48,12 +48,17 @@ class RolloutService final : public v1::RolloutService::CallbackService {
                                           v1::UpdateWeightsResponse* response) override;
   grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
       grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
+  grpc::ServerWriteReactor<v1::TappedSample>* Tap(grpc::CallbackServerContext* context,
+                                                  const v1::TapRequest* request) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::RolloutServerInfo* response) override;
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
                                     const v1::GetLoadRequest* request,
                                     v1::GetLoadResponse* response) override;
+
+  // Ends taps, which would never end by themselves.
+  void BeginDrain() { tap_.Close(); }
 
  private:
   std::string NewRequestId();
@@ -71,6 +76,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   const std::shared_ptr<CallGate> gate_;
   const std::shared_ptr<Metrics> registry_;
   const RolloutMetrics metrics_;
+  SampleTap tap_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   v1::RolloutServerInfo info_;  // without weights and uptime, which change
   std::atomic<uint64_t> num_ids_{0};

@@ -35,6 +35,8 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/WakeUp", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeightsFromStream", kAdmin},
+    // It shows what all clients have asked and got.
+    {"/isobit.v1.RolloutService/Tap", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
     {"/isobit.v1.RolloutService/GetLoad", kLook},
     {"/isobit.v1.ScorerService/Score", RoleSet(CallerRole::kScore)},

@@ -27,6 +27,10 @@ ABSL_FLAG(std::optional<int>, http_port, std::nullopt,
           "A port for HTTP, or HTTPS with --tls_cert, with the live page at / and the metrics at "
           "/metrics; 0 lets the system choose one, which goes to the port file's name with .http "
           "after it.");
+ABSL_FLAG(
+    double, shadow_fraction, 0,
+    "The share of the rollout's own traffic to compare, in [0, 1]: finished samples are scored "
+    "again, and nobody waits for it.");
 ABSL_FLAG(std::string, tokenizer, "",
           "A tokenizer.json of Hugging Face: the live page then shows the texts of tokens.");
 
@@ -46,6 +50,7 @@ struct Settings {
   ChannelSecurity upstream;
   ByteLimits memory;
   std::optional<int> http_port;
+  double shadow_fraction;
   std::shared_ptr<const TokenTexts> texts;
 };
 
@@ -62,8 +67,13 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   if (const std::string path = absl::GetFlag(FLAGS_tokenizer); !path.empty()) {
     ISOBIT_ASSIGN_OR_RETURN(texts, TokenTexts::Read(path));
   }
-  return Settings{server, upstream, memory, http_port,
-                  std::make_shared<const TokenTexts>(std::move(texts))};
+  const double shadow_fraction = absl::GetFlag(FLAGS_shadow_fraction);
+  if (!(shadow_fraction >= 0 && shadow_fraction <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shadow_fraction is ", shadow_fraction, ", expected 0 to 1"));
+  }
+  return Settings{server,    upstream,        memory,
+                  http_port, shadow_fraction, std::make_shared<const TokenTexts>(std::move(texts))};
 }
 
 // Null: --http_port asks for none.
@@ -92,6 +102,7 @@ absl::StatusOr<int> Serve(const Settings& settings) {
                                   settings.upstream),
       settings.memory, settings.server.security.gate, settings.server.metrics);
   if (settings.server.metrics_port || settings.http_port) service.WatchSides();
+  if (settings.shadow_fraction > 0) service.StartShadow(settings.shadow_fraction);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,

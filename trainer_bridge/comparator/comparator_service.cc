@@ -44,7 +44,8 @@ ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const
       memory_(std::make_shared<ByteBudget>("Compare and Record calls", memory)),
       gate_(std::move(gate)),
       metrics_(std::move(metrics)),
-      observations_(ObserveHistory(*metrics_, history_)) {
+      observations_(ObserveHistory(*metrics_, history_)),
+      shadow_metrics_(*metrics_) {
   observations_.push_back(ObserveHeldBytes(*metrics_, "calls", memory_));
 }
 
@@ -112,11 +113,17 @@ void ComparatorService::WatchSides() {
   }
 }
 
+void ComparatorService::StartShadow(double fraction) {
+  shadow_ = Shadow::Start(upstreams_, history_, shadow_metrics_, fraction);
+}
+
 ComparatorService::~ComparatorService() {
+  if (shadow_ != nullptr) shadow_->Stop();
   if (side_watch_ != nullptr) side_watch_->Stop();
 }
 
 void ComparatorService::BeginDrain() {
+  if (shadow_ != nullptr) shadow_->Stop();
   std::vector<std::weak_ptr<WatchSession>> watches;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -12,6 +12,7 @@
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/shadow.h"
 #include "trainer_bridge/comparator/side_watch.h"
 #include "trainer_bridge/comparator/upstreams.h"
 #include "trainer_bridge/comparator/watch_session.h"
@@ -31,6 +32,9 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   // Keeps asking both services, for the metrics and the page. Call it once at most, before the
   // service is used.
   void WatchSides();
+  // Compares a share of the rollout's own traffic, in (0, 1], until BeginDrain. Call it once at
+  // most, before the service is used.
+  void StartShadow(double fraction);
   const std::shared_ptr<SideWatch>& side_watch() const { return side_watch_; }  // null: not asked
   const std::shared_ptr<History>& history() const { return history_; }
 
@@ -56,6 +60,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   const std::shared_ptr<Metrics> metrics_;
   Observations observations_;
   std::shared_ptr<SideWatch> side_watch_;
+  const ShadowMetrics shadow_metrics_;
+  std::shared_ptr<Shadow> shadow_;  // null: off
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_
