@@ -117,7 +117,7 @@ void Engine::Settle() {
     attention_ = false;
     gate_.Settle(pipeline_.num_in_flight(), table_, outbox_);
     SettleUpdate();
-    SettleSleep();
+    SettlePaused();
     HoldNewcomersWhileWaiting();
   }
   pipeline_.Keep(table_.ended());

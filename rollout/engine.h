@@ -136,6 +136,14 @@ class Engine {
   // directory; those of UpdateWeights.
   void WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned = nullptr);
 
+  // What a pass over `tokens` computes with the weights that serve, op by op. Generation is paused
+  // meanwhile, requests kept, and goes on afterwards unless it was paused before.
+  // INVALID_ARGUMENT: no tokens, too many for a step, or an id outside the vocabulary.
+  // FAILED_PRECONDITION: no weights. ABORTED: generation was continued before the pass. Else the
+  // errors of Pause and ModelRunner::Probe.
+  void Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeReport> reply,
+             IsAbandoned is_abandoned = nullptr);
+
   // Prepares weights in the background, then switches between two steps. Errors leave the old
   // weights serving: those of WeightSwitch and PrepareWeights; FAILED_PRECONDITION: kWait while
   // paused with requests kept; UNAVAILABLE: draining or failed.
@@ -191,9 +199,12 @@ class Engine {
   std::vector<PendingPause> Resume(size_t& num_resumed);
 
   void SettleUpdate();
-  void SettleSleep();
+  void SettlePaused();
   absl::StatusOr<SleepResult> FallAsleep(SleepLevel level, const PauseResult& paused);
   absl::StatusOr<size_t> GetUp();
+  absl::StatusOr<ProbeReport> RunProbe(const std::vector<int32_t>& tokens,
+                                       const ProbeWanted& wanted);
+  absl::Status CheckProbe(const std::vector<int32_t>& tokens) const;
   bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }
   absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
   absl::Status SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
@@ -215,8 +226,8 @@ class Engine {
   RequestTable table_;
   ControlGate gate_;
   WeightSwitch switch_;
-  Reply<WeightUpdateResult> update_reply_;          // of the update in progress
-  std::vector<std::function<void()>> sleep_calls_;  // for SettleSleep: sleeping, waking up
+  Reply<WeightUpdateResult> update_reply_;           // of the update in progress
+  std::vector<std::function<void()>> paused_calls_;  // for SettlePaused: sleep, waking up, probes
   bool asleep_ = false;
   std::string origin_;      // the directory of the weights that serve; empty: they have none
   bool attention_ = false;  // Settle has something to do

@@ -16,7 +16,7 @@ void Engine::Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
       [this, level, reply = std::move(reply)](const absl::StatusOr<PauseResult>& paused) {
         if (!paused.ok()) return reply(paused.status());
         const std::lock_guard lock(mutex_);
-        sleep_calls_.push_back([this, level, reply, paused = *paused] {
+        paused_calls_.push_back([this, level, reply, paused = *paused] {
           outbox_.push_back([reply, result = FallAsleep(level, paused)] { reply(result); });
         });
         WakeThread();
@@ -29,7 +29,7 @@ void Engine::WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned) {
   {
     const std::lock_guard lock(mutex_);
     if (!lacks_weights()) {
-      sleep_calls_.push_back([this, reply = std::move(reply)] {
+      paused_calls_.push_back([this, reply = std::move(reply)] {
         outbox_.push_back([reply, result = GetUp()] { reply(result); });
       });
       WakeThread();
@@ -59,8 +59,8 @@ absl::Status Engine::ReloadWeights(IsAbandoned is_abandoned, Reply<WeightUpdateR
                      {.id = version_->id - 1, .digest = ""}, reply);
 }
 
-void Engine::SettleSleep() {
-  for (const auto& call : std::exchange(sleep_calls_, {})) call();
+void Engine::SettlePaused() {
+  for (const auto& call : std::exchange(paused_calls_, {})) call();
 }
 
 // INVARIANT: no sequence holds or finds keys that were given back

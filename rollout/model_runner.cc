@@ -36,6 +36,7 @@ ModelRunner::ModelRunner(const ModelConfig& config, const ModelRunnerOptions& op
     : config_(config),
       rope_(RopeTableOf(config, options.max_positions)),
       group_(options.tensor_parallel_size),
+      page_size_(options.page_size),
       threads_(static_cast<size_t>(options.tensor_parallel_size),
                [this](const absl::Status& failure) { group_.Abort(failure); }) {}
 
@@ -82,6 +83,27 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
 
 absl::Status ModelRunner::Serve(const std::vector<PreparedBlocks>& prepared) {
   return OnEachRank([&prepared](RankExecutor& rank, size_t r) { return rank.Serve(prepared[r]); });
+}
+
+absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,
+                                               const ProbeWanted& wanted) {
+  const ProbePass pass(tokens, page_size_);
+  absl::Status done;
+  for (const auto& rank : ranks_) {
+    if (done.ok()) done = rank->PrepareProbe(pass);
+  }
+  std::vector<ForwardProbe> probes;
+  const int size = static_cast<int>(ranks_.size());
+  for (int r = 0; r < size; ++r) {
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config_, r, size));
+    probes.emplace_back(config_, shape, wanted);
+  }
+  if (done.ok()) {
+    done = OnEachRank([&](RankExecutor& rank, size_t r) { return rank.RunProbe(pass, probes[r]); });
+  }
+  for (const auto& rank : ranks_) rank->DropProbe();
+  ISOBIT_RETURN_IF_ERROR(done);
+  return ForwardProbe::Merge(probes);
 }
 
 absl::StatusOr<size_t> ModelRunner::Release(bool weights) {

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "common/parallel/thread_group.h"
@@ -57,6 +58,11 @@ class ModelRunner {
   absl::Status Collect(ModelStep& step);
   absl::Status Serve(const std::vector<PreparedBlocks>& prepared);  // [rank]
 
+  // What a pass over `tokens` computes, beside the steps. No step is in flight. UNIMPLEMENTED, with
+  // no effect: not on this backend. RESOURCE_EXHAUSTED, likewise: no memory. Else the error is
+  // final.
+  absl::StatusOr<ProbeReport> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
+
   // Gives memory of all ranks back to the system, and returns how many bytes: that of the KV cache,
   // and with `weights` that of the weights, too. Keys, values and weights are lost. No step is in
   // flight, and no store exists. An error is final.
@@ -78,6 +84,7 @@ class ModelRunner {
   ThreadGroup group_;
   std::vector<std::unique_ptr<RankExecutor>> ranks_;
   int32_t num_pages_ = 0;
+  const int32_t page_size_;
   RankThreads threads_;  // ends before what its jobs use
 };
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/held_bytes.h"
+#include "common/rpc/probe_proto.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/unary_call.h"
 #include "common/rpc/weight_stream.h"
@@ -90,6 +91,28 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
       std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
                                        generation.client, metrics_.generation, final_only);
   return stream->Start(context, std::move(generation), status, std::move(tapped));
+}
+
+grpc::ServerUnaryReactor* RolloutService::Probe(grpc::CallbackServerContext* context,
+                                                const v1::ProbeRequest* request,
+                                                v1::ProbeResponse* response) {
+  return AnswerLater(
+      context, *gate_, ReadProbe<ProbeWanted>(*request), [this] { engine_.Wake(); },
+      [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
+        engine_.Probe(
+            ProbeTokens(*request), wanted,
+            [this, call, response](const absl::StatusOr<ProbeReport>& report) {
+              if (report.ok()) {
+                WriteProbe(*report, *response);
+                *response->mutable_fingerprint() = info_.server().fingerprint();
+                const auto version = engine_.weight_version();
+                response->mutable_weight_version()->set_id(version->id);
+                response->mutable_weight_version()->set_digest(version->digest);
+              }
+              call->Answer(report.status());
+            },
+            [call] { return call->is_abandoned(); });
+      });
 }
 
 grpc::ServerWriteReactor<v1::TappedSample>* RolloutService::Tap(

@@ -48,6 +48,9 @@ class RolloutService final : public v1::RolloutService::CallbackService {
                                           v1::UpdateWeightsResponse* response) override;
   grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
       grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* context,
+                                  const v1::ProbeRequest* request,
+                                  v1::ProbeResponse* response) override;
   grpc::ServerWriteReactor<v1::TappedSample>* Tap(grpc::CallbackServerContext* context,
                                                   const v1::TapRequest* request) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,

@@ -33,6 +33,7 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/ContinueGeneration", kAdmin},
     {"/isobit.v1.RolloutService/Sleep", kAdmin},
     {"/isobit.v1.RolloutService/WakeUp", kAdmin},
+    {"/isobit.v1.RolloutService/Probe", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeightsFromStream", kAdmin},
     // It shows what all clients have asked and got.
@@ -40,6 +41,7 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
     {"/isobit.v1.RolloutService/GetLoad", kLook},
     {"/isobit.v1.ScorerService/Score", RoleSet(CallerRole::kScore)},
+    {"/isobit.v1.ScorerService/Probe", kAdmin},
     {"/isobit.v1.ScorerService/UpdateWeights", kAdmin},
     {"/isobit.v1.ScorerService/UpdateWeightsFromStream", kAdmin},
     {"/isobit.v1.ScorerService/GetServerInfo", kLook},

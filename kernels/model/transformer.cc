@@ -79,6 +79,9 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
                       .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
                       .hidden = layout_.config().hidden_size,
                       .out = residual_.data()}));
+  if (probe_ != nullptr) {
+    probe_->SeeWhole(0, ProbeOp::kEmbedding, residual_.data(), rows, layout_.config().hidden_size);
+  }
   // In halves a layer uses the norm weight of the next block, too, so that block is acquired early.
   std::optional<HeldBlock> next;
   const auto advance = [&](int to) -> absl::Status {
@@ -108,6 +111,8 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
     const StepRows& half = residual_.half(h);
     Bf16* const out = hidden + half.first_row * width;
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(h, norm, out));
+    const int layers = layout_.config().num_layers;
+    SeeNorm({layers - 1, ProbeOp::kMlpSum}, {layers, ProbeOp::kFinalNorm}, x);
     if (x == out) continue;
     const auto bytes = static_cast<size_t>(half.rows * width) * sizeof(Bf16);
     ISOBIT_RETURN_IF_ERROR(ops_.device().Copy(out, x, bytes));
@@ -123,14 +128,16 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     const StepRows& half = residual_.half(h);
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, input_norm));
-    ISOBIT_RETURN_IF_ERROR(Qkv(half, w, normed, kv));
+    SeeNorm({layer - 1, ProbeOp::kMlpSum}, {layer, ProbeOp::kInputNorm}, normed);
+    ISOBIT_RETURN_IF_ERROR(Qkv(half, layer, w, normed, kv));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* attended, Attend(half, layer, w, kv));
     ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? input_norm : post_norm));
     ISOBIT_RETURN_IF_ERROR(residual_.Add(h, attended, w.linear(Role::kO), w.fp32(Role::kOBias)));
   }
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, post_norm));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.half(h), w, normed));
+    SeeNorm({layer, ProbeOp::kAttentionSum}, {layer, ProbeOp::kPostNorm}, normed);
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.half(h), layer, w, normed));
     ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? post_norm : next_norm));
     ISOBIT_RETURN_IF_ERROR(
         residual_.Add(h, activated, w.linear(Role::kDown), w.fp32(Role::kDownBias)));
@@ -138,8 +145,17 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   return absl::OkStatus();
 }
 
-absl::Status Transformer::Qkv(const StepRows& half, const BlockWeights& w, const Bf16* normed,
-                              const PagedKv& kv) {
+void Transformer::SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed) {
+  if (probe_ == nullptr) return;
+  const StepRows& rows = residual_.half(0);
+  const int64_t width = layout_.config().hidden_size;
+  // Before the first layer nothing has been added to the embedding.
+  if (sum.layer >= 0) probe_->SeeWhole(sum.layer, sum.op, residual_.data(), rows.rows, width);
+  probe_->SeeWhole(norm.layer, norm.op, normed, rows.rows, width);
+}
+
+absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeights& w,
+                              const Bf16* normed, const PagedKv& kv) {
   const ModelConfig& config = layout_.config();
   const LinearWeight weight = w.linear(Role::kQkv);
   const int64_t columns = weight.shape.n;
@@ -151,16 +167,22 @@ absl::Status Transformer::Qkv(const StepRows& half, const BlockWeights& w, const
                                       .bias = w.fp32(Role::kQkvBias),
                                       .bf16_out = qkv,
                                       .ldy = columns}));
-  return ops_.Qkv({.qkv = qkv,
-                   .ld = columns,
-                   .heads = static_cast<int32_t>(layout_.shape().heads),
-                   .q_norm = w.bf16(Role::kQNorm),
-                   .k_norm = w.bf16(Role::kKNorm),
-                   .eps = config.rms_norm_eps,
-                   .cosine = reinterpret_cast<const float*>(cosine_.get()),
-                   .sine = reinterpret_cast<const float*>(sine_.get()),
-                   .sequences = half.sequences,
-                   .kv = kv});
+  if (probe_ != nullptr) probe_->SeeQkv(layer, qkv, half.rows, columns);
+  ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
+                                   .ld = columns,
+                                   .heads = static_cast<int32_t>(layout_.shape().heads),
+                                   .q_norm = w.bf16(Role::kQNorm),
+                                   .k_norm = w.bf16(Role::kKNorm),
+                                   .eps = config.rms_norm_eps,
+                                   .cosine = reinterpret_cast<const float*>(cosine_.get()),
+                                   .sine = reinterpret_cast<const float*>(sine_.get()),
+                                   .sequences = half.sequences,
+                                   .kv = kv}));
+  if (probe_ != nullptr) {
+    probe_->SeeQueries(layer, qkv, half.rows, columns);
+    probe_->SeeCache(layer, kv, half.sequences.host.front());
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
@@ -178,11 +200,12 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
                                          .window = config.WindowOfLayer(layer),
                                          .out = attended,
                                          .ldo = columns}));
+  if (probe_ != nullptr) probe_->SeeAttention(layer, attended, half.rows, columns);
   return attended;
 }
 
-absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, const BlockWeights& w,
-                                                  const Bf16* normed) {
+absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int layer,
+                                                  const BlockWeights& w, const Bf16* normed) {
   const int64_t columns = w.linear(Role::kDown).shape.k;
   Bf16* const activated = activated_.data() + half.first_row * columns;
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
@@ -192,6 +215,10 @@ absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, const Bl
                                       .bias = w.fp32(Role::kGateUpBias),
                                       .swiglu_out = activated,
                                       .ldy = columns}));
+  if (probe_ != nullptr) {
+    probe_->See(layer, ProbeOp::kActivation, activated, half.rows, columns, columns,
+                layout_.FirstActivation());
+  }
   return activated;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/all_reduce.h"
 #include "kernels/contract/rope.h"
+#include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/residual_stream.h"
 #include "kernels/model/weights.h"
@@ -53,6 +54,11 @@ class Transformer {
   absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
+  // From now on `probe` sees what Forward computes, for which the ops must work in host memory and
+  // the batch be one sequence; null: nobody does. A pass without a probe costs a look at the
+  // pointer an op.
+  void SetProbe(ForwardProbe* probe) { probe_ = probe; }
+
   // The rank's columns of the logits, shape().vocab, fp32: logits [rows, shape().vocab.size()],
   // leading dimension ld. hidden: [rows, hidden_size].
   absl::Status Logits(const Bf16* hidden, int64_t rows, WeightSource& weights, float* logits,
@@ -60,18 +66,20 @@ class Transformer {
 
  private:
   absl::Status ShareRope();
+  // For the probe: the residual and the norm of it, after the sums of the op before.
+  void SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
   // next_norm: if the step is in halves, the weight of the norm after this layer; else null.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
   // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
   // qkv_ = the queries, keys and values. Keys and values go into the cache, too.
-  absl::Status Qkv(const StepRows& half, const BlockWeights& w, const Bf16* normed,
+  absl::Status Qkv(const StepRows& half, int layer, const BlockWeights& w, const Bf16* normed,
                    const PagedKv& kv);
   // Attention of the half's rows over the cache, into attended_. Returns the half's first row
   // there.
   absl::StatusOr<const Bf16*> Attend(const StepRows& half, int layer, const BlockWeights& w,
                                      const PagedKv& kv);
   // The MLP up to its activation, into activated_. Returns the half's first row there.
-  absl::StatusOr<const Bf16*> Activate(const StepRows& half, const BlockWeights& w,
+  absl::StatusOr<const Bf16*> Activate(const StepRows& half, int layer, const BlockWeights& w,
                                        const Bf16* normed);
 
   const WeightLayout& layout_;
@@ -80,6 +88,7 @@ class Transformer {
   ResidualStream residual_;
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
   GrowingBuffer<Bf16> qkv_, attended_, activated_;  // activations of the present batch
+  ForwardProbe* probe_ = nullptr;
 };
 
 }  // namespace isobit

@@ -87,6 +87,11 @@ WeightLayout::WeightLayout(ModelPlan plan, const RankShape& shape, const WeightP
   }
 }
 
+int64_t WeightLayout::FirstActivation() const {
+  const Parameter& down = *FindParameter(ParametersOf(1), Role::kDown);
+  return SliceOf(down, down.tensors.front(), shape_).columns.begin;
+}
+
 std::vector<std::string> WeightLayout::TensorsOf(int block) const {
   std::vector<std::string> names;
   for (const Parameter& parameter : ParametersOf(block)) {

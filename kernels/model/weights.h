@@ -74,6 +74,8 @@ class WeightLayout {
   const RankShape& shape() const { return shape_; }
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
   int head_block() const { return num_blocks() - 1; }
+  // The first of the MLP's activations that this rank has.
+  int64_t FirstActivation() const;
   size_t BlockBytes(int block) const { return LayoutOf(block).bytes; }
 
   // The parameters of a block. bytes: the block's bytes, or null if only shapes are needed.

@@ -80,6 +80,35 @@ class HostExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
+  absl::Status PrepareProbe(const ProbePass& pass) override {
+    // One layer's memory is enough for a pass that keeps nothing.
+    ISOBIT_ASSIGN_OR_RETURN(
+        probe_cache_,
+        KvCache::Create(layout_.config(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
+                        page_size_, /*shared_layers=*/true, ops_->device()));
+    return absl::OkStatus();
+  }
+
+  absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
+    const auto width = static_cast<size_t>(layout_.config().hidden_size);
+    const auto columns = static_cast<size_t>(layout_.shape().vocab.size());
+    Grow(hidden_, pass.ids.size() * width);
+    Grow(logits_, columns);
+    const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
+    transformer_.SetProbe(&probe);
+    const absl::Status done = transformer_.Forward(batch, *weights_, *probe_cache_, hidden_.data());
+    transformer_.SetProbe(nullptr);
+    ISOBIT_RETURN_IF_ERROR(done);
+    const auto last = static_cast<int64_t>(pass.ids.size()) - 1;
+    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data() + static_cast<size_t>(last) * width,
+                                               1, *weights_, logits_.data(),
+                                               static_cast<int64_t>(columns)));
+    probe.SeeLogits(logits_.data(), last);
+    return absl::OkStatus();
+  }
+
+  void DropProbe() override { probe_cache_.reset(); }
+
   ResidentWeights* weights() override { return weights_.get(); }
   KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 
@@ -147,6 +176,7 @@ class HostExecutor final : public RankExecutor {
   const WeightLayout layout_;
   GatherAllReduce all_reduce_;
   std::optional<KvCache> cache_;
+  std::optional<KvCache> probe_cache_;  // of a probed pass
   Transformer transformer_;
   std::unique_ptr<ResidentWeights> weights_;
 

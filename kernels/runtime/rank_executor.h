@@ -16,6 +16,7 @@
 #include "common/config/numerics_mode.h"
 #include "common/parallel/communicator.h"
 #include "kernels/contract/rope.h"
+#include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/resident_weights.h"
@@ -75,6 +76,17 @@ class RankExecutor {
   // Waits for the oldest launched step, which is `step`, and sets the results of the rows that this
   // rank has drawn; each row belongs to one rank.
   virtual absl::Status Collect(ModelStep& step) = 0;
+
+  // A pass that `probe` sees, beside the steps and their KV cache; no step is in flight.
+  // PrepareProbe takes the memory for it, and DropProbe gives it back. UNIMPLEMENTED: not on this
+  // backend. RESOURCE_EXHAUSTED: no memory. An error of RunProbe is final.
+  virtual absl::Status PrepareProbe(const ProbePass& /*pass*/) {
+    return absl::UnimplementedError("probes compute on CPUs alone");
+  }
+  virtual absl::Status RunProbe(const ProbePass& /*pass*/, ForwardProbe& /*probe*/) {
+    return absl::UnimplementedError("probes compute on CPUs alone");
+  }
+  virtual void DropProbe() {}
 
   // The rank's own, for ResidentStore on any thread; null if it computes without.
   virtual ResidentWeights* weights() = 0;

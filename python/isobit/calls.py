@@ -37,6 +37,13 @@ _MAX_TOKEN_ID = 2**32 - 1
 _Result = TypeVar("_Result")
 
 
+def probe_request(
+    token_ids: TokenIds, site: tuple[int, int] | None, row: int | None
+) -> types_pb2.ProbeRequest:
+    place = None if site is None else types_pb2.ProbeSite(layer=site[0], op=site[1])
+    return types_pb2.ProbeRequest(token_ids=token_list(token_ids, "token_ids"), site=place, row=row)
+
+
 def update_weights_request(
     model_path: str, weight_version: int | None, expected_digest: str, in_flight: InFlightMode | None
 ) -> types_pb2.UpdateWeightsRequest:

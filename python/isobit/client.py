@@ -98,6 +98,23 @@ class _ModelServiceClient(ServiceClient):
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
         return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
 
+    def probe(
+        self,
+        token_ids: TokenIds,
+        *,
+        site: tuple[int, int] | None = None,
+        row: int | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.ProbeResponse:
+        """Has the service compute a sequence and say what each op gave, as digests. Needs the role admin.
+
+        Args:
+          token_ids: prompt and completion.
+          site: (layer, ProbeOp) of which each row's digest is wanted too.
+          row: a row of `site` whose values are wanted too.
+        """
+        return self._unary(self._stub.Probe, calls.probe_request(token_ids, site, row), timeout)
+
     def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "absl/strings/str_cat.h"
+
 namespace isobit {
 namespace {
 
@@ -55,7 +57,7 @@ void History::Refuse(const absl::Status& why, uint64_t num_missing_tokens) {
   ++num_refused_;
   num_missing_ += num_missing_tokens;
   // Callers choose some of the text.
-  Append(refusals_, {.why = std::string(why.message().substr(0, 512)), .time = SystemClock::now()},
+  Append(refusals_, {.why = absl::StrCat(why.message().substr(0, 512)), .time = SystemClock::now()},
          kMaxRefusals);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "trainer_bridge/comparator/side_watch.h"
 
@@ -44,7 +45,7 @@ Json VersionJson(const v1::WeightVersion& version) {
 
 template <typename Info>
 Json SideJson(const absl::StatusOr<Info>& info) {
-  if (!info.ok()) return {{"error", std::string(info.status().message())}};
+  if (!info.ok()) return {{"error", absl::StrCat(info.status().message())}};
   const v1::ServerInfo& server = info->server();
   return {{"weights", VersionJson(server.weight_version())},
           {"fingerprint", server.fingerprint().hex()},

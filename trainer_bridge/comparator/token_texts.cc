@@ -101,7 +101,7 @@ std::string BytesOfTokenName(absl::string_view name, bool is_byte_level) {
   while (!rest.empty()) {
     const std::optional<unsigned> code = TakeCodePoint(rest);
     if (!code || *code >= ByteOfCodePoint().size() || ByteOfCodePoint()[*code] < 0) {
-      return std::string(name);  // such as a special token
+      return absl::StrCat(name);  // such as a special token
     }
     bytes.push_back(static_cast<char>(ByteOfCodePoint()[*code]));
   }

@@ -150,7 +150,7 @@ void Scorer::Run() {
   while (true) {
     changed_.wait(lock, [&] {
       DropEndedJobs();
-      return stopping_ || !fault_.ok() || HasWork();
+      return stopping_ || !fault_.ok() || (HasWork() && !probing_);
     });
     if (stopping_ || !fault_.ok()) return;
     const Pass pass = TakeBatch();
@@ -167,6 +167,37 @@ void Scorer::Run() {
     DropEndedJobs();
     changed_.notify_all();
   }
+}
+
+absl::StatusOr<Scorer::ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
+                                                  const ProbeWanted& wanted) {
+  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > options_.max_context) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "token_ids: ", tokens.size(), " entries, expected 1 to ", options_.max_context));
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= config().vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token_ids[", i, "]: ", tokens[i],
+                                                     ", expected [0, ", config().vocab_size, ")"));
+    }
+  }
+  if (remote_ != nullptr) {
+    return absl::UnimplementedError("a scorer of several processes takes no probes");
+  }
+  std::unique_lock lock(mutex_);
+  // The ranks make one pass at a time: no batch starts while this waits or runs.
+  changed_.wait(lock, [&] { return (!running_ && !probing_) || !CheckRunning().ok(); });
+  ISOBIT_RETURN_IF_ERROR(CheckRunning());
+  probing_ = true;
+  const std::shared_ptr<const ShardedVersion> weights = weights_;
+  lock.unlock();
+  absl::StatusOr<ProbeReport> report = ranks_->Probe(*weights, tokens, wanted);
+  if (!report.ok() && !absl::IsUnimplemented(report.status())) Fault(report.status());
+  lock.lock();
+  probing_ = false;
+  changed_.notify_all();
+  if (!report.ok()) return report.status();
+  return ProbeResult{*std::move(report), weights->version};
 }
 
 void Scorer::DropEndedJobs() {

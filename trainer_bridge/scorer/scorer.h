@@ -95,6 +95,16 @@ class Scorer {
   // processes.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
+  struct ProbeResult {
+    ProbeReport report;
+    WeightVersion version;
+  };
+  // What a pass over `tokens` computes with the weights that serve, op by op, between two batches;
+  // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context, or an id outside the
+  // vocabulary. UNIMPLEMENTED: not on this backend, nor with several processes. UNAVAILABLE: the
+  // engine stops, or a fault.
+  absl::StatusOr<ProbeResult> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
+
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
   const ModelConfig& config() const { return ranks_->config(); }
   WeightVersion version() const;
@@ -152,6 +162,7 @@ class Scorer {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::shared_ptr<const ShardedVersion> weights_;
+  bool probing_ = false;                         // a probe waits for running_ to end, or runs
   std::deque<Queued> jobs_;                      // admitted and not ended, in order of arrival
   std::vector<std::shared_ptr<ScoreJob>> held_;  // wait for a switch
   WeightSwitch switch_;                          // while it waits, new jobs are held

@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/probe_proto.h"
 #include "common/rpc/unary_call.h"
 #include "common/rpc/weight_stream.h"
 #include "trainer_bridge/scorer/score_call.h"
@@ -23,7 +24,7 @@ ScorerService::~ScorerService() { Stop(); }
 
 void ScorerService::Stop() {
   if (scorer_ != nullptr) scorer_->Stop();
-  updates_.clear();  // waits for them
+  apart_.clear();  // waits for them
   observations_.clear();
   scorer_ = nullptr;
 }
@@ -122,7 +123,7 @@ grpc::ServerReadReactor<v1::WeightChunk>* ScorerService::UpdateWeightsFromStream
 
 void ScorerService::Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,
                            std::function<void(const absl::Status&)> answer) {
-  RunUpdate(
+  RunApart(
       [this, &scorer, update = std::move(update), response, answer = std::move(answer)]() mutable {
         // The future keeps this function until the next update. What a stream has left must not
         // wait so long.
@@ -138,12 +139,34 @@ void ScorerService::Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeight
       });
 }
 
-void ScorerService::RunUpdate(std::function<void()> update) {
+void ScorerService::RunApart(std::function<void()> work) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(updates_, [](const std::future<void>& done) {
+  std::erase_if(apart_, [](const std::future<void>& done) {
     return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   });
-  updates_.push_back(std::async(std::launch::async, std::move(update)));
+  apart_.push_back(std::async(std::launch::async, std::move(work)));
+}
+
+grpc::ServerUnaryReactor* ScorerService::Probe(grpc::CallbackServerContext* context,
+                                               const v1::ProbeRequest* request,
+                                               v1::ProbeResponse* response) {
+  const absl::StatusOr<Scorer*> available = Available();
+  if (!available.ok()) return Answer(context, available.status());
+  return AnswerLater(context, *gate_, ReadProbe<ProbeWanted>(*request), nullptr,
+                     [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
+                       RunApart([this, &scorer = **available, tokens = ProbeTokens(*request),
+                                 wanted, response, call] {
+                         const absl::StatusOr<Scorer::ProbeResult> result =
+                             scorer.Probe(tokens, wanted);
+                         if (result.ok()) {
+                           WriteProbe(result->report, *response);
+                           *response->mutable_fingerprint() = fingerprint_;
+                           response->mutable_weight_version()->set_id(result->version.id);
+                           response->mutable_weight_version()->set_digest(result->version.digest);
+                         }
+                         call->Answer(result.status());
+                       });
+                     });
 }
 
 grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -52,6 +52,9 @@ class ScorerService final : public v1::ScorerService::CallbackService {
                                           v1::UpdateWeightsResponse* response) override;
   grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
       grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* context,
+                                  const v1::ProbeRequest* request,
+                                  v1::ProbeResponse* response) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::ScorerServerInfo* info) override;
@@ -67,7 +70,8 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   // Carries out `update` on a thread of its own, writes `response`, and then calls `answer`.
   void Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,
               std::function<void(const absl::Status&)> answer);
-  void RunUpdate(std::function<void()> update);
+  // Runs `work`, which blocks, on a thread of its own.
+  void RunApart(std::function<void()> work);
 
   const Options options_;
   const std::shared_ptr<ByteBudget> memory_;
@@ -82,7 +86,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   ScoreLimits limits_;
   v1::Fingerprint fingerprint_;
   bool draining_ = false;
-  std::vector<std::future<void>> updates_;  // one thread each, since preparing blocks
+  std::vector<std::future<void>> apart_;  // updates and probes: a thread each, since they block
 };
 
 }  // namespace isobit

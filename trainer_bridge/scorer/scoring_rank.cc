@@ -96,6 +96,24 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
   return ops_->device().Synchronize();  // a pass that was given up may still read `packed`
 }
 
+absl::Status ScoringRank::Probe(const RankShards& shards, absl::Span<const int32_t> tokens,
+                                ForwardProbe& probe) {
+  const ProbePass sequence(tokens, static_cast<int32_t>(kScorePageSize));
+  const auto num_rows = static_cast<int64_t>(sequence.ids.size());
+  ISOBIT_RETURN_IF_ERROR(Prepare(num_rows, static_cast<int64_t>(sequence.pages.size())));
+  GatheredPass pass(shards, full_);
+  const Batch batch = {.ids = sequence.ids, .sequences = {sequence.sequence}};
+  transformer_.SetProbe(&probe);
+  const absl::Status done = transformer_.Forward(batch, pass, *cache_, hidden_.data());
+  transformer_.SetProbe(nullptr);
+  ISOBIT_RETURN_IF_ERROR(done);
+  ISOBIT_RETURN_IF_ERROR(
+      transformer_.Logits(hidden_.data() + (num_rows - 1) * layout_.config().hidden_size, 1, pass,
+                          logits_.data(), layout_.config().vocab_size));
+  probe.SeeLogits(logits_.data(), num_rows - 1);
+  return pass.Finish();
+}
+
 absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   const ModelConfig& config = layout_.config();
   if (!cache_ || cache_->num_pages() < num_pages) {

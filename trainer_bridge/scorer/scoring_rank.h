@@ -44,12 +44,18 @@ class ScoringRank {
   absl::Status Score(const RankShards& shards, const WeightVersion& version,
                      absl::Span<const ScoreItem> items);
 
+  // A pass over `tokens` that `probe` sees. The other ranks call Score without items meanwhile.
+  // Needs can_probe. An error is the device's or the group's.
+  absl::Status Probe(const RankShards& shards, absl::Span<const int32_t> tokens,
+                     ForwardProbe& probe);
+
   // Makes a pass that runs, and all later ones, fail with `reason`, an error, as soon as it waits
   // for another rank. Any thread.
   void Abort(const absl::Status& reason) { full_.Abort(reason); }
 
   const FullBlocks& full_blocks() const { return full_; }
   const Ops& ops() const { return *ops_; }
+  bool can_probe() const { return ops_->device().is_host(); }
 
  private:
   struct Sequence;

@@ -83,6 +83,20 @@ absl::Status ShardRanks::Score(const ShardedVersion& weights,
       [&](size_t i) { return ranks_[i]->Score(weights.ranks[i], weights.version, items[i]); });
 }
 
+absl::StatusOr<ProbeReport> ShardRanks::Probe(const ShardedVersion& weights,
+                                              absl::Span<const int32_t> tokens,
+                                              const ProbeWanted& wanted) {
+  if (!ranks_.front()->can_probe()) {
+    return absl::UnimplementedError("probes compute on CPUs alone");
+  }
+  ForwardProbe probe(config(), layout_->shape(), wanted);
+  ISOBIT_RETURN_IF_ERROR(threads_.Run([&](size_t i) {
+    return i == 0 ? ranks_[i]->Probe(weights.ranks[i], tokens, probe)
+                  : ranks_[i]->Score(weights.ranks[i], weights.version, {});
+  }));
+  return ForwardProbe::Merge(absl::MakeConstSpan(&probe, 1));
+}
+
 void ShardRanks::Abort(const absl::Status& reason) {
   for (const auto& rank : ranks_) rank->Abort(reason);
 }

@@ -90,6 +90,17 @@ class _ModelServiceClient(ServiceClient):
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
         return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
 
+    async def probe(
+        self,
+        token_ids: TokenIds,
+        *,
+        site: tuple[int, int] | None = None,
+        row: int | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.ProbeResponse:
+        """As the synchronous client's."""
+        return await self._unary("Probe", calls.probe_request(token_ids, site, row), timeout)
+
     async def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)

@@ -1,0 +1,121 @@
+// What a forward pass computes, seen op by op, so that two passes can be compared: to find the
+// first op whose bits differ. For a pass of one sequence, whose rows are its positions.
+//
+// Each op's result is seen as the matrix [rows, columns] of the whole model, whatever part of its
+// columns a rank has. Its digest is a sum over its elements, so that ranks add theirs.
+#ifndef ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
+#define ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/checkpoint/model_config.h"
+#include "kernels/model/rank_shape.h"
+#include "kernels/ops.h"
+
+namespace isobit {
+
+// In the order of the computation. Each one's inputs are the results of those before it.
+enum class ProbeOp {
+  kEmbedding,     // layer 0
+  kInputNorm,     // the norm before attention
+  kQkv,           // the linear layers q, k and v with their biases: q heads, k heads, v heads
+  kQ,             // queries, normalised and rotated
+  kK,             // keys in the cache, normalised and rotated
+  kV,             // values in the cache
+  kAttention,     // before the linear layer o
+  kAttentionSum,  // the residual after o
+  kPostNorm,      // the norm before the MLP
+  kActivation,    // gate and up through SwiGLU
+  kMlpSum,        // the residual after down
+  kFinalNorm,     // layer num_layers, as the logits
+  kLogits,        // of the last row alone
+};
+
+struct ProbeSite {
+  int layer = 0;
+  ProbeOp op = ProbeOp::kEmbedding;
+  bool operator==(const ProbeSite&) const = default;
+};
+
+// What is reported besides the digest of each op.
+struct ProbeWanted {
+  std::optional<ProbeSite> site{};  // a digest of each of its rows
+  std::optional<int64_t> row{};     // and the values of this one
+};
+
+struct ProbeReport {
+  struct Digest {
+    ProbeSite site;
+    uint64_t digest = 0;
+  };
+  std::vector<Digest> digests;        // in the order of the computation
+  std::vector<uint64_t> row_digests;  // of ProbeWanted::site; empty: it was not wanted
+  std::vector<uint32_t> values;       // fp32 bits of ProbeWanted::row
+};
+
+// What a probed pass computes: one sequence from its beginning, in pages 0, 1, ... of a cache of
+// its own.
+struct ProbePass {
+  ProbePass(absl::Span<const int32_t> tokens, int32_t page_size);
+  ProbePass(const ProbePass&) = delete;  // the sequence points to the pages
+  ProbePass& operator=(const ProbePass&) = delete;
+
+  std::vector<int32_t> ids;
+  std::vector<int32_t> pages;
+  SequenceRows sequence;
+};
+
+// One rank's view. In host memory. Not thread-safe.
+class ForwardProbe {
+ public:
+  // `shape` says which heads and columns of the logits are the rank's.
+  ForwardProbe(const ModelConfig& config, const RankShape& shape, const ProbeWanted& wanted);
+
+  // A result that every rank has whole. Rank 0's counts, or that of a rank that differs from it.
+  void SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns);
+  // The rank's columns, the first of which is `first_column` of the whole model's.
+  void See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns, int64_t ld,
+           int64_t first_column);
+  // qkv as in QkvArgs, before and after the op Qkv, which rotates the queries in place.
+  void SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
+  void SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
+  // The keys and values of the pass's sequence.
+  void SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence);
+  void SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld);
+  // Of row `row` alone.
+  void SeeLogits(const float* logits, int64_t row);
+
+  // Of all ranks of a pass, in the order of the ranks.
+  static ProbeReport Merge(absl::Span<const ForwardProbe> ranks);
+
+ private:
+  // A part of a site's matrix.
+  struct Part {
+    int64_t first_row = 0, rows = 0, first_column = 0, columns = 0;
+  };
+  // bits_of(row, column): fp32 bits, both counted from the part's begin.
+  template <typename BitsOf>
+  void Take(const ProbeSite& site, const Part& part, const BitsOf& bits_of, bool is_whole = false);
+  // The rows and values of the wanted site, of the ranks that count for it.
+  static void AddRows(absl::Span<const ForwardProbe* const> parts, ProbeReport& report);
+  int64_t FirstHead() const { return shape_.kv_heads.begin * heads_of_kv_head_; }
+
+  const RankShape shape_;
+  const int num_layers_;
+  const int64_t heads_of_kv_head_, kv_heads_, head_dim_;
+  const ProbeWanted wanted_;
+  struct Seen {
+    ProbeReport::Digest digest;
+    bool is_whole = false;  // by SeeWhole
+  };
+  std::vector<Seen> seen_;  // one a site
+  std::vector<uint64_t> row_digests_;
+  std::vector<std::optional<uint32_t>> values_;  // by column; those of other ranks are unset
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
