@@ -181,6 +181,9 @@ class ValidatorsTest(unittest.TestCase):
     def test_dockerfile(self):
         self.accept(TOOLS / "hadolint", DEPLOY / "docker" / "Dockerfile")
 
+    def test_envoy(self):
+        self.accept(TOOLS / "envoy", "--mode", "validate", "-c", DEPLOY / "envoy" / "envoy.yaml")
+
     def test_compose(self):
         self.accept(
             TOOLS / "check-jsonschema",

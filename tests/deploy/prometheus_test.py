@@ -93,7 +93,7 @@ class PrometheusTest(ServiceTest):
             self.wait_until(
                 lambda: self.value("isobit_tokens_compared_total") == 128, "Prometheus has the count"
             )
-            self.assertEqual(self.value('sum(up{job=~"isobit-.*"})'), 3)
+            self.wait_until(lambda: self.value('sum(up{job=~"isobit-.*"})') == 3, "all are scraped")
             self.assertEqual(self.firing(), set())
             with ScorerClient(scorer.target) as update:
                 update.update_weights("flipped", weight_version=1 + 1)
@@ -104,7 +104,10 @@ class PrometheusTest(ServiceTest):
             )
             print(f"the alert fired {time.monotonic() - begin:.1f} s after the comparison began")
             total = client.get_server_info().total.statistics
-        self.assertEqual(self.value('isobit_token_mismatches_total{kind="bits"}'), total.num_unequal)
+        self.wait_until(
+            lambda: self.value('isobit_token_mismatches_total{kind="bits"}') == total.num_unequal,
+            "Prometheus has the count of the service",
+        )
         self.assertNotIn(("IsobitTokensDiffer", "nan"), self.firing())
         # A new comparator has a new history.
         comparator.process.terminate()

@@ -124,10 +124,8 @@ def localise(
     name = types_pb2.ProbeOp.Name(op).removeprefix("PROBE_OP_")
     suspects = [weight.replace(".L.", f".{layer}.") for weight in _WEIGHTS[name]]
     if not same_weights and suspects:
-        cause, explanation = (
-            "weights",
-            "its inputs are equal and the sides' weights are not, so its weights differ",
-        )
+        cause = "weights"
+        explanation = "its inputs are equal and the sides' weights are not, so its weights differ"
     elif not same_arithmetic:
         cause, explanation = "arithmetic", "its inputs are equal, and the sides' fingerprints are not"
     elif same_weights:

@@ -74,9 +74,9 @@ TEST(MethodRolesTest, WhatChangesAServiceIsForAdminsAlone) {
                 "/isobit.v1.RolloutService/ContinueGeneration", "/isobit.v1.RolloutService/Sleep",
                 "/isobit.v1.RolloutService/WakeUp", "/isobit.v1.RolloutService/UpdateWeights",
                 "/isobit.v1.RolloutService/UpdateWeightsFromStream",
-                "/isobit.v1.ScorerService/UpdateWeights",
+                "/isobit.v1.RolloutService/Probe", "/isobit.v1.ScorerService/UpdateWeights",
                 "/isobit.v1.ScorerService/UpdateWeightsFromStream",
-                "/isobit.v1.ShardGroupService/Join"}));
+                "/isobit.v1.ScorerService/Probe", "/isobit.v1.ShardGroupService/Join"}));
 }
 
 TEST(MethodRolesTest, UnknownMethodsHaveNoRoleAndHealthIsOpen) {

@@ -165,7 +165,7 @@ class ForwardProbeTest : public ::testing::Test {
 
 TEST_F(ForwardProbeTest, RanksAndBackendsGiveOneDigest) {
   const ProbeReport one = Probe(1);
-  EXPECT_EQ(one.digests.size(), 3u + 10u * static_cast<size_t>(config_.num_layers));
+  EXPECT_EQ(one.digests.size(), 3 + 10 * static_cast<size_t>(config_.num_layers));
   for (const int size : {2, 4, 8}) EXPECT_EQ(FirstDifference(one, Probe(size)).layer, -1) << size;
   EXPECT_EQ(FirstDifference(one, Probe(2, {}, Fault::kNone, /*oracle=*/true)).layer, -1);
 }
@@ -179,7 +179,8 @@ TEST_F(ForwardProbeTest, RowsAndValuesAreTheWholeModels) {
     EXPECT_FALSE(one.values.empty());
     EXPECT_EQ(one.values, four.values);
   }
-  const auto heads = static_cast<size_t>(config_.num_heads + 2 * config_.num_kv_heads);
+  const auto heads =
+      static_cast<size_t>(config_.num_heads) + 2 * static_cast<size_t>(config_.num_kv_heads);
   EXPECT_EQ(Probe(4, {.site = ProbeSite{0, ProbeOp::kQkv}, .row = 0}).values.size(),
             heads * static_cast<size_t>(config_.head_dim));
 }
