@@ -1,5 +1,5 @@
-"""A fleet behind Envoy with the configuration of deploy/: data calls go to any replica, a lost replica is retried
-elsewhere, and control calls do not pass."""
+"""A fleet behind Envoy with the configuration of deploy/: data calls go to any replica, a lost replica is
+retried elsewhere, and control calls do not pass."""
 
 import shutil
 import subprocess

@@ -116,8 +116,8 @@ def localise(
             equal=True,
             num_ops=len(by_site[0]),
             explanation=(
-                "If logprobs differed when the sequence was sampled, the fault was in its state then, such as "
-                "a page of the KV cache, or in sampling parameters that were not the same on both sides."
+                "If logprobs differed when the sequence was sampled, the fault was in its state then, such "
+                "as a page of the KV cache, or in sampling parameters that differed between the sides."
             ),
         )
     layer, op = different[0]
