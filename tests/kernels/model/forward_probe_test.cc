@@ -44,11 +44,11 @@ class FaultyOps final : public ForwardingOps {
     QkvArgs changed = args;
     std::vector<SequenceRows> sequences(args.sequences.host.begin(), args.sequences.host.end());
     if (fault_ == Fault::kPosition && num_qkv_++ == 1) {
-      // Rotates by the next position. The cache's place moves, too, so the pages are cut by one.
+      // Rotates by the next position. The place in the cache moves, too, which may need a page
+      // more.
       sequences.front().first_position += 1;
-      pages_.assign(sequences.front().pages,
-                    sequences.front().pages + (sequences.front().num_rows / kPageSize) + 2);
-      pages_.back() = pages_.front();
+      pages_ = PagesOf(sequences.front());
+      pages_.push_back(pages_.front());
       sequences.front().pages = pages_.data();
       changed.sequences.host = sequences;
     }
@@ -62,8 +62,7 @@ class FaultyOps final : public ForwardingOps {
     if (fault_ == Fault::kScale && is_second) changed.scale *= 1.0009765625f;
     if (fault_ == Fault::kPage && is_second) {
       // Reads the second page twice, as if the first were another sequence's.
-      pages_.assign(sequences.front().pages,
-                    sequences.front().pages + sequences.front().num_rows / kPageSize);
+      pages_ = PagesOf(sequences.front());
       pages_.front() = pages_[1];
       sequences.front().pages = pages_.data();
       changed.sequences.host = sequences;
@@ -86,6 +85,10 @@ class FaultyOps final : public ForwardingOps {
   }
 
  private:
+  static std::vector<int32_t> PagesOf(const SequenceRows& sequence) {
+    return {sequence.pages, sequence.pages + (sequence.num_rows + kPageSize - 1) / kPageSize};
+  }
+
   const Fault fault_;
   int num_qkv_ = 0, num_attention_ = 0, num_norms_ = 0, num_activations_ = 0;
   std::vector<int32_t> pages_;
