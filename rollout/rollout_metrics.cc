@@ -28,6 +28,13 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
   load("isobit_tokens_waiting", "Prompt tokens that queue.", &EngineLoad::num_waiting_tokens);
   load("isobit_kv_pages", "KV pages.", &EngineLoad::num_used_pages, {{"state", "used"}});
   load("isobit_kv_pages", "KV pages.", &EngineLoad::num_free_pages, {{"state", "free"}});
+  all.push_back(
+      metrics.Observe(prometheus::MetricType::Gauge, "isobit_kv_pages_used_ratio",
+                      "Share of the KV pages that sequences use, from 0 to 1.", [&engine] {
+                        const EngineLoad now = engine.load();
+                        const int32_t pages = now.num_used_pages + now.num_free_pages;
+                        return pages == 0 ? 0.0 : static_cast<double>(now.num_used_pages) / pages;
+                      }));
   load("isobit_kv_pages_cached", "Of the free KV pages, those that hold a prefix nobody uses.",
        &EngineLoad::num_cached_pages);
   const auto prompts = [&](const char* name, const char* help, int64_t PromptCounts::*field) {

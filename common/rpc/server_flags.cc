@@ -21,6 +21,9 @@ ABSL_FLAG(
     int64_t, max_connections_per_address, 0,
     "How many of --max_connections one address may have (of an IPv6 address, the first 64 bits "
     "count). 0: a quarter, and any number from loopback.");
+ABSL_FLAG(int, max_connection_age_s, 0,
+          "Seconds after which a connection takes no more calls, so that clients connect anew and "
+          "spread over all replicas behind one address; calls in flight go on. 0: never.");
 ABSL_FLAG(std::string, port_file, "",
           "If set, the bound port is written to this file once the server listens, and those of "
           "--admin_port and --metrics_port to the same name with .admin or .metrics after it.");
@@ -98,6 +101,8 @@ absl::Status CheckListening(const ServerOptions& options) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("port", options.port, 0, 65535));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("admin_port", options.admin_port.value_or(0), 0, 65535));
   ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("max_connection_age_s", options.max_connection_age.count(), 0, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(
       RequireInRange("metrics_port", options.metrics_port.value_or(0), 0, 65535));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("drain_timeout_ms", options.drain_timeout.count(), 0, int64_t{1} << 31));
@@ -121,6 +126,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
   options.port = absl::GetFlag(FLAGS_port);
   options.max_connections = absl::GetFlag(FLAGS_max_connections);
   options.max_connections_per_address = absl::GetFlag(FLAGS_max_connections_per_address);
+  options.max_connection_age = std::chrono::seconds(absl::GetFlag(FLAGS_max_connection_age_s));
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = std::chrono::milliseconds(absl::GetFlag(FLAGS_drain_timeout_ms));
   ISOBIT_RETURN_IF_ERROR(CheckListening(options));

@@ -128,6 +128,10 @@ absl::Status ServerRunner::Start() {
   ISOBIT_RETURN_IF_ERROR(Listen(builder));
   for (grpc::Service* service : services_) builder.RegisterService(service);
   SetServerArguments(builder, kMaxRequestBytes, kMaxMessageBytes);
+  if (options_.max_connection_age.count() > 0) {
+    const std::chrono::milliseconds age = options_.max_connection_age;
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, static_cast<int>(age.count()));
+  }
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
   interceptors.push_back(WatchRequests(freed_bytes_));

@@ -41,6 +41,9 @@ struct ServerOptions {
   int64_t max_connections = 0;
   // Of these, how many one address may have at `port`; 0: see connection_acceptor.h.
   int64_t max_connections_per_address = 0;
+  // After which a connection is told to take no more calls (GOAWAY), so that clients connect anew
+  // and spread over all replicas; calls in flight go on. 0: never.
+  std::chrono::seconds max_connection_age{0};
   // Who may connect and call, and how. Without credentials: anybody, in plain text.
   ServerSecurity security{};
   // As `port`, for admin methods, which `port` then refuses.

@@ -4,6 +4,7 @@ figures are those of the work done."""
 import re
 import shutil
 import subprocess
+import time
 import unittest
 import urllib.error
 from pathlib import Path
@@ -110,17 +111,42 @@ class MetricsTest(ServiceTest):
             return error.code
         return 200
 
+    def test_old_connections_take_no_more_calls(self):
+        """Clients connect anew, and no call ends."""
+        rollout = self.start("rollout", "--metrics_port=0", "--max_connection_age_s=1")
+        url = http_url(rollout, "metrics")
+        name = 'isobit_connections_accepted_total{listener="main"}'
+        with RolloutClient(rollout.target) as client, RolloutClient(rollout.target) as other:
+            long = other.generate([1, 2], n=16, max_tokens=1000, ignore_eos=True, stream=True, seed=1)
+            next(long)
+            begin = time.monotonic()
+            before = metric_values(http_get(url))[name]
+
+            def has_connected_anew() -> bool:
+                self.assertEqual(len(client.generate([3], max_tokens=2, ignore_eos=True)), 1)
+                return metric_values(http_get(url))[name] > before
+
+            self.wait_until(has_connected_anew, "the client has connected anew")
+            self.assertGreater(time.monotonic() - begin, 0.5, "not before the age")
+            *_, end = long
+            self.assertEqual(end.finish_reason, "length", "a stream older than the age goes on")
+
     def test_preemptions_and_shared_pages(self):
         rollout = self.start("rollout", "--metrics_port=0", "--num_pages=40", "--page_size=4")
         url = http_url(rollout, "metrics")
-        most_shared = 0.0
+        most_shared = most_used = 0.0
         with RolloutClient(rollout.target) as client:
             stream = client.generate(list(range(1, 33)), n=4, max_tokens=60, ignore_eos=True, stream=True)
             for _ in stream:
-                most_shared = max(most_shared, metric_values(http_get(url))["isobit_kv_pages_shared"])
+                values = metric_values(http_get(url))
+                most_shared = max(most_shared, values["isobit_kv_pages_shared"])
+                most_used = max(most_used, values["isobit_kv_pages_used_ratio"])
         values = metric_values(http_get(url))
         self.assertGreaterEqual(most_shared, 1, "samples of a prompt share its pages")
         self.assertLessEqual(most_shared, 8)
+        self.assertGreater(most_used, 0.5)
+        self.assertLessEqual(most_used, 1)
+        self.assertEqual(values["isobit_kv_pages_used_ratio"], 0)
         self.assertEqual(values["isobit_kv_pages_shared"], 0)
         self.assertGreater(values["isobit_preemptions_total"], 0, "4 x 23 pages do not fit into 40")
 
