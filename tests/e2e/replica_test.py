@@ -10,7 +10,8 @@ from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 PROMPT = [3, 1, 4, 1, 5]
-DRAW = {"seed": 11, "n": 2, "max_tokens": 400, "temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
+# Long enough that the replica is killed well before a sample ends.
+DRAW = {"seed": 11, "n": 16, "max_tokens": 1000, "temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
 ENOUGH = 20  # tokens of a sample before the replica is killed
 
 
@@ -25,7 +26,9 @@ class ReplicaTest(ServiceTest):
         first = self.start("rollout")
         self.setting = Setting("tree", tp_size=2, shards=1)
         second = self.start("rollout")
-        arrived: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # token and bits, by sample
+        arrived: dict[int, list[tuple[int, int]]] = {
+            i: [] for i in range(DRAW["n"])
+        }  # token and bits, by sample
         with RolloutClient(first.target) as client, self.assertRaises(UnavailableError):
             for event in client.generate(PROMPT, stream=True, **DRAW):
                 self.assertIsInstance(event, Chunk, "the replica dies before a sample ends")
