@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/parallel/weight_senders.h"
 #include "kernels/device.h"
 #include "kernels/linear_shape.h"
 #include "kernels/stored_weights.h"
@@ -37,6 +38,10 @@ class DevicePacker {
   // until this object is destroyed. INVALID_ARGUMENT: not a handle, or not of a process on this
   // host.
   virtual absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) = 0;
+
+  // Those that send to this rank, whose transfers are enqueued with this object's work; null: none
+  // can.
+  virtual WeightSenders* senders() { return nullptr; }
 
   // Rounds `from` to bf16: to nearest, ties to even; a NaN keeps its sign and becomes quiet.
   // to: from.columns values of each row, `to_stride` from row to row.

@@ -76,6 +76,7 @@ class StreamedSource final : public TensorSource {
 
   // Where the tensors lie, by their numbers in tensors(); null: their bytes come.
   const WeightBlocks* blocks() const { return blocks_ ? &*blocks_ : nullptr; }
+  std::chrono::milliseconds max_silence() const { return limits_.max_silence; }
   // The error that ended the source, if one has. Does not wait.
   absl::Status failure() const;
 

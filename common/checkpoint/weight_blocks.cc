@@ -40,10 +40,10 @@ absl::Status ValidateBlock(const WeightBlock& block, const WeightBlocks& all,
                      " columns from ", block.first_column, ", expected some of tensor ",
                      Quoted(tensor.name), " [", RowsOf(tensor), ", ", ColumnsOf(tensor), "]"));
   }
-  if (block.holder >= all.handles.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " in memory ",
-                                                   block.holder, ", expected one of the ",
-                                                   all.handles.size(), " listed"));
+  if (block.holder >= all.num_holders()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", Quoted(tensor.name), all.senders ? " of sender " : " in memory ", block.holder,
+        ", expected one of the ", all.num_holders(), all.senders ? "" : " listed"));
   }
   if (block.offset % ItemSize(tensor.dtype) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " from byte ",
@@ -61,6 +61,10 @@ absl::Status ValidateBlock(const WeightBlock& block, const WeightBlocks& all,
 }  // namespace
 
 absl::Status ValidateBlocks(const WeightBlocks& blocks, const std::vector<Tensor>& tensors) {
+  if (blocks.senders && blocks.senders->num_senders < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("weights by NCCL: ", blocks.senders->num_senders,
+                                                   " senders, expected at least 1"));
+  }
   std::vector<std::vector<const WeightBlock*>> of_tensor(tensors.size());
   for (size_t i = 0; i < blocks.blocks.size(); ++i) {
     const absl::Status valid = ValidateBlock(blocks.blocks[i], blocks, tensors);

@@ -1,10 +1,11 @@
-// Weights that lie in GPU memory of other processes: which block of which tensor lies where. A
-// tensor is a matrix here; a vector has one column.
+// Weights that other processes hold in GPU memory: which block of which tensor lies where. They are
+// read there by CUDA IPC, or sent by NCCL. A tensor is a matrix here; a vector has one column.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_BLOCKS_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_BLOCKS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,26 @@ struct WeightBlock {
   int64_t num_rows = 0;
   int64_t first_column = 0;
   int64_t num_columns = 0;
-  size_t holder = 0;       // the memory that holds it, its number in a list
-  uint64_t offset = 0;     // bytes from the memory's begin to the block's first value
+  size_t holder = 0;       // who holds it: the memory's number in a list, or the sender's rank
+  uint64_t offset = 0;     // bytes from the memory's begin to the block's first value; not sent: 0
   int64_t row_stride = 0;  // values from row to row
 };
 
+// Processes that send their blocks.
+struct BlockSenders {
+  std::vector<std::string> group_ids;  // NCCL's, one for each rank that receives
+  int num_senders = 0;
+  bool has_joined = false;  // the groups, in an earlier update
+  int64_t nccl_version = 0;
+};
+
 struct WeightBlocks {
-  std::vector<std::string> handles;  // CUDA IPC handles of the holders
-  std::vector<WeightBlock> blocks;
+  std::vector<std::string> handles{};     // CUDA IPC handles of the memories that hold the blocks
+  std::optional<BlockSenders> senders{};  // instead: who sends them
+  std::vector<WeightBlock> blocks{};
+  size_t num_holders() const {
+    return senders ? static_cast<size_t>(senders->num_senders) : handles.size();
+  }
 };
 
 // OK if the blocks hold each value of the tensors exactly once. INVALID_ARGUMENT, naming the tensor

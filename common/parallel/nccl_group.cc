@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <mutex>
@@ -17,36 +16,14 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "common/parallel/nccl_status.h"
 
 namespace isobit {
 namespace {
 
 using cuda::CudaStatus;
 
-// comm: its last error is added to the message; may be null.
-absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm) {
-  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
-  const char* const detail = ncclGetLastError(comm);
-  const std::string message = absl::StrCat(what, ": ", ncclGetErrorString(result), ", ",
-                                           detail != nullptr ? detail : "no details");
-  return result == ncclRemoteError || result == ncclSystemError ? absl::UnavailableError(message)
-                                                                : absl::InternalError(message);
-}
-
 constexpr std::chrono::seconds kDestroyTimeout(5);
-
-// NCCL reads its environment at its first call. What the user has set stays.
-void SetEnvironment() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    // No multicast in the switches (NVLink SHARP): it helps sums, whose order our own kernels fix,
-    // and gathers of blocks fill the links without it; its objects can fail to set up where hosts
-    // are shared.
-    setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
-    // Connect when the group is made, where the wait has a timeout, not at the first collective.
-    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  });
-}
 
 // Runs `work` for at most `timeout`. `work` must own everything that it uses, as it may outlive the
 // call.
@@ -69,14 +46,14 @@ struct NcclGroup::Shared {
 };
 
 absl::StatusOr<std::string> NewNcclId() {
-  SetEnvironment();
+  SetNcclEnvironment();
   ncclUniqueId id;
   ISOBIT_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr));
   return std::string(id.internal, sizeof(id.internal));
 }
 
 absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclOptions& options) {
-  SetEnvironment();
+  SetNcclEnvironment();
   ncclUniqueId id;
   ISOBIT_CHECK(options.id.size() == sizeof(id.internal)) << options.id.size() << " bytes of id";
   std::memcpy(id.internal, options.id.data(), sizeof(id.internal));

@@ -32,19 +32,31 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const v1::WeightStreamBegin& begin
 }
 
 std::optional<WeightBlocks> BlocksOf(const v1::WeightStreamBegin& begin) {
-  if (!begin.has_cuda_ipc()) return std::nullopt;
   WeightBlocks blocks;
-  blocks.handles.assign(begin.cuda_ipc().handles().begin(), begin.cuda_ipc().handles().end());
+  if (begin.has_cuda_ipc()) {
+    blocks.handles.assign(begin.cuda_ipc().handles().begin(), begin.cuda_ipc().handles().end());
+  } else if (begin.has_nccl()) {
+    const v1::NcclWeights& nccl = begin.nccl();
+    blocks.senders = {.group_ids = {nccl.group_ids().begin(), nccl.group_ids().end()},
+                      .num_senders = static_cast<int>(nccl.num_senders()),
+                      .has_joined = nccl.has_joined(),
+                      .nccl_version = nccl.nccl_version()};
+  } else {
+    return std::nullopt;
+  }
   // What is beyond int64 becomes negative, and is refused as such.
-  for (const v1::WeightBlock& block : begin.cuda_ipc().blocks()) {
-    blocks.blocks.push_back({.tensor = block.tensor(),
-                             .first_row = static_cast<int64_t>(block.first_row()),
-                             .num_rows = static_cast<int64_t>(block.num_rows()),
-                             .first_column = static_cast<int64_t>(block.first_column()),
-                             .num_columns = static_cast<int64_t>(block.num_columns()),
-                             .holder = block.memory(),
-                             .offset = block.offset(),
-                             .row_stride = static_cast<int64_t>(block.row_stride())});
+  for (const v1::WeightBlock& block :
+       begin.has_nccl() ? begin.nccl().blocks() : begin.cuda_ipc().blocks()) {
+    const auto columns = static_cast<int64_t>(block.num_columns());
+    blocks.blocks.push_back(
+        {.tensor = block.tensor(),
+         .first_row = static_cast<int64_t>(block.first_row()),
+         .num_rows = static_cast<int64_t>(block.num_rows()),
+         .first_column = static_cast<int64_t>(block.first_column()),
+         .num_columns = columns,
+         .holder = block.memory(),
+         .offset = begin.has_nccl() ? 0 : block.offset(),
+         .row_stride = begin.has_nccl() ? columns : static_cast<int64_t>(block.row_stride())});
   }
   return blocks;
 }
@@ -112,6 +124,9 @@ absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
   if (source_ != nullptr) return absl::InvalidArgumentError("expected one begin, got a second");
   v1::UpdateWeightsRequest request;
   request.set_in_flight_mode(begin.in_flight_mode());
+  if (begin.has_cuda_ipc() && begin.has_nccl()) {
+    return absl::InvalidArgumentError("expected cuda_ipc or nccl, got both");
+  }
   if (begin.has_weight_version()) request.set_weight_version(begin.weight_version());
   ISOBIT_ASSIGN_OR_RETURN(WeightUpdate update, options_.parse(request));
   ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsOf(begin));

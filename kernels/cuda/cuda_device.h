@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/parallel/weight_senders.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/device.h"
 
@@ -52,6 +53,13 @@ class CudaDevice final : public Device {
   // Makes this GPU the calling thread's current device.
   absl::Status Enter() const;
 
+  // The stream of AllocateBeside, Upload and packers.
+  cudaStream_t side_stream() const { return side_->handle(); }
+  // Of packers: those that send weights to this rank, on the side stream; null: nobody. Before the
+  // first packer.
+  void SetWeightSenders(std::unique_ptr<WeightSenders> senders) { senders_ = std::move(senders); }
+  WeightSenders* weight_senders() const { return senders_.get(); }
+
   bool is_host() const override { return false; }
   absl::StatusOr<Memory> Allocate(size_t bytes) override;
   // FAILED_PRECONDITION: the driver cannot map memory.
@@ -74,8 +82,8 @@ class CudaDevice final : public Device {
   const std::string name_;
   std::unique_ptr<CudaStream> own_stream_;  // null: the caller's is used
   cuda::Stream stream_;
-  // For AllocateBeside, Upload and packers; the memory keeps it alive.
-  std::shared_ptr<const CudaStream> side_;
+  std::shared_ptr<const CudaStream> side_;  // memory keeps it alive
+  std::unique_ptr<WeightSenders> senders_;
   const std::shared_ptr<std::atomic<size_t>> allocated_ =
       std::make_shared<std::atomic<size_t>>(0);  // memory may outlive the device
 };

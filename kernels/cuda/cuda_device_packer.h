@@ -23,6 +23,7 @@ class CudaDevicePacker final : public DevicePacker {
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override { return device_.AllocateBeside(bytes); }
   absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) override;
+  WeightSenders* senders() override { return device_.weight_senders(); }
   absl::Status Round(const StoredMatrix& from, Bf16* to, int64_t to_stride) override;
   absl::Status Pack(const LinearShape& shape, const WeightPacker& layout, const Bf16* w,
                     std::byte* packed) override;

@@ -24,29 +24,18 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kWordValues = 4;  // of the weight digest
 
-StoredAs StoredAsOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return StoredAs::kBf16;
-    case DType::kF16:
-      return StoredAs::kF16;
-    case DType::kF32:
-      break;
-  }
-  return StoredAs::kF32;
-}
-
 Interval Common(const Interval& a, const Interval& b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
 class BlockReader final : public SliceSource {
  public:
   BlockReader(const std::vector<Tensor>& tensors, const WeightBlocks& blocks,
               std::vector<ForeignMemory> memory)
-      : tensors_(tensors), memory_(std::move(memory)), blocks_of_(tensors.size()) {
-    for (const WeightBlock& block : blocks.blocks) blocks_of_[block.tensor].push_back(&block);
-  }
+      : tensors_(tensors),
+        memory_(std::move(memory)),
+        blocks_of_(BlocksOfTensors(tensors, blocks)) {}
 
   absl::Status Fetch(absl::Span<const WantedSlice> slices, DevicePacker& packer) override {
     for (const WantedSlice& wanted : slices) {
@@ -61,10 +50,8 @@ class BlockReader final : public SliceSource {
   absl::Status FetchPart(const WantedSlice& wanted, const WeightBlock& block,
                          DevicePacker& packer) const {
     const Slice& slice = wanted.slice;
-    const Interval rows = Common(slice.rows, {block.first_row, block.first_row + block.num_rows});
-    const Interval columns =
-        Common(slice.columns, {block.first_column, block.first_column + block.num_columns});
-    if (rows.size() <= 0 || columns.size() <= 0) return absl::OkStatus();
+    const auto [rows, columns] = CommonPart(slice, block);
+    if (rows.size() == 0 || columns.size() == 0) return absl::OkStatus();
     const DType dtype = tensors_[wanted.tensor].dtype;
     const int64_t first =
         (rows.begin - block.first_row) * block.row_stride + columns.begin - block.first_column;
@@ -83,7 +70,7 @@ class BlockReader final : public SliceSource {
 
   const std::vector<Tensor>& tensors_;
   const std::vector<ForeignMemory> memory_;  // [holder]
-  std::vector<std::vector<const WeightBlock*>> blocks_of_;
+  const std::vector<std::vector<const WeightBlock*>> blocks_of_;
 };
 
 // What a rank stages for one block, or, without a task, for sums alone.
@@ -192,7 +179,11 @@ class RankPacking {
     ISOBIT_ASSIGN_OR_RETURN(staged_, packer_.Allocate(staged));
     ISOBIT_ASSIGN_OR_RETURN(packed_, packer_.Allocate(packed));
     ISOBIT_ASSIGN_OR_RETURN(sums_, packer_.Allocate(sums));
-    return packer_.FillWithZeros(sums_.get(), sums);
+    ISOBIT_RETURN_IF_ERROR(packer_.FillWithZeros(sums_.get(), sums));
+    std::vector<absl::Span<const WantedSlice>> slices;
+    slices.reserve(jobs.size());
+    for (const Job& job : jobs) slices.push_back(job.slices);
+    return source_.Plan(slices);
   }
 
   absl::Status Run(Job& job) {
@@ -249,6 +240,31 @@ class RankPacking {
 
 }  // namespace
 
+StoredAs StoredAsOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16:
+      return StoredAs::kBf16;
+    case DType::kF16:
+      return StoredAs::kF16;
+    case DType::kF32:
+      break;
+  }
+  return StoredAs::kF32;
+}
+
+std::vector<std::vector<const WeightBlock*>> BlocksOfTensors(const std::vector<Tensor>& tensors,
+                                                             const WeightBlocks& blocks) {
+  std::vector<std::vector<const WeightBlock*>> blocks_of(tensors.size());
+  for (const WeightBlock& block : blocks.blocks) blocks_of[block.tensor].push_back(&block);
+  return blocks_of;
+}
+
+Slice CommonPart(const Slice& slice, const WeightBlock& block) {
+  return {.rows = Common(slice.rows, {block.first_row, block.first_row + block.num_rows}),
+          .columns =
+              Common(slice.columns, {block.first_column, block.first_column + block.num_columns})};
+}
+
 absl::StatusOr<std::unique_ptr<SliceSource>> ReadBlocks(const std::vector<Tensor>& tensors,
                                                         const WeightBlocks& blocks,
                                                         std::vector<ForeignMemory> memory) {
@@ -279,7 +295,8 @@ absl::StatusOr<std::unique_ptr<SliceSource>> MapForeignWeights(const std::vector
 
 absl::StatusOr<std::string> PackFromDevice(
     const std::vector<Tensor>& tensors,
-    absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, DevicePacker&)>
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, size_t num_ranks,
+                                                                   DevicePacker&)>
         make_source,
     absl::FunctionRef<absl::Status()> check, WeightStore& store) {
   const Clock::time_point start = Clock::now();
@@ -291,15 +308,21 @@ absl::StatusOr<std::string> PackFromDevice(
   std::vector<std::thread> threads;  // a sender may serve all ranks in turn
   const auto pack = [&](size_t rank) -> absl::StatusOr<std::vector<uint64_t>> {
     ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<DevicePacker> packer, store.MakePacker(rank));
-    ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<SliceSource> source, make_source(rank, *packer));
+    ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<SliceSource> source,
+                            make_source(rank, jobs.size(), *packer));
     RankPacking packing(tensors, *packer, *source, store);
-    ISOBIT_RETURN_IF_ERROR(packing.Prepare(jobs[rank]));
-    for (Job& job : jobs[rank]) {
-      ISOBIT_RETURN_IF_ERROR(check());
-      ISOBIT_RETURN_IF_ERROR(Failpoint("weights.read"));
-      ISOBIT_RETURN_IF_ERROR(packing.Run(job));
-    }
-    return packing.Finish();
+    const auto run = [&]() -> absl::StatusOr<std::vector<uint64_t>> {
+      ISOBIT_RETURN_IF_ERROR(packing.Prepare(jobs[rank]));
+      for (Job& job : jobs[rank]) {
+        ISOBIT_RETURN_IF_ERROR(check());
+        ISOBIT_RETURN_IF_ERROR(Failpoint("weights.read"));
+        ISOBIT_RETURN_IF_ERROR(packing.Run(job));
+      }
+      return packing.Finish();
+    };
+    absl::StatusOr<std::vector<uint64_t>> of_rank = run();
+    ISOBIT_RETURN_IF_ERROR(source->End(of_rank.status()));
+    return of_rank;
   };
   for (size_t rank = 1; rank < jobs.size(); ++rank) {
     threads.emplace_back([&, rank] { sums[rank] = pack(rank); });

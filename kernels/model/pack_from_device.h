@@ -28,13 +28,30 @@ struct WantedSlice {
   Bf16* to = nullptr;  // in the device's memory, without gaps
 };
 
-// Brings slices to one rank, rounded to bf16.
+// Brings slices to one rank, rounded to bf16, job by job.
 class SliceSource {
  public:
   virtual ~SliceSource() = default;
-  // Enqueues with `packer`'s work.
+  // Called once, before the first job: the slices of all, whose `to` is not set.
+  virtual absl::Status Plan(absl::Span<const absl::Span<const WantedSlice>> /*jobs*/) {
+    return absl::OkStatus();
+  }
+  // Enqueues the next job with `packer`'s work.
   virtual absl::Status Fetch(absl::Span<const WantedSlice> slices, DevicePacker& packer) = 0;
+  // Called once, at the end, or after an error that ends the packing: `packed`. OK only if the
+  // slices that came are worth something.
+  virtual absl::Status End(const absl::Status& packed) { return packed; }
 };
+
+// How a tensor's values are stored, for DevicePacker::Round.
+StoredAs StoredAsOf(DType dtype);
+
+// By the number of the tensor.
+std::vector<std::vector<const WeightBlock*>> BlocksOfTensors(const std::vector<Tensor>& tensors,
+                                                             const WeightBlocks& blocks);
+
+// What of a slice a block holds; empty intervals if it holds nothing.
+Slice CommonPart(const Slice& slice, const WeightBlock& block);
 
 // Reads blocks that lie in memory which the device can read: that of the holders of `blocks`.
 // `blocks` holds the tensors, as ValidateBlocks has accepted, and outlives the source, like
@@ -50,15 +67,17 @@ absl::StatusOr<std::unique_ptr<SliceSource>> MapForeignWeights(const std::vector
                                                                DevicePacker& packer);
 
 // Packs the weights `tensors`, which ValidateTensors has accepted, into `store`, one thread for
-// each rank, and returns their digest, 64 hex digits. make_source: of one rank; it is destroyed
-// before the packer. check: called between blocks; an error ends the packing. Staged tensors and a
-// packed block take device memory: about two of the largest block. Errors: those of the arguments,
-// of the store, and of CheckDigests; RESOURCE_EXHAUSTED: no memory; UNIMPLEMENTED: the store's
-// ranks compute in host memory. After an error, drop what was packed. INVARIANT: the digest is that
-// of the packed bytes, which are PackModel's (PackFromDeviceTest.*).
+// each rank, and returns their digest, 64 hex digits. make_source: of one rank, on
+// the rank's thread; the source is destroyed before the packer. check: called between blocks; an
+// error ends the packing. Staged tensors and a packed block take device memory: about two of the
+// largest block. Errors: those of the arguments, of the store, and of CheckDigests;
+// RESOURCE_EXHAUSTED: no memory; UNIMPLEMENTED: the store's ranks compute in host memory. After an
+// error, drop what was packed. INVARIANT: the digest is that of the packed bytes, which are
+// PackModel's (PackFromDeviceTest.*).
 absl::StatusOr<std::string> PackFromDevice(
     const std::vector<Tensor>& tensors,
-    absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, DevicePacker&)>
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, size_t num_ranks,
+                                                                   DevicePacker&)>
         make_source,
     absl::FunctionRef<absl::Status()> check, WeightStore& store);
 

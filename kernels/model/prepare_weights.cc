@@ -8,6 +8,7 @@
 #include "common/checkpoint/awaited_source.h"
 #include "kernels/model/pack_from_device.h"
 #include "kernels/model/pack_model.h"
+#include "kernels/model/sent_weights.h"
 
 namespace isobit {
 namespace {
@@ -25,16 +26,32 @@ absl::StatusOr<std::string> Pack(const TensorSource& source, const WeightUpdate&
   return digest;
 }
 
-// Weights in GPU memory of other processes.
-absl::StatusOr<std::string> PackForeign(const StreamedSource& stream, const WeightUpdate& update,
-                                        WeightStore& store) {
+// Weights that other processes hold in GPU memory, and share or send.
+absl::StatusOr<std::string> PackHeld(const StreamedSource& stream, const WeightUpdate& update,
+                                     WeightStore& store) {
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
-  const auto make_source = [&](size_t /*rank*/, DevicePacker& packer) {
-    return MapForeignWeights(stream.tensors(), *stream.blocks(), packer);
-  };
   const auto check = [&]() -> absl::Status {
     ISOBIT_RETURN_IF_ERROR(CheckAwaited(update.is_abandoned, "weight update"));
     return stream.failure();
+  };
+  const WeightBlocks& blocks = *stream.blocks();
+  const auto make_source =
+      [&](size_t rank, size_t num_ranks,
+          DevicePacker& packer) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
+    if (!blocks.senders) return MapForeignWeights(stream.tensors(), blocks, packer);
+    if (blocks.senders->group_ids.size() != num_ranks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("weights by NCCL: ", blocks.senders->group_ids.size(), " groups, expected ",
+                       num_ranks, ", one for each rank that packs"));
+    }
+    return ReceiveWeights(stream.tensors(), blocks,
+                          {.id = blocks.senders->group_ids[rank],
+                           .num_senders = blocks.senders->num_senders,
+                           .has_joined = blocks.senders->has_joined,
+                           .nccl_version = blocks.senders->nccl_version,
+                           .max_silence = stream.max_silence(),
+                           .check = check},
+                          packer);
   };
   ISOBIT_ASSIGN_OR_RETURN(std::string digest,
                           PackFromDevice(stream.tensors(), make_source, check, store));
@@ -47,7 +64,7 @@ absl::StatusOr<std::string> PackForeign(const StreamedSource& stream, const Weig
 absl::StatusOr<std::string> Prepare(const ModelOrigin& origin, const WeightUpdate& update,
                                     const ModelConfig& config, WeightStore& store) {
   if (update.stream != nullptr && update.stream->blocks() != nullptr) {
-    return PackForeign(*update.stream, update, store);
+    return PackHeld(*update.stream, update, store);
   }
   if (update.stream != nullptr) return Pack(*update.stream, update, store);
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModelAs(origin.format, origin.root,

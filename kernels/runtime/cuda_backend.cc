@@ -11,6 +11,7 @@
 #include "common/cuda/cuda_status.h"
 #include "common/parallel/nccl_block_gather.h"
 #include "common/parallel/nccl_group.h"
+#include "common/parallel/nccl_weight_senders.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/runtime/cuda_executor.h"
@@ -59,7 +60,9 @@ absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {
                         .stream = stream_of(local_rank)});
   };
   backend.make_device = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
-    return CudaDevice::Create(device_of(local_rank));
+    ISOBIT_ASSIGN_OR_RETURN(auto device, CudaDevice::Create(device_of(local_rank)));
+    device->SetWeightSenders(MakeNcclWeightSenders(device->ordinal(), device->side_stream()));
+    return device;
   };
   backend.make_gather = [=](int local_rank,
                             size_t block_bytes) -> absl::StatusOr<std::unique_ptr<BlockGather>> {

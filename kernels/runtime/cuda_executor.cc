@@ -20,6 +20,7 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "common/parallel/nccl_weight_senders.h"
 #include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
@@ -42,6 +43,7 @@ class CudaExecutor final : public RankExecutor {
       std::shared_ptr<CudaRankGroup> group) {
     const int device = cuda_options.devices[static_cast<size_t>(options.shape.rank)];
     ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
+    ops->device().SetWeightSenders(MakeNcclWeightSenders(device, ops->device().side_stream()));
     ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group->MakeAllReduce(options, *ops));
     ISOBIT_ASSIGN_OR_RETURN(auto exchange, group->MakeExchange(options.shape.rank, ops->device()));
     std::unique_ptr<CudaExecutor> rank(

@@ -1,6 +1,7 @@
 """Arguments of calls as requests, and responses as results: what synchronous and asyncio clients share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -18,7 +19,15 @@ from isobit.results import (
 )
 from isobit.sampling import mode_to_proto, to_proto
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
-from isobit.weights import PIECE_BYTES, DigestOfSent, HeldWeights, Weights, specs_of, values_of
+from isobit.weights import (
+    PIECE_BYTES,
+    DigestOfSent,
+    DistributedWeights,
+    HeldWeights,
+    Weights,
+    specs_of,
+    values_of,
+)
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
@@ -86,25 +95,38 @@ def weight_chunks(
 
 
 def held_weight_chunks(
-    weights: HeldWeights, weight_version: int | None, expected_digest: str, in_flight: InFlightMode | None
-) -> Iterator[types_pb2.WeightChunk]:
-    """The messages of weights that stay where they are."""
+    weights: HeldWeights | DistributedWeights,
+    weight_version: int | None,
+    expected_digest: str,
+    in_flight: InFlightMode | None,
+    has_sent: Callable[[], bool] = lambda: True,
+) -> Iterator[types_pb2.WeightChunk | None]:
+    """The messages of weights that come on another way. None: nothing yet, until `has_sent`."""
     begin = types_pb2.WeightStreamBegin(
         tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
         weight_version=weight_version,
         in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
-        cuda_ipc=types_pb2.CudaIpcWeights(
-            handles=weights.handles,
-            blocks=[
-                types_pb2.WeightBlock(
-                    tensor=b.tensor, first_row=b.rows[0], num_rows=b.rows[1], first_column=b.columns[0],
-                    num_columns=b.columns[1], memory=b.memory, offset=b.offset, row_stride=b.row_stride,
-                )
-                for b in weights.blocks
-            ],
-        ),
+    )
+    if isinstance(weights, HeldWeights):
+        way = begin.cuda_ipc
+        way.handles.extend(weights.handles)
+    else:
+        way = begin.nccl
+        way.group_ids.extend(weights.group_ids)
+        way.num_senders = weights.num_senders
+        way.has_joined = weights.has_joined
+        way.nccl_version = weights.nccl_version
+    way.blocks.extend(
+        types_pb2.WeightBlock(
+            tensor=b.tensor, first_row=b.rows[0], num_rows=b.rows[1], first_column=b.columns[0],
+            num_columns=b.columns[1], memory=b.memory, offset=b.offset, row_stride=b.row_stride,
+        )
+        for b in weights.blocks
     )  # fmt: skip
     yield types_pb2.WeightChunk(begin=begin)
+    while not has_sent():
+        yield None
+        time.sleep(0.001)
     yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
 
 

@@ -94,13 +94,16 @@ class ServiceClient:
             return call(request, timeout=left)
 
     def _upload(self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float):
-        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire."""
+        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire. A None
+        among them says that there is nothing to send yet."""
         with self._connection(timeout) as left:
             queue = Queue(maxsize=4)
             response = call.future(iter(queue.get, None), timeout=left)
             try:
                 for request in requests:
-                    if not _put(queue, request, response):
+                    if request is None and not response.done():
+                        continue  # there is none yet
+                    if request is None or not _put(queue, request, response):
                         break  # the service has answered: it wants no more
                 else:
                     _put(queue, None, response)

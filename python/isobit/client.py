@@ -10,7 +10,7 @@ A failed call raises a class of isobit.errors. `timeout` is in seconds and alway
 server, too. Answers of the control plane are the messages of isobit.v1 as they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Unpack, overload
 
@@ -23,7 +23,7 @@ from isobit.credentials import Security
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
-from isobit.weights import HeldWeights, Weights
+from isobit.weights import DistributedWeights, HeldWeights, Weights
 
 
 class _ModelServiceClient(ServiceClient):
@@ -96,6 +96,34 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
+        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
+
+    def update_weights_from_distributed(
+        self,
+        weights: DistributedWeights,
+        *,
+        weight_version: int | None = None,
+        expected_digest: str = "",
+        in_flight: InFlightMode | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+        has_sent: Callable[[], bool] = lambda: True,
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
+        isobit.torch.update_weights calls it, and sends.
+
+        Args:
+          weights: who sends what.
+          weight_version, expected_digest, in_flight: as for update_weights.
+          has_sent: whether the senders here are done; asked now and then. Whatever it raises ends the call,
+            and is raised here.
+
+        Raises:
+          UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
+          FailedPreconditionError: another version of NCCL, or a group that the service is not in any more.
+          DeadlineExceededError: a sender is silent.
+          Others as for update_weights_from_stream. The old weights serve on after any of them.
+        """
+        chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
         return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
 
     def probe(

@@ -9,7 +9,7 @@ It needs torch, but not the operators of isobit.torch: any trainer's weights can
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from isobit.weight_digest import (
     weight_digest,
 )
 from isobit.weights import HeldBlock, HeldWeights, WeightSpec
+
+if TYPE_CHECKING:
+    from isobit.torch_senders import WeightsUpdateGroup
 
 # What wrappers put before or into a parameter's name.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -116,7 +119,8 @@ def update_weights(
     model: nn.Module,
     client: Any = None,
     *,
-    transport: Literal["stream", "cuda_ipc"] = "stream",
+    transport: Literal["stream", "cuda_ipc", "nccl"] = "stream",
+    group: "WeightsUpdateGroup | None" = None,
     expected_digest: str | None = None,
     **arguments: Any,
 ) -> None:
@@ -125,20 +129,32 @@ def update_weights(
     Args:
         client: RolloutClient or ScorerClient; only the first rank needs one.
         transport: "stream" sends them through gRPC, to any host; "cuda_ipc" lets a service on GPUs of this
-            host read them where they lie (see held_weights).
+            host read them where they lie (see held_weights); "nccl" sends from GPU to GPU, each rank what
+            it holds, each rank of the service what it needs.
+        group: with "nccl", init_weights_update_group's, of that client.
         expected_digest: what the service's digest must be; None: that of these weights; empty skips the
             check.
-        **arguments: of update_weights_from_stream and update_weights_from_tensor.
+        **arguments: of update_weights_from_stream and its like.
 
     Raises:
         On every rank: what those raised on the first, or held_weights. The old weights serve on.
     """
+    if transport == "nccl":
+        if group is None:
+            raise ValueError("transport nccl: expected a group, which init_weights_update_group makes")
+        with group.sending(model, client, expected_digest, arguments) as failure:
+            return _raise_on_all(failure)
     if transport == "cuda_ipc":
         failure = _share(model, client, expected_digest, arguments)
     elif transport == "stream":
         failure = _stream(model, client, expected_digest, arguments)
     else:
-        raise ValueError(f"transport: expected stream or cuda_ipc, got {transport!r}")
+        raise ValueError(f"transport: expected stream, cuda_ipc or nccl, got {transport!r}")
+    return _raise_on_all(failure)
+
+
+def _raise_on_all(failure: Exception | None) -> None:
+    """Raises what the first rank has to say, on every rank."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         told = [failure]
         dist.broadcast_object_list(told)
@@ -179,9 +195,22 @@ def _is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldBlock]]:
-    """This rank's parts of the parameters, each with the handle of its memory."""
-    memories: dict[int, tuple[bytes, int]] = {}  # handle and begin, by the address of the storage
+@dataclasses.dataclass(frozen=True)
+class LocalPart:
+    """What this rank holds of a parameter, on a GPU: a matrix of contiguous rows, a vector as one column."""
+
+    tensor: int  # the parameter's number in a list
+    values: Tensor
+    first_row: int
+    first_column: int
+
+
+def local_parts(parameters: list[tuple[str, Tensor]]) -> list[LocalPart]:
+    """This rank's parts of the parameters that it counts.
+
+    Raises:
+        ValueError: one that is on no GPU, or whose rows are not contiguous.
+    """
     found = []
     for number, (name, parameter) in enumerate(parameters):
         local, first = parameter, (0,) * parameter.dim()
@@ -194,26 +223,32 @@ def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldB
             raise ValueError(f"{name}: expected a tensor on a GPU, got one on {local.device}")
         if local.numel() == 0:
             continue
-        rows, columns = (local.numel(), 1) if local.dim() < 2 else tuple(local.shape)
         if local.stride()[-1:] not in ((1,), ()):
             raise ValueError(f"{name}: expected contiguous rows, got strides {tuple(local.stride())}")
-        storage = local.untyped_storage().data_ptr()
+        matrix = local if local.dim() > 1 else local.reshape(-1, 1)
+        found.append(LocalPart(number, matrix, first[0] if first else 0, first[1] if len(first) > 1 else 0))
+    return found
+
+
+def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldBlock]]:
+    """This rank's parts of the parameters, each with the handle of its memory."""
+    memories: dict[int, tuple[bytes, int]] = {}  # handle and begin, by the address of the storage
+    found = []
+    for part in local_parts(parameters):
+        storage = part.values.untyped_storage().data_ptr()
         if storage not in memories:
             memories[storage] = cuda_ipc.export_memory(storage)
         handle, begin = memories[storage]
-        found.append(
-            (
-                handle,
-                HeldBlock(
-                    tensor=number,
-                    rows=(first[0] if first else 0, rows),
-                    columns=(first[1] if len(first) > 1 else 0, columns),
-                    memory=0,
-                    offset=local.data_ptr() - begin,
-                    row_stride=local.stride(0) if local.dim() > 1 else 1,
-                ),
-            )
+        rows, columns = part.values.shape
+        block = HeldBlock(
+            tensor=part.tensor,
+            rows=(part.first_row, rows),
+            columns=(part.first_column, columns),
+            memory=0,
+            offset=part.values.data_ptr() - begin,
+            row_stride=part.values.stride(0),
         )
+        found.append((handle, block))
     return found
 
 

@@ -54,6 +54,19 @@ class HeldWeights:
     blocks: Sequence[HeldBlock]
 
 
+@dataclasses.dataclass(frozen=True)
+class DistributedWeights:
+    """Weights that a trainer's processes send by NCCL, for update_weights_from_distributed.
+    isobit.torch.WeightsUpdateGroup makes it, and sends."""
+
+    specs: Sequence[WeightSpec]  # dtype: as sent, BF16 or F16
+    blocks: Sequence[HeldBlock]  # memory: the sender's rank; offset and row_stride are not used
+    group_ids: Sequence[bytes]  # ncclUniqueId of each receiving rank's group
+    num_senders: int
+    has_joined: bool  # the groups are those of an earlier update
+    nccl_version: int
+
+
 # Names and tensors: numpy arrays (float32, float16, ml_dtypes' bfloat16, or bits of bfloat16 as uint16) or
 # torch tensors (float32, float16, bfloat16) on any device. float32 is rounded to bfloat16 before it is sent.
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | WeightSource

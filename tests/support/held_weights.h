@@ -19,6 +19,7 @@ struct HeldWeights {
   std::vector<Tensor> tensors;  // sorted by name, without data
   WeightBlocks blocks;
   std::vector<std::vector<std::byte>> memory;  // [holder]
+  absl::Status ends_with{};                    // of holders that send: what becomes of their group
 };
 
 // How tensors are cut and stored. dtype: bf16 values are also those of the other types, but for

@@ -16,7 +16,7 @@
 
 namespace isobit::testing_support {
 
-class HostPacker final : public DevicePacker {
+class HostPacker : public DevicePacker {
  public:
   absl::StatusOr<Memory> Allocate(size_t bytes) override { return device_.Allocate(bytes); }
   absl::StatusOr<ForeignMemory> MapForeign(const std::string& /*handle*/) override {

@@ -16,7 +16,9 @@ from tasks import Task
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import IsobitError
+from isobit.nccl import NcclError
 from isobit.results import Sample, Score, TokenLogprobs, WeightVersion
+from isobit.torch_senders import WeightsUpdateGroup, init_weights_update_group
 from isobit.torch_weights import model_digest, update_weights
 from isobit.v1 import types_pb2
 
@@ -43,7 +45,7 @@ class Sampler:
         rollout: str,
         scorer: str | None,
         comparator: str | None,
-        transport: Literal["stream", "cuda_ipc"],
+        transport: Literal["stream", "cuda_ipc", "nccl"],
     ):
         """rollout, scorer, comparator: HOST:PORT. transport: how weights go to the first two."""
         self._task = task
@@ -55,6 +57,7 @@ class Sampler:
         self._serving: WeightVersion | None = None
         self._transport = transport
         self._served: list[RolloutClient | ScorerClient | None] = [None] * (2 if scorer else 1)
+        self._update_groups: list[WeightsUpdateGroup] = []  # with transport nccl, of each of them
         if is_first():
             self._rollout = RolloutClient(rollout)
             self._served = [self._rollout] + ([ScorerClient(scorer)] if scorer else [])
@@ -85,12 +88,16 @@ class Sampler:
         version = from_rank_0("sending weights", choose)
         digest = model_digest(learner.model)
         try:
-            for service in self._served:  # each refuses weights of another digest
+            if self._transport == "nccl" and not self._update_groups:
+                self._update_groups = [init_weights_update_group(service) for service in self._served]
+            groups = self._update_groups or [None] * len(self._served)
+            # Each refuses weights of another digest.
+            for service, group in zip(self._served, groups, strict=True):
                 update_weights(
-                    learner.model, service, transport=self._transport, weight_version=version,
-                    expected_digest=digest,
+                    learner.model, service, transport=self._transport, group=group,
+                    weight_version=version, expected_digest=digest,
                 )  # fmt: skip
-        except (IsobitError, OSError, ValueError) as error:
+        except (IsobitError, NcclError, OSError, ValueError) as error:
             raise RunError(f"sending weights: {error}") from error
         self._serving = WeightVersion(version, digest)
         self._offset = version - step

@@ -209,7 +209,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     g.add_argument("--scorer", help="is kept on the same weights as well")
     g.add_argument("--comparator", help="is given both sides' logprobs of every step")
     add(g, "transport", "stream", "how weights go there; cuda_ipc: services on GPUs of this host read them in"
-        " this trainer's memory", choices=("stream", "cuda_ipc"))  # fmt: skip
+        " this trainer's memory; nccl: from GPU to GPU, which must be others than the services'",
+        choices=("stream", "cuda_ipc", "nccl"))  # fmt: skip
     g = parser.add_argument_group("run")
     g.add_argument(
         "--model",

@@ -13,7 +13,7 @@ from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseM
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
-from isobit.weights import HeldWeights, Weights
+from isobit.weights import DistributedWeights, HeldWeights, Weights
 
 
 class _ModelServiceClient(ServiceClient):
@@ -85,6 +85,31 @@ class _ModelServiceClient(ServiceClient):
         Raises:
           UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
           InvalidArgumentError: not all values are there, or the memory cannot be reached.
+          Others as for update_weights_from_stream. The old weights serve on after any of them.
+        """
+        chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
+        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
+
+    async def update_weights_from_distributed(
+        self,
+        weights: DistributedWeights,
+        *,
+        weight_version: int | None = None,
+        expected_digest: str = "",
+        in_flight: InFlightMode | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
+        isobit.torch.update_weights calls it, and sends.
+
+        Args:
+          weights: who sends what.
+          weight_version, expected_digest, in_flight: as for update_weights.
+
+        Raises:
+          UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
+          FailedPreconditionError: another version of NCCL, or a group that the service is not in any more.
+          DeadlineExceededError: a sender is silent.
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)

@@ -6,7 +6,8 @@ of the number of ranks, the cut of memory, the schedule, or whether a CPU or a G
 `patch` makes a Hugging Face model compute with the kernel set and `logprobs` scores a `Batch` with it; `plan`
 cuts a batch into packs, lanes and slots; `GradientSum`, `fully_shard`, `clip_grad_norm_` and `AdamW` keep the
 order of every sum between passes and ranks. `functional` has the operators. `update_weights` sends a model's
-weights to rollout and scorer, and `model_digest` is what they then report.
+weights to rollout and scorer, from GPU to GPU in the groups of `init_weights_update_group`, and
+`model_digest` is what they then report.
 """
 
 from isobit.torch import functional
@@ -17,6 +18,7 @@ from isobit.torch.fsdp import TreeReduceScatter, fully_shard
 from isobit.torch.gradients import GradientSum, keep_fp32_gradients
 from isobit.torch.patch import logprobs, patch
 from isobit.torch.plan import Pass, Plan, plan
+from isobit.torch_senders import WeightsUpdateGroup, init_weights_update_group
 from isobit.torch_weights import held_weights, model_digest, named_weights, update_weights
 
 __all__ = [
@@ -27,10 +29,12 @@ __all__ = [
     "Plan",
     "Sampling",
     "TreeReduceScatter",
+    "WeightsUpdateGroup",
     "clip_grad_norm_",
     "fully_shard",
     "functional",
     "held_weights",
+    "init_weights_update_group",
     "keep_fp32_gradients",
     "logprobs",
     "model_digest",

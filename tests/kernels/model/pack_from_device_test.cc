@@ -1,6 +1,7 @@
 // Packing from a device's memory gives the bytes and the digest of PackModel, whoever holds which
-// part of a tensor, for any number of ranks, and wherever the packed blocks are to go. The device
-// is the host here; cuda_device_packer_test compares a GPU with it.
+// part of a tensor, whether it is read or sent, for any number of ranks, and wherever the packed
+// blocks are to go. The device is the host here; cuda_device_packer_test compares a GPU with it,
+// and tests/torch/nccl_weights_test.py sends by NCCL.
 #include "kernels/model/pack_from_device.h"
 
 #include <cstring>
@@ -15,6 +16,8 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/model/pack_model.h"
+#include "kernels/model/sent_weights.h"
+#include "tests/support/held_weight_senders.h"
 #include "tests/support/held_weights.h"
 #include "tests/support/host_packer.h"
 #include "tests/support/status_matchers.h"
@@ -26,6 +29,7 @@ namespace {
 
 using testing_support::HeldSource;
 using testing_support::HeldWeights;
+using testing_support::HeldWeightSenders;
 using testing_support::Hold;
 using testing_support::HoldingRules;
 using testing_support::StatusIs;
@@ -88,14 +92,38 @@ class TurningStore final : public WeightStore {
   std::vector<size_t> sizes_;
 };
 
+// A packer to which the holders send.
+class SentPacker final : public testing_support::HostPacker {
+ public:
+  explicit SentPacker(const HeldWeights& held) : senders_(held) {}
+  HeldWeightSenders* senders() override { return &senders_; }
+
+ private:
+  HeldWeightSenders senders_;
+};
+
 struct Packed {
   std::string digest;
   std::vector<std::string> blocks;
 };
 
-absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& config, int num_ranks) {
+enum class Way { kRead, kSent };
+
+absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& config, int num_ranks,
+                                Way way = Way::kRead) {
   TurningStore store(config, num_ranks);
-  const auto make_source = [&](size_t /*rank*/, DevicePacker& /*packer*/) {
+  std::vector<std::unique_ptr<SentPacker>> packers;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    packers.push_back(std::make_unique<SentPacker>(held));
+  }
+  const auto make_source =
+      [&](size_t rank, size_t /*num_ranks*/,
+          DevicePacker& /*packer*/) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
+    if (way == Way::kSent) {
+      SenderGroup group;
+      group.num_senders = static_cast<int>(held.memory.size());
+      return ReceiveWeights(held.tensors, held.blocks, group, *packers[rank]);
+    }
     std::vector<ForeignMemory> memory;
     for (const auto& bytes : held.memory) memory.push_back({bytes.data(), bytes.size()});
     return ReadBlocks(held.tensors, held.blocks, std::move(memory));
@@ -103,6 +131,9 @@ absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& conf
   ISOBIT_ASSIGN_OR_RETURN(std::string digest,
                           PackFromDevice(
                               held.tensors, make_source, [] { return absl::OkStatus(); }, store));
+  if (way == Way::kSent) {
+    for (const auto& packer : packers) EXPECT_EQ(packer->senders()->num_kept(), 0U);
+  }
   return Packed{std::move(digest), store.Digests()};
 }
 
@@ -137,11 +168,21 @@ TEST_P(PackFromDeviceTest, GivesPackModelsBytesAndDigest) {
     const HeldSource whole(held);
     for (const int ranks : {1, 2, 4, 8}) {
       const Packed expected = PackAsFiles(whole, GetParam(), ranks);
-      ISOBIT_ASSERT_OK_AND_ASSIGN(const Packed packed, PackHeld(held, GetParam(), ranks));
-      EXPECT_EQ(packed.digest, expected.digest) << ranks;
-      EXPECT_EQ(packed.blocks, expected.blocks) << ranks;
+      for (const Way way : {Way::kRead, Way::kSent}) {
+        ISOBIT_ASSERT_OK_AND_ASSIGN(const Packed packed, PackHeld(held, GetParam(), ranks, way));
+        EXPECT_EQ(packed.digest, expected.digest) << ranks;
+        EXPECT_EQ(packed.blocks, expected.blocks) << ranks;
+      }
     }
   }
+}
+
+// What came before a group ended is worthless, though all of it seems to have come.
+TEST_P(PackFromDeviceTest, AGroupThatEndedEndsThePacking) {
+  HeldWeights held = Hold(*checkpoint_, {.row_parts = 2});
+  held.ends_with = absl::UnavailableError("sender 1 has gone");
+  EXPECT_THAT(PackHeld(held, GetParam(), 2, Way::kSent),
+              StatusIs(absl::StatusCode::kUnavailable, "sender 1 has gone"));
 }
 
 // The control: one bit of any tensor changes the digest, for any number of ranks.
@@ -168,7 +209,8 @@ TEST_P(PackFromDeviceTest, SaysWhatIsWrong) {
   EXPECT_THAT(PackHeld(shorter, GetParam(), 2),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(name)));
   TurningStore store(GetParam(), 2);
-  const auto fails = [](size_t, DevicePacker&) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
+  const auto fails = [](size_t, size_t,
+                        DevicePacker&) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
     return absl::DataLossError("gone");
   };
   EXPECT_THAT(PackFromDevice(

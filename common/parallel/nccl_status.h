@@ -1,0 +1,20 @@
+// What every use of NCCL needs: its results as statuses, and its environment.
+#ifndef ISOBIT_COMMON_PARALLEL_NCCL_STATUS_H_
+#define ISOBIT_COMMON_PARALLEL_NCCL_STATUS_H_
+
+#include <nccl.h>
+
+#include "absl/status/status.h"
+
+namespace isobit {
+
+// OK also while a call is in progress. UNAVAILABLE: a peer or the network failed. INTERNAL: anything
+// else. comm: its last error is added to the message; may be null.
+absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm);
+
+// NCCL reads its environment at its first call, so call this before. What the user has set stays.
+void SetNcclEnvironment();
+
+}  // namespace isobit
+
+#endif  // ISOBIT_COMMON_PARALLEL_NCCL_STATUS_H_

@@ -1,0 +1,253 @@
+"""A PyTorch trainer's ranks as senders of weights by NCCL: each sends what it holds to each rank of a service
+that asks for it, from GPU to GPU. Nothing is gathered, and nobody holds a second model.
+
+    group = init_weights_update_group(rollout)  # on every rank; as long as both sides live
+    update_weights(model, rollout, transport="nccl", group=group, weight_version=step)
+
+docs/API.md, "Weights by NCCL", says what passes.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from isobit import nccl
+from isobit.torch_weights import LocalPart, _parameters, _sent_dtype, local_parts, model_digest
+from isobit.weights import DistributedWeights, HeldBlock, WeightSpec
+
+_REQUEST_WORDS = 6
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def init_weights_update_group(client: Any = None) -> "WeightsUpdateGroup":
+    """Groups of the trainer's ranks with those of a service. Every rank of the default group calls it.
+
+    Args:
+        client: RolloutClient or ScorerClient of a service on GPUs; only the first rank needs one.
+
+    Raises:
+        On every rank: what the service's GetServerInfo raised on the first.
+    """
+    told = [None]
+    if _rank() == 0:
+        try:
+            # Of a scorer, one rank packs for all.
+            told = [getattr(client.get_server_info(), "tensor_parallel_size", 1)]
+        except Exception as error:
+            told = [error]
+    if _world() > 1:
+        dist.broadcast_object_list(told)
+    if isinstance(told[0], Exception):
+        raise told[0]
+    return WeightsUpdateGroup(told[0])
+
+
+class WeightsUpdateGroup:
+    """One NCCL group for each rank of a service that receives: the trainer's ranks, then that rank. They
+    join at the first update. After one that fails, the next makes new groups. Not for two threads."""
+
+    def __init__(self, num_receivers: int):
+        self._num_receivers = num_receivers
+        self._group_ids: list[bytes] = []
+        self._senders: list[_Sender] = []  # to each receiver; none: not joined
+
+    def close(self) -> None:
+        """Leaves the groups. An update afterwards joins new ones."""
+        for sender in self._senders:
+            sender.abort()
+        self._senders = []
+
+    @contextlib.contextmanager
+    def sending(
+        self, model: nn.Module, client: Any, expected_digest: str | None, arguments: dict
+    ) -> Iterator[Exception | None]:
+        """Sends while it is entered, and on the first rank has the service take the weights: what that
+        raised. An exception within, which any rank may raise, ends the sending."""
+        has_joined = self._agree(model)
+        parameters = _parameters(model)
+        digest = model_digest(model) if expected_digest is None else expected_digest
+        if not has_joined:
+            self._senders = [
+                _Sender(group_id, _rank(), _world(), torch.cuda.current_device())
+                for group_id in self._group_ids
+            ]
+        for sender in self._senders:
+            sender.start(parameters, self._parts)
+        failure = None
+        try:
+            if _rank() == 0:
+                failure = self._update(client, parameters, has_joined, digest, arguments)
+            yield failure
+            for sender in self._senders:
+                sender.join()
+        except BaseException as error:
+            causes = [sender.failure for sender in self._senders if sender.failure is not None]
+            self.close()
+            raise error from (causes[0] if causes and causes[0] is not error else error.__cause__)
+
+    def _agree(self, model: nn.Module) -> bool:
+        """Has all ranks learn who holds what, and the groups' ids. Returns whether the groups are joined."""
+        try:
+            parameters = _parameters(model)
+            self._parts = local_parts(parameters)
+            own: Any = [
+                HeldBlock(part.tensor, (part.first_row, part.values.shape[0]),
+                          (part.first_column, part.values.shape[1]), _rank(), 0, 0)
+                for part in self._parts
+            ]  # fmt: skip
+            ids = [nccl.new_id() for _ in range(self._num_receivers)] if _rank() == 0 else []
+        except Exception as error:
+            own, ids = error, []
+        together: list[Any] = [(own, ids, bool(self._senders))]
+        if _world() > 1:
+            together = [None] * _world()
+            dist.all_gather_object(together, (own, ids, bool(self._senders)))
+        for of_rank, _, _ in together:
+            if isinstance(of_rank, Exception):
+                raise of_rank
+        self._blocks = [block for of_rank, _, _ in together for block in of_rank]
+        has_joined = all(joined for _, _, joined in together)
+        if not has_joined:
+            self.close()
+            self._group_ids = together[0][1]
+        return has_joined
+
+    def _update(
+        self,
+        client: Any,
+        parameters: list[tuple[str, Tensor]],
+        has_joined: bool,
+        digest: str,
+        arguments: dict,
+    ) -> Exception | None:
+        weights = DistributedWeights(
+            specs=[WeightSpec(name, _sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in parameters],
+            blocks=self._blocks,
+            group_ids=self._group_ids,
+            num_senders=_world(),
+            has_joined=has_joined,
+            nccl_version=nccl.version(),
+        )
+        try:
+            client.update_weights_from_distributed(
+                weights, expected_digest=digest, has_sent=self._has_sent, **arguments
+            )
+        except Exception as error:
+            return error
+        return None
+
+    def _has_sent(self) -> bool:
+        """Whether this rank has sent all of it. Raises what stops it."""
+        return all([sender.has_sent() for sender in self._senders])
+
+
+class _Sender:
+    """What this rank sends to one rank of the service, on a thread and a stream of its own."""
+
+    def __init__(self, group_id: bytes, rank: int, world: int, device: int):
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._world = world
+        self._comm = nccl.Communicator(group_id, rank, world + 1)
+        self._has_joined = False
+        self._thread: threading.Thread | None = None
+        self.failure: Exception | None = None  # what stops it
+
+    def start(self, parameters: list[tuple[str, Tensor]], parts: list[LocalPart]) -> None:
+        """Begins to send what is asked for, once the work on the GPU so far has ended."""
+        dtypes = [_DTYPES[_sent_dtype(name, p.dtype)] for name, p in parameters]
+        # As the service numbers them.
+        sorted_by_name = sorted(range(len(parameters)), key=lambda i: parameters[i][0].encode())
+        own: dict[int, list[LocalPart]] = {}
+        for part in parts:
+            own.setdefault(part.tensor, []).append(part)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._thread = threading.Thread(
+            target=self._run,
+            args=([(dtypes[i], own.get(i, [])) for i in sorted_by_name],),
+            name="isobit weights",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def has_sent(self) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def abort(self) -> None:
+        self._comm.abort()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, tensors: list[tuple[torch.dtype, list[LocalPart]]]) -> None:
+        try:
+            torch.cuda.set_device(self._device)
+            with torch.cuda.stream(self._stream), torch.no_grad():
+                if not self._has_joined:
+                    self._comm.join()
+                    self._has_joined = True
+                for _, requests in groupby(self._requests(), key=lambda request: request[0]):
+                    # They stay until NCCL has enqueued them; this stream alone uses their memory again.
+                    values = [_part_of(*tensors[tensor], *place) for _, tensor, *place in requests]
+                    self._exchange("send", values)
+                self._wait()
+        except Exception as error:
+            self.failure = error
+
+    def _requests(self) -> list[list[int]]:
+        """Job, tensor, first row, rows, first column and columns of each part that the service's rank
+        wants."""
+        count = torch.empty(1, dtype=torch.int64, device=self._device)
+        self._exchange("receive", [count])
+        self._wait()
+        requests = torch.empty(int(count), _REQUEST_WORDS, dtype=torch.int64, device=self._device)
+        if len(requests) > 0:
+            self._exchange("receive", [requests])
+            self._wait()
+        return requests.tolist()
+
+    def _exchange(self, way: str, tensors: list[Tensor]) -> None:
+        self._comm.exchange(
+            [(way, t.data_ptr(), t.numel() * t.element_size(), self._world) for t in tensors],
+            self._stream.cuda_stream,
+        )
+
+    def _wait(self) -> None:
+        event = self._stream.record_event()
+        self._comm.wait_for(event.query)
+
+
+def _part_of(
+    dtype: torch.dtype, parts: list[LocalPart], first_row: int, rows: int, first_column: int, columns: int
+) -> Tensor:
+    """Some rows and columns of a tensor of which this rank holds `parts`, as they are sent."""
+    for part in parts:
+        row, column = first_row - part.first_row, first_column - part.first_column
+        if row < 0 or column < 0:
+            continue
+        if row + rows <= part.values.shape[0] and column + columns <= part.values.shape[1]:
+            return part.values[row : row + rows, column : column + columns].to(dtype).contiguous()
+    raise ValueError(
+        f"the service asks for rows {first_row} to {first_row + rows} and columns {first_column} to"
+        f" {first_column + columns} of a tensor of which this rank does not hold them"
+    )
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
