@@ -28,7 +28,7 @@ struct WeightBlock {
 
 // Processes that send their blocks.
 struct BlockSenders {
-  std::vector<std::string> group_ids;  // NCCL's, one for each rank that receives
+  std::vector<std::string> group_ids{};  // NCCL's, one for each rank that receives
   int num_senders = 0;
   bool has_joined = false;  // the groups, in an earlier update
   int64_t nccl_version = 0;

@@ -37,6 +37,23 @@ absl::Status RunBounded(const std::string& what, std::chrono::milliseconds timeo
       absl::StrCat(what, ": not all ranks came within ", timeout.count(), " ms"));
 }
 
+// NCCL connects ranks at their first collective, which waits for all of them. So that the wait has
+// a timeout, the first ones of each kind are made when the group is.
+absl::Status Connect(const NcclOptions& options, ncclComm_t comm, const std::string& what) {
+  void* bytes = nullptr;
+  ISOBIT_RETURN_IF_ERROR(
+      CudaStatus(cudaMalloc(&bytes, static_cast<size_t>(options.size)), "cudaMalloc"));
+  ncclResult_t result = ncclAllGather(static_cast<std::byte*>(bytes) + options.rank, bytes, 1,
+                                      ncclUint8, comm, cudaStreamPerThread);
+  if (result == ncclSuccess) {
+    result = ncclAllReduce(bytes, bytes, 1, ncclUint8, ncclSum, comm, cudaStreamPerThread);
+  }
+  const cudaError_t ended = cudaStreamSynchronize(cudaStreamPerThread);
+  cudaFree(bytes);
+  ISOBIT_RETURN_IF_ERROR(NcclStatus(result, what.c_str(), comm));
+  return CudaStatus(ended, what);
+}
+
 }  // namespace
 
 struct NcclGroup::Shared {
@@ -69,6 +86,7 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclOptions& 
     const ncclResult_t result =
         ncclCommInitRankConfig(&comm, options.size, id, options.rank, &config);
     ISOBIT_RETURN_IF_ERROR(NcclStatus(result, what.c_str(), nullptr));
+    ISOBIT_RETURN_IF_ERROR(Connect(options, comm, what));
     const std::lock_guard lock(shared->mutex);
     shared->comm = comm;
     return absl::OkStatus();

@@ -24,9 +24,8 @@ void SetNcclEnvironment() {
     // No multicast in the switches (NVLink SHARP): it helps sums, whose order our own kernels fix,
     // and gathers of blocks fill the links without it; its objects can fail to set up where hosts
     // are shared.
+    // NCCL_RUNTIME_CONNECT stays as it is: a trainer that sends weights must have the same.
     setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
-    // Connect when the group is made, where the wait has a timeout, not at the first collective.
-    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   });
 }
 

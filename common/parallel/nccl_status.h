@@ -8,8 +8,8 @@
 
 namespace isobit {
 
-// OK also while a call is in progress. UNAVAILABLE: a peer or the network failed. INTERNAL: anything
-// else. comm: its last error is added to the message; may be null.
+// OK also while a call is in progress. UNAVAILABLE: a peer or the network failed. INTERNAL:
+// anything else. comm: its last error is added to the message; may be null.
 absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm);
 
 // NCCL reads its environment at its first call, so call this before. What the user has set stays.

@@ -105,9 +105,9 @@ class NcclWeightSenders final : public WeightSenders {
     int version = 0;
     ISOBIT_RETURN_IF_ERROR(NcclStatus(ncclGetVersion(&version), "ncclGetVersion", nullptr));
     if (group.nccl_version == version) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("the senders have NCCL ", group.nccl_version,
-                     ", this service has NCCL ", version, ", as ncclGetVersion gives it"));
+    return absl::FailedPreconditionError(absl::StrCat("the senders have NCCL ", group.nccl_version,
+                                                      ", this service has NCCL ", version,
+                                                      ", as ncclGetVersion gives it"));
   }
 
   // Holds mutex_, as do those below that say so.
@@ -155,8 +155,8 @@ class NcclWeightSenders final : public WeightSenders {
       last_sign_ = Clock::now();
     }
     if (Clock::now() - last_sign_ <= group_.max_silence) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat(
-        what, ": the senders have been silent for ", group_.max_silence.count(), " ms"));
+    return absl::DeadlineExceededError(absl::StrCat(what, ": the senders have been silent for ",
+                                                    group_.max_silence.count(), " ms"));
   }
 
   // Until StopWatching, or until it has ended the group.

@@ -2,14 +2,15 @@
 to a call whose tensors fail."""
 
 import asyncio
-import dataclasses
 import time
 import unittest
+from dataclasses import replace
 
 import grpc
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient, aio
+from isobit.calls import held_weight_chunks
 from isobit.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -17,7 +18,7 @@ from isobit.errors import (
     IsobitError,
     UnimplementedError,
 )
-from isobit.weights import HeldBlock, HeldWeights, WeightSpec, digest_of
+from isobit.weights import DistributedWeights, HeldBlock, HeldWeights, WeightSpec, digest_of
 from isobit_tools.bf16_files import bf16_tensors
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
@@ -115,8 +116,8 @@ class WeightStreamTest(ServiceTest):
         )
         cases = (
             (UnimplementedError, "--backend=cpu", held),
-            (InvalidArgumentError, "0 of its", dataclasses.replace(held, blocks=held.blocks[1:])),
-            (InvalidArgumentError, "expected one of the 0 listed", dataclasses.replace(held, handles=[])),
+            (InvalidArgumentError, "0 of its", replace(held, blocks=held.blocks[1:])),
+            (InvalidArgumentError, "expected one of the 0 listed", replace(held, handles=[])),
             (InvalidArgumentError, "missing tensors: ", HeldWeights(held.specs[:1], [b""], held.blocks[:1])),
         )
         for name, client, witness in self.both():
@@ -124,6 +125,19 @@ class WeightStreamTest(ServiceTest):
             for kind, message, weights in cases:
                 with self.subTest(service=name, message=message), self.assertRaisesRegex(kind, message):
                     client.update_weights_from_tensor(weights)
+            sent = DistributedWeights(held.specs, held.blocks, [bytes(128)], 1, False, 22809)
+            cases_of_nccl = (
+                (UnimplementedError, "--backend=cpu", sent),
+                (InvalidArgumentError, "0 senders, expected at least 1", replace(sent, num_senders=0)),
+                (InvalidArgumentError, "0 of its", replace(sent, blocks=held.blocks[1:])),
+            )
+            for kind, message, weights in cases_of_nccl:
+                with self.subTest(service=name, message=message), self.assertRaisesRegex(kind, message):
+                    client.update_weights_from_distributed(weights)
+            both = list(held_weight_chunks(held, None, "", None))
+            both[0].begin.nccl.num_senders = 1
+            with self.assertRaisesRegex(InvalidArgumentError, "expected cuda_ipc or nccl, got both"):
+                client._upload(client._stub.UpdateWeightsFromStream, both, 20)
             self.assertEqual(witness(), old)
             client.update_weights_from_stream(self.tensors)
             self.assertNotEqual(witness(), old)

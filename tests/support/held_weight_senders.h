@@ -41,8 +41,8 @@ class HeldWeightSenders final : public WeightSenders {
         return absl::InternalError("a list of another length than announced");
       }
       for (size_t at = 0; at < words.size(); at += 6) {
-        requests.parts.push_back({words[at], words[at + 1], words[at + 2], words[at + 3],
-                                  words[at + 4], words[at + 5]});
+        requests.parts.push_back(
+            {words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5]});
       }
     }
     return absl::OkStatus();

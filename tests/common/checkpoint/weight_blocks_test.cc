@@ -79,6 +79,20 @@ TEST(WeightBlocksTest, NamesWhatIsWrong) {
   }
 }
 
+TEST(WeightBlocksTest, SendersHoldBlocksToo) {
+  WeightBlocks blocks = Whole();
+  blocks.handles.clear();
+  blocks.senders = {.num_senders = 2};
+  ISOBIT_EXPECT_OK(ValidateBlocks(blocks, Tensors()));
+  blocks.senders->num_senders = 1;
+  EXPECT_THAT(ValidateBlocks(blocks, Tensors()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::HasSubstr("of sender 1, expected one of the 1")));
+  blocks.senders->num_senders = 0;
+  EXPECT_THAT(ValidateBlocks(blocks, Tensors()),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("at least 1")));
+}
+
 TEST(WeightBlocksTest, BoundsTheBlocksOfATensor) {
   std::vector<Tensor> tensors = {Tensors()[1]};
   tensors[0].shape = {5000};
