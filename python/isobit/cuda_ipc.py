@@ -1,6 +1,7 @@
 """GPU memory that another process may read, by the CUDA driver; it needs nothing but that driver."""
 
 import ctypes
+import functools
 
 _Handle = ctypes.c_char * 64
 
@@ -13,7 +14,7 @@ def export_memory(address: int) -> tuple[bytes, int]:
     Raises:
         OSError: there is no CUDA driver, or it cannot export this memory: only what cudaMalloc gave.
     """
-    driver = ctypes.CDLL("libcuda.so.1")
+    driver = _driver()
     begin, size = ctypes.c_uint64(), ctypes.c_size_t()
     _check(
         driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address)),
@@ -26,6 +27,11 @@ def export_memory(address: int) -> tuple[bytes, int]:
         " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PyTorch takes other memory",
     )
     return handle.raw, begin.value
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _check(result: int, message: str) -> None:

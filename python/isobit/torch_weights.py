@@ -8,6 +8,7 @@ It needs torch, but not the operators of isobit.torch: any trainer's weights can
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -270,16 +272,16 @@ def model_digest(model: nn.Module) -> str:
     """
     parameters = _parameters(model)
     sums = [_shard_sums(name, p) for name, p in parameters]
+    together = torch.stack([of_one.to(sums[0].device) for of_one in sums]) if sums else torch.zeros(0, 2)
     shards = [i for i, (_, p) in enumerate(parameters) if isinstance(p, DTensor)]
     if shards:
-        together = torch.stack([sums[i] for i in shards])
-        dist.all_reduce(together)  # modulo 2^64
-        for i, whole in zip(shards, together, strict=True):
-            sums[i] = whole
+        of_shards = together[shards]
+        dist.all_reduce(of_shards)  # modulo 2^64
+        together[shards] = of_shards
     return weight_digest(
         {
-            name: (tuple(p.shape), sums_hex([value % 2**64 for value in pair.tolist()]))
-            for (name, p), pair in zip(parameters, sums, strict=True)
+            name: (tuple(p.shape), sums_hex([value % 2**64 for value in pair]))
+            for (name, p), pair in zip(parameters, together.tolist(), strict=True)
         }
     )
 
@@ -370,9 +372,13 @@ def _offset(name: str, parameter: DTensor) -> Sequence[int] | None:
         return None
     if any(at and p.is_replicate() for at, p in zip(coordinate, parameter.placements, strict=True)):
         return None
-    return compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )[1]
+    return _global_offset(tuple(parameter.shape), parameter.device_mesh, tuple(parameter.placements))
+
+
+# It takes some 0.1 ms, for each of hundreds of parameters, whose cut does not change.
+@functools.lru_cache(maxsize=65536)
+def _global_offset(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple) -> Sequence[int]:
+    return compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1]
 
 
 def _signed(value: int) -> int:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from weights_test import on_ranks, stir
 
 from isobit import RolloutClient, ScorerClient
-from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, IsobitError
+from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
@@ -195,13 +195,14 @@ class CudaIpcTest(ServiceTest):
         print(f"{KILLS} trainers killed, {kept} times the weights of before served on")
 
     def is_free(self, client: RolloutClient) -> bool:
-        """Whether an update, of weights that serve, can begin."""
+        """Whether an update can begin: this one would be refused at its end."""
         try:
-            client.update_weights_from_stream({})
+            client.update_weights("tiny-qwen2", expected_digest="0123")
         except AbortedError:
             return False
-        except IsobitError:
+        except FailedPreconditionError:
             return True
+        self.fail("an update of another digest")
 
 
 if __name__ == "__main__":
