@@ -57,6 +57,7 @@ Engine::Engine(const ModelConfig& config, const EngineOptions& options,
       options_(options),
       limits_(LimitsOf(config, options)),
       pipeline_(*runner, config_.eos_token_ids),
+      step_times_(options.runner.time_steps),
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,
               .max_waiting_tokens = options.max_waiting_tokens},
@@ -145,7 +146,7 @@ ScheduledStep Engine::Schedule() {
 void Engine::CollectOldest() {
   const absl::Status status = pipeline_.Collect();
   step_times_.End(StepPart::kWait);
-  step_times_.CountStep();
+  step_times_.CountStep(pipeline_.collected_times());
   {
     const std::lock_guard lock(mutex_);
     if (!status.ok()) return Fail(status);

@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConf
                                                .page_size = options.page_size,
                                                .max_sequences = max_sequences,
                                                .max_rows = max_rows,
+                                               .time_steps = options.time_steps,
                                                .comm = runner->group_.rank(r)}));
   }
   ISOBIT_RETURN_IF_ERROR(runner->AllocateKvCache(options, max_sequences));

@@ -27,6 +27,7 @@ struct ModelRunnerOptions {
   int32_t page_size = 16;     // tokens
   int32_t num_pages = 0;      // 0: as many as fit every rank's memory and can ever be in use
   int64_t max_positions = 0;  // of one sequence
+  bool time_steps = true;     // as RankOptions::time_steps
   MakeRank make_rank;         // the backend
 };
 

@@ -62,6 +62,15 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
         [&engine, part] { return engine.step_times().seconds(static_cast<StepPart>(part)); },
         {{"part", kStepPartNames[part]}}));
   }
+  for (size_t part = 0; part < kDevicePartNames.size(); ++part) {
+    all.push_back(
+        metrics.Observe(prometheus::MetricType::Counter, "isobit_step_device_seconds_total",
+                        "Time that the first rank's GPU, or its CPU, has worked on steps, by part.",
+                        [&engine, part] {
+                          return engine.step_times().device_seconds(static_cast<DevicePart>(part));
+                        },
+                        {{"part", kDevicePartNames[part]}}));
+  }
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
   load("isobit_asleep", "1 while the memory of the KV cache is given back.", &EngineLoad::asleep);
 

@@ -210,6 +210,7 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
                           FaultFromFlags(settings.backend, engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
+  engine.runner.time_steps = settings.server.metrics_port.has_value();
   return settings;
 }
 

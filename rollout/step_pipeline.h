@@ -31,6 +31,10 @@ class StepPipeline {
 
   // Waits for the oldest step. Errors as above.
   absl::Status Collect();
+  // Of the oldest step, which Collect has waited for.
+  const DeviceTimes& collected_times() const {
+    return slots_[num_collected_ % slots_.size()].model.times;
+  }
   // Appends the tokens of the oldest step, which Collect has waited for, to those of its sequences
   // that still run. The caller holds the engine's mutex, which guards the table.
   void Commit(RequestTable& table);

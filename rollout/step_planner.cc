@@ -24,6 +24,7 @@ void ClearStep(ModelStep& step) {
   step.feeds.clear();
   step.logit_rows.clear();
   step.requests.clear();
+  step.times = {};
 }
 
 PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, ModelStep& step) {

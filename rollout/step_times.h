@@ -1,4 +1,5 @@
-// How long the parts of the engine's steps have taken. An addition costs a look at the clock.
+// How long the parts of the engine's steps have taken, on its thread and on the first rank's
+// device. A part of the thread costs a look at the clock.
 #ifndef ISOBIT_ROLLOUT_STEP_TIMES_H_
 #define ISOBIT_ROLLOUT_STEP_TIMES_H_
 
@@ -7,6 +8,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
@@ -20,16 +23,26 @@ enum class StepPart {
 inline constexpr std::array<const char*, 4> kStepPartNames = {"schedule", "launch", "wait",
                                                               "commit"};
 
+// What the device does: the parts of DeviceTimes.
+enum class DevicePart { kForward, kDraw };
+inline constexpr std::array<const char*, 2> kDevicePartNames = {"forward", "draw"};
+
 // Written by one thread, read by any.
 class StepTimes {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // enabled: otherwise only steps are counted.
+  explicit StepTimes(bool enabled) : enabled_(enabled) {}
+
   // To be called before the first part of a round.
-  void Begin() { last_ = Clock::now(); }
+  void Begin() {
+    if (enabled_) last_ = Clock::now();
+  }
 
   // A part has ended. The next one begins.
   void End(StepPart part) {
+    if (!enabled_) return;
     const Clock::time_point now = Clock::now();
     std::atomic<int64_t>& sum = nanoseconds_[static_cast<size_t>(part)];
     sum.store(sum.load(std::memory_order_relaxed) +
@@ -37,18 +50,31 @@ class StepTimes {
               std::memory_order_relaxed);
     last_ = now;
   }
-  void CountStep() {
+  void CountStep(const DeviceTimes& times) {
     num_steps_.store(num_steps_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (!enabled_) return;
+    Add(DevicePart::kForward, times.forward);
+    Add(DevicePart::kDraw, times.draw);
   }
 
   double seconds(StepPart part) const {
     return 1e-9 * static_cast<double>(
                       nanoseconds_[static_cast<size_t>(part)].load(std::memory_order_relaxed));
   }
+  double device_seconds(DevicePart part) const {
+    return device_seconds_[static_cast<size_t>(part)].load(std::memory_order_relaxed);
+  }
   int64_t num_steps() const { return num_steps_.load(std::memory_order_relaxed); }
 
  private:
+  void Add(DevicePart part, double seconds) {
+    std::atomic<double>& sum = device_seconds_[static_cast<size_t>(part)];
+    sum.store(sum.load(std::memory_order_relaxed) + seconds, std::memory_order_relaxed);
+  }
+
+  const bool enabled_;
   std::array<std::atomic<int64_t>, kStepPartNames.size()> nanoseconds_{};
+  std::array<std::atomic<double>, kDevicePartNames.size()> device_seconds_{};
   std::atomic<int64_t> num_steps_ = 0;
   Clock::time_point last_;  // of the writing thread
 };

@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/config/numerics_mode.h"
@@ -42,6 +43,8 @@ ABSL_FLAG(int64_t, decode_shared, 0,
           "decode: tokens that the sequences of a group share, rounded down to whole pages");
 ABSL_FLAG(std::vector<std::string>, decode_sharing, std::vector<std::string>({"on"}),
           "decode: on, off or both: whether attention computes shared splits once");
+ABSL_FLAG(std::vector<std::string>, decode_times, std::vector<std::string>({"on"}),
+          "decode: on, off, or several in turn: whether the parts of steps are timed for metrics");
 ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
 ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
@@ -274,12 +277,14 @@ struct Variant {
   std::string push_rows;
   std::string push_gb;
   std::string sharing;
+  std::string times;
 
   std::string Name() const {
     std::string name = mode;
     if (push_rows != "-1") absl::StrAppend(&name, ", push ", push_rows);
     if (push_gb != "-1") absl::StrAppend(&name, ", ", push_gb, " GB/s");
     if (sharing != "on") absl::StrAppend(&name, ", sharing ", sharing);
+    if (times != "on") absl::StrAppend(&name, ", times ", times);
     return name;
   }
 };
@@ -290,7 +295,9 @@ std::vector<Variant> VariantsOfFlags() {
     for (const std::string& rows : absl::GetFlag(FLAGS_decode_push_rows)) {
       for (const std::string& gb : absl::GetFlag(FLAGS_decode_push_gb)) {
         for (const std::string& sharing : absl::GetFlag(FLAGS_decode_sharing)) {
-          variants.push_back({mode, rows, gb, sharing});
+          for (const std::string& times : absl::GetFlag(FLAGS_decode_times)) {
+            variants.push_back({mode, rows, gb, sharing, times});
+          }
         }
       }
     }
@@ -336,6 +343,7 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
                                                .page_size = kPageSize,
                                                .num_pages = static_cast<int32_t>(pages),
                                                .max_positions = positions,
+                                               .time_steps = variant.times == "on",
                                                .make_rank = MakeCudaRank(ranks)},
                                               most, std::max(prefill_rows, most)));
   const Clock::time_point load = Clock::now();
@@ -354,6 +362,15 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
   return times;
 }
 
+absl::Status CheckSwitch(absl::string_view flag, const std::vector<std::string>& values) {
+  for (const std::string& value : values) {
+    if (value == "on" || value == "off") continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, ": expected on, off or both, got \"", value, "\""));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_tp", absl::GetFlag(FLAGS_decode_tp), 1, 8));
   ISOBIT_RETURN_IF_ERROR(
@@ -364,11 +381,8 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
       RequireInRange("decode_group", absl::GetFlag(FLAGS_decode_group), 1, 4096));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("decode_shared", absl::GetFlag(FLAGS_decode_shared), 0,
                                         absl::GetFlag(FLAGS_decode_context)));
-  for (const std::string& sharing : absl::GetFlag(FLAGS_decode_sharing)) {
-    if (sharing == "on" || sharing == "off") continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--decode_sharing: expected on, off or both, got \"", sharing, "\""));
-  }
+  ISOBIT_RETURN_IF_ERROR(CheckSwitch("decode_sharing", absl::GetFlag(FLAGS_decode_sharing)));
+  ISOBIT_RETURN_IF_ERROR(CheckSwitch("decode_times", absl::GetFlag(FLAGS_decode_times)));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,

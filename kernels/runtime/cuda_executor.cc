@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <limits>
 #include <optional>
@@ -26,6 +25,7 @@
 #include "kernels/runtime/cuda_rank_group.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/step_draws.h"
+#include "kernels/runtime/step_events.h"
 #include "kernels/runtime/step_graphs.h"
 
 namespace isobit {
@@ -56,9 +56,6 @@ class CudaExecutor final : public RankExecutor {
   ~CudaExecutor() override {
     // Kernels may still be reading what is freed here, and peers' kernels what they reach.
     static_cast<void>(ops_->device().Synchronize());
-    for (cudaEvent_t event : step_done_) {
-      if (event != nullptr) cudaEventDestroy(event);
-    }
   }
 
   std::string backend() const override { return ops_->name(); }
@@ -140,18 +137,20 @@ class CudaExecutor final : public RankExecutor {
     if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
       ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
                               UploadDecode(step.batch.sequences, graph->size, cuda_.sharing));
+      ISOBIT_RETURN_IF_ERROR(events_->BeginForward(stream().handle));
       ISOBIT_RETURN_IF_ERROR(graph->For(uploaded).Replay(stream().handle));
     } else {
       ISOBIT_RETURN_IF_ERROR(Forward(step));
     }
+    ISOBIT_RETURN_IF_ERROR(events_->BeginDraw(stream().handle));
     ISOBIT_RETURN_IF_ERROR(draws_->Launch(step.requests));
-    ISOBIT_RETURN_IF_CUDA_ERROR(
-        cudaEventRecord(step_done_[num_launched_++ % kDepth], stream().handle));
-    return absl::OkStatus();
+    return events_->End(stream().handle);
   }
 
   absl::Status CollectStep(ModelStep& step) {
-    ISOBIT_RETURN_IF_ERROR(Wait(step_done_[num_collected_++ % kDepth]));
+    ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end()));
+    ISOBIT_ASSIGN_OR_RETURN(const DeviceTimes times, events_->Take());
+    if (rank() == 0) step.times = times;
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
     draws_->Collect(step);
     return absl::OkStatus();
@@ -194,10 +193,8 @@ class CudaExecutor final : public RankExecutor {
         picked_, ops_->device().Allocate(static_cast<size_t>(options_.max_sequences) * row_bytes));
     ISOBIT_ASSIGN_OR_RETURN(draws_, StepDraws::Create(group_->draw_shape, options_.shape.rank,
                                                       kDepth, ops_->device(), *exchange_));
-    for (cudaEvent_t& event : step_done_) {
-      ISOBIT_RETURN_IF_CUDA_ERROR(
-          cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
-    }
+    ISOBIT_ASSIGN_OR_RETURN(events_,
+                            StepEvents::Create(kDepth, options_.time_steps && rank() == 0));
     return absl::OkStatus();
   }
 
@@ -238,6 +235,7 @@ class CudaExecutor final : public RankExecutor {
                                     {.writes_past = step.batch.writes_past,
                                      .sharing = cuda_.sharing,
                                      .kv_heads = kv_heads()}));
+    ISOBIT_RETURN_IF_ERROR(events_->BeginForward(stream().handle));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
@@ -307,9 +305,7 @@ class CudaExecutor final : public RankExecutor {
 
   Memory hidden_;  // [max_rows, hidden_size] bf16
   Memory picked_;  // [max_sequences, hidden_size] bf16: rows of requests
-  std::array<cudaEvent_t, kDepth> step_done_{};
-  size_t num_launched_ = 0;
-  size_t num_collected_ = 0;
+  std::unique_ptr<StepEvents> events_;
   std::vector<int32_t> ids_;  // of the present step; -1 - i: what request i of the step before drew
 };
 

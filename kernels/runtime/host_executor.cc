@@ -3,6 +3,7 @@
 #include "kernels/runtime/host_executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -14,6 +15,12 @@
 
 namespace isobit {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsBetween(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
 
 class HostExecutor final : public RankExecutor {
  public:
@@ -62,6 +69,7 @@ class HostExecutor final : public RankExecutor {
     Grow(hidden_, step.batch.ids.size() * width);
     Grow(logits_, num_requests * columns);
     ISOBIT_RETURN_IF_ERROR(cache_->CopyPages(step.page_copies, *ops_));
+    const Clock::time_point begin = Clock::now();
     ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step.batch, *weights_, *cache_, hidden_.data()));
     Grow(picked_, num_requests * width);
     for (size_t i = 0; i < num_requests; ++i) {
@@ -71,12 +79,16 @@ class HostExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(transformer_.Logits(picked_.data(), static_cast<int64_t>(num_requests),
                                                *weights_, logits_.data(),
                                                static_cast<int64_t>(columns)));
-    return Draw(step.requests);
+    const Clock::time_point logits = Clock::now();
+    ISOBIT_RETURN_IF_ERROR(Draw(step.requests));
+    times_ = {SecondsBetween(begin, logits), SecondsBetween(logits, Clock::now())};
+    return absl::OkStatus();
   }
 
   absl::Status Collect(ModelStep& step) override {
     std::move(drawn_.begin(), drawn_.end(),
               step.results.begin() + static_cast<std::ptrdiff_t>(first_drawn_));
+    if (time_steps_ && comm_.rank() == 0) step.times = times_;
     return absl::OkStatus();
   }
 
@@ -120,6 +132,7 @@ class HostExecutor final : public RankExecutor {
         comm_(options.comm),
         page_size_(options.page_size),
         kv_bytes_(kv_bytes),
+        time_steps_(options.time_steps),
         layout_(options.config, options.shape, ops_->packer()),
         all_reduce_(*ops_, comm_),
         transformer_(layout_, options.rope, *ops_, comm_.size() > 1 ? &all_reduce_ : nullptr) {}
@@ -173,6 +186,7 @@ class HostExecutor final : public RankExecutor {
   Communicator& comm_;
   const int32_t page_size_;
   const int64_t kv_bytes_;  // of all ranks
+  const bool time_steps_;
   const WeightLayout layout_;
   GatherAllReduce all_reduce_;
   std::optional<KvCache> cache_;
@@ -187,6 +201,7 @@ class HostExecutor final : public RankExecutor {
   std::vector<float> whole_rows_;     // [drawn_, vocab]
   std::vector<LogProbResult> drawn_;  // of this rank's rows of the step, from first_drawn_ on
   size_t first_drawn_ = 0;
+  DeviceTimes times_;  // of the step launched last
 };
 
 }  // namespace

@@ -25,6 +25,13 @@
 
 namespace isobit {
 
+// How long a rank's device has worked on a step, in seconds: on GPUs by events of the stream, on
+// CPUs by the clock.
+struct DeviceTimes {
+  double forward = 0;  // from its ids to its logits
+  double draw = 0;     // from the logits to the results in host memory
+};
+
 // One step: the rows of some sequences, and what is done with the logits of some of these rows. A
 // sequence may have one request or several, such as a draw after each of k tokens. In host memory,
 // and left as it is, but for the results, from Launch to Collect, with all that it points to.
@@ -39,6 +46,7 @@ struct ModelStep {
   std::vector<int64_t> logit_rows;
   std::vector<LogProbRequest> requests;  // at most RankOptions::max_sequences
   std::vector<LogProbResult> results;    // [requests], set by Collect
+  DeviceTimes times;                     // set by Collect of rank 0, with RankOptions::time_steps
 };
 
 // What a rank has allocated of its backend's memory, in bytes.
@@ -107,6 +115,7 @@ struct RankOptions {
   int32_t page_size = 16;
   int64_t max_sequences = 0;  // of a step, and requests
   int64_t max_rows = 0;       // of a step
+  bool time_steps = true;     // set ModelStep::times
   Communicator& comm;         // of the ranks' threads
 };
 

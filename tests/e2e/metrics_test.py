@@ -77,6 +77,8 @@ class MetricsTest(ServiceTest):
         self.assertGreaterEqual(rollout["isobit_steps_total"], 8 + 16)
         for part in ("schedule", "launch", "wait", "commit"):
             self.assertGreater(rollout[f'isobit_step_seconds_total{{part="{part}"}}'], 0)
+        for part in ("forward", "draw"):
+            self.assertGreater(rollout[f'isobit_step_device_seconds_total{{part="{part}"}}'], 0)
         self.assertEqual(scorer["isobit_tokens_scored_total"], 64)
         self.assertGreaterEqual(scorer["isobit_passes_total"], 1)
         self.assertGreater(scorer["isobit_pass_seconds_total"], 0)

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -252,6 +253,40 @@ TEST_F(CudaEngineTest, ManyRowsOfASequenceGiveTheBitsOfSingleOnes) {
     EXPECT_FALSE(
         SameResults(run(OnGpus(Ranks(size)), {.rows_of_step = 2, .wrong_context = true}), expected))
         << "control";
+  }
+}
+
+// Steps follow each other on the stream, so their parts add up to less than the run's time.
+TEST_F(CudaEngineTest, TimesThePartsOfStepsAndChangesNoBit) {
+  const auto expected = RunAll(*MakeEngine());
+  for (const int size : {1, 2}) {
+    if (!HaveGpus(size)) break;
+    for (const bool graphs : {true, false}) {
+      SCOPED_TRACE(testing::Message() << size << " ranks, graphs " << graphs);
+      CudaRankOptions ranks = Ranks(size);
+      ranks.use_graphs = graphs;
+      EngineOptions options = OnGpus(ranks);
+      const auto engine = MakeEngine(options);
+      const StepTimes& times = engine->step_times();
+      EXPECT_EQ(times.device_seconds(DevicePart::kForward), 0) << "before the first step";
+      const auto begin = std::chrono::steady_clock::now();
+      ExpectSame(RunAll(*engine), expected);
+      const double wall =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const double forward = times.device_seconds(DevicePart::kForward);
+      const double draw = times.device_seconds(DevicePart::kDraw);
+      std::cout << size << " ranks, graphs " << graphs << ": " << times.num_steps() << " steps, "
+                << 1e6 * forward << " us forward and " << 1e6 * draw << " us draw of " << 1e6 * wall
+                << " us\n";
+      EXPECT_GT(forward, 0);
+      EXPECT_GT(draw, 0);
+      EXPECT_LT(forward + draw, wall);
+      EXPECT_GT(forward + draw, 0.001 * wall) << "in seconds";
+      options.runner.time_steps = false;
+      const auto untimed = MakeEngine(options);
+      ExpectSame(RunAll(*untimed), expected);
+      EXPECT_EQ(untimed->step_times().device_seconds(DevicePart::kForward), 0) << "control";
+    }
   }
 }
 
