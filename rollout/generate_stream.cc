@@ -16,10 +16,6 @@ constexpr size_t kMaxChunkTokens = 1024;
 constexpr std::chrono::milliseconds kRetryDelay(1000);
 constexpr size_t kEndBytes = 1024;  // of the message of a sample's end, and its entry here
 
-double SecondsOf(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
 size_t BytesOf(const SampledToken& token) {
   constexpr size_t kAllocation = 16;
   return sizeof(SampledToken) +
@@ -63,15 +59,15 @@ GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
       memory_(memory),
-      metrics_(metrics),
       final_only_(final_only),
+      measurement_(metrics),
       request_(memory.requests->Open(client)),
       results_(memory.results->Open(client)) {}
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
     grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error,
     std::unique_ptr<TappedRequest> tapped) {
-  arrival_ = Clock::now();
+  measurement_.Arrive();
   tapped_ = std::move(tapped);
   request_id_ = request.id;
   if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
@@ -115,14 +111,9 @@ void GenerateStream::CancelRequest() {
 }
 
 void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
-  metrics_.tokens.Increment();
+  measurement_.OnToken(sample);
   if (tapped_ != nullptr) tapped_->AddToken(sample, token.id, token.logprob, token.weight_version);
   const std::lock_guard lock(mutex_);
-  if (!first_tokens_.contains(sample)) {
-    const Clock::time_point now = Clock::now();
-    first_tokens_[sample] = now;
-    metrics_.first_token_seconds.Observe(SecondsOf(now - arrival_));
-  }
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() && !final_only_) ready_.push_back(sample);
@@ -167,14 +158,10 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.mutable_weight_version()->set_digest(std::move(end.weight_version.digest));
   complete.set_num_preemptions(end.num_preemptions);
   complete.set_num_cached_tokens(end.num_cached_prompt_tokens);
+  measurement_.OnSampleEnd(sample, end.num_completion_tokens);
   if (tapped_ != nullptr) tapped_->End(complete);
 
   const std::lock_guard lock(mutex_);
-  if (const auto first = first_tokens_.find(sample);
-      first != first_tokens_.end() && end.num_completion_tokens > 1) {
-    metrics_.output_token_seconds.Observe(SecondsOf(Clock::now() - first->second) /
-                                          (end.num_completion_tokens - 1));
-  }
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
   if (backlog.tokens.empty() || final_only_) ready_.push_back(sample);

@@ -9,7 +9,6 @@
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -20,11 +19,11 @@
 #include <string>
 #include <vector>
 
-#include "common/metrics/metrics.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
 #include "rollout/engine.h"
+#include "rollout/generation_metrics.h"
 #include "rollout/sample_tap.h"
 
 namespace isobit {
@@ -42,13 +41,6 @@ struct StreamMemory {
   const size_t max_backlog_bytes;
   const std::shared_ptr<ByteBudget> requests;
   const std::shared_ptr<ByteBudget> results;
-};
-
-// What calls count and measure.
-struct GenerationMetrics {
-  prometheus::Counter& tokens;
-  prometheus::Histogram& first_token_seconds;   // of each sample, from the request's arrival
-  prometheus::Histogram& output_token_seconds;  // of each sample, between two tokens on average
 };
 
 // Thread-safe.
@@ -73,7 +65,6 @@ class GenerateStream final : public RequestSink,
   void OnDone(const absl::Status& status) override;
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Backlog {
     std::deque<SampledToken> tokens;
     std::optional<v1::GenerateComplete> complete;
@@ -94,22 +85,21 @@ class GenerateStream final : public RequestSink,
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
   const StreamMemory& memory_;
-  const GenerationMetrics& metrics_;
   const bool final_only_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
   std::shared_ptr<StreamWriter<v1::GenerateResponse>> writer_;
-  Clock::time_point arrival_;
-  std::unique_ptr<TappedRequest> tapped_;  // of the thread that calls sinks
+  // Both of the thread that calls sinks.
+  RequestMeasurement measurement_;
+  std::unique_ptr<TappedRequest> tapped_;
 
   std::mutex mutex_;  // guards all below
   uint64_t ticket_ = 0;
-  HeldBytes request_;                                   // until the engine is done with it
-  HeldBytes results_;                                   // until the call is over
-  std::map<uint32_t, Backlog> backlog_;                 // by sample
-  std::map<uint32_t, Clock::time_point> first_tokens_;  // when they came, by sample
-  std::deque<uint32_t> ready_;  // samples with a backlog to write, each once, in turn
+  HeldBytes request_;                    // until the engine is done with it
+  HeldBytes results_;                    // until the call is over
+  std::map<uint32_t, Backlog> backlog_;  // by sample
+  std::deque<uint32_t> ready_;           // samples with a backlog to write, each once, in turn
   size_t backlog_bytes_ = 0;
   bool is_full_ = false;  // OnWritable will come
   std::optional<absl::Status> done_;

@@ -3,7 +3,6 @@
 
 #include <grpcpp/client_context.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +10,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,8 +28,7 @@
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
 #include "rollout/rollout_service.h"
-#include "tools/null_rank.h"
-#include "tools/random_model.h"
+#include "tools/null_engine.h"
 
 ABSL_FLAG(int, engine_tp, 4, absl::StrCat("engine: rank threads: ", isobit::kRankCounts));
 ABSL_FLAG(int, step_us, 1500, "engine: microseconds of a step while gRPC is measured");
@@ -42,7 +39,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kContext = 1 << 17;
 constexpr uint32_t kShortAnswer = 100;  // tokens
 
 double SecondsOf(const timespec& t) {
@@ -59,116 +55,11 @@ double Since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// An engine over ranks that compute nothing, and its empty model's directory.
-class NullEngine {
- public:
-  static absl::StatusOr<std::unique_ptr<NullEngine>> Create(size_t max_running,
-                                                            std::chrono::microseconds step_time) {
-    ModelConfig config;
-    config.num_layers = 1;
-    config.hidden_size = 64;
-    config.intermediate_size = 64;
-    config.num_heads = 8;
-    config.num_kv_heads = 8;
-    config.head_dim = 8;
-    config.vocab_size = 256;
-    config.max_position_embeddings = kContext;
-    config.rms_norm_eps = 1e-6f;
-    config.tie_word_embeddings = true;
-    config.eos_token_ids = {1};
-    std::unique_ptr<NullEngine> made(new NullEngine);
-    ISOBIT_RETURN_IF_ERROR(MakeDummyModel(config, 1, made->directory_ + "/model"));
-    EngineOptions options;
-    options.model_root = made->directory_;
-    options.load_format = LoadFormat::kDummy;
-    options.runner = {.tensor_parallel_size = absl::GetFlag(FLAGS_engine_tp),
-                      .page_size = 16,
-                      .num_pages = 1 << 21,
-                      .max_positions = kContext,
-                      .make_rank = MakeNullRank(step_time, made->num_rows)};
-    options.scheduler = {.max_running = max_running, .max_batch_tokens = kContext};
-    options.max_waiting_tokens = int64_t{1} << 40;
-    ISOBIT_ASSIGN_OR_RETURN(made->engine_, Engine::Create(config, options));
-    bool loaded = false;
-    made->engine_->UpdateWeights({.model_path = "model"},
-                                 [&](const absl::StatusOr<WeightUpdateResult>& result) {
-                                   ISOBIT_CHECK(result.ok()) << result.status().ToString();
-                                   loaded = true;
-                                 });
-    while (!loaded) {
-      made->engine_->Step();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return made;
-  }
-  ~NullEngine() {
-    engine_.reset();
-    std::filesystem::remove_all(directory_);
-  }
-  Engine& operator*() { return *engine_; }
-  Engine* operator->() { return engine_.get(); }
-
-  std::atomic<uint64_t> num_rows{0};  // rows that the ranks have computed
-
- private:
-  NullEngine() {
-    std::string name = std::filesystem::temp_directory_path() / "isobit_bench_XXXXXX";
-    ISOBIT_CHECK(mkdtemp(name.data()) != nullptr) << name;
-    directory_ = name;
-  }
-
-  std::string directory_;
-  std::unique_ptr<Engine> engine_;
-};
-
-// Counts the results of all requests together.
-struct Counts {
-  std::atomic<uint64_t> tokens{0};
-  std::atomic<uint64_t> messages{0};
-  std::atomic<uint64_t> started{0};  // requests that have a token
-  std::atomic<uint64_t> done{0};
-};
-
-class CountingSink final : public RequestSink {
- public:
-  explicit CountingSink(Counts& counts) : counts_(counts) {}
-  void OnToken(uint32_t, SampledToken) override {
-    counts_.tokens.fetch_add(1, std::memory_order_relaxed);
-  }
-  void OnSampleEnd(uint32_t, SampleEnd) override {}
-  void OnDone(const absl::Status&) override { ++counts_.done; }
-
- private:
-  Counts& counts_;
-};
-
-class Load {
- public:
-  Load(Engine& engine, int64_t prompt, uint32_t max_tokens)
-      : engine_(engine), prompt_(prompt), max_tokens_(max_tokens) {}
-
-  // Submits until `streams` are in flight.
-  void Fill(size_t streams) {
-    for (; submitted_ - counts.done.load() < streams; ++submitted_) {
-      GenerationRequest request;
-      request.id = absl::StrCat(submitted_);
-      request.prompt.assign(static_cast<size_t>(prompt_), 7);
-      request.sampling.max_tokens = max_tokens_;
-      request.sampling.ignore_eos = true;
-      const auto ticket =
-          engine_.Submit(std::move(request), std::make_shared<CountingSink>(counts));
-      ISOBIT_CHECK(ticket.ok()) << ticket.status().ToString();
-    }
-  }
-
-  Counts counts;
-
- private:
-  Engine& engine_;
-  const int64_t prompt_;
-  const uint32_t max_tokens_;
-  uint64_t submitted_ = 0;
-};
+NullEngineOptions Options(size_t max_running, std::chrono::microseconds step_time = {}) {
+  return {.tensor_parallel_size = absl::GetFlag(FLAGS_engine_tp),
+          .max_running = max_running,
+          .step_time = step_time};
+}
 
 struct HostCase {
   size_t running;
@@ -194,8 +85,7 @@ absl::Status PrintHostCost() {
   cases.push_back({64, 64, 16, 100000});
   cases.push_back({64, 64, 30000, 100000});
   for (const HostCase& c : cases) {
-    ISOBIT_ASSIGN_OR_RETURN(const auto engine,
-                            NullEngine::Create(c.running, std::chrono::microseconds(0)));
+    ISOBIT_ASSIGN_OR_RETURN(const auto engine, NullEngine::Create(Options(c.running)));
     Load load(**engine, c.prompt, c.max_tokens);
     load.Fill(c.streams);
     // Until the prefills of the first requests are over.
@@ -274,8 +164,8 @@ Rate Measure(const NullEngine& engine, const Counts& counts, const Body& body) {
 void Nap() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
 
 absl::StatusOr<Rate> WithoutFront(size_t streams, std::chrono::microseconds step_time) {
-  ISOBIT_ASSIGN_OR_RETURN(const auto engine, NullEngine::Create(streams, step_time));
-  Load load(**engine, 16, kContext - 16);
+  ISOBIT_ASSIGN_OR_RETURN(const auto engine, NullEngine::Create(Options(streams, step_time)));
+  Load load(**engine, 16, kNullContext - 16);
   load.Fill(streams);
   (*engine)->Start();
   while (load.counts.tokens < streams) Nap();
@@ -285,7 +175,7 @@ absl::StatusOr<Rate> WithoutFront(size_t streams, std::chrono::microseconds step
 }
 
 absl::StatusOr<Rate> ThroughFront(size_t streams, std::chrono::microseconds step_time) {
-  ISOBIT_ASSIGN_OR_RETURN(const auto engine, NullEngine::Create(streams, step_time));
+  ISOBIT_ASSIGN_OR_RETURN(const auto engine, NullEngine::Create(Options(streams, step_time)));
   RolloutService service(**engine);
   ServerRunner server(ServerOptions{});
   server.Register(&service, v1::RolloutService::service_full_name());
@@ -299,7 +189,7 @@ absl::StatusOr<Rate> ThroughFront(size_t streams, std::chrono::microseconds step
     std::vector<std::unique_ptr<Client>> clients;
     for (size_t i = 0; i < streams; ++i) {
       clients.push_back(
-          std::make_unique<Client>(*stub, static_cast<uint32_t>(kContext - 16), counts));
+          std::make_unique<Client>(*stub, static_cast<uint32_t>(kNullContext - 16), counts));
     }
     while (counts.started < streams) Nap();
     rate = Measure(*engine, counts, Nap);

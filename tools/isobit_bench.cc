@@ -6,18 +6,20 @@
 #include "tools/bench_cpu.h"
 #include "tools/bench_engine.h"
 #include "tools/bench_gpu.h"
+#include "tools/bench_metrics.h"
 
 namespace isobit::bench {
 namespace {
 
 constexpr char kUsage[] =
-    "isobit-bench cpu|engine|gemm|grad|attention|ops|allreduce|decode|score [flags]\n\n"
+    "isobit-bench cpu|engine|metrics|gemm|grad|attention|ops|allreduce|decode|score [flags]\n\n"
     "cpu        Linear on the CPU, for each instruction set, on one thread and on all, beside a "
     "plain\n"
     "           fp32 FMA product over the same bf16 weights.\n"
     "engine     What a step costs the rollout's host code, and what gRPC costs, over "
     "ranks that\n"
     "           compute nothing.\n"
+    "metrics    What a step's metrics cost, over such ranks, beside a model's steps.\n"
     "gemm       Linear on a GPU beside cuBLAS, over the layers of --models at --tp and --m.\n"
     "grad       The ops of a training step beside cuBLAS or the copy rate, by --families.\n"
     "attention  Decode beside the copy rate, prefill beside --baseline.\n"
@@ -35,15 +37,12 @@ struct Subcommand {
   bool needs_gpu;
   absl::Status (*run)();
 };
-constexpr Subcommand kSubcommands[] = {{"cpu", false, BenchCpu},
-                                       {"engine", false, BenchEngine},
-                                       {"gemm", true, BenchGemm},
-                                       {"grad", true, BenchGrad},
-                                       {"attention", true, BenchAttention},
-                                       {"ops", true, BenchOps},
-                                       {"allreduce", true, BenchAllReduce},
-                                       {"decode", true, BenchDecode},
-                                       {"score", true, BenchScore}};
+constexpr Subcommand kSubcommands[] = {
+    {"cpu", false, BenchCpu},         {"engine", false, BenchEngine},
+    {"metrics", false, BenchMetrics}, {"gemm", true, BenchGemm},
+    {"grad", true, BenchGrad},        {"attention", true, BenchAttention},
+    {"ops", true, BenchOps},          {"allreduce", true, BenchAllReduce},
+    {"decode", true, BenchDecode},    {"score", true, BenchScore}};
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
@@ -60,10 +59,10 @@ int Main(int argc, char** argv) {
     return ExitCode(subcommand.run());
   }
   ParseFlagsOrExit(argc, argv, kUsage);
-  std::fprintf(
-      stderr,
-      "isobit-bench: expected a subcommand: cpu, engine, gemm, grad, attention, ops, allreduce, "
-      "decode or score\n");
+  std::fprintf(stderr,
+               "isobit-bench: expected a subcommand: cpu, engine, metrics, gemm, grad, attention, "
+               "ops, allreduce, "
+               "decode or score\n");
   return 2;
 }
 

@@ -9,6 +9,7 @@ namespace isobit {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing_support::Outcome;
 
@@ -20,9 +21,20 @@ TEST(IsobitBenchTest, HelpNamesEverySubcommand) {
   const Outcome outcome = RunBench("--help");
   EXPECT_EQ(outcome.exit_code, 0);
   for (const char* name :
-       {"cpu", "engine", "gemm", "attention", "ops", "allreduce", "decode", "score"}) {
+       {"cpu", "engine", "metrics", "gemm", "attention", "ops", "allreduce", "decode", "score"}) {
     EXPECT_THAT(outcome.output, HasSubstr(std::string("\n") + name + " "));
   }
+}
+
+TEST(IsobitBenchTest, MetricsPrintsARowForEachLoad) {
+  const Outcome outcome =
+      RunBench("metrics --metrics_rounds=2 --metrics_steps=2 --metrics_model=tiny-qwen3");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  for (const char* running : {"1", "8", "64"}) {
+    EXPECT_THAT(outcome.output,
+                ContainsRegex(std::string("\n +") + running + " +[0-9.]+ +-?[0-9.]+"));
+  }
+  EXPECT_EQ(RunBench("metrics --metrics_rounds=0").exit_code, 2);
 }
 
 TEST(IsobitBenchTest, WhatNeedsAGpuSaysThatItIsMissing) {
