@@ -173,9 +173,11 @@ class GapTest(unittest.TestCase):
         self.trainer[0][:] = -0.0
         self.assertEqual(Gap.between(self.batch, self.trainer).unequal, 2)
 
-    def test_kl_is_k3(self):
+    def test_kl_by_three_estimators(self):
         self.trainer[0][1] = -1.25
-        self.assertAlmostEqual(Gap.between(self.batch, self.trainer).kl, (math.exp(-1) - 1 + 1) / 5)
+        gap = Gap.between(self.batch, self.trainer)
+        self.assertAlmostEqual(gap.kl, (math.exp(-1) - 1 + 1) / 5)
+        self.assertEqual((gap.kl_k1, gap.kl_k2), (1 / 5, 0.5 / 5))
 
     def test_others_are_refused(self):
         for trainer in (self.trainer[:1], [t.astype(np.float64) for t in self.trainer]):
@@ -183,8 +185,9 @@ class GapTest(unittest.TestCase):
                 Gap.between(self.batch, trainer)
 
     def test_sum(self):
-        first, second = Gap(4, 1, 0.5, 0.25, "here"), Gap(12, 2, 0.75, 0.0, "there")
-        self.assertEqual(first + second, Gap(16, 3, 0.75, 0.0625, "here"))
+        first = Gap(4, 1, 0.5, 0.25, "here", kl_k1=-0.5, kl_k2=1.0)
+        second = Gap(12, 2, 0.75, 0.0, "there", kl_k1=0.5, kl_k2=2.0)
+        self.assertEqual(first + second, Gap(16, 3, 0.75, 0.0625, "here", kl_k1=0.25, kl_k2=1.75))
 
 
 class LossTest(unittest.TestCase):

@@ -23,16 +23,24 @@ class Gap:
     max_abs_dlogp: float
     kl: float  # estimates KL(rollout || trainer) from the rollout's tokens: the mean of r - 1 - log r (k3)
     first: str  # where the first unequal token is, with both logprobs; empty if all are equal
+    kl_k1: float = 0.0  # the same KL by the mean of -log r
+    kl_k2: float = 0.0  # and by the mean of its half square
 
     def __add__(self, other: "Gap") -> "Gap":
         """Of both batches."""
         tokens = self.tokens + other.tokens
+
+        def joint(ours: float, theirs: float) -> float:
+            return (ours * self.tokens + theirs * other.tokens) / max(tokens, 1)
+
         return Gap(
             tokens,
             self.unequal + other.unequal,
             max(self.max_abs_dlogp, other.max_abs_dlogp),
-            (self.kl * self.tokens + other.kl * other.tokens) / max(tokens, 1),
+            joint(self.kl, other.kl),
             self.first or other.first,
+            joint(self.kl_k1, other.kl_k1),
+            joint(self.kl_k2, other.kl_k2),
         )
 
     @classmethod
@@ -46,12 +54,17 @@ class Gap:
             )
         unequal = (sampled.view(np.uint32) != computed.view(np.uint32)) | np.isnan(sampled)
         dlogp = np.where(unequal, sampled.astype(np.float64) - computed, 0.0)
-        ratios = np.expm1(-dlogp) + dlogp
+
+        def mean(values: np.ndarray) -> float:
+            return math.fsum(values.tolist()) / max(len(values), 1)
+
         return cls(
             tokens=len(sampled),
             unequal=int(unequal.sum()),
             max_abs_dlogp=float(np.abs(dlogp).max(initial=0.0)),
-            kl=math.fsum(ratios.tolist()) / max(len(sampled), 1),
+            kl=mean(np.expm1(-dlogp) + dlogp),
+            kl_k1=mean(dlogp),
+            kl_k2=mean(0.5 * dlogp**2),
             first=_where(completions, trainer, int(unequal.argmax())) if unequal.any() else "",
         )
 

@@ -15,9 +15,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,11 +33,14 @@ from vanilla import VanillaLearner
 
 from isobit.errors import IsobitError
 
+if TYPE_CHECKING:
+    from isobit.trainer_metrics import TrainerMetrics
+
 LEARNERS = {"tree": Learner, "vanilla": VanillaLearner}
 # Flags that say where and how long to run; all others decide about the weights and stay as they are.
 NO_RECIPE = (
     "rollout", "scorer", "comparator", "output", "resume", "steps", "save_every", "device",
-    "lanes_per_pass", "on_gap", "transport",
+    "lanes_per_pass", "on_gap", "transport", "metrics_port",
 )  # fmt: skip
 
 
@@ -57,12 +60,20 @@ class Clock:
 class Run:
     """One run, from where its folder stands to the last step."""
 
-    def __init__(self, options: argparse.Namespace, learner: Learner, sampler: Sampler, folder: RunFolder):
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        learner: Learner,
+        sampler: Sampler,
+        folder: RunFolder,
+        metrics: "TrainerMetrics | None" = None,
+    ):
         self._options = options
         self._model = options.model
         self._learner = learner
         self._sampler = sampler
         self._folder = folder
+        self._metrics = metrics
         self._by_deviation = options.algorithm == "grpo"
 
     def run(self, stop: StopSignal) -> None:
@@ -83,6 +94,13 @@ class Run:
                 clock.lap("sync")
                 self._folder.add(step, {**values, "weights_digest": digest, "seconds": clock.parts})
                 self._tell(step, values, clock)
+                if self._metrics is not None:
+                    self._metrics.add_step(
+                        step,
+                        reward=values["reward"],
+                        staleness=values["staleness"],
+                        seconds=clock.parts,
+                    )
                 if step % self._options.save_every == 0:
                     self._folder.save(self._learner, step, ahead)
         except Stopped:
@@ -151,6 +169,15 @@ class Run:
             )
         gap = Gap.between(drawn, logprobs)
         self._sampler.record(logprobs, gap)
+        if self._metrics is not None:
+            self._metrics.add_comparison(
+                tokens=gap.tokens,
+                unequal=gap.unequal,
+                max_abs_dlogp=gap.max_abs_dlogp,
+                kl_k1=gap.kl_k1,
+                kl_k2=gap.kl_k2,
+                kl_k3=gap.kl,
+            )
         if gap.unequal and self._options.on_gap == "stop":
             raise GapError(
                 f"step {step + 1}: {gap.unequal} of {gap.tokens} tokens have another logprob in the trainer"
@@ -225,6 +252,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         g, "device", "cuda" if torch.cuda.is_available() else "cpu", "where to train", choices=("cpu", "cuda")
     )
+    add(g, "metrics_port", None, "serve metrics for Prometheus there, on 127.0.0.1; 0 chooses one", type=int)
     add(g, "on_gap", None, "what a logprob does that differs: stop the run (default in tree), or only be"
         " reported (in vanilla)", choices=("stop", "report"))  # fmt: skip
     g = parser.add_argument_group("what decides about the weights; may not change on --resume")
@@ -266,6 +294,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def serve_metrics(port: int | None, stack: ExitStack) -> "TrainerMetrics | None":
+    """The first process's metrics, served until the stack ends; None on other ones, or without a port."""
+    if port is None or not is_first():
+        return None
+    from isobit.trainer_metrics import TrainerMetrics  # needs prometheus_client, which a run can do without
+
+    metrics = stack.enter_context(closing(TrainerMetrics()))
+    say(f"metrics at http://127.0.0.1:{metrics.serve(port)}/metrics")
+    return metrics
+
+
 def train(options: argparse.Namespace, stop: StopSignal) -> None:
     device = join(options.device)
     model = options.model
@@ -295,7 +334,8 @@ def train(options: argparse.Namespace, stop: StopSignal) -> None:
         say(f"{model.name}, {options.task}, {options.algorithm}, {mode}, {dist.get_world_size()} processes")
         with closing(RunFolder(options.output, kept, options.resume)) as folder:
             learner = LEARNERS[options.numerics](model, recipe, device, stop)
-            Run(options, learner, sampler, folder).run(stop)
+            with ExitStack() as stack:
+                Run(options, learner, sampler, folder, serve_metrics(options.metrics_port, stack)).run(stop)
 
 
 def main() -> int:

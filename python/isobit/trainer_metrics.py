@@ -1,0 +1,106 @@
+"""A trainer's metrics for Prometheus, as docs/metrics.md lists them. Needs the extra `isobit[metrics]`.
+
+metrics = TrainerMetrics()
+metrics.serve(9104)
+metrics.add_comparison(tokens=4096, unequal=0, max_abs_dlogp=0.0, kl_k1=0.0, kl_k2=0.0, kl_k3=0.0)
+metrics.add_step(1, reward=0.5, staleness=0.0, seconds={"sample": 2.1, "train": 3.4, "sync": 0.2})
+"""
+
+from collections.abc import Mapping
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PARTS = ("sample", "train", "compare", "sync")  # of a step
+# As the services' (common/metrics/metrics.cc).
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600)
+
+
+class _Registry(CollectorRegistry):
+    """Without the library's series of when each other series began."""
+
+    def collect(self):
+        for family in super().collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+
+
+class TrainerMetrics:
+    """Of one run, in the process that knows its figures. Thread-safe."""
+
+    def __init__(self):
+        self.registry = _Registry()
+        self._server = None
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"isobit_trainer_{name}", text, registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"isobit_trainer_{name}", text, labels, registry=self.registry)
+
+        self._step = gauge("step", "Number of the last optimizer step.")
+        self._reward = gauge("reward_mean", "Mean reward of the last step's samples.")
+        self._staleness = gauge("staleness_mean", "Mean staleness of the last step's tokens, in steps.")
+        self._seconds = counter("step_seconds", "Time of the steps, by part.", "part")
+        for part in PARTS:
+            self._seconds.labels(part)
+        self._sync = Histogram(
+            "isobit_trainer_weight_sync_seconds",
+            "Of a step, until all services have its weights.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._compared = counter("tokens_compared", "Tokens whose logprobs were compared with the rollout's.")
+        self._unequal = counter("tokens_unequal", "Tokens whose logprobs have other bits, or are NaN.")
+        self._max_abs_dlogp = gauge(
+            "logprob_abs_diff_max", "Largest difference of two logprobs in the last comparison."
+        )
+        text = "KL(rollout || trainer) of the last comparison, estimator k{}."
+        self._kl = [gauge(f"kl_k{i}", text.format(i)) for i in (1, 2, 3)]
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> int:
+        """Serves the metrics over HTTP until `close`, without TLS. Returns the port; 0 chooses one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._server, _ = prometheus_client.start_http_server(port, addr=host, registry=self.registry)
+        return self._server.server_port
+
+    def add_comparison(
+        self, *, tokens: int, unequal: int, max_abs_dlogp: float, kl_k1: float, kl_k2: float, kl_k3: float
+    ) -> None:
+        """Of one batch: the rollout's logprobs beside the trainer's, by the weights that drew it."""
+        self._compared.inc(tokens)
+        self._unequal.inc(unequal)
+        self._max_abs_dlogp.set(max_abs_dlogp)
+        for gauge, value in zip(self._kl, (kl_k1, kl_k2, kl_k3), strict=True):
+            gauge.set(value)
+
+    def add_step(self, step: int, *, reward: float, staleness: float, seconds: Mapping[str, float]) -> None:
+        """One optimizer step.
+
+        Args:
+            step: its number, from 1.
+            reward: mean of its samples.
+            staleness: mean of its tokens, in optimizer steps.
+            seconds: of its parts, some of PARTS.
+
+        Raises:
+            ValueError: another part.
+        """
+        if unknown := set(seconds) - set(PARTS):
+            raise ValueError(f"seconds: expected parts of {PARTS}, got {sorted(unknown)}")
+        self._step.set(step)
+        self._reward.set(reward)
+        self._staleness.set(staleness)
+        for part, value in seconds.items():
+            self._seconds.labels(part).inc(value)
+        if "sync" in seconds:
+            self._sync.observe(seconds["sync"])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
