@@ -1,6 +1,6 @@
-// See bench_metrics.h. Two engines over ranks that compute nothing take turns, one that measures and
-// one that does not, so that whatever else the machine does hits both. The thread that steps also
-// calls the sinks, so its CPU time holds all of the host's work.
+// See bench_metrics.h. Two engines over ranks that compute nothing take turns, one that measures
+// and one that does not, so that whatever else the machine does hits both. The thread that steps
+// also calls the sinks, so its CPU time holds all of the host's work.
 #include "tools/bench_metrics.h"
 
 #include <algorithm>
@@ -200,8 +200,8 @@ absl::Status BenchMetrics() {
       RequireInRange("metrics_rounds", absl::GetFlag(FLAGS_metrics_rounds), 1, 1000000));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("metrics_steps", absl::GetFlag(FLAGS_metrics_steps), 1, 1000000));
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("metrics_gpu_step_ms",
-                                        absl::GetFlag(FLAGS_metrics_gpu_step_ms), 0.001, 1e6));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("metrics_gpu_step_ms", absl::GetFlag(FLAGS_metrics_gpu_step_ms), 0.001, 1e6));
   std::printf(
       "What a step's metrics add to the host's CPU time, over 4 ranks that compute nothing; us.\n"
       "Shares: of the host's step, of a step of %s on this CPU, of a step of %.3f ms on GPUs,\n"
@@ -209,16 +209,16 @@ absl::Status BenchMetrics() {
       "%8s %10s %8s %8s %10s %9s %9s  %9s %9s\n",
       absl::GetFlag(FLAGS_metrics_model).c_str(), absl::GetFlag(FLAGS_metrics_gpu_step_ms),
       "running", "host step", "added", "share", "CPU step", "share", "share", "scrape", "share");
-  return WithDummyModel(
-      absl::GetFlag(FLAGS_metrics_model), 0, 1,
-      [](const ModelConfig& config, const std::string& root) -> absl::Status {
-        for (const size_t running : {1, 8, 64}) {
-          ISOBIT_ASSIGN_OR_RETURN(const Cost cost, Measure(running));
-          ISOBIT_ASSIGN_OR_RETURN(const double cpu_step_us, StepOfModel(config, root, running));
-          PrintRow(running, cost, cpu_step_us);
-        }
-        return absl::OkStatus();
-      });
+  return WithDummyModel(absl::GetFlag(FLAGS_metrics_model), 0, 1,
+                        [](const ModelConfig& config, const std::string& root) -> absl::Status {
+                          for (const size_t running : {1, 8, 64}) {
+                            ISOBIT_ASSIGN_OR_RETURN(const Cost cost, Measure(running));
+                            ISOBIT_ASSIGN_OR_RETURN(const double cpu_step_us,
+                                                    StepOfModel(config, root, running));
+                            PrintRow(running, cost, cpu_step_us);
+                          }
+                          return absl::OkStatus();
+                        });
 }
 
 }  // namespace isobit::bench

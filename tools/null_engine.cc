@@ -18,10 +18,9 @@ namespace isobit::bench {
 
 absl::Status LoadFirstWeights(Engine& engine, const std::string& model_path) {
   std::optional<absl::Status> loaded;
-  engine.UpdateWeights({.model_path = model_path},
-                       [&](const absl::StatusOr<WeightUpdateResult>& result) {
-                         loaded = result.status();
-                       });
+  engine.UpdateWeights(
+      {.model_path = model_path},
+      [&](const absl::StatusOr<WeightUpdateResult>& result) { loaded = result.status(); });
   while (!loaded) {
     engine.Step();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -72,10 +71,7 @@ NullEngine::~NullEngine() {
 }
 
 Load::Load(Engine& engine, int64_t prompt, uint32_t max_tokens, MakeSink make_sink)
-    : engine_(engine),
-      prompt_(prompt),
-      max_tokens_(max_tokens),
-      make_sink_(std::move(make_sink)) {}
+    : engine_(engine), prompt_(prompt), max_tokens_(max_tokens), make_sink_(std::move(make_sink)) {}
 
 void Load::Fill(size_t streams) {
   for (; submitted_ - counts.done.load() < streams; ++submitted_) {
