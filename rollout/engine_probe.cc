@@ -9,7 +9,7 @@
 namespace isobit {
 
 absl::Status Engine::CheckProbe(const std::vector<int32_t>& tokens) const {
-  const auto most = std::min(limits_.max_batch_tokens, limits_.context_length);
+  const auto most = std::min({limits_.max_batch_tokens, limits_.context_length, limits_.kv_tokens});
   if (tokens.empty() || static_cast<int64_t>(tokens.size()) > most) {
     return absl::InvalidArgumentError(
         absl::StrCat("token_ids: ", tokens.size(), " entries, expected 1 to ", most));

@@ -4,11 +4,17 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <thread>
 
 #include "common/base/check.h"
+#include "common/base/parallel_for.h"
+#include "common/base/status_macros.h"
 
 namespace isobit {
 namespace {
+
+// From so many elements on, threads share the sums of a result.
+constexpr int64_t kParallelElements = int64_t{1} << 18;
 
 // A word of an element, of which sums tell matrices apart (the finaliser of SplitMix64).
 uint64_t WordOf(int64_t row, int64_t column, uint32_t bits) {
@@ -43,29 +49,39 @@ ForwardProbe::ForwardProbe(const ModelConfig& config, const RankShape& shape,
       head_dim_(config.head_dim),
       wanted_(wanted) {}
 
+template <typename T, typename Look>
+absl::Status ForwardProbe::Fetch(const T* data, int64_t elements, const Look& look) {
+  if (device_ == nullptr) {
+    look(data);
+    return absl::OkStatus();
+  }
+  ISOBIT_RETURN_IF_ERROR(meet_());
+  const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
+  if (fetched_.size() < bytes) fetched_.resize(bytes);
+  ISOBIT_RETURN_IF_ERROR(device_->Copy(fetched_.data(), data, bytes));
+  ISOBIT_RETURN_IF_ERROR(device_->Synchronize());
+  look(reinterpret_cast<const T*>(fetched_.data()));
+  return meet_();
+}
+
 template <typename BitsOf>
 void ForwardProbe::Take(const ProbeSite& site, const Part& part, const BitsOf& bits_of,
                         bool is_whole) {
-  const bool is_wanted = wanted_.site == site;
-  const auto end_row = static_cast<size_t>(part.first_row + part.rows);
-  if (is_wanted && row_digests_.size() < end_row) row_digests_.resize(end_row);
-  uint64_t digest = 0;
-  for (int64_t r = 0; r < part.rows; ++r) {
-    const int64_t row = part.first_row + r;
-    uint64_t row_digest = 0;
+  std::vector<uint64_t> row_digests(static_cast<size_t>(part.rows));
+  const auto digest_row = [&](size_t r, size_t /*worker*/) {
+    const auto row = static_cast<int64_t>(r);
     for (int64_t c = 0; c < part.columns; ++c) {
-      row_digest += WordOf(row, part.first_column + c, bits_of(r, c));
+      row_digests[r] += WordOf(part.first_row + row, part.first_column + c, bits_of(row, c));
     }
-    digest += row_digest;
-    if (!is_wanted) continue;
-    row_digests_[static_cast<size_t>(row)] += row_digest;
-    if (wanted_.row != row) continue;
-    const auto end = static_cast<size_t>(part.first_column + part.columns);
-    if (values_.size() < end) values_.resize(end);
-    for (int64_t c = 0; c < part.columns; ++c) {
-      values_[static_cast<size_t>(part.first_column + c)] = bits_of(r, c);
-    }
-  }
+    return absl::OkStatus();
+  };
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const bool is_small = part.rows * part.columns < kParallelElements;
+  const size_t num_workers =
+      is_small ? 1 : std::max<size_t>(1, cores / static_cast<size_t>(shape_.size));
+  ISOBIT_CHECK(ParallelFor(row_digests.size(), num_workers, digest_row).ok());
+
+  const uint64_t digest = std::accumulate(row_digests.begin(), row_digests.end(), uint64_t{0});
   const auto known = std::find_if(seen_.begin(), seen_.end(),
                                   [&](const Seen& seen) { return seen.digest.site == site; });
   if (known != seen_.end()) {
@@ -73,13 +89,27 @@ void ForwardProbe::Take(const ProbeSite& site, const Part& part, const BitsOf& b
   } else {
     seen_.push_back({.digest = {site, digest}, .is_whole = is_whole});
   }
+  if (wanted_.site != site) return;
+  const auto first_row = static_cast<size_t>(part.first_row);
+  row_digests_.resize(std::max(row_digests_.size(), first_row + row_digests.size()));
+  for (size_t r = 0; r < row_digests.size(); ++r) row_digests_[first_row + r] += row_digests[r];
+  const int64_t row = wanted_.row.value_or(-1) - part.first_row;
+  if (row < 0 || row >= part.rows) return;
+  const auto first_column = static_cast<size_t>(part.first_column);
+  const auto columns = static_cast<size_t>(part.columns);
+  values_.resize(std::max(values_.size(), first_column + columns));
+  for (size_t c = 0; c < columns; ++c) {
+    values_[first_column + c] = bits_of(row, static_cast<int64_t>(c));
+  }
 }
 
-void ForwardProbe::SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows,
-                            int64_t columns) {
-  Take(
-      {layer, op}, {.rows = rows, .columns = columns},
-      [&](int64_t r, int64_t c) { return Widened(data[r * columns + c]); }, /*is_whole=*/true);
+absl::Status ForwardProbe::SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows,
+                                    int64_t columns) {
+  return Fetch(data, rows * columns, [&](const Bf16* host) {
+    Take(
+        {layer, op}, {.rows = rows, .columns = columns},
+        [&](int64_t r, int64_t c) { return Widened(host[r * columns + c]); }, /*is_whole=*/true);
+  });
 }
 
 void ForwardProbe::See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns,
@@ -88,53 +118,80 @@ void ForwardProbe::See(int layer, ProbeOp op, const Bf16* data, int64_t rows, in
        [&](int64_t r, int64_t c) { return Widened(data[r * ld + c]); });
 }
 
-void ForwardProbe::SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
+absl::Status ForwardProbe::SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
   const int64_t q_columns = shape_.heads * head_dim_;
   const int64_t kv_columns = shape_.kv_heads.size() * head_dim_;
   const int64_t all_q = kv_heads_ * heads_of_kv_head_ * head_dim_;
   const int64_t all_k = kv_heads_ * head_dim_;
   const int64_t first_kv = shape_.kv_heads.begin * head_dim_;
-  See(layer, ProbeOp::kQkv, qkv, rows, q_columns, ld, FirstHead() * head_dim_);
-  See(layer, ProbeOp::kQkv, qkv + q_columns, rows, kv_columns, ld, all_q + first_kv);
-  See(layer, ProbeOp::kQkv, qkv + q_columns + kv_columns, rows, kv_columns, ld,
-      all_q + all_k + first_kv);
+  return Fetch(qkv, rows * ld, [&](const Bf16* host) {
+    See(layer, ProbeOp::kQkv, host, rows, q_columns, ld, FirstHead() * head_dim_);
+    See(layer, ProbeOp::kQkv, host + q_columns, rows, kv_columns, ld, all_q + first_kv);
+    See(layer, ProbeOp::kQkv, host + q_columns + kv_columns, rows, kv_columns, ld,
+        all_q + all_k + first_kv);
+  });
 }
 
-void ForwardProbe::SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
-  See(layer, ProbeOp::kQ, qkv, rows, shape_.heads * head_dim_, ld, FirstHead() * head_dim_);
+absl::Status ForwardProbe::SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
+  return Fetch(qkv, rows * ld, [&](const Bf16* host) {
+    See(layer, ProbeOp::kQ, host, rows, shape_.heads * head_dim_, ld, FirstHead() * head_dim_);
+  });
 }
 
-void ForwardProbe::SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence) {
+absl::Status ForwardProbe::SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence) {
+  const int64_t end = sequence.first_position + sequence.num_rows;
+  const int64_t num_pages = (end + kv.page_size - 1) / kv.page_size;
+  const int64_t last_page = *std::max_element(sequence.pages, sequence.pages + num_pages);
+  const int64_t page_elements = int64_t{kv.kv_heads} * kv.page_size * head_dim_;
   const auto see = [&](ProbeOp op, const Bf16* cache) {
-    Take({layer, op},
-         {.rows = sequence.num_rows,
-          .first_column = shape_.kv_heads.begin * head_dim_,
-          .columns = shape_.kv_heads.size() * head_dim_},
-         [&](int64_t r, int64_t c) {
-           const int64_t position = sequence.first_position + r;
-           const int64_t page = sequence.pages[position / kv.page_size];
-           const int64_t head = c / head_dim_;
-           const int64_t slot = position % kv.page_size;
-           return Widened(cache[((page * kv.kv_heads + head) * kv.page_size + slot) * head_dim_ +
-                                c % head_dim_]);
-         });
+    return Fetch(cache, (last_page + 1) * page_elements, [&](const Bf16* host) {
+      Take({layer, op},
+           {.rows = sequence.num_rows,
+            .first_column = shape_.kv_heads.begin * head_dim_,
+            .columns = shape_.kv_heads.size() * head_dim_},
+           [&](int64_t r, int64_t c) {
+             const int64_t position = sequence.first_position + r;
+             const int64_t page = sequence.pages[position / kv.page_size];
+             const int64_t row = c / head_dim_ * kv.page_size + position % kv.page_size;
+             return Widened(host[page * page_elements + row * head_dim_ + c % head_dim_]);
+           });
+    });
   };
-  see(ProbeOp::kK, kv.k);
-  see(ProbeOp::kV, kv.v);
+  ISOBIT_RETURN_IF_ERROR(see(ProbeOp::kK, kv.k));
+  return see(ProbeOp::kV, kv.v);
 }
 
-void ForwardProbe::SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld) {
-  See(layer, ProbeOp::kAttention, attended, rows, shape_.heads * head_dim_, ld,
-      FirstHead() * head_dim_);
+absl::Status ForwardProbe::SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld) {
+  return Fetch(attended, rows * ld, [&](const Bf16* host) {
+    See(layer, ProbeOp::kAttention, host, rows, shape_.heads * head_dim_, ld,
+        FirstHead() * head_dim_);
+  });
 }
 
-void ForwardProbe::SeeLogits(const float* logits, int64_t row) {
-  Take({num_layers_, ProbeOp::kLogits},
-       {.first_row = row,
-        .rows = 1,
-        .first_column = shape_.vocab.begin,
-        .columns = shape_.vocab.size()},
-       [&](int64_t, int64_t c) { return std::bit_cast<uint32_t>(logits[c]); });
+absl::Status ForwardProbe::SeeGateUp(int layer, const Bf16* gate_up, int64_t rows, int64_t columns,
+                                     int64_t first_column) {
+  return Fetch(gate_up, rows * 2 * columns, [&](const Bf16* host) {
+    See(layer, ProbeOp::kGate, host, rows, columns, 2 * columns, first_column);
+    See(layer, ProbeOp::kUp, host + columns, rows, columns, 2 * columns, first_column);
+  });
+}
+
+absl::Status ForwardProbe::SeeActivation(int layer, const Bf16* activated, int64_t rows,
+                                         int64_t columns, int64_t first_column) {
+  return Fetch(activated, rows * columns, [&](const Bf16* host) {
+    See(layer, ProbeOp::kActivation, host, rows, columns, columns, first_column);
+  });
+}
+
+absl::Status ForwardProbe::SeeLogits(const float* logits, int64_t row) {
+  return Fetch(logits, shape_.vocab.size(), [&](const float* host) {
+    Take({num_layers_, ProbeOp::kLogits},
+         {.first_row = row,
+          .rows = 1,
+          .first_column = shape_.vocab.begin,
+          .columns = shape_.vocab.size()},
+         [&](int64_t, int64_t c) { return std::bit_cast<uint32_t>(host[c]); });
+  });
 }
 
 ProbeReport ForwardProbe::Merge(absl::Span<const ForwardProbe> ranks) {

@@ -6,12 +6,17 @@
 #ifndef ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
 #define ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
+#include "kernels/device.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/ops.h"
 
@@ -28,6 +33,8 @@ enum class ProbeOp {
   kAttention,     // before the linear layer o
   kAttentionSum,  // the residual after o
   kPostNorm,      // the norm before the MLP
+  kGate,          // the linear layers gate and up, which a pass without a probe does not store:
+  kUp,            // computed once more for the probe
   kActivation,    // gate and up through SwiGLU
   kMlpSum,        // the residual after down
   kFinalNorm,     // layer num_layers, as the logits
@@ -50,10 +57,12 @@ struct ProbeReport {
   struct Digest {
     ProbeSite site;
     uint64_t digest = 0;
+    bool operator==(const Digest&) const = default;
   };
   std::vector<Digest> digests;        // in the order of the computation
   std::vector<uint64_t> row_digests;  // of ProbeWanted::site; empty: it was not wanted
   std::vector<uint32_t> values;       // fp32 bits of ProbeWanted::row
+  bool operator==(const ProbeReport&) const = default;
 };
 
 // What a probed pass computes: one sequence from its beginning, in pages 0, 1, ... of a cache of
@@ -68,25 +77,37 @@ struct ProbePass {
   SequenceRows sequence;
 };
 
-// One rank's view. In host memory. Not thread-safe.
+// One rank's view. Not thread-safe. What is seen lies in host memory, or on the device of ReadFrom,
+// whose errors these methods return.
 class ForwardProbe {
  public:
   // `shape` says which heads and columns of the logits are the rank's.
   ForwardProbe(const ModelConfig& config, const RankShape& shape, const ProbeWanted& wanted);
 
+  // What is seen from now on lies on `device`. The rank calls `meet` before it waits for the ops,
+  // which may wait for other ranks, and again when it has seen a result, since other ranks may wait
+  // for its next op.
+  void ReadFrom(Device& device, std::function<absl::Status()> meet) {
+    device_ = &device;
+    meet_ = std::move(meet);
+  }
+
   // A result that every rank has whole. Rank 0's counts, or that of a rank that differs from it.
-  void SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns);
-  // The rank's columns, the first of which is `first_column` of the whole model's.
-  void See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns, int64_t ld,
-           int64_t first_column);
+  absl::Status SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns);
   // qkv as in QkvArgs, before and after the op Qkv, which rotates the queries in place.
-  void SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
-  void SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
+  absl::Status SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
+  absl::Status SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
   // The keys and values of the pass's sequence.
-  void SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence);
-  void SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld);
+  absl::Status SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence);
+  absl::Status SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld);
+  // [rows, 2 * columns]: the rank's gates, then its ups, of the whole model's columns from
+  // first_column on; and [rows, columns] of them through SwiGLU.
+  absl::Status SeeGateUp(int layer, const Bf16* gate_up, int64_t rows, int64_t columns,
+                         int64_t first_column);
+  absl::Status SeeActivation(int layer, const Bf16* activated, int64_t rows, int64_t columns,
+                             int64_t first_column);
   // Of row `row` alone.
-  void SeeLogits(const float* logits, int64_t row);
+  absl::Status SeeLogits(const float* logits, int64_t row);
 
   // Of all ranks of a pass, in the order of the ranks.
   static ProbeReport Merge(absl::Span<const ForwardProbe> ranks);
@@ -99,6 +120,12 @@ class ForwardProbe {
   // bits_of(row, column): fp32 bits, both counted from the part's begin.
   template <typename BitsOf>
   void Take(const ProbeSite& site, const Part& part, const BitsOf& bits_of, bool is_whole = false);
+  // The rank's columns of a site, the first of which is `first_column` of the whole model's.
+  void See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns, int64_t ld,
+           int64_t first_column);
+  // Calls look(host memory that holds the `elements` elements at `data`).
+  template <typename T, typename Look>
+  absl::Status Fetch(const T* data, int64_t elements, const Look& look);
   // The rows and values of the wanted site, of the ranks that count for it.
   static void AddRows(absl::Span<const ForwardProbe* const> parts, ProbeReport& report);
   int64_t FirstHead() const { return shape_.kv_heads.begin * heads_of_kv_head_; }
@@ -107,6 +134,9 @@ class ForwardProbe {
   const int num_layers_;
   const int64_t heads_of_kv_head_, kv_heads_, head_dim_;
   const ProbeWanted wanted_;
+  Device* device_ = nullptr;  // null: the results lie in host memory
+  std::function<absl::Status()> meet_;
+  std::vector<std::byte> fetched_;
   struct Seen {
     ProbeReport::Digest digest;
     bool is_whole = false;  // by SeeWhole

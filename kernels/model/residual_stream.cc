@@ -22,14 +22,15 @@ size_t ResidualStream::ReservedBytes(int64_t hidden, int64_t rows) {
   return static_cast<size_t>(rows * hidden) * 2 * (sizeof(Bf16) + sizeof(float));
 }
 
-absl::Status ResidualStream::Begin(const UploadedStep& step, int64_t rows, int32_t page_size) {
+absl::Status ResidualStream::Begin(const UploadedStep& step, int64_t rows, int32_t page_size,
+                                   bool may_cut) {
   halves_ = {{.step = {.first_row = 0, .rows = rows, .sequences = step.sequences}}};
   overlapped_ = nullptr;
   const absl::Span<const SequenceRows> sequences = step.sequences.host;
   // Rows of padding have no sequence that could be cut.
   const bool whole =
       !sequences.empty() && sequences.back().first_row + sequences.back().num_rows == rows;
-  if (!whole || rows < 2 || all_reduce_ == nullptr) return absl::OkStatus();
+  if (!may_cut || !whole || rows < 2 || all_reduce_ == nullptr) return absl::OkStatus();
   overlapped_ = all_reduce_->Overlapped(rows);
   if (overlapped_ == nullptr) return absl::OkStatus();
   cut_ = CutStep(sequences);

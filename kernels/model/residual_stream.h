@@ -36,9 +36,9 @@ class ResidualStream {
   // The most bytes that Reserve(rows) takes, without two biases.
   static size_t ReservedBytes(int64_t hidden, int64_t rows);
 
-  // Begins a step of `rows` rows, padding included. Cuts it into halves if the all-reduce gains by
-  // that. page_size: of the KV cache that the step uses.
-  absl::Status Begin(const UploadedStep& step, int64_t rows, int32_t page_size);
+  // Begins a step of `rows` rows, padding included. Cuts it into halves if it may and the
+  // all-reduce gains by that. page_size: of the KV cache that the step uses.
+  absl::Status Begin(const UploadedStep& step, int64_t rows, int32_t page_size, bool may_cut);
   // 1: the step is undivided, and its one "half" has all rows; 2: the halves are computed in this
   // order, layer by layer.
   size_t num_halves() const { return halves_.size(); }

@@ -42,6 +42,10 @@ absl::Status Transformer::Reserve(int64_t rows) {
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
+absl::Status Transformer::PrepareProbe(int64_t rows) {
+  return gate_up_.Reserve(ops_.device(), rows * 2 * WidthsOf(layout_).activated);
+}
+
 size_t Transformer::ReservedBytes(const WeightLayout& layout, int64_t rows) {
   const LayerWidths widths = WidthsOf(layout);
   return ResidualStream::ReservedBytes(layout.config().hidden_size, rows) +
@@ -71,7 +75,9 @@ absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, con
 absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                                   const KvCache& cache, Bf16* hidden) {
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
-  ISOBIT_RETURN_IF_ERROR(residual_.Begin(step, rows, cache.page_size()));
+  // A pass in halves would not leave the residual whole on each rank, for the probe to see.
+  ISOBIT_RETURN_IF_ERROR(
+      residual_.Begin(step, rows, cache.page_size(), /*may_cut=*/probe_ == nullptr));
   ISOBIT_ASSIGN_OR_RETURN(HeldBlock block, HeldBlock::Acquire(weights, 0));
   ISOBIT_RETURN_IF_ERROR(
       ops_.Embedding({.ids = step.ids,
@@ -80,7 +86,8 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
                       .hidden = layout_.config().hidden_size,
                       .out = residual_.data()}));
   if (probe_ != nullptr) {
-    probe_->SeeWhole(0, ProbeOp::kEmbedding, residual_.data(), rows, layout_.config().hidden_size);
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole(0, ProbeOp::kEmbedding, residual_.data(), rows,
+                                            layout_.config().hidden_size));
   }
   // In halves a layer uses the norm weight of the next block, too, so that block is acquired early.
   std::optional<HeldBlock> next;
@@ -112,7 +119,8 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
     Bf16* const out = hidden + half.first_row * width;
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(h, norm, out));
     const int layers = layout_.config().num_layers;
-    SeeNorm({layers - 1, ProbeOp::kMlpSum}, {layers, ProbeOp::kFinalNorm}, x);
+    ISOBIT_RETURN_IF_ERROR(
+        SeeNorm({layers - 1, ProbeOp::kMlpSum}, {layers, ProbeOp::kFinalNorm}, x));
     if (x == out) continue;
     const auto bytes = static_cast<size_t>(half.rows * width) * sizeof(Bf16);
     ISOBIT_RETURN_IF_ERROR(ops_.device().Copy(out, x, bytes));
@@ -128,7 +136,8 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     const StepRows& half = residual_.half(h);
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, input_norm));
-    SeeNorm({layer - 1, ProbeOp::kMlpSum}, {layer, ProbeOp::kInputNorm}, normed);
+    ISOBIT_RETURN_IF_ERROR(
+        SeeNorm({layer - 1, ProbeOp::kMlpSum}, {layer, ProbeOp::kInputNorm}, normed));
     ISOBIT_RETURN_IF_ERROR(Qkv(half, layer, w, normed, kv));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* attended, Attend(half, layer, w, kv));
     ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? input_norm : post_norm));
@@ -136,7 +145,8 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   }
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, post_norm));
-    SeeNorm({layer, ProbeOp::kAttentionSum}, {layer, ProbeOp::kPostNorm}, normed);
+    ISOBIT_RETURN_IF_ERROR(
+        SeeNorm({layer, ProbeOp::kAttentionSum}, {layer, ProbeOp::kPostNorm}, normed));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.half(h), layer, w, normed));
     ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? post_norm : next_norm));
     ISOBIT_RETURN_IF_ERROR(
@@ -145,13 +155,15 @@ absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* ne
   return absl::OkStatus();
 }
 
-void Transformer::SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed) {
-  if (probe_ == nullptr) return;
-  const StepRows& rows = residual_.half(0);
+absl::Status Transformer::SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed) {
+  if (probe_ == nullptr) return absl::OkStatus();
+  const int64_t rows = residual_.half(0).rows;
   const int64_t width = layout_.config().hidden_size;
   // Before the first layer nothing has been added to the embedding.
-  if (sum.layer >= 0) probe_->SeeWhole(sum.layer, sum.op, residual_.data(), rows.rows, width);
-  probe_->SeeWhole(norm.layer, norm.op, normed, rows.rows, width);
+  if (sum.layer >= 0) {
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole(sum.layer, sum.op, residual_.data(), rows, width));
+  }
+  return probe_->SeeWhole(norm.layer, norm.op, normed, rows, width);
 }
 
 absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeights& w,
@@ -167,7 +179,9 @@ absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeight
                                       .bias = w.fp32(Role::kQkvBias),
                                       .bf16_out = qkv,
                                       .ldy = columns}));
-  if (probe_ != nullptr) probe_->SeeQkv(layer, qkv, half.rows, columns);
+  if (probe_ != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeQkv(layer, qkv, half.rows, columns));
+  }
   ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
                                    .ld = columns,
                                    .heads = static_cast<int32_t>(layout_.shape().heads),
@@ -179,8 +193,8 @@ absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeight
                                    .sequences = half.sequences,
                                    .kv = kv}));
   if (probe_ != nullptr) {
-    probe_->SeeQueries(layer, qkv, half.rows, columns);
-    probe_->SeeCache(layer, kv, half.sequences.host.front());
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeQueries(layer, qkv, half.rows, columns));
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeCache(layer, kv, half.sequences.host.front()));
   }
   return absl::OkStatus();
 }
@@ -200,7 +214,9 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
                                          .window = config.WindowOfLayer(layer),
                                          .out = attended,
                                          .ldo = columns}));
-  if (probe_ != nullptr) probe_->SeeAttention(layer, attended, half.rows, columns);
+  if (probe_ != nullptr) {
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeAttention(layer, attended, half.rows, columns));
+  }
   return attended;
 }
 
@@ -208,16 +224,22 @@ absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int laye
                                                   const BlockWeights& w, const Bf16* normed) {
   const int64_t columns = w.linear(Role::kDown).shape.k;
   Bf16* const activated = activated_.data() + half.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
-                                      .ldx = layout_.config().hidden_size,
-                                      .m = half.rows,
-                                      .weight = w.linear(Role::kGateUp),
-                                      .bias = w.fp32(Role::kGateUpBias),
-                                      .swiglu_out = activated,
-                                      .ldy = columns}));
+  LinearArgs args = {.x = normed,
+                     .ldx = layout_.config().hidden_size,
+                     .m = half.rows,
+                     .weight = w.linear(Role::kGateUp),
+                     .bias = w.fp32(Role::kGateUpBias),
+                     .swiglu_out = activated,
+                     .ldy = columns};
+  ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
   if (probe_ != nullptr) {
-    probe_->See(layer, ProbeOp::kActivation, activated, half.rows, columns, columns,
-                layout_.FirstActivation());
+    args.swiglu_out = nullptr;
+    args.bf16_out = gate_up_.data();
+    args.ldy = 2 * columns;
+    ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
+    const int64_t first = layout_.FirstActivation();
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeGateUp(layer, gate_up_.data(), half.rows, columns, first));
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeActivation(layer, activated, half.rows, columns, first));
   }
   return activated;
 }

@@ -54,10 +54,13 @@ class Transformer {
   absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
-  // From now on `probe` sees what Forward computes, for which the ops must work in host memory and
-  // the batch be one sequence; null: nobody does. A pass without a probe costs a look at the
-  // pointer an op.
+  // From now on `probe` sees what Forward computes, for which the batch must be one sequence; null:
+  // nobody does. A pass without a probe costs a look at the pointer an op. Before a probed pass of
+  // `rows` PrepareProbe takes memory, which DropProbe gives back. RESOURCE_EXHAUSTED: there is
+  // none.
   void SetProbe(ForwardProbe* probe) { probe_ = probe; }
+  absl::Status PrepareProbe(int64_t rows);
+  void DropProbe() { gate_up_ = {}; }
 
   // The rank's columns of the logits, shape().vocab, fp32: logits [rows, shape().vocab.size()],
   // leading dimension ld. hidden: [rows, hidden_size].
@@ -67,7 +70,7 @@ class Transformer {
  private:
   absl::Status ShareRope();
   // For the probe: the residual and the norm of it, after the sums of the op before.
-  void SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
+  absl::Status SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
   // next_norm: if the step is in halves, the weight of the norm after this layer; else null.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
   // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
@@ -89,6 +92,7 @@ class Transformer {
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
   GrowingBuffer<Bf16> qkv_, attended_, activated_;  // activations of the present batch
   ForwardProbe* probe_ = nullptr;
+  GrowingBuffer<Bf16> gate_up_;  // of a probed pass
 };
 
 }  // namespace isobit

@@ -102,6 +102,22 @@ class CudaExecutor final : public RankExecutor {
   absl::Status Launch(const ModelStep& step) override { return EndGroupOn(LaunchStep(step)); }
   absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }
 
+  absl::Status PrepareProbe(const ProbePass& pass) override {
+    ISOBIT_ASSIGN_OR_RETURN(
+        probe_cache_,
+        KvCache::Create(options_.config, options_.shape, static_cast<int32_t>(pass.pages.size()),
+                        options_.page_size, /*shared_layers=*/true, ops_->device()));
+    return transformer_.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
+  }
+  absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
+    return EndGroupOn(ComputeProbe(pass, probe));
+  }
+  void DropProbe() override {
+    static_cast<void>(ops_->device().Synchronize());  // a pass that failed may still run
+    probe_cache_.reset();
+    transformer_.DropProbe();
+  }
+
   ResidentWeights* weights() override { return weights_.get(); }
   KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 
@@ -154,6 +170,24 @@ class CudaExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
     draws_->Collect(step);
     return absl::OkStatus();
+  }
+
+  absl::Status ComputeProbe(const ProbePass& pass, ForwardProbe& probe) {
+    ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+    auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
+    const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
+    // A rank whose host is slow would let its peers' kernels wait beyond their timeout.
+    probe.ReadFrom(ops_->device(), [this] { return options_.comm.Barrier(); });
+    transformer_.SetProbe(&probe);
+    const absl::Status done = transformer_.Forward(batch, *weights_, *probe_cache_, hidden);
+    transformer_.SetProbe(nullptr);
+    ISOBIT_RETURN_IF_ERROR(done);
+    const auto last = static_cast<int64_t>(pass.ids.size()) - 1;
+    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden + last * options_.config.hidden_size, 1,
+                                               *weights_, draws_->logits(),
+                                               layout_.shape().vocab.size()));
+    ISOBIT_RETURN_IF_ERROR(probe.SeeLogits(draws_->logits(), last));
+    return CheckPeers();
   }
 
   absl::Status ServeBlocks(const PreparedBlocks& prepared) {
@@ -299,6 +333,7 @@ class CudaExecutor final : public RankExecutor {
   const std::unique_ptr<RankExchange> exchange_;
   Transformer transformer_;
   std::optional<KvCache> cache_;
+  std::optional<KvCache> probe_cache_;        // of a probed pass
   std::unique_ptr<ResidentWeights> weights_;  // at the addresses that the graphs hold
   std::unique_ptr<StepDraws> draws_;
   StepGraphs graphs_;

@@ -98,7 +98,7 @@ class HostExecutor final : public RankExecutor {
         probe_cache_,
         KvCache::Create(layout_.config(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
                         page_size_, /*shared_layers=*/true, ops_->device()));
-    return absl::OkStatus();
+    return transformer_.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
 
   absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
@@ -115,11 +115,13 @@ class HostExecutor final : public RankExecutor {
     ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data() + static_cast<size_t>(last) * width,
                                                1, *weights_, logits_.data(),
                                                static_cast<int64_t>(columns)));
-    probe.SeeLogits(logits_.data(), last);
-    return absl::OkStatus();
+    return probe.SeeLogits(logits_.data(), last);
   }
 
-  void DropProbe() override { probe_cache_.reset(); }
+  void DropProbe() override {
+    probe_cache_.reset();
+    transformer_.DropProbe();
+  }
 
   ResidentWeights* weights() override { return weights_.get(); }
   KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }

@@ -89,10 +89,10 @@ class RankExecutor {
   // PrepareProbe takes the memory for it, and DropProbe gives it back. UNIMPLEMENTED: not on this
   // backend. RESOURCE_EXHAUSTED: no memory. An error of RunProbe is final.
   virtual absl::Status PrepareProbe(const ProbePass& /*pass*/) {
-    return absl::UnimplementedError("probes compute on CPUs alone");
+    return absl::UnimplementedError("this backend computes without a forward pass to probe");
   }
   virtual absl::Status RunProbe(const ProbePass& /*pass*/, ForwardProbe& /*probe*/) {
-    return absl::UnimplementedError("probes compute on CPUs alone");
+    return absl::UnimplementedError("this backend computes without a forward pass to probe");
   }
   virtual void DropProbe() {}
 

@@ -42,8 +42,8 @@ FAULTS = {
         Fault("model.layers.0.self_attn.k_norm.weight", 3, 0, "K"),
         Fault("model.layers.1.self_attn.o_proj.weight", 11, 1, "ATTENTION_SUM"),
         Fault("model.layers.1.post_attention_layernorm.weight", 6, 1, "POST_NORM"),
-        Fault("model.layers.0.mlp.gate_proj.weight", 9, 0, "ACTIVATION"),
-        Fault("model.layers.1.mlp.up_proj.weight", 9, 1, "ACTIVATION"),
+        Fault("model.layers.0.mlp.gate_proj.weight", 9, 0, "GATE"),
+        Fault("model.layers.1.mlp.up_proj.weight", 9, 1, "UP"),
         Fault("model.layers.1.mlp.down_proj.weight", 13, 1, "MLP_SUM"),
         Fault("model.norm.weight", 2, 3, "FINAL_NORM"),
     ],
@@ -75,7 +75,7 @@ class LocaliseTest(ServiceTest):
         finding = self.find()
         self.assertTrue(finding.equal, finding.text())
         config = json.loads((self.scratch / shape / "config.json").read_text())
-        self.assertEqual(finding.num_ops, 3 + 10 * config["num_hidden_layers"])
+        self.assertEqual(finding.num_ops, 3 + 12 * config["num_hidden_layers"])
         for version, fault in enumerate(FAULTS[shape], start=2):
             with self.subTest(fault.tensor):
                 index = fault.index if fault.index >= 0 else 9 * config["hidden_size"] + 3
@@ -109,7 +109,7 @@ class LocaliseTest(ServiceTest):
         elif fault.op == "QKV":
             # The weight is in the first row of its matrix.
             self.assertEqual((element.column, element.num_different), (first[fault.tensor[-13]], 1))
-        elif fault.op in ("ATTENTION_SUM", "MLP_SUM", "ACTIVATION"):
+        elif fault.op in ("ATTENTION_SUM", "MLP_SUM", "GATE", "UP"):
             self.assertEqual((element.column, element.num_different), (0, 1))
         elif fault.op == "LOGITS":
             self.assertEqual((element.row, element.column, element.num_different), (len(TOKENS) - 1, 0, 1))

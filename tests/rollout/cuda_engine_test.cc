@@ -146,6 +146,38 @@ TEST_F(CudaEngineTest, NcclInPlaceOfPeerMemoryChangesNoBit) {
   }
 }
 
+// A probe sees on GPUs what it sees on CPUs, whatever carries the sums, and leaves graphs and
+// requests in flight as they were.
+TEST_F(CudaEngineTest, ProbesSeeWhatTheyDoOnTheCpu) {
+  const std::vector<int32_t> tokens = {3, 14, 15, 92, 65, 35, 8, 9, 79, 32, 3};
+  const ProbeWanted wanted = {.site = ProbeSite{1, ProbeOp::kAttention}, .row = 7};
+  const ProbeReport expected = *Probe(*MakeEngine(), tokens, wanted);
+  EXPECT_EQ(expected.digests.size(), 3 + 12 * static_cast<size_t>(config_.num_layers));
+  EXPECT_FALSE(expected.values.empty());
+  const auto sampled = RunAll(*MakeEngine());
+  for (const int size : {1, 2, 4, 8}) {
+    if (!HaveGpus(size)) break;
+    for (const bool peer_memory : {true, false}) {
+      SCOPED_TRACE(testing::Message() << size << " ranks, peer memory " << peer_memory);
+      CudaRankOptions ranks = Ranks(size);
+      ranks.peer_memory = peer_memory;
+      ranks.overlap_rows = 2;
+      const auto engine = MakeEngine(OnGpus(ranks));
+      std::vector<std::shared_ptr<RecordingSink>> sinks;
+      for (const GenerationRequest& request : Requests()) sinks.push_back(Submit(*engine, request));
+      engine->Step();
+      const absl::StatusOr<ProbeReport> report = Probe(*engine, tokens, wanted);
+      ISOBIT_ASSERT_OK(report.status());
+      EXPECT_EQ(*report, expected);
+      std::vector<int32_t> others = tokens;
+      others.front() += 1;
+      EXPECT_NE(*Probe(*engine, others, wanted), expected) << "control";
+      Run(*engine);
+      ExpectSame(sinks, sampled);
+    }
+  }
+}
+
 // A control test: a mode that does not keep the contract differs.
 TEST_F(CudaEngineTest, VanillaRunsAndHasOtherBits) {
   const auto expected = RunAll(*MakeEngine());

@@ -79,6 +79,14 @@ absl::StatusOr<WeightUpdateResult> EngineFixture::Update(Engine& engine,
   return *result;
 }
 
+absl::StatusOr<ProbeReport> EngineFixture::Probe(Engine& engine, const std::vector<int32_t>& tokens,
+                                                 const ProbeWanted& wanted) {
+  std::optional<absl::StatusOr<ProbeReport>> result;
+  engine.Probe(tokens, wanted, [&](absl::StatusOr<ProbeReport> r) { result = std::move(r); });
+  while (!result) engine.Step();
+  return *result;
+}
+
 std::shared_ptr<std::optional<absl::StatusOr<PauseResult>>> EngineFixture::Pause(Engine& engine,
                                                                                  PauseMode mode) {
   auto result = std::make_shared<std::optional<absl::StatusOr<PauseResult>>>();

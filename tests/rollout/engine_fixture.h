@@ -52,6 +52,10 @@ class EngineFixture : public testing::Test {
   // Steps until the update has replied.
   static absl::StatusOr<WeightUpdateResult> Update(Engine& engine, const WeightUpdate& update);
 
+  // Steps until the probe has replied.
+  static absl::StatusOr<ProbeReport> Probe(Engine& engine, const std::vector<int32_t>& tokens,
+                                           const ProbeWanted& wanted = {});
+
   // Five prompt tokens, eight to generate, never stops early.
   static GenerationRequest MakeRequest(const std::string& id, uint64_t seed = 11);
 

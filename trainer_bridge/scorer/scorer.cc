@@ -192,7 +192,7 @@ absl::StatusOr<Scorer::ProbeResult> Scorer::Probe(absl::Span<const int32_t> toke
   const std::shared_ptr<const ShardedVersion> weights = weights_;
   lock.unlock();
   absl::StatusOr<ProbeReport> report = ranks_->Probe(*weights, tokens, wanted);
-  if (!report.ok() && !absl::IsUnimplemented(report.status())) Fault(report.status());
+  if (!report.ok() && !absl::IsResourceExhausted(report.status())) Fault(report.status());
   lock.lock();
   probing_ = false;
   changed_.notify_all();

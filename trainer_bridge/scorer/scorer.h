@@ -101,8 +101,8 @@ class Scorer {
   };
   // What a pass over `tokens` computes with the weights that serve, op by op, between two batches;
   // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context, or an id outside the
-  // vocabulary. UNIMPLEMENTED: not on this backend, nor with several processes. UNAVAILABLE: the
-  // engine stops, or a fault.
+  // vocabulary. RESOURCE_EXHAUSTED: no memory for the pass. UNIMPLEMENTED: with several processes.
+  // UNAVAILABLE: the engine stops, or a fault.
   absl::StatusOr<ProbeResult> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved

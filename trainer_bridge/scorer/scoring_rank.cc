@@ -96,12 +96,19 @@ absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& v
   return ops_->device().Synchronize();  // a pass that was given up may still read `packed`
 }
 
+absl::Status ScoringRank::PrepareProbe(int64_t tokens) {
+  ISOBIT_RETURN_IF_ERROR(Prepare(tokens, (tokens + kScorePageSize - 1) / kScorePageSize));
+  return transformer_.PrepareProbe(tokens);
+}
+
 absl::Status ScoringRank::Probe(const RankShards& shards, absl::Span<const int32_t> tokens,
                                 ForwardProbe& probe) {
   const ProbePass sequence(tokens, static_cast<int32_t>(kScorePageSize));
   const auto num_rows = static_cast<int64_t>(sequence.ids.size());
-  ISOBIT_RETURN_IF_ERROR(Prepare(num_rows, static_cast<int64_t>(sequence.pages.size())));
   GatheredPass pass(shards, full_);
+  if (!ops_->device().is_host()) {
+    probe.ReadFrom(ops_->device(), [&pass] { return pass.WaitForStarted(); });
+  }
   const Batch batch = {.ids = sequence.ids, .sequences = {sequence.sequence}};
   transformer_.SetProbe(&probe);
   const absl::Status done = transformer_.Forward(batch, pass, *cache_, hidden_.data());
@@ -110,7 +117,7 @@ absl::Status ScoringRank::Probe(const RankShards& shards, absl::Span<const int32
   ISOBIT_RETURN_IF_ERROR(
       transformer_.Logits(hidden_.data() + (num_rows - 1) * layout_.config().hidden_size, 1, pass,
                           logits_.data(), layout_.config().vocab_size));
-  probe.SeeLogits(logits_.data(), num_rows - 1);
+  ISOBIT_RETURN_IF_ERROR(probe.SeeLogits(logits_.data(), num_rows - 1));
   return pass.Finish();
 }
 

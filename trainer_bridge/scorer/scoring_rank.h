@@ -44,10 +44,13 @@ class ScoringRank {
   absl::Status Score(const RankShards& shards, const WeightVersion& version,
                      absl::Span<const ScoreItem> items);
 
-  // A pass over `tokens` that `probe` sees. The other ranks call Score without items meanwhile.
-  // Needs can_probe. An error is the device's or the group's.
+  // A pass over `tokens` that `probe` sees. The other ranks call Score without items meanwhile. An
+  // error is the device's or the group's. PrepareProbe takes the memory for it. RESOURCE_EXHAUSTED:
+  // there is none.
+  absl::Status PrepareProbe(int64_t tokens);
   absl::Status Probe(const RankShards& shards, absl::Span<const int32_t> tokens,
                      ForwardProbe& probe);
+  void DropProbe() { transformer_.DropProbe(); }
 
   // Makes a pass that runs, and all later ones, fail with `reason`, an error, as soon as it waits
   // for another rank. Any thread.
@@ -55,7 +58,6 @@ class ScoringRank {
 
   const FullBlocks& full_blocks() const { return full_; }
   const Ops& ops() const { return *ops_; }
-  bool can_probe() const { return ops_->device().is_host(); }
 
  private:
   struct Sequence;

@@ -86,14 +86,15 @@ absl::Status ShardRanks::Score(const ShardedVersion& weights,
 absl::StatusOr<ProbeReport> ShardRanks::Probe(const ShardedVersion& weights,
                                               absl::Span<const int32_t> tokens,
                                               const ProbeWanted& wanted) {
-  if (!ranks_.front()->can_probe()) {
-    return absl::UnimplementedError("probes compute on CPUs alone");
-  }
+  // Before any rank takes part in the pass: without memory nothing has happened.
+  ISOBIT_RETURN_IF_ERROR(ranks_.front()->PrepareProbe(static_cast<int64_t>(tokens.size())));
   ForwardProbe probe(config(), layout_->shape(), wanted);
-  ISOBIT_RETURN_IF_ERROR(threads_.Run([&](size_t i) {
+  const absl::Status done = threads_.Run([&](size_t i) {
     return i == 0 ? ranks_[i]->Probe(weights.ranks[i], tokens, probe)
                   : ranks_[i]->Score(weights.ranks[i], weights.version, {});
-  }));
+  });
+  ranks_.front()->DropProbe();
+  ISOBIT_RETURN_IF_ERROR(done);
   return ForwardProbe::Merge(absl::MakeConstSpan(&probe, 1));
 }
 

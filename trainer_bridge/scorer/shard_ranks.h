@@ -59,8 +59,8 @@ class ShardRanks {
   // device or of the group, is that of the rank that failed first, and is final.
   absl::Status Score(const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> items);
 
-  // What a pass over `tokens` computes, on the first rank. As Score in all else; UNIMPLEMENTED,
-  // with no effect: not on this backend.
+  // What a pass over `tokens` computes, on the first rank. As Score in all else;
+  // RESOURCE_EXHAUSTED, with no effect: no memory for the pass.
   absl::StatusOr<ProbeReport> Probe(const ShardedVersion& weights, absl::Span<const int32_t> tokens,
                                     const ProbeWanted& wanted);
 

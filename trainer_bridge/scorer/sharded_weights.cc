@@ -93,9 +93,13 @@ void GatheredPass::Release(int block) {
   if (status_.ok()) status_ = StartNext();
 }
 
+absl::Status GatheredPass::WaitForStarted() {
+  return full_.gather_ == nullptr ? absl::OkStatus() : full_.gather_->WaitForArrival();
+}
+
 absl::Status GatheredPass::WaitForArrival() {
   ISOBIT_CHECK(acquired_ == last_block()) << "acquired block " << acquired_;
-  return full_.gather_ == nullptr ? absl::OkStatus() : full_.gather_->WaitForArrival();
+  return WaitForStarted();
 }
 
 absl::Status GatheredPass::Finish() {

@@ -126,8 +126,9 @@ class GatheredPass final : public WeightSource {
   absl::StatusOr<const std::byte*> Acquire(int block) override;
   void Release(int block) override;
 
-  // Waits until no op that has been launched depends on another rank any more. All blocks are
-  // acquired.
+  // Waits until no op that has been launched depends on another rank any more. WaitForArrival: all
+  // blocks are acquired, so none that is launched later does.
+  absl::Status WaitForStarted();
   absl::Status WaitForArrival();
 
   // Takes part in the gathers that are left, and waits until no rank needs this one's shards any

@@ -3,7 +3,7 @@
     isobit localise --rollout HOST:PORT --scorer HOST:PORT --tokens 1,2,3,4
 
 Both services compute the sequence once more, op by op, with the weights that they serve (the method Probe,
-role admin, on CPUs alone). The first op whose digest differs is asked for its rows, and its first row that
+role admin). The first op whose digest differs is asked for its rows, and its first row that
 differs for its values. The inputs of that op are the results of the ops before it, which are equal: so either
 its weights differ, or its arithmetic does. Generation pauses while the rollout computes.
 
@@ -34,7 +34,9 @@ _WEIGHTS = {
     "ATTENTION": [],
     "ATTENTION_SUM": [_LAYER + "self_attn.o_proj.weight", _LAYER + "self_attn.o_proj.bias"],
     "POST_NORM": [_LAYER + "post_attention_layernorm.weight"],
-    "ACTIVATION": [_LAYER + f"mlp.{part}_proj.weight" for part in ("gate", "up")],
+    "GATE": [_LAYER + "mlp.gate_proj.weight"],
+    "UP": [_LAYER + "mlp.up_proj.weight"],
+    "ACTIVATION": [],
     "MLP_SUM": [_LAYER + "mlp.down_proj.weight", _LAYER + "mlp.down_proj.bias"],
     "FINAL_NORM": ["model.norm.weight"],
     "LOGITS": ["lm_head.weight", "model.embed_tokens.weight, if it is tied"],

@@ -139,6 +139,27 @@ TEST_P(ScorerCudaTest, SharedPagesGiveTheCpusBits) {
   }
 }
 
+// Also with sequences before and after, whose bits a probe leaves as they were.
+TEST_P(ScorerCudaTest, ProbesSeeWhatTheyDoOnTheCpu) {
+  const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 8, 60);
+  const std::vector<int32_t> tokens = {3, 14, 15, 92, 65, 35, 8, 9, 79, 32, 3};
+  const ProbeWanted wanted = {.site = ProbeSite{1, ProbeOp::kGate}, .row = 7};
+  const auto cpu = Load(1, CpuBackend());
+  const ProbeReport expected = cpu->Probe(tokens, wanted)->report;
+  const AllBits scored = ScoreAll(*cpu, inputs, FullOptions());
+  EXPECT_FALSE(expected.values.empty());
+  for (const int shards : ShardCounts()) {
+    const auto gpu = Load(shards, CudaBackend(shards));
+    for (int round = 0; round < 2; ++round) {
+      const auto probed = gpu->Probe(tokens, wanted);
+      ISOBIT_ASSERT_OK(probed.status());
+      EXPECT_EQ(probed->report, expected) << shards << " shards";
+      EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), scored) << shards << " shards";
+    }
+    EXPECT_NE(gpu->Probe({tokens.data(), 10}, wanted)->report, expected) << "control";
+  }
+}
+
 TEST_P(ScorerCudaTest, NewWeightsServeAfterAnUpdate) {
   const std::vector<ScoreInput> inputs = RandomInputs(config_, 2, 8, 60);
   const auto cpu = Load(1, CpuBackend());
