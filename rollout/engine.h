@@ -141,7 +141,7 @@ class Engine {
   // INVALID_ARGUMENT: no tokens, too many for a step, or an id outside the vocabulary.
   // FAILED_PRECONDITION: no weights. ABORTED: generation was continued before the pass. Else the
   // errors of Pause and ModelRunner::Probe.
-  void Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeReport> reply,
+  void Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,
              IsAbandoned is_abandoned = nullptr);
 
   // Prepares weights in the background, then switches between two steps. Errors leave the old
@@ -202,7 +202,7 @@ class Engine {
   void SettlePaused();
   absl::StatusOr<SleepResult> FallAsleep(SleepLevel level, const PauseResult& paused);
   absl::StatusOr<size_t> GetUp();
-  absl::StatusOr<ProbeReport> RunProbe(const std::vector<int32_t>& tokens,
+  absl::StatusOr<ProbeResult> RunProbe(const std::vector<int32_t>& tokens,
                                        const ProbeWanted& wanted);
   absl::Status CheckProbe(const std::vector<int32_t>& tokens) const;
   bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }

@@ -77,14 +77,17 @@ absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
       std::string digest,
       PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
                      config_, store));
+  auto tensors = std::make_shared<const TensorDigests>(store.tensor_digests());
   auto blocks = std::make_shared<const std::vector<PreparedBlocks>>(store.Take());
-  return PreparedUpdate{std::move(digest),
-                        [this, blocks = std::move(blocks), mode = update.mode,
-                         origin = update.model_path](WeightUpdateResult& result) {
-                          ISOBIT_RETURN_IF_ERROR(SwapWeights(*blocks, mode, result));
-                          origin_ = origin;
-                          return absl::OkStatus();
-                        }};
+  return PreparedUpdate{
+      std::move(digest),
+      [this, blocks = std::move(blocks), tensors = std::move(tensors), mode = update.mode,
+       origin = update.model_path](WeightUpdateResult& result) {
+        result.current.tensors = tensors;
+        ISOBIT_RETURN_IF_ERROR(SwapWeights(*blocks, mode, result));
+        origin_ = origin;
+        return absl::OkStatus();
+      }};
 }
 
 bool Engine::is_preparing() {

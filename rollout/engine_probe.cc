@@ -23,7 +23,7 @@ absl::Status Engine::CheckProbe(const std::vector<int32_t>& tokens) const {
   return absl::OkStatus();
 }
 
-void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeReport> reply,
+void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,
                    IsAbandoned is_abandoned) {
   if (const absl::Status valid = CheckProbe(tokens); !valid.ok()) return reply(valid);
   bool was_paused = false;
@@ -52,7 +52,7 @@ void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply
       std::move(is_abandoned));
 }
 
-absl::StatusOr<ProbeReport> Engine::RunProbe(const std::vector<int32_t>& tokens,
+absl::StatusOr<ProbeResult> Engine::RunProbe(const std::vector<int32_t>& tokens,
                                              const ProbeWanted& wanted) {
   ISOBIT_RETURN_IF_ERROR(gate_.Available());
   if (!gate_.is_paused() || !IsQuiet()) {
@@ -65,7 +65,8 @@ absl::StatusOr<ProbeReport> Engine::RunProbe(const std::vector<int32_t>& tokens,
   const bool is_harmless = report.ok() || absl::IsUnimplemented(report.status()) ||
                            absl::IsResourceExhausted(report.status());
   if (!is_harmless) Fail(report.status());
-  return report;
+  ISOBIT_RETURN_IF_ERROR(report.status());
+  return ProbeResult{*std::move(report), *version_};
 }
 
 }  // namespace isobit

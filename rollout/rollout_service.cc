@@ -101,15 +101,13 @@ grpc::ServerUnaryReactor* RolloutService::Probe(grpc::CallbackServerContext* con
       [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
         engine_.Probe(
             ProbeTokens(*request), wanted,
-            [this, call, response](const absl::StatusOr<ProbeReport>& report) {
-              if (report.ok()) {
-                WriteProbe(*report, *response);
+            [this, call, response,
+             tensors = request->tensor_digests()](const absl::StatusOr<ProbeResult>& result) {
+              if (result.ok()) {
+                WriteProbe(*result, tensors, *response);
                 *response->mutable_fingerprint() = info_.server().fingerprint();
-                const auto version = engine_.weight_version();
-                response->mutable_weight_version()->set_id(version->id);
-                response->mutable_weight_version()->set_digest(version->digest);
               }
-              call->Answer(report.status());
+              call->Answer(result.status());
             },
             [call] { return call->is_abandoned(); });
       });

@@ -78,12 +78,6 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
       absl::StrCat("the weights have digest ", digest, ", expected ", expected));
 }
 
-absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
-                                          const std::string& expected_digest) {
-  ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
-  return CheckDigests(std::move(digests), plan, expected_digest);
-}
-
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest) {
   ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));

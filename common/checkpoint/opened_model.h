@@ -18,7 +18,8 @@ namespace isobit {
 // Names one set of weights.
 struct WeightVersion {
   uint64_t id = 0;
-  std::string digest;  // CheckpointDigests::checkpoint
+  std::string digest;                                      // CheckpointDigests::checkpoint
+  std::shared_ptr<const TensorDigests> tensors = nullptr;  // null: unknown
 };
 
 // All tensors are present and have the right shapes. Their bytes, and so the digest, are known only
@@ -46,12 +47,8 @@ std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource&
 // the weights.
 absl::Status CheckDigest(const std::string& digest, const std::string& expected);
 
-// Returns the digest of the weights of `plan`, once `reader` has handed out all of them; reads the
-// rest of the source. Errors: CheckDigest's, WeightReader::Finish's and CheckTiedTensors'.
-absl::StatusOr<std::string> FinishReading(WeightReader& reader, const ModelPlan& plan,
-                                          const std::string& expected_digest);
-
-// The same of digests that are known.
+// Returns the digest of the weights of `plan`, whose digests are given. Errors: CheckDigest's and
+// CheckTiedTensors'.
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest);
 

@@ -134,7 +134,7 @@ std::string TensorDigest(const Tensor& tensor) {
   return digester.Hex();
 }
 
-std::string WeightDigest(const std::map<std::string, ShapedDigest>& tensors) {
+std::string WeightDigest(const TensorDigests& tensors) {
   Sha256 hash;
   const auto add = [&hash](const std::string& line) { hash.Update(line.data(), line.size()); };
   add("isobit weights\n");

@@ -51,8 +51,11 @@ struct ShapedDigest {
   bool operator==(const ShapedDigest& other) const = default;
 };
 
-// The digest of weights, 64 hex digits, of those of their tensors, by name.
-std::string WeightDigest(const std::map<std::string, ShapedDigest>& tensors);
+// Of all tensors of some weights, by name.
+using TensorDigests = std::map<std::string, ShapedDigest>;
+
+// The digest of weights, 64 hex digits, of those of their tensors.
+std::string WeightDigest(const TensorDigests& tensors);
 
 }  // namespace isobit
 

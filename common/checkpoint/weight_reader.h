@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,8 +31,8 @@ class TensorSet {
 };
 
 struct CheckpointDigests {
-  std::map<std::string, ShapedDigest> tensors;  // by name; empty for a known_digest
-  std::string checkpoint;                       // WeightDigest of them, or the known_digest
+  TensorDigests tensors;   // empty for a known_digest
+  std::string checkpoint;  // WeightDigest of them, or the known_digest
 };
 
 // INVARIANT: the digest is that of the bytes handed out, even while the files are overwritten

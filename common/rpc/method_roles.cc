@@ -48,6 +48,7 @@ constexpr Row kRows[] = {
     {"/isobit.v1.ComparatorService/Compare", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.ComparatorService/Record", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.ComparatorService/Watch", kLook},
+    {"/isobit.v1.ComparatorService/Localise", kAdmin},
     {"/isobit.v1.ComparatorService/GetServerInfo", kLook},
     {"/isobit.v1.ShardGroupService/Join", kAdmin},
     // Paths of HTTP (common/http).

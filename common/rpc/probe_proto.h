@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "common/rpc/server_info.h"
 #include "isobit/v1/types.pb.h"
 
 namespace isobit {
@@ -51,9 +52,10 @@ absl::StatusOr<Wanted> ReadProbe(const v1::ProbeRequest& request) {
   return wanted;
 }
 
-// Report: ProbeReport of kernels/model/forward_probe.h.
-template <typename Report>
-void WriteProbe(const Report& report, v1::ProbeResponse& response) {
+// Result: ProbeResult of kernels/model/forward_probe.h. All but the fingerprint.
+template <typename Result>
+void WriteProbe(const Result& result, bool with_tensors, v1::ProbeResponse& response) {
+  const auto& report = result.report;
   for (const auto& digest : report.digests) {
     auto& message = *response.add_digests();
     message.mutable_site()->set_layer(static_cast<uint32_t>(digest.site.layer));
@@ -62,6 +64,11 @@ void WriteProbe(const Report& report, v1::ProbeResponse& response) {
   }
   response.mutable_row_digests()->Add(report.row_digests.begin(), report.row_digests.end());
   response.mutable_values()->Add(report.values.begin(), report.values.end());
+  *response.mutable_weight_version() = WeightVersionToProto(result.version);
+  if (!with_tensors || result.version.tensors == nullptr) return;
+  for (const auto& [name, tensor] : *result.version.tensors) {
+    (*response.mutable_tensors())[name] = tensor.digest;
+  }
 }
 
 }  // namespace isobit

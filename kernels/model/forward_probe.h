@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/opened_model.h"
 #include "kernels/device.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/ops.h"
@@ -63,6 +64,12 @@ struct ProbeReport {
   std::vector<uint64_t> row_digests;  // of ProbeWanted::site; empty: it was not wanted
   std::vector<uint32_t> values;       // fp32 bits of ProbeWanted::row
   bool operator==(const ProbeReport&) const = default;
+};
+
+// A report and the weights that gave it.
+struct ProbeResult {
+  ProbeReport report;
+  WeightVersion version;
 };
 
 // What a probed pass computes: one sequence from its beginning, in pages 0, 1, ... of a cache of

@@ -330,7 +330,7 @@ absl::StatusOr<std::string> PackFromDevice(
   sums[0] = pack(0);
   for (std::thread& thread : threads) thread.join();
   CheckpointDigests digests;
-  std::map<std::string, ShapedDigest>& by_name = digests.tensors;
+  TensorDigests& by_name = digests.tensors;
   for (const auto& of_rank : sums) ISOBIT_RETURN_IF_ERROR(of_rank.status());
   for (size_t t = 0; t < tensors.size(); ++t) {
     uint64_t total[2] = {};
@@ -342,6 +342,7 @@ absl::StatusOr<std::string> PackFromDevice(
                                 .digest = absl::StrFormat("%016x%016x", total[0], total[1])};
   }
   digests.checkpoint = WeightDigest(by_name);
+  store.KeepDigests(by_name);
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
   ISOBIT_LOG(Info) << absl::StrFormat("weights: packed on GPUs in %.3f s",
                                       std::chrono::duration<double>(Clock::now() - start).count());

@@ -159,6 +159,7 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<PackTask> tasks, store.Plan());
   if (tasks.empty()) {
     ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source));
+    store.KeepDigests(digests.tensors);
     ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
     return std::move(digests.checkpoint);
   }
@@ -188,7 +189,9 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
       }));
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
   progress.Finish();
-  return FinishReading(reader, tasks.front().layout->plan(), expected_digest);
+  ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
+  store.KeepDigests(digests.tensors);
+  return CheckDigests(std::move(digests), tasks.front().layout->plan(), expected_digest);
 }
 
 }  // namespace isobit

@@ -17,7 +17,7 @@ namespace isobit {
 // Blocks that share tensors are packed together: a tied head with the embedding. Tensors that were
 // read, and packed blocks on their way to the store, take less than 16 GiB of host memory, unless
 // the blocks of one tensor need more. Returns the digest of the packed weights, 64 hex digits.
-// Errors: those of FinishReading with `expected_digest`, of WeightReader::Read and of the store.
+// Errors: those of CheckDigests with `expected_digest`, of WeightReader::Read and of the store.
 // After an error, drop what was packed.
 absl::StatusOr<std::string> PackModel(const TensorSource& source,
                                       const std::string& expected_digest, WeightStore& store);

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/checkpoint/weight_digest.h"
 #include "kernels/device_packer.h"
 #include "kernels/model/weights.h"
 
@@ -41,6 +42,13 @@ class WeightStore {
     return absl::UnimplementedError("the weights are in host memory");
   }
   virtual std::byte* DevicePlaceOf(const PackTask& /*task*/) const { return nullptr; }
+
+  // Of the tensors that were packed; empty until all are, and of weights made from a seed.
+  const TensorDigests& tensor_digests() const { return tensor_digests_; }
+  void KeepDigests(const TensorDigests& digests) { tensor_digests_ = digests; }
+
+ private:
+  TensorDigests tensor_digests_;
 };
 
 }  // namespace isobit

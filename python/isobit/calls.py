@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from isobit.results import (
     TokenGaps,
     TokenLogprobs,
 )
-from isobit.sampling import mode_to_proto, to_proto
+from isobit.sampling import LogprobMode, SamplingOptions, mode_to_proto, to_proto
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
 from isobit.weights import (
     PIECE_BYTES,
@@ -44,6 +45,15 @@ TokenIds = Sequence[int] | np.ndarray
 _MAX_TOKEN_ID = 2**32 - 1
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class LocaliseSide:
+    """How a side was asked for the logprobs of a sequence, and what it said."""
+
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    logprob_mode: LogprobMode = "processed"
+    logprobs: np.ndarray | Sequence[float] | None = None  # one a completion token; None: unknown
 
 
 def probe_request(
@@ -245,6 +255,30 @@ def compare_request(
         gap_detail=_enum_value(comparator_pb2.GapDetail, "GAP_DETAIL_", gap_detail),
         allow_weight_mismatch=allow_weight_mismatch,
         max_concurrency=max_concurrency,
+    )
+
+
+def localise_request(
+    prompt: TokenIds,
+    completion: TokenIds,
+    rollout: LocaliseSide | None,
+    scorer: LocaliseSide | None,
+) -> comparator_pb2.LocaliseRequest:
+    return comparator_pb2.LocaliseRequest(
+        prompt_token_ids=token_list(prompt, "prompt"),
+        completion_token_ids=token_list(completion, "completion"),
+        rollout=_localise_side(rollout),
+        scorer=_localise_side(scorer),
+    )
+
+
+def _localise_side(side: LocaliseSide | None) -> comparator_pb2.LocaliseSide | None:
+    if side is None:
+        return None
+    return comparator_pb2.LocaliseSide(
+        sampling=to_proto(side.sampling),
+        logprob_mode=mode_to_proto(side.logprob_mode),
+        logprobs=() if side.logprobs is None else side.logprobs,
     )
 
 

@@ -12,7 +12,15 @@ from typing import Literal, Unpack, overload
 import grpc
 
 from isobit import calls
-from isobit.calls import COMPARE_TIMEOUT_S, CONTROL_TIMEOUT_S, CompareEvent, GapDetail, TokenIds
+from isobit.calls import (
+    COMPARE_TIMEOUT_S,
+    CONTROL_TIMEOUT_S,
+    WORK_TIMEOUT_S,
+    CompareEvent,
+    GapDetail,
+    LocaliseSide,
+    TokenIds,
+)
 from isobit.channel import ServiceClient
 from isobit.credentials import Security
 from isobit.results import CompareSummary, Comparison, Sample, Score, WatchUpdate
@@ -96,6 +104,28 @@ class ComparatorClient(ServiceClient):
         return self._stream(
             self._stub.Watch, request, timeout, lambda response: (WatchUpdate.from_proto(response),)
         )
+
+    def localise(
+        self,
+        prompt: TokenIds,
+        completion: TokenIds = (),
+        *,
+        rollout: LocaliseSide | None = None,
+        scorer: LocaliseSide | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> comparator_pb2.LocaliseResponse:
+        """Where and why the two services' bits first differ for a sequence. Needs the role admin.
+
+        Args:
+          prompt, completion: the tokens; `completion` up to the one that differs, at least.
+          rollout, scorer: how each was asked, and what it said. A scorer that is left out was asked as the
+            rollout was.
+
+        Raises:
+          ResourceExhaustedError: the comparator localises for another caller.
+        """
+        request = calls.localise_request(prompt, completion, rollout, scorer)
+        return self._unary(self._stub.Localise, request, timeout)
 
     def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S) -> comparator_pb2.ComparatorServerInfo:
         """The comparator and the two services behind it."""

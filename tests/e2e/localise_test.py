@@ -1,5 +1,5 @@
 """Localise: faults that are planted are found at the op, token and element where they begin, and blamed on
-what they are. Rollout at TP 4, scorer on 2 shards."""
+what they are. Rollout at TP 4, scorer on 2 shards, and the comparator that asks both."""
 
 import contextlib
 import io
@@ -7,11 +7,13 @@ import json
 import unittest
 from dataclasses import dataclass
 
-from isobit import RolloutClient, ScorerClient
+from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit.calls import LocaliseSide
 from isobit.errors import InvalidArgumentError
-from isobit.v1 import types_pb2
+from isobit.recording import Recorder
+from isobit.v1 import comparator_pb2, types_pb2
 from isobit_tools import localise
-from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.services import Setting, run_model_tool, start_comparator
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
@@ -61,21 +63,26 @@ class LocaliseTest(ServiceTest):
             run_model_tool(BIN_DIR, "make", shape, str(cls.scratch / shape), "--seed", "3")
         cls.model = cls.scratch / "tiny-qwen3"
 
-    def start_pair(self, model=None, *scorer_flags: str) -> None:
+    def start_pair(self, model=None, *scorer_flags: str, rollout_flags: tuple[str, ...] = ()) -> None:
         self.model = model or type(self).model
-        rollout, scorer = self.start("rollout"), self.start("scorer", *scorer_flags)
+        rollout, scorer = self.start("rollout", *rollout_flags), self.start("scorer", *scorer_flags)
         self.rollout = self.enterContext(RolloutClient(rollout.target))
         self.scorer = self.enterContext(ScorerClient(scorer.target))
+        comparator = start_comparator(self.services, rollout, scorer, "comparator")
+        self.services.wait_serving(comparator)
+        self.comparator = self.enterContext(ComparatorClient(comparator.target))
 
-    def find(self, tokens=TOKENS) -> localise.Finding:
-        return localise.localise(self.rollout, self.scorer, tokens)
+    def find(self, tokens=TOKENS, completion=(), **sides) -> comparator_pb2.LocaliseResponse:
+        found = self.comparator.localise(tokens, completion, **sides)
+        self.assertEqual(list(found.tensors) != [], found.cause == comparator_pb2.DIFFERENCE_CAUSE_WEIGHTS)
+        return found
 
     def check_faults(self, shape: str) -> None:
         self.start_pair(self.scratch / shape)
-        finding = self.find()
-        self.assertTrue(finding.equal, finding.text())
+        found = self.find()
+        self.assertEqual(localise.cause_of(found), "none", found)
         config = json.loads((self.scratch / shape / "config.json").read_text())
-        self.assertEqual(finding.num_ops, 3 + 12 * config["num_hidden_layers"])
+        self.assertEqual(found.num_ops, 3 + 12 * config["num_hidden_layers"])
         for version, fault in enumerate(FAULTS[shape], start=2):
             with self.subTest(fault.tensor):
                 index = fault.index if fault.index >= 0 else 9 * config["hidden_size"] + 3
@@ -85,26 +92,25 @@ class LocaliseTest(ServiceTest):
                     str(faulty),
                 )  # fmt: skip
                 self.scorer.update_weights(faulty.name, weight_version=version)
-                finding = self.find()
-                print(f"{fault.tensor}: layer {finding.layer}, {finding.op}, {finding.element}")
-                self.assertEqual((finding.layer, finding.op), (fault.layer, fault.op), finding.text())
-                self.assertEqual(finding.cause, "weights")
-                self.assertIn(fault.tensor, " ".join(finding.suspects))
-                self.check_element(fault, finding, config)
+                found = self.find()
+                print(f"{fault.tensor}:", localise.text_of(found).replace("\n", "; "))
+                place = (found.site.layer, localise.op_of(found.site))
+                self.assertEqual(place, (fault.layer, fault.op))
+                self.assertEqual(localise.cause_of(found), "weights")
+                self.assertEqual(list(found.tensors), [fault.tensor])
+                self.check_element(fault, found.element, config)
 
-    def check_element(self, fault: Fault, finding: localise.Finding, config: dict) -> None:
+    def check_element(self, fault: Fault, element: comparator_pb2.DifferentElement, config: dict) -> None:
         """The element lies where the flipped weight makes a difference first."""
-        element = finding.element
-        self.assertIsNotNone(element)
         self.assertNotEqual(element.rollout_bits, element.scorer_bits)
         self.assertGreater(element.ulp_distance, 0)
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         head_dim = config.get("head_dim", config["hidden_size"] // heads)
         first = {"q": 0, "k": heads * head_dim, "v": (heads + kv_heads) * head_dim}
         if fault.op == "EMBEDDING":
-            self.assertEqual((element.row, element.column, element.num_different), (TOKENS.index(9), 3, 1))
+            self.assertEqual((element.token, element.column, element.num_different), (TOKENS.index(9), 3, 1))
         elif fault.tensor.endswith("_proj.bias"):
-            self.assertEqual((element.row, element.column), (0, first[fault.tensor[-11]] + fault.index))
+            self.assertEqual((element.token, element.column), (0, first[fault.tensor[-11]] + fault.index))
             self.assertEqual(element.num_different, 1)
         elif fault.op == "QKV":
             # The weight is in the first row of its matrix.
@@ -112,9 +118,9 @@ class LocaliseTest(ServiceTest):
         elif fault.op in ("ATTENTION_SUM", "MLP_SUM", "GATE", "UP"):
             self.assertEqual((element.column, element.num_different), (0, 1))
         elif fault.op == "LOGITS":
-            self.assertEqual((element.row, element.column, element.num_different), (len(TOKENS) - 1, 0, 1))
+            self.assertEqual((element.token, element.column, element.num_different), (len(TOKENS) - 1, 0, 1))
         elif fault.op in ("INPUT_NORM", "POST_NORM", "FINAL_NORM"):
-            self.assertEqual((element.row, element.column, element.num_different), (0, fault.index, 1))
+            self.assertEqual((element.token, element.column, element.num_different), (0, fault.index, 1))
 
     def test_every_kind_of_weight(self):
         self.check_faults("tiny-qwen3")
@@ -122,12 +128,103 @@ class LocaliseTest(ServiceTest):
     def test_biases(self):
         self.check_faults("tiny-qwen2")
 
+    def test_a_tied_head(self):
+        """The bit is in the row of a token that the sequence does not have: only the logits read it."""
+        self.start_pair()
+        config = json.loads((self.model / "config.json").read_text())
+        self.assertTrue(config["tie_word_embeddings"])
+        faulty = self.flip("model.embed_tokens.weight", 50 * config["hidden_size"] + 3)
+        self.scorer.update_weights(faulty, weight_version=2)
+        found = self.find()
+        self.assertEqual((localise.op_of(found.site), localise.cause_of(found)), ("LOGITS", "weights"))
+        self.assertEqual(list(found.tensors), ["model.embed_tokens.weight"])
+        self.assertEqual((found.element.column, found.element.num_different), (50, 1))
+
+    def test_weights_that_the_sequence_does_not_read(self):
+        """A row of the embedding alone: every op is equal."""
+        self.start_pair(self.scratch / "tiny-qwen2")
+        config = json.loads((self.model / "config.json").read_text())
+        self.scorer.update_weights(
+            self.flip("model.embed_tokens.weight", 50 * config["hidden_size"]), weight_version=2
+        )
+        self.assertEqual(localise.cause_of(self.find()), "none")
+
+    def flip(self, tensor: str, index: int) -> str:
+        """The name of a copy of the model with one flipped bit."""
+        to = self.scratch / f"flipped-{len(list(self.scratch.glob('flipped-*')))}"
+        run_model_tool(BIN_DIR, "flip-bit", str(self.model), tensor, str(index), str(BIT), str(to))
+        return to.name
+
     def test_other_arithmetic(self):
-        self.start_pair(None, "--numerics=vanilla")
-        finding = self.find()
-        self.assertEqual((finding.equal, finding.cause), (False, "arithmetic"), finding.text())
-        self.assertIn("fingerprints are not", finding.explanation)
-        print(f"vanilla beside tree: layer {finding.layer}, {finding.op}")
+        modes = {
+            "vanilla": {"rollout_flags": ("--numerics=vanilla",)},
+            "batch_invariant": {"rollout_flags": ("--numerics=batch_invariant",)},
+        }
+        for mode, flags in modes.items():
+            with self.subTest(mode):
+                self.start_pair(**flags)
+                found = self.find()
+                self.assertEqual(localise.cause_of(found), "arithmetic", found)
+                self.assertIn("fingerprints must be equal", found.explanation)
+                self.assertTrue(found.HasField("element"))
+                print(f"{mode} beside tree:", localise.text_of(found).replace("\n", "; "))
+
+    def test_logprobs_of_equal_ops(self):
+        """What each side said is explained by exactly one cause."""
+        self.start_pair()
+        hot = {"temperature": 0.7, "top_k": 20}
+        (sample,) = self.rollout.generate(TOKENS, seed=5, max_tokens=12, ignore_eos=True, **hot)
+        tokens, said = sample.tokens.token_ids, sample.tokens.logprobs
+
+        def score(prompt=TOKENS, mode="processed", **sampling):
+            (score,) = self.scorer.score([(prompt, tokens)], logprob_mode=mode, **sampling)
+            return score.tokens.logprobs
+
+        # The first page of the cache holds another sequence's keys and values, the rest is its own.
+        others = [7] * 16 + TOKENS[16:]
+        asked = {"sampling": {**hot, "ignore_eos": True}}
+        rollout = LocaliseSide(**asked, logprobs=said)
+        stale = score(prompt=others, **asked["sampling"])
+        self.assertNotEqual(stale.tobytes(), said.tobytes())
+        plain = score(ignore_eos=True)
+        cases = {
+            "none": {"rollout": rollout, "scorer": LocaliseSide(**asked, logprobs=said)},
+            "rollout_state": {"rollout": LocaliseSide(**asked, logprobs=stale)},
+            "input": {"rollout": rollout, "scorer": LocaliseSide(**asked, logprobs=stale)},
+        }
+        for cause, sides in cases.items():
+            with self.subTest(cause):
+                found = self.find(TOKENS, tokens, **sides)
+                self.assertEqual(localise.cause_of(found), cause, found)
+                self.assertEqual(found.HasField("position"), cause != "none")
+                self.assertFalse(found.HasField("site"))
+        parameters = {
+            "the scorer was asked for another temperature": {
+                "rollout": rollout,
+                "scorer": LocaliseSide({"temperature": 1.0}, logprobs=plain),
+            },
+            "nobody knows what the scorer said": {"rollout": rollout, "scorer": LocaliseSide({"top_p": 0.5})},
+            "the rollout dropped its parameters": {"rollout": LocaliseSide(**asked, logprobs=plain)},
+            "the scorer dropped its parameters": {
+                "rollout": rollout,
+                "scorer": LocaliseSide(**asked, logprobs=plain),
+            },
+            "the rollout said raw logprobs": {
+                "rollout": LocaliseSide(**asked, logprobs=score(mode="raw")),
+            },
+        }
+        for what, sides in parameters.items():
+            with self.subTest(what):
+                found = self.find(TOKENS, tokens, **sides)
+                self.assertEqual(localise.cause_of(found), "sampling_parameters", found)
+        # One token late: the position is named.
+        late = said.copy()
+        late[7] = stale[7]
+        self.assertEqual(self.find(TOKENS, tokens, rollout=LocaliseSide(**asked, logprobs=late)).position, 7)
+        with self.assertRaisesRegex(
+            InvalidArgumentError, "rollout.logprobs: 11 entries, expected none or 12"
+        ):
+            self.find(TOKENS, tokens, rollout=LocaliseSide(**asked, logprobs=said[:11]))
 
     def test_probes_disturb_nobody(self):
         """Requests in flight, and those after, give the same bits with probes between their steps."""
@@ -172,22 +269,29 @@ class LocaliseTest(ServiceTest):
 
     def test_command_line(self):
         self.start_pair()
-        targets = [f"--rollout={self.rollout.target}", f"--scorer={self.scorer.target}"]
+        target = f"--comparator={self.comparator.target}"
         tokens = "--tokens=" + ",".join(map(str, TOKENS))
-        self.assertEqual(self.run_main(*targets, tokens)[0], 0)
-        faulty = self.scratch / "for-the-command"
-        run_model_tool(
-            BIN_DIR, "flip-bit", str(self.model), "model.layers.1.self_attn.o_proj.weight", "11", str(BIT),
-            str(faulty),
-        )  # fmt: skip
-        self.scorer.update_weights(faulty.name, weight_version=2)
-        status, text = self.run_main(*targets, tokens)
+        self.assertEqual(self.run_main(target, tokens)[0], 0)
+        recording = self.log_dir / "run.jsonl"
+        with Recorder(recording) as recorder:
+            for seed in (1, 2):
+                samples = self.rollout.generate(TOKENS, seed=seed, max_tokens=5, temperature=0.5)
+                recorder.add(TOKENS, samples, temperature=0.5)
+        line = [target, f"--recording={recording}", "--line=2"]
+        self.assertEqual(self.run_main(*line)[0], 0)
+        status, text = self.run_main(*line, '--scorer_sampling={"temperature": 1}')
+        self.assertEqual((status, text.split(":")[1]), (1, " sampling_parameters"), text)
+        recording.write_text(recording.read_text().replace("bf", "be").replace("c0", "bf"))
+        status, text = self.run_main(*line)
+        self.assertEqual((status, text.split(":")[1]), (1, " rollout_state"), text)
+        self.scorer.update_weights(self.flip("model.layers.1.self_attn.o_proj.weight", 11), weight_version=2)
+        status, text = self.run_main(target, tokens)
         self.assertEqual(status, 1)
         self.assertIn("layer 1, ATTENTION_SUM", text)
         self.assertIn("model.layers.1.self_attn.o_proj.weight", text)
-        status, text = self.run_main(*targets, tokens, "--json")
-        self.assertEqual((status, json.loads(text)["cause"]), (1, "weights"))
-        self.assertEqual(self.run_main(*targets, "--tokens=1,x")[0], 2)
+        status, text = self.run_main(target, tokens, "--json")
+        self.assertEqual((status, json.loads(text)["cause"]), (1, "DIFFERENCE_CAUSE_WEIGHTS"))
+        self.assertEqual(self.run_main(target, "--tokens=1,x")[0], 2)
 
     def run_main(self, *arguments: str) -> tuple[int, str]:
         output = io.StringIO()

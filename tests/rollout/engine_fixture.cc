@@ -79,10 +79,10 @@ absl::StatusOr<WeightUpdateResult> EngineFixture::Update(Engine& engine,
   return *result;
 }
 
-absl::StatusOr<ProbeReport> EngineFixture::Probe(Engine& engine, const std::vector<int32_t>& tokens,
+absl::StatusOr<ProbeResult> EngineFixture::Probe(Engine& engine, const std::vector<int32_t>& tokens,
                                                  const ProbeWanted& wanted) {
-  std::optional<absl::StatusOr<ProbeReport>> result;
-  engine.Probe(tokens, wanted, [&](absl::StatusOr<ProbeReport> r) { result = std::move(r); });
+  std::optional<absl::StatusOr<ProbeResult>> result;
+  engine.Probe(tokens, wanted, [&](absl::StatusOr<ProbeResult> r) { result = std::move(r); });
   while (!result) engine.Step();
   return *result;
 }

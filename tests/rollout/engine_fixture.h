@@ -53,7 +53,7 @@ class EngineFixture : public testing::Test {
   static absl::StatusOr<WeightUpdateResult> Update(Engine& engine, const WeightUpdate& update);
 
   // Steps until the probe has replied.
-  static absl::StatusOr<ProbeReport> Probe(Engine& engine, const std::vector<int32_t>& tokens,
+  static absl::StatusOr<ProbeResult> Probe(Engine& engine, const std::vector<int32_t>& tokens,
                                            const ProbeWanted& wanted = {});
 
   // Five prompt tokens, eight to generate, never stops early.

@@ -9,6 +9,7 @@
 #include "common/rpc/unary_call.h"
 #include "trainer_bridge/comparator/comparator_metrics.h"
 #include "trainer_bridge/comparator/compare_session.h"
+#include "trainer_bridge/comparator/localise.h"
 #include "trainer_bridge/comparator/record_session.h"
 
 namespace isobit {
@@ -84,6 +85,33 @@ grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(
   std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
   watches_.push_back(session);
   return session->reactor();
+}
+
+grpc::ServerUnaryReactor* ComparatorService::Localise(grpc::CallbackServerContext* context,
+                                                      const v1::LocaliseRequest* request,
+                                                      v1::LocaliseResponse* response) {
+  absl::StatusOr<const v1::LocaliseRequest*> valid = request;
+  if (const absl::Status status = ValidateLocaliseRequest(*request); !status.ok()) valid = status;
+  return AnswerLater(
+      context, *gate_, valid, nullptr,
+      [&](const v1::LocaliseRequest* what, const std::shared_ptr<UnaryCall>& call) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (localising_) {
+          return call->Answer(absl::ResourceExhaustedError("another call of Localise is running"));
+        }
+        localising_ = true;
+        // It blocks, so it has a thread of its own. The call outlives all but the last line.
+        localisation_ = std::async(std::launch::async, [this, context, what, response, call] {
+          absl::StatusOr<v1::LocaliseResponse> found =
+              isobit::Localise(*upstreams_, *what, *context);
+          if (found.ok()) *response = *std::move(found);
+          {
+            const std::lock_guard<std::mutex> done(mutex_);
+            localising_ = false;
+          }
+          call->Answer(found.status());
+        });
+      });
 }
 
 grpc::ServerUnaryReactor* ComparatorService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -3,6 +3,7 @@
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_SERVICE_H_
 
+#include <future>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -44,6 +45,9 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
                                                      v1::CompareSummary* summary) override;
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
                                                      const v1::WatchRequest* request) override;
+  grpc::ServerUnaryReactor* Localise(grpc::CallbackServerContext* context,
+                                     const v1::LocaliseRequest* request,
+                                     v1::LocaliseResponse* response) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::ComparatorServerInfo* info) override;
@@ -66,6 +70,8 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_
   std::vector<std::weak_ptr<WatchSession>> watches_;  // guarded by mutex_
+  bool localising_ = false;                           // guarded by mutex_
+  std::future<void> localisation_;                    // the last one; guarded by mutex_
 };
 
 }  // namespace isobit

@@ -169,8 +169,8 @@ void Scorer::Run() {
   }
 }
 
-absl::StatusOr<Scorer::ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
-                                                  const ProbeWanted& wanted) {
+absl::StatusOr<ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
+                                          const ProbeWanted& wanted) {
   if (tokens.empty() || static_cast<int64_t>(tokens.size()) > options_.max_context) {
     return absl::InvalidArgumentError(absl::StrCat(
         "token_ids: ", tokens.size(), " entries, expected 1 to ", options_.max_context));

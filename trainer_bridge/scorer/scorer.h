@@ -95,10 +95,6 @@ class Scorer {
   // processes.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
-  struct ProbeResult {
-    ProbeReport report;
-    WeightVersion version;
-  };
   // What a pass over `tokens` computes with the weights that serve, op by op, between two batches;
   // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context, or an id outside the
   // vocabulary. RESOURCE_EXHAUSTED: no memory for the pass. UNIMPLEMENTED: with several processes.

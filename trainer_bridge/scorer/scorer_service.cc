@@ -155,14 +155,11 @@ grpc::ServerUnaryReactor* ScorerService::Probe(grpc::CallbackServerContext* cont
   return AnswerLater(context, *gate_, ReadProbe<ProbeWanted>(*request), nullptr,
                      [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
                        RunApart([this, &scorer = **available, tokens = ProbeTokens(*request),
-                                 wanted, response, call] {
-                         const absl::StatusOr<Scorer::ProbeResult> result =
-                             scorer.Probe(tokens, wanted);
+                                 wanted, with_tensors = request->tensor_digests(), response, call] {
+                         const absl::StatusOr<ProbeResult> result = scorer.Probe(tokens, wanted);
                          if (result.ok()) {
-                           WriteProbe(result->report, *response);
+                           WriteProbe(*result, with_tensors, *response);
                            *response->mutable_fingerprint() = fingerprint_;
-                           response->mutable_weight_version()->set_id(result->version.id);
-                           response->mutable_weight_version()->set_digest(result->version.digest);
                          }
                          call->Answer(result.status());
                        });

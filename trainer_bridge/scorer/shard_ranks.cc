@@ -73,6 +73,7 @@ absl::StatusOr<std::shared_ptr<const ShardedVersion>> ShardRanks::Cut(
   auto weights = std::make_shared<ShardedVersion>();
   weights->version.id = version;
   ISOBIT_ASSIGN_OR_RETURN(weights->version.digest, pack(store));
+  weights->version.tensors = std::make_shared<const TensorDigests>(store.tensor_digests());
   weights->ranks = store.Take();
   return weights;
 }

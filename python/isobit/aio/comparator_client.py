@@ -5,7 +5,15 @@ from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
 from isobit.aio.channel import ServiceClient
-from isobit.calls import COMPARE_TIMEOUT_S, CONTROL_TIMEOUT_S, CompareEvent, GapDetail, TokenIds
+from isobit.calls import (
+    COMPARE_TIMEOUT_S,
+    CONTROL_TIMEOUT_S,
+    WORK_TIMEOUT_S,
+    CompareEvent,
+    GapDetail,
+    LocaliseSide,
+    TokenIds,
+)
 from isobit.results import CompareSummary, Comparison, Sample, Score, WatchUpdate
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import comparator_pb2, comparator_pb2_grpc, types_pb2
@@ -94,6 +102,28 @@ class ComparatorClient(ServiceClient):
         """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
         request = comparator_pb2.WatchRequest(interval_ms=interval_ms, window_sequences=window_sequences)
         return self._stream("Watch", request, timeout, lambda response: (WatchUpdate.from_proto(response),))
+
+    async def localise(
+        self,
+        prompt: TokenIds,
+        completion: TokenIds = (),
+        *,
+        rollout: LocaliseSide | None = None,
+        scorer: LocaliseSide | None = None,
+        timeout: float = WORK_TIMEOUT_S,
+    ) -> comparator_pb2.LocaliseResponse:
+        """Where and why the two services' bits first differ for a sequence. Needs the role admin.
+
+        Args:
+          prompt, completion: the tokens; `completion` up to the one that differs, at least.
+          rollout, scorer: how each was asked, and what it said. A scorer that is left out was asked as the
+            rollout was.
+
+        Raises:
+          ResourceExhaustedError: the comparator localises for another caller.
+        """
+        request = calls.localise_request(prompt, completion, rollout, scorer)
+        return await self._unary("Localise", request, timeout)
 
     async def get_server_info(
         self, timeout: float = CONTROL_TIMEOUT_S

@@ -1,6 +1,6 @@
 """The command isobit: what an operator runs from a checkout.
 
-isobit localise --rollout HOST:PORT --scorer HOST:PORT --tokens 1,2,3
+isobit localise --comparator HOST:PORT --tokens 1,2,3
 isobit audit run.jsonl --model models/my-model
 isobit demo
 """

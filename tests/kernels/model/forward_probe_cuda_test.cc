@@ -54,8 +54,8 @@ TEST_F(ForwardProbeCudaTest, GivesTheCpusRowsAndValues) {
 // fixture change what the CUDA backend reads from GPU memory, not from its arguments.
 TEST_F(ForwardProbeCudaTest, AFaultIsSeenWhereItIs) {
   const ProbeReport right = Probe(1);
-  const std::vector<std::pair<Fault, ProbeSite>> cases = {
-      {Fault::kScale, {1, ProbeOp::kAttention}}, {Fault::kNorm, {1, ProbeOp::kInputNorm}}};
+  const std::vector<std::pair<Fault, ProbeSite>> cases = {{Fault::kScale, {1, ProbeOp::kAttention}},
+                                                          {Fault::kNorm, {1, ProbeOp::kInputNorm}}};
   for (const auto& [fault, site] : cases) {
     for (const int size : {1, 2}) {
       EXPECT_EQ(FirstDifference(right, ProbeOf(on_gpu_, size, {}, fault)), site) << size;

@@ -123,10 +123,8 @@ TEST_F(LoadFormatTest, TheDigestTellsConfigAndSeed) {
       (std::set<std::string>{digest, seed.weights->known_digest(), shape.weights->known_digest()}
            .size()),
       3u);
-  WeightReader first_reader(*first.weights);
-  EXPECT_EQ(*FinishReading(first_reader, Describe(first.config), digest), digest);
-  WeightReader seed_reader(*seed.weights);
-  EXPECT_THAT(FinishReading(seed_reader, Describe(seed.config), digest),
+  EXPECT_EQ(*CheckDigests(*DigestTensors(*first.weights), Describe(first.config), digest), digest);
+  EXPECT_THAT(CheckDigests(*DigestTensors(*seed.weights), Describe(seed.config), digest),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(digest)));
 }
 
