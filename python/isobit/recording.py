@@ -4,18 +4,19 @@
         samples = rollout.generate(prompt, seed=1, temperature=0.8, max_tokens=64)
         recorder.add(prompt, samples, temperature=0.8)
 
-`isobit_tools.audit` reads the file. One line is one sample, a JSON object with FIELDS. Logprobs are the 8 hex
+`isobit audit` reads the file. One line is one sample, a JSON object with FIELDS. Logprobs are the 8 hex
 digits of their fp32 bits. `sum` is the SHA-256 of the line before's `sum` (of the first line: nothing) and of
 this line without its `sum`, as `sum_of` says: it finds lines that were changed, lost or moved. It is no
 signature: whoever wants to can write another file.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -108,6 +109,61 @@ class Recorder:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def lines_of(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """The lines of a recording that write_parquet wrote.
+
+    Raises:
+        ImportError: pyarrow is not there (pip install 'isobit[parquet]').
+        ValueError: the file is no such recording.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for line in batch.to_pylist():
+                    line["sampling"] = json.loads(line["sampling"])
+                    yield line
+    except (pyarrow.ArrowException, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected a recording in Parquet: {error}") from None
+
+
+def write_parquet(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike) -> None:
+    """Writes lines of a recording, as json.loads gives them, in Parquet: a column a field, `sampling` as its
+    JSON text. Nothing is lost, so their sums still fit.
+
+    Raises:
+        ImportError: pyarrow is not there (pip install 'isobit[parquet]').
+        ValueError: a line lacks a field, or one has another type.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    types = {"prompt": pyarrow.list_(pyarrow.uint32()), "tokens": pyarrow.list_(pyarrow.uint32())}
+    types |= dict.fromkeys(("format", "index", "weight_version"), pyarrow.int64()) | {
+        "time": pyarrow.float64()
+    }
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in FIELDS])
+    part = Path(f"{os.fspath(path)}.part")
+    try:
+        with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+            for rows in _groups(lines, 1024):
+                table = [{**row, "sampling": json.dumps(row["sampling"])} for row in rows]
+                writer.write_table(pyarrow.Table.from_pylist(table, schema=schema))
+        part.replace(path)
+    except (pyarrow.ArrowException, KeyError, TypeError) as error:
+        raise ValueError(f"a line is not one of a recording: {error!r}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _groups(lines: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+    lines = iter(lines)
+    while group := list(itertools.islice(lines, size)):
+        yield group
 
 
 def sum_of(before: str, line: Mapping[str, Any]) -> str:

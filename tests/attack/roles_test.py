@@ -36,6 +36,7 @@ ALLOWED = {
     "ScorerService/GetServerInfo": {"watch", "admin"},
     "ComparatorService/Compare": {"compare"},
     "ComparatorService/Record": {"compare"},
+    "ComparatorService/Localise": {"admin"},
     "ComparatorService/Watch": {"watch", "admin"},
     "ComparatorService/GetServerInfo": {"watch", "admin"},
 }

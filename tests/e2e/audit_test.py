@@ -2,15 +2,16 @@
 is changed in a recording is named; what cannot be computed is said; an audit that was stopped goes on."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import shutil
 import unittest
 from pathlib import Path
 
-from isobit import RolloutClient
+from isobit import ComparatorClient, RolloutClient, calls
 from isobit.errors import InvalidArgumentError
-from isobit.recording import Recorder, sum_of
+from isobit.recording import Recorder, lines_of, sum_of, write_parquet
 from isobit_tools import audit
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
@@ -70,6 +71,57 @@ class AuditTest(ServiceTest):
         self.assertIn(f"0 of {found['tokens']} tokens unequal, in 7 of 7 samples", said)
         self.assertGreater(found["tokens"], 30)
         self.assertIn("run.jsonl: PASSED", page.read_text())
+
+    def test_what_a_comparator_records(self):
+        """Its file passes; a bit that is changed in it is named, as is a line that is."""
+        rollout, scorer = self.start("rollout"), self.start("scorer")
+        file = self.log_dir / "compared.jsonl"
+        comparator = self.start(
+            "comparator", f"--rollout={rollout.target}", f"--scorer={scorer.target}", f"--record_file={file}"
+        )
+        ids = ["Grüße\x7f", '\u2028"\\', ""]
+        with ComparatorClient(comparator.target) as client:
+            request = calls.compare_request([[1, 2, 3], [4, 5], [6]], "raw", "none", False, None, {"n": 2})
+            for prompt, name in zip(request.prompts, ids, strict=True):
+                prompt.prompt_id = name
+            list(client._stub.Compare(request, timeout=60))
+            for draw in DRAWS:
+                client.compare([[1, 2, 3]], n=2, max_tokens=9, seed=3, **draw)
+            client.compare([[1, 2, 3]], max_tokens=4, min_p=1e-5, stop_token_ids=[4, 5], ignore_eos=True)
+        self.services.stop()
+        lines = file.read_text("utf-8").splitlines()
+        self.assertEqual(len(lines), 6 + 6 + 1)
+        status, said = self.audit(file, models=("model",))
+        self.assertEqual(status, 0, said)
+        self.assertIn("in 13 of 13 samples", said)
+        self.assertEqual(
+            {json.loads(line)["request_id"].rpartition("/")[0] for line in lines[:6]}, {*ids[:2], "2"}
+        )
+        tampered = self.log_dir / "tampered.jsonl"
+        changed = json.loads(lines[4])
+        changed["logprobs"] = changed["logprobs"][:-1] + "01"[changed["logprobs"][-1] == "0"]
+        tampered.write_text("\n".join([*lines[:4], json.dumps(changed), *lines[5:]]) + "\n")
+        status, said = self.audit(tampered, models=("model",))
+        self.assertEqual(status, 1)
+        self.assertIn("line 5: its sum does not fit", said)
+
+    @unittest.skipIf(importlib.util.find_spec("pyarrow") is None, "SKIPPED: no pyarrow")
+    def test_parquet(self):
+        """A recording in Parquet is the same recording, with its sums."""
+        file, table = self.recording(), self.log_dir / "run.parquet"
+        status, said = self.audit(file, f"--parquet={table}")
+        self.assertEqual(status, 0, said)
+        self.assertEqual(list(lines_of(table)), [json.loads(line) for line in file.read_text().splitlines()])
+        status, said = self.audit(table)
+        self.assertEqual(status, 0, said)
+        self.assertIn("in 7 of 7 samples", said)
+        tampered = self.log_dir / "tampered.parquet"
+        lines = list(lines_of(table))
+        lines[2]["tokens"][0] ^= 1
+        write_parquet(lines, tampered)
+        status, said = self.audit(tampered)
+        self.assertEqual(status, 1)
+        self.assertIn("line 3: its sum does not fit", said)
 
     def test_what_was_changed_is_named(self):
         def changed(row, name, value):

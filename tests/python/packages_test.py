@@ -119,6 +119,7 @@ class ImportsTest(unittest.TestCase):
         self.assertEqual(
             undeclared_imports(CLIENT, project),
             [
+                "recording.py imports pyarrow",
                 "torch_senders.py imports torch",
                 "torch_weights.py imports torch",
                 "trainer_metrics.py imports prometheus_client",

@@ -31,6 +31,12 @@ ABSL_FLAG(
     double, shadow_fraction, 0,
     "The share of the rollout's own traffic to compare, in [0, 1]: finished samples are scored "
     "again, and nobody waits for it.");
+ABSL_FLAG(
+    std::string, record_file, "",
+    "Writes the compared samples there, for `isobit audit`. A full file gets .1 after its name, "
+    "and the one of that name .2.");
+ABSL_FLAG(int, record_max_mb, 1024, "Megabytes at which --record_file is full.");
+ABSL_FLAG(int, record_old_files, 8, "How many full files are kept; the oldest is then deleted.");
 ABSL_FLAG(std::string, tokenizer, "",
           "A tokenizer.json of Hugging Face: the live page then shows the texts of tokens.");
 
@@ -51,6 +57,7 @@ struct Settings {
   ByteLimits memory;
   std::optional<int> http_port;
   double shadow_fraction;
+  RecordingOptions recording;  // path empty: none
   std::shared_ptr<const TokenTexts> texts;
 };
 
@@ -72,8 +79,21 @@ absl::StatusOr<Settings> SettingsFromFlags() {
     return absl::InvalidArgumentError(
         absl::StrCat("--shadow_fraction is ", shadow_fraction, ", expected 0 to 1"));
   }
-  return Settings{server,    upstream,        memory,
-                  http_port, shadow_fraction, std::make_shared<const TokenTexts>(std::move(texts))};
+  const int record_max_mb = absl::GetFlag(FLAGS_record_max_mb);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("record_max_mb", record_max_mb, 1, 1 << 20));
+  const int record_old_files = absl::GetFlag(FLAGS_record_old_files);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("record_old_files", record_old_files, 1, 1000));
+  RecordingOptions recording;
+  recording.path = absl::GetFlag(FLAGS_record_file);
+  recording.max_file_bytes = static_cast<size_t>(record_max_mb) << 20;
+  recording.max_old_files = record_old_files;
+  return Settings{.server = server,
+                  .upstream = upstream,
+                  .memory = memory,
+                  .http_port = http_port,
+                  .shadow_fraction = shadow_fraction,
+                  .recording = recording,
+                  .texts = std::make_shared<const TokenTexts>(std::move(texts))};
 }
 
 // Null: --http_port asks for none.
@@ -102,6 +122,9 @@ absl::StatusOr<int> Serve(const Settings& settings) {
                                   settings.upstream),
       settings.memory, settings.server.security.gate, settings.server.metrics);
   if (settings.server.metrics_port || settings.http_port) service.WatchSides();
+  if (!settings.recording.path.empty()) {
+    ISOBIT_RETURN_IF_ERROR(service.StartRecording(settings.recording));
+  }
   if (settings.shadow_fraction > 0) service.StartShadow(settings.shadow_fraction);
   ServerRunner runner(settings.server);
   runner.Register(&service, v1::ComparatorService::service_full_name());

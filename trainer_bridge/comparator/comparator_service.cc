@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/status_macros.h"
 #include "common/rpc/service_metrics.h"
 #include "common/rpc/status_convert.h"
 #include "common/rpc/unary_call.h"
@@ -46,7 +47,8 @@ ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const
       gate_(std::move(gate)),
       metrics_(std::move(metrics)),
       observations_(ObserveHistory(*metrics_, history_)),
-      shadow_metrics_(*metrics_) {
+      shadow_metrics_(*metrics_),
+      recording_metrics_(*metrics_) {
   observations_.push_back(ObserveHeldBytes(*metrics_, "calls", memory_));
 }
 
@@ -56,7 +58,7 @@ grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
   if (!admitted.ok()) return Refuse<v1::CompareEvent>(context, admitted);
   v1::CompareRequest content = *request;
   DropContent(request);
-  return CompareSession::Start(context, std::move(content), upstreams_, history_,
+  return CompareSession::Start(context, std::move(content), upstreams_, history_, recording_,
                                memory_->Open(gate_->ClientOf(*context)),
                                [gate = gate_, context](int64_t tokens) {
                                  return gate->Admit(*context, {.tokens = tokens});
@@ -141,8 +143,13 @@ void ComparatorService::WatchSides() {
   }
 }
 
+absl::Status ComparatorService::StartRecording(const RecordingOptions& options) {
+  ISOBIT_ASSIGN_OR_RETURN(recording_, Recording::Open(options, recording_metrics_));
+  return absl::OkStatus();
+}
+
 void ComparatorService::StartShadow(double fraction) {
-  shadow_ = Shadow::Start(upstreams_, history_, shadow_metrics_, fraction);
+  shadow_ = Shadow::Start(upstreams_, history_, recording_, shadow_metrics_, fraction);
 }
 
 ComparatorService::~ComparatorService() {

@@ -13,6 +13,7 @@
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/recording.h"
 #include "trainer_bridge/comparator/shadow.h"
 #include "trainer_bridge/comparator/side_watch.h"
 #include "trainer_bridge/comparator/upstreams.h"
@@ -33,6 +34,9 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   // Keeps asking both services, for the metrics and the page. Call it once at most, before the
   // service is used.
   void WatchSides();
+  // Writes down what is compared from now on. Call it once at most, before StartShadow and before
+  // the service is used. Errors: Recording::Open's.
+  absl::Status StartRecording(const RecordingOptions& options);
   // Compares a share of the rollout's own traffic, in (0, 1], until BeginDrain. Call it once at
   // most, before the service is used.
   void StartShadow(double fraction);
@@ -65,7 +69,9 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
   Observations observations_;
   std::shared_ptr<SideWatch> side_watch_;
   const ShadowMetrics shadow_metrics_;
-  std::shared_ptr<Shadow> shadow_;  // null: off
+  const RecordingMetrics recording_metrics_;
+  std::shared_ptr<Recording> recording_;  // null: off
+  std::shared_ptr<Shadow> shadow_;        // null: off
 
   std::mutex mutex_;
   bool draining_ = false;                             // guarded by mutex_

@@ -52,11 +52,11 @@ absl::Status AsOurFault(const absl::Status& status) {
 
 grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
     grpc::CallbackServerContext* context, v1::CompareRequest request,
-    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history, HeldBytes memory,
-    AdmitTokens admit) {
-  const std::shared_ptr<CompareSession> session(
-      new CompareSession(std::move(request), context->deadline(), std::move(upstreams),
-                         std::move(history), std::move(memory), std::move(admit)));
+    std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
+    std::shared_ptr<Recording> recording, HeldBytes memory, AdmitTokens admit) {
+  const std::shared_ptr<CompareSession> session(new CompareSession(
+      std::move(request), context->deadline(), std::move(upstreams), std::move(history),
+      std::move(recording), std::move(memory), std::move(admit)));
   session->writer_ = StreamWriter<v1::CompareEvent>::Start(
       context, {.on_cancel = [session] { session->OnCancel(); },
                 .on_writable = [session] { session->OnWritable(); }});
@@ -68,12 +68,14 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
 CompareSession::CompareSession(v1::CompareRequest request,
                                std::chrono::system_clock::time_point deadline,
                                std::shared_ptr<Upstreams> upstreams,
-                               std::shared_ptr<History> history, HeldBytes memory,
+                               std::shared_ptr<History> history,
+                               std::shared_ptr<Recording> recording, HeldBytes memory,
                                AdmitTokens admit)
     : request_(std::move(request)),
       deadline_(deadline),
       upstreams_(std::move(upstreams)),
       history_(std::move(history)),
+      recording_(std::move(recording)),
       admit_(std::move(admit)),
       comparison_(history_->Begin()),
       prompts_(request_.prompts_size()),
@@ -249,7 +251,18 @@ void CompareSession::OnScored(size_t prompt, size_t sample, const v1::ScoreRespo
         taken, MissingTokens(prompts_[prompt].samples[sample].rollout, response.completion()));
     return Fail(Annotate(taken, absl::StrCat("sequence ", SequenceId(prompt, sample))));
   }
+  if (recording_ != nullptr) Record(prompt, sample);
   Conclude(prompt, sample);
+}
+
+void CompareSession::Record(size_t prompt, size_t sample) const {
+  v1::TappedSample record;
+  record.set_request_id(SequenceId(prompt, sample));
+  *record.mutable_prompt_token_ids() = request_.prompts(static_cast<int>(prompt)).token_ids();
+  *record.mutable_sampling() = request_.sampling();
+  *record.mutable_tokens() = prompts_[prompt].samples[sample].rollout;
+  *record.mutable_complete() = prompts_[prompt].samples[sample].complete;
+  recording_->Add(std::move(record));
 }
 
 // Checks the sides again: their weights may have changed since the session's start.

@@ -26,6 +26,7 @@
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/recording.h"
 #include "trainer_bridge/comparator/report.h"
 #include "trainer_bridge/comparator/upstreams.h"
 
@@ -39,11 +40,13 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   // Starts a session that answers the call of `context`. It lives until that call and its calls to
   // the upstreams end. The stream ends with the errors of ValidateCompareRequest, or with
   // RESOURCE_EXHAUSTED if it needs more than `memory` allows. Calls `admit` once the amounts are
-  // known to be within bounds, and only while the call lasts; its error ends the call.
+  // known to be within bounds, and only while the call lasts; its error ends the call. recording:
+  // gets the samples that were compared; may be null.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
                                                            v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
                                                            std::shared_ptr<History> history,
+                                                           std::shared_ptr<Recording> recording,
                                                            HeldBytes memory, AdmitTokens admit);
 
  private:
@@ -69,7 +72,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
 
   CompareSession(v1::CompareRequest request, std::chrono::system_clock::time_point deadline,
                  std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
-                 HeldBytes memory, AdmitTokens admit);
+                 std::shared_ptr<Recording> recording, HeldBytes memory, AdmitTokens admit);
 
   void Begin();
 
@@ -94,6 +97,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   void StartPrompts();
   void StartGenerate(size_t prompt);
   void StartScore(size_t prompt, size_t sample);
+  void Record(size_t prompt, size_t sample) const;
   void Conclude(size_t prompt, size_t sample);
   void Emit();
   bool EmitGaps(Pending& pending);
@@ -108,6 +112,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   const std::chrono::system_clock::time_point deadline_;
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
+  const std::shared_ptr<Recording> recording_;
   const AdmitTokens admit_;
   const History::Comparison comparison_;
   std::shared_ptr<StreamWriter<v1::CompareEvent>> writer_;  // set before the first callback

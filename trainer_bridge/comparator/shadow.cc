@@ -42,17 +42,19 @@ ShadowMetrics::ShadowMetrics(Metrics& metrics)
 
 std::shared_ptr<Shadow> Shadow::Start(std::shared_ptr<const Upstreams> upstreams,
                                       std::shared_ptr<History> history,
+                                      std::shared_ptr<Recording> recording,
                                       const ShadowMetrics& metrics, double fraction) {
-  const std::shared_ptr<Shadow> shadow(
-      new Shadow(std::move(upstreams), std::move(history), metrics, fraction));
+  const std::shared_ptr<Shadow> shadow(new Shadow(std::move(upstreams), std::move(history),
+                                                  std::move(recording), metrics, fraction));
   shadow->OpenTap();
   return shadow;
 }
 
 Shadow::Shadow(std::shared_ptr<const Upstreams> upstreams, std::shared_ptr<History> history,
-               const ShadowMetrics& metrics, double fraction)
+               std::shared_ptr<Recording> recording, const ShadowMetrics& metrics, double fraction)
     : upstreams_(std::move(upstreams)),
       history_(std::move(history)),
+      recording_(std::move(recording)),
       fraction_(fraction),
       metrics_(metrics) {}
 
@@ -153,6 +155,7 @@ void Shadow::Compare(const v1::TappedSample& sample, const v1::ScoreResponse& re
     return metrics_.skipped.Increment();
   }
   history_->Add(CompareTokens(SequenceId(sample), sample.tokens(), response.completion()));
+  if (recording_ != nullptr) recording_->Add(sample);
   metrics_.compared.Increment();
 }
 

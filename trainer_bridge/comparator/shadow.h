@@ -21,6 +21,7 @@
 #include "isobit/v1/rollout.pb.h"
 #include "isobit/v1/scorer.pb.h"
 #include "trainer_bridge/comparator/history.h"
+#include "trainer_bridge/comparator/recording.h"
 #include "trainer_bridge/comparator/upstreams.h"
 
 namespace isobit {
@@ -45,9 +46,11 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
   static constexpr std::chrono::milliseconds kMaxRetry{5000};
   static constexpr std::chrono::seconds kScoreTimeout{120};
 
-  // fraction: in (0, 1]. `metrics` outlive it.
+  // fraction: in (0, 1]. `metrics` outlive it. recording: gets the samples that were compared; may
+  // be null.
   static std::shared_ptr<Shadow> Start(std::shared_ptr<const Upstreams> upstreams,
                                        std::shared_ptr<History> history,
+                                       std::shared_ptr<Recording> recording,
                                        const ShadowMetrics& metrics, double fraction);
 
   // Ends the tap and all scoring.
@@ -64,7 +67,7 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
   };
 
   Shadow(std::shared_ptr<const Upstreams> upstreams, std::shared_ptr<History> history,
-         const ShadowMetrics& metrics, double fraction);
+         std::shared_ptr<Recording> recording, const ShadowMetrics& metrics, double fraction);
 
   // gRPC threads call these.
   void OpenTap();
@@ -80,6 +83,7 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
 
   const std::shared_ptr<const Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
+  const std::shared_ptr<Recording> recording_;
   const double fraction_;
   const ShadowMetrics& metrics_;
 

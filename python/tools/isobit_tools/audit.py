@@ -27,7 +27,7 @@ import numpy as np
 
 from isobit.client import ScorerClient
 from isobit.errors import IsobitError
-from isobit.recording import FIELDS, FORMAT, logprobs_of, sum_of
+from isobit.recording import FIELDS, FORMAT, lines_of, logprobs_of, sum_of, write_parquet
 from isobit_tools.services import ServiceError, Services, stop_signals_as_exit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,10 +91,10 @@ class Record:
         return json.dumps([self.mode, self.sampling], sort_keys=True)
 
 
-def parse(line: int, text: bytes, before: str) -> Record:
+def parse(line: int, text: bytes | dict, before: str) -> Record:
     """ValueError says what is wrong with the line. before: the sum of the line before it."""
     try:
-        found = json.loads(text)
+        found = json.loads(text) if isinstance(text, bytes) else text
     except ValueError:
         raise ValueError("it is no JSON") from None
     if not isinstance(found, dict) or set(found) != set(FIELDS):
@@ -125,10 +125,12 @@ def read(path: Path, report: Report) -> list[Record]:
     report.faults.clear()
     report.lines = 0
     with path.open("rb") as file:
-        for line, text in enumerate(file, start=1):
+        is_parquet = file.read(4) == b"PAR1"
+        file.seek(0)
+        for line, text in enumerate(lines_of(path) if is_parquet else file, start=1):
             report.lines = line
             try:
-                if not text.endswith(b"\n"):
+                if isinstance(text, bytes) and not text.endswith(b"\n"):
                     raise ValueError("it is cut off")
                 records.append(parse(line, text, before))
                 before = records[-1].sum
@@ -138,9 +140,9 @@ def read(path: Path, report: Report) -> list[Record]:
     return records
 
 
-def _sum_in(text: bytes) -> str:
+def _sum_in(text: bytes | dict) -> str:
     try:
-        return str(json.loads(text)["sum"])
+        return str((json.loads(text) if isinstance(text, bytes) else text)["sum"])
     except (ValueError, KeyError, TypeError):
         return ""
 
@@ -266,6 +268,7 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=os.cpu_count() or 1, help="of a scorer that is started")
     add("--json", type=Path, metavar="FILE", help="write the report there, too")
     add("--html", type=Path, metavar="FILE", help="write the report there, too")
+    add("--parquet", type=Path, metavar="FILE", help="write the recording there as Parquet (needs pyarrow)")
     add("--resume", action="store_true", help="go on with what FILE.audit says is done")
     arguments = parser.parse_args(argv)
     if not (arguments.model or arguments.scorer):
@@ -285,7 +288,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.resume and state.is_file():
         report = Report(**json.loads(state.read_text("utf-8")))
     report.file = arguments.file.name
-    records = read(arguments.file, report)
+    try:
+        records = read(arguments.file, report)
+        if arguments.parquet:
+            with arguments.file.open("rb") as lines:
+                write_parquet(map(json.loads, lines), arguments.parquet)
+    except (ImportError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     refused: dict[str, str] = {}
     told = 0.0
 

@@ -68,15 +68,16 @@ TEST(MethodRolesTest, WhatChangesAServiceIsForAdminsAlone) {
   for (const std::string& method : AllMethods()) {
     if (IsAdminMethod(method)) admin.push_back(method);
   }
-  EXPECT_EQ(admin,
-            (std::vector<std::string>{
-                "/isobit.v1.RolloutService/PauseGeneration",
-                "/isobit.v1.RolloutService/ContinueGeneration", "/isobit.v1.RolloutService/Sleep",
-                "/isobit.v1.RolloutService/WakeUp", "/isobit.v1.RolloutService/UpdateWeights",
-                "/isobit.v1.RolloutService/UpdateWeightsFromStream",
-                "/isobit.v1.RolloutService/Probe", "/isobit.v1.ScorerService/UpdateWeights",
-                "/isobit.v1.ScorerService/UpdateWeightsFromStream",
-                "/isobit.v1.ScorerService/Probe", "/isobit.v1.ShardGroupService/Join"}));
+  EXPECT_EQ(
+      admin,
+      (std::vector<std::string>{
+          "/isobit.v1.ComparatorService/Localise", "/isobit.v1.RolloutService/PauseGeneration",
+          "/isobit.v1.RolloutService/ContinueGeneration", "/isobit.v1.RolloutService/Sleep",
+          "/isobit.v1.RolloutService/WakeUp", "/isobit.v1.RolloutService/UpdateWeights",
+          "/isobit.v1.RolloutService/UpdateWeightsFromStream", "/isobit.v1.RolloutService/Probe",
+          "/isobit.v1.ScorerService/UpdateWeights",
+          "/isobit.v1.ScorerService/UpdateWeightsFromStream", "/isobit.v1.ScorerService/Probe",
+          "/isobit.v1.ShardGroupService/Join"}));
 }
 
 TEST(MethodRolesTest, UnknownMethodsHaveNoRoleAndHealthIsOpen) {

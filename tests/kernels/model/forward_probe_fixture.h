@@ -33,7 +33,7 @@ namespace isobit {
 class FaultyOps final : public testing_support::ForwardingOps {
  public:
   static constexpr int32_t kPageSize = 4;
-  enum class Fault { kNone, kScale, kPosition, kPage, kNorm, kActivation };
+  enum class Fault { kNone, kScale, kPosition, kPage, kNorm, kActivation, kModesSum };
 
   FaultyOps(std::unique_ptr<Ops> ops, Fault fault) : ForwardingOps(std::move(ops)), fault_(fault) {}
 
@@ -67,6 +67,11 @@ class FaultyOps final : public testing_support::ForwardingOps {
     return ForwardingOps::Attention(changed);
   }
 
+  absl::Status Reduce(const ReduceArgs& args) override {
+    if (fault_ == Fault::kModesSum && num_sums_++ == 2) return mode_->Reduce(args);
+    return ForwardingOps::Reduce(args);
+  }
+
   absl::Status RmsNorm(const RmsNormArgs& args) override {
     RmsNormArgs changed = args;
     if (fault_ == Fault::kNorm && num_norms_++ == 2) changed.eps *= 4;
@@ -87,7 +92,9 @@ class FaultyOps final : public testing_support::ForwardingOps {
   }
 
   const Fault fault_;
-  int num_qkv_ = 0, num_attention_ = 0, num_norms_ = 0, num_activations_ = 0;
+  // Of whose ops one takes the place of the contract's, on CPUs.
+  const std::unique_ptr<Ops> mode_ = MakeCpuOps({.mode = NumericsMode::kVanilla});
+  int num_qkv_ = 0, num_attention_ = 0, num_norms_ = 0, num_activations_ = 0, num_sums_ = 0;
   std::vector<int32_t> pages_;
 };
 

@@ -40,12 +40,16 @@ TEST_F(ForwardProbeTest, RowsAndValuesAreTheWholeModels) {
 TEST_F(ForwardProbeTest, AFaultIsSeenWhereItIs) {
   const ProbeReport right = Probe(1);
   const std::vector<std::pair<Fault, ProbeSite>> cases = {
-      {Fault::kScale, {1, ProbeOp::kAttention}},       {Fault::kPosition, {1, ProbeOp::kQ}},
-      {Fault::kPage, {1, ProbeOp::kAttention}},        {Fault::kNorm, {1, ProbeOp::kInputNorm}},
+      {Fault::kScale, {1, ProbeOp::kAttention}},
+      {Fault::kPosition, {1, ProbeOp::kQ}},
+      {Fault::kPage, {1, ProbeOp::kAttention}},
+      {Fault::kNorm, {1, ProbeOp::kInputNorm}},
       {Fault::kActivation, {1, ProbeOp::kActivation}},
+      {Fault::kModesSum, {1, ProbeOp::kAttentionSum}},
   };
   for (const auto& [fault, site] : cases) {
-    for (const int size : {1, 2}) {
+    for (const int size : {1, 2, 4}) {
+      if (fault == Fault::kModesSum && size == 1) continue;  // nothing is summed
       const ProbeSite found = FirstDifference(right, Probe(size, {}, fault));
       EXPECT_EQ(found, site) << "fault " << static_cast<int>(fault) << " of " << size
                              << " ranks: layer " << found.layer << ", op "

@@ -1,0 +1,83 @@
+// Writes the samples that the comparator has compared to files that `isobit audit` reads. No
+// comparison waits for a disk: a sample that finds the queue full is dropped and counted.
+#ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
+#define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/metrics/metrics.h"
+#include "isobit/v1/rollout.pb.h"
+
+namespace isobit {
+
+struct RecordingOptions {
+  std::string path;
+  size_t max_file_bytes = size_t{1} << 30;     // then the file becomes path.1, path.1 path.2, ...
+  int max_old_files = 8;                       // path.1 to path.8; the oldest is deleted
+  size_t max_queued_bytes = size_t{64} << 20;  // of samples that wait to be written
+};
+
+// Counts samples by what became of them.
+struct RecordingMetrics {
+  explicit RecordingMetrics(Metrics& metrics);
+
+  prometheus::Counter& written;
+  prometheus::Counter& dropped;
+  prometheus::Counter& skipped;
+  prometheus::Counter& failed;
+};
+
+// Thread-safe.
+class Recording {
+ public:
+  // A file that is there becomes path.1: each run begins a file. `metrics` outlive the object.
+  // Errors: FileError's.
+  static absl::StatusOr<std::unique_ptr<Recording>> Open(const RecordingOptions& options,
+                                                         const RecordingMetrics& metrics);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording();  // writes what waits
+
+  // Never waits for a file.
+  void Add(v1::TappedSample sample);
+
+ private:
+  Recording(const RecordingOptions& options, const RecordingMetrics& metrics)
+      : options_(options), metrics_(metrics) {}
+
+  void Run();
+  void Write(const v1::TappedSample& sample);
+  // Begins a new file, and renames those that there are.
+  absl::Status Rotate();
+  absl::Status Append(const std::string& text);
+
+  const RecordingOptions options_;
+  const RecordingMetrics& metrics_;
+
+  // The writer's own.
+  int file_ = -1;
+  size_t size_ = 0;     // bytes
+  std::string sum_;     // of the file's last line
+  bool fails_ = false;  // by the last write
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::deque<v1::TappedSample> queue_;
+  size_t queued_bytes_ = 0;
+  bool is_full_ = false;  // by the last Add
+  bool ends_ = false;
+
+  std::thread writer_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
