@@ -20,6 +20,9 @@ namespace {
 
 constexpr std::chrono::seconds kLogInterval(10);
 
+// Of a probe, whose results the host sums up while other ranks wait for its part in their gathers.
+constexpr int64_t kMaxProbeTokens = 16384;
+
 using Clock = std::chrono::steady_clock;
 
 std::chrono::microseconds Since(Clock::time_point start) {
@@ -171,18 +174,16 @@ void Scorer::Run() {
 
 absl::StatusOr<ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
                                           const ProbeWanted& wanted) {
-  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > options_.max_context) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "token_ids: ", tokens.size(), " entries, expected 1 to ", options_.max_context));
+  const int64_t most = std::min(options_.max_context, kMaxProbeTokens);
+  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_ids: ", tokens.size(), " entries, expected 1 to ", most));
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= config().vocab_size) {
       return absl::InvalidArgumentError(absl::StrCat("token_ids[", i, "]: ", tokens[i],
                                                      ", expected [0, ", config().vocab_size, ")"));
     }
-  }
-  if (remote_ != nullptr) {
-    return absl::UnimplementedError("a scorer of several processes takes no probes");
   }
   std::unique_lock lock(mutex_);
   // The ranks make one pass at a time: no batch starts while this waits or runs.
@@ -191,13 +192,30 @@ absl::StatusOr<ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
   probing_ = true;
   const std::shared_ptr<const ShardedVersion> weights = weights_;
   lock.unlock();
-  absl::StatusOr<ProbeReport> report = ranks_->Probe(*weights, tokens, wanted);
-  if (!report.ok() && !absl::IsResourceExhausted(report.status())) Fault(report.status());
+  // Before any rank takes part in the pass: without memory nothing has happened.
+  const absl::Status prepared = ranks_->PrepareProbe(static_cast<int64_t>(tokens.size()));
+  absl::StatusOr<ProbeReport> report =
+      prepared.ok() ? ProbeRanks(*weights, tokens, wanted) : prepared;
+  if (prepared.ok() && !report.ok()) Fault(report.status());
   lock.lock();
   probing_ = false;
   changed_.notify_all();
   if (!report.ok()) return report.status();
   return ProbeResult{*std::move(report), weights->version};
+}
+
+absl::StatusOr<ProbeReport> Scorer::ProbeRanks(const ShardedVersion& weights,
+                                               absl::Span<const int32_t> tokens,
+                                               const ProbeWanted& wanted) {
+  absl::StatusOr<ProbeReport> report = absl::InternalError("no rank has computed");
+  const absl::Status done = OnAllRanks(
+      weights, std::vector<std::vector<ScoreItem>>(static_cast<size_t>(options_.num_shards)),
+      [&](absl::Span<const std::vector<ScoreItem>> /*none*/) {
+        report = ranks_->Probe(weights, tokens, wanted);
+        return report.status();
+      });
+  ISOBIT_RETURN_IF_ERROR(done);
+  return report;
 }
 
 void Scorer::DropEndedJobs() {
@@ -264,15 +282,22 @@ Scorer::Pass Scorer::TakeBatch() {
 }
 
 absl::Status Scorer::ScoreBatch(const ShardedVersion& weights, const Pass& pass) {
-  if (remote_ == nullptr) return ranks_->Score(weights, pass.items);
+  return OnAllRanks(weights, pass.items, [&](absl::Span<const std::vector<ScoreItem>> items) {
+    return ranks_->Score(weights, items);
+  });
+}
+
+absl::Status Scorer::OnAllRanks(
+    const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> all,
+    absl::FunctionRef<absl::Status(absl::Span<const std::vector<ScoreItem>>)> run_here) {
+  if (remote_ == nullptr) return run_here(all);
   const auto num_local = static_cast<size_t>(options_.local_shards);
-  const absl::Span<const std::vector<ScoreItem>> all = pass.items;
   std::future<absl::Status> elsewhere = std::async(std::launch::async, [&] {
     absl::Status status = remote_->Score(weights.version, all.subspan(num_local));
     if (!status.ok()) ranks_->Abort(status);
     return status;
   });
-  const absl::Status here = ranks_->Score(weights, all.first(num_local));
+  const absl::Status here = run_here(all.first(num_local));
   if (!here.ok()) remote_->Abort(here);
   const absl::Status there = elsewhere.get();
   return here.ok() ? there : here;

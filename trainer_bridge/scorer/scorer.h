@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
@@ -96,9 +97,9 @@ class Scorer {
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
   // What a pass over `tokens` computes with the weights that serve, op by op, between two batches;
-  // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context, or an id outside the
-  // vocabulary. RESOURCE_EXHAUSTED: no memory for the pass. UNIMPLEMENTED: with several processes.
-  // UNAVAILABLE: the engine stops, or a fault.
+  // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context or 16384, or an id
+  // outside the vocabulary. RESOURCE_EXHAUSTED: no memory for the pass. UNAVAILABLE: the engine
+  // stops, or a fault.
   absl::StatusOr<ProbeResult> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
@@ -136,6 +137,14 @@ class Scorer {
   void Run();
   Pass TakeBatch();
   absl::Status ScoreBatch(const ShardedVersion& weights, const Pass& pass);
+  absl::StatusOr<ProbeReport> ProbeRanks(const ShardedVersion& weights,
+                                         absl::Span<const int32_t> tokens,
+                                         const ProbeWanted& wanted);
+  // One pass of all processes; all[i] are the items of rank i, and run_here computes those of this
+  // process's ranks.
+  absl::Status OnAllRanks(
+      const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> all,
+      absl::FunctionRef<absl::Status(absl::Span<const std::vector<ScoreItem>>)> run_here);
   // Adds a pass to work_, and logs the sums from time to time.
   void Account(const Pass& pass, std::chrono::microseconds time);
   void Fault(const absl::Status& status);

@@ -87,8 +87,6 @@ absl::Status ShardRanks::Score(const ShardedVersion& weights,
 absl::StatusOr<ProbeReport> ShardRanks::Probe(const ShardedVersion& weights,
                                               absl::Span<const int32_t> tokens,
                                               const ProbeWanted& wanted) {
-  // Before any rank takes part in the pass: without memory nothing has happened.
-  ISOBIT_RETURN_IF_ERROR(ranks_.front()->PrepareProbe(static_cast<int64_t>(tokens.size())));
   ForwardProbe probe(config(), layout_->shape(), wanted);
   const absl::Status done = threads_.Run([&](size_t i) {
     return i == 0 ? ranks_[i]->Probe(weights.ranks[i], tokens, probe)

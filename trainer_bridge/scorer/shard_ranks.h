@@ -59,8 +59,9 @@ class ShardRanks {
   // device or of the group, is that of the rank that failed first, and is final.
   absl::Status Score(const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> items);
 
-  // What a pass over `tokens` computes, on the first rank. As Score in all else;
-  // RESOURCE_EXHAUSTED, with no effect: no memory for the pass.
+  // What a pass over `tokens` computes, on the first rank. As Score in all else. Before it,
+  // PrepareProbe takes the memory. RESOURCE_EXHAUSTED: there is none.
+  absl::Status PrepareProbe(int64_t tokens) { return ranks_.front()->PrepareProbe(tokens); }
   absl::StatusOr<ProbeReport> Probe(const ShardedVersion& weights, absl::Span<const int32_t> tokens,
                                     const ProbeWanted& wanted);
 

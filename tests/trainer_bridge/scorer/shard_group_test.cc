@@ -37,6 +37,10 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
   ISOBIT_ASSERT_OK(alone->UpdateWeights({.model_path = "second"}));
   const AllBits after = ScoreAll(*alone, inputs, FullOptions());
   EXPECT_NE(WithoutVersions(before), WithoutVersions(after));
+  const std::vector<int32_t> probed = {3, 14, 15, 9, 2, 6, 5};
+  const ProbeWanted wanted = {.site = ProbeSite{1, ProbeOp::kAttention}, .row = 4};
+  const ProbeReport report = alone->Probe(probed, wanted)->report;
+  EXPECT_FALSE(report.values.empty());
 
   for (const auto& [world_size, local_ranks] : std::vector<std::pair<int, int>>{{2, 2}, {3, 1}}) {
     ForgetLeader();
@@ -61,6 +65,8 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
       ISOBIT_ASSERT_OK(scorer->UpdateWeights({.model_path = "second"}));
       EXPECT_GT(scorer->work().shared_tokens, 0);
       EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), after) << world_size << " processes";
+      EXPECT_EQ(scorer->Probe(probed, wanted)->report, report) << world_size << " processes";
+      EXPECT_NE(scorer->Probe({probed.data(), 6}, wanted)->report, report) << "control";
       EXPECT_THAT(scorer->UpdateWeights({.model_path = "absent"}).status(),
                   StatusIs(absl::StatusCode::kNotFound));
       EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), after);
