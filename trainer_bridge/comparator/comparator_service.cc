@@ -104,9 +104,9 @@ grpc::ServerUnaryReactor* ComparatorService::Localise(grpc::CallbackServerContex
         localising_ = true;
         // It blocks, so it has a thread of its own. The call outlives all but the last line.
         localisation_ = std::async(std::launch::async, [this, context, what, response, call] {
-          absl::StatusOr<v1::LocaliseResponse> found =
+          const absl::StatusOr<v1::LocaliseResponse> found =
               isobit::Localise(*upstreams_, *what, *context);
-          if (found.ok()) *response = *std::move(found);
+          if (found.ok()) *response = *found;
           {
             const std::lock_guard<std::mutex> done(mutex_);
             localising_ = false;
