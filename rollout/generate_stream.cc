@@ -64,31 +64,22 @@ GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
       request_(memory.requests->Open(client)),
       results_(memory.results->Open(client)) {}
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream::Start(
-    grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error,
-    std::unique_ptr<TappedRequest> tapped) {
+void GenerateStream::Start(OpenGenerateWriter open, GenerationRequest request,
+                           const absl::Status& error, std::unique_ptr<TappedRequest> tapped) {
   measurement_.Arrive();
   tapped_ = std::move(tapped);
   request_id_ = request.id;
   if (request.raw_logprobs) logprob_mode_ = v1::LOGPROB_MODE_RAW;
   const auto self = shared_from_this();
-  // One byte: the next message goes out only after the one before it, so that tokens coalesce here.
-  const auto writer = StreamWriter<v1::GenerateResponse>::Start(
-      context, {.max_queued_bytes = 1,
-                .on_cancel = [self] { self->CancelRequest(); },
-                .on_writable = [self] { self->OnWritable(); }});
-  writer_ = writer;
+  writer_ = open({.on_cancel = [self] { self->CancelRequest(); },
+                  .on_writable = [self] { self->OnWritable(); }});
   const absl::StatusOr<uint64_t> ticket = error.ok() ? Submit(std::move(request)) : error;
-  if (!ticket.ok()) {
-    writer->Finish(ticket.status());
-    return writer.get();
-  }
+  if (!ticket.ok()) return writer_->Finish(ticket.status());
   {
     const std::lock_guard lock(mutex_);
     ticket_ = *ticket;
   }
-  if (writer->closed()) CancelRequest();  // OnCancel may have come before there was a ticket
-  return writer.get();
+  if (writer_->closed()) CancelRequest();  // OnCancel may have come before there was a ticket
 }
 
 absl::StatusOr<uint64_t> GenerateStream::Submit(GenerationRequest request) {
@@ -128,8 +119,7 @@ void GenerateStream::Flush() {
 }
 
 void GenerateStream::CheckBacklog() {
-  // A message in flight is in memory twice: as an object, and serialised.
-  absl::Status held = results_.Resize(kCallBytes + backlog_bytes_ + 2 * writer_->queued_bytes());
+  absl::Status held = results_.Resize(kCallBytes + backlog_bytes_ + writer_->held_bytes());
   if (!final_only_ && backlog_bytes_ > memory_.max_backlog_bytes) {
     held = absl::ResourceExhaustedError(absl::StrCat(
         "the reader is too slow: over ", memory_.max_backlog_bytes, " bytes wait for it"));
@@ -138,7 +128,7 @@ void GenerateStream::CheckBacklog() {
   done_ = WithRetryAfter(held, kRetryDelay);
   DropBacklog();
   writer_->Finish(*done_);
-  results_.Resize(kCallBytes + 2 * writer_->queued_bytes()).IgnoreError();
+  results_.Resize(kCallBytes + writer_->held_bytes()).IgnoreError();
   const std::string reason(held.message());
   engine_.Cancel(ticket_, reason);
 }

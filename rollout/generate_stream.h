@@ -1,4 +1,4 @@
-// The gRPC side of one Generate call: takes a request's tokens from the engine and writes them as
+// One Generate call, of whichever face: takes a request's tokens from the engine and writes them as
 // fast as the client reads.
 //
 // One message is in flight. Tokens that come meanwhile are coalesced, for each sample, into few
@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "common/rpc/held_bytes.h"
-#include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
 #include "rollout/engine.h"
+#include "rollout/generate_writer.h"
 #include "rollout/generation_metrics.h"
 #include "rollout/sample_tap.h"
 
@@ -52,12 +52,11 @@ class GenerateStream final : public RequestSink,
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
                  const std::string& client, const GenerationMetrics& metrics, bool final_only);
 
-  // Call it once, in the handler, which returns the reactor. Submits `request`; or ends the call,
-  // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached.
-  // tapped: gets the request's tokens too; may be null.
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Start(
-      grpc::CallbackServerContext* context, GenerationRequest request, const absl::Status& error,
-      std::unique_ptr<TappedRequest> tapped = nullptr);
+  // Call it once, in the handler. Opens the call's writer. Submits `request`; or ends the call,
+  // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached. tapped:
+  // gets the request's tokens too; may be null.
+  void Start(OpenGenerateWriter open, GenerationRequest request, const absl::Status& error,
+             std::unique_ptr<TappedRequest> tapped = nullptr);
 
   void OnToken(uint32_t sample, SampledToken token) override;
   void Flush() override;
@@ -89,7 +88,7 @@ class GenerateStream final : public RequestSink,
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
-  std::shared_ptr<StreamWriter<v1::GenerateResponse>> writer_;
+  std::shared_ptr<GenerateWriter> writer_;
   // Both of the thread that calls sinks.
   RequestMeasurement measurement_;
   std::unique_ptr<TappedRequest> tapped_;

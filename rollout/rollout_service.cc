@@ -44,6 +44,25 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   return info;
 }
 
+using Stream = StreamWriter<v1::GenerateResponse>;
+
+// Writes the messages as they are.
+class PlainWriter final : public GenerateWriter {
+ public:
+  explicit PlainWriter(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
+
+  WriteResult Write(v1::GenerateResponse message) override {
+    return stream_->Write(std::move(message));
+  }
+  void Finish(absl::Status status) override { stream_->Finish(std::move(status)); }
+  bool closed() const override { return stream_->closed(); }
+  // A message in flight is in memory twice: as an object, and serialised.
+  size_t held_bytes() const override { return 2 * stream_->queued_bytes(); }
+
+ private:
+  const std::shared_ptr<Stream> stream_;
+};
+
 }  // namespace
 
 RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
@@ -75,22 +94,33 @@ absl::Status RolloutService::Admit(const grpc::CallbackServerContext& context,
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  grpc::ServerWriteReactor<v1::GenerateResponse>* reactor = nullptr;
+  Begin(*context, *request, [&](const WriterEvents& events) {
+    auto stream = Stream::Start(context, OneAtATime<v1::GenerateResponse>(events));
+    reactor = stream.get();
+    return std::make_shared<PlainWriter>(std::move(stream));
+  });
+  return reactor;
+}
+
+void RolloutService::Begin(const grpc::CallbackServerContext& context,
+                           const v1::GenerateRequest& request, OpenGenerateWriter open) {
   GenerationRequest generation;
-  generation.id = request->request_id().empty() ? NewRequestId() : request->request_id();
-  generation.client = gate_->ClientOf(*context);
-  absl::Status status = Admit(*context, *request);
-  if (status.ok()) status = ReadGenerateRequest(*request, generation);
-  const bool final_only = request->final_only();
+  generation.id = request.request_id().empty() ? NewRequestId() : request.request_id();
+  generation.client = gate_->ClientOf(context);
+  absl::Status status = Admit(context, request);
+  if (status.ok()) status = ReadGenerateRequest(request, generation);
+  const bool final_only = request.final_only();
   std::unique_ptr<TappedRequest> tapped;
   // The engine refuses a larger n.
-  if (status.ok() && tap_.is_open() && request->sampling().n() <= info_.max_n()) {
-    tapped = std::make_unique<TappedRequest>(tap_, generation.id, *request);
+  if (status.ok() && tap_.is_open() && request.sampling().n() <= info_.max_n()) {
+    tapped = std::make_unique<TappedRequest>(tap_, generation.id, request);
   }
-  DropContent(request);
+  DropContent(&request);
   const auto stream =
       std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
                                        generation.client, metrics_.generation, final_only);
-  return stream->Start(context, std::move(generation), status, std::move(tapped));
+  stream->Start(open, std::move(generation), status, std::move(tapped));
 }
 
 grpc::ServerUnaryReactor* RolloutService::Probe(grpc::CallbackServerContext* context,
@@ -132,15 +162,22 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
                                absl::StrCat("request_ids: expected none together with all, got ",
                                             request->request_ids_size())));
   }
-  const absl::Status admin = gate_->CheckAdmin(*context);
-  if (request->all() && !admin.ok()) return Answer(context, admin);
+  if (request->all()) {
+    const absl::Status admin = gate_->CheckAdmin(*context);
+    if (!admin.ok()) return Answer(context, admin);
+  }
   const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
-  std::optional<std::string> owner;  // the client whose requests may be ended; unset: all clients
-  if (!admin.ok()) owner = gate_->ClientOf(*context);
-  for (const std::string& id : request->all() ? engine_.AbortAll() : engine_.Abort(ids, owner)) {
+  for (const std::string& id : request->all() ? engine_.AbortAll() : EndRequests(*context, ids)) {
     response->add_request_ids(id);
   }
   return Answer(context, absl::OkStatus());
+}
+
+std::vector<std::string> RolloutService::EndRequests(const grpc::CallbackServerContext& context,
+                                                     absl::Span<const std::string> ids) {
+  std::optional<std::string> owner;  // the client whose requests may be ended; unset: all clients
+  if (!gate_->CheckAdmin(context).ok()) owner = gate_->ClientOf(context);
+  return engine_.Abort(ids, owner);
 }
 
 grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerContext* context,

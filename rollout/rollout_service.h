@@ -9,7 +9,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "common/rpc/call_gate.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
@@ -63,6 +65,18 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   // Ends taps, which would never end by themselves.
   void BeginDrain() { tap_.Close(); }
 
+  // The rest is for another face of the same service (vllm_service.h), in its handlers.
+
+  // Does what `request` asks for in the name of the caller, and takes its content away. The results
+  // go to the writer that `open` makes.
+  void Begin(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
+             OpenGenerateWriter open);
+  // Ends the caller's requests, or an admin's anybody's. The ids that were in flight.
+  std::vector<std::string> EndRequests(const grpc::CallbackServerContext& context,
+                                       absl::Span<const std::string> ids);
+  // Without weights and uptime, which change.
+  const v1::RolloutServerInfo& info() const { return info_; }
+
  private:
   std::string NewRequestId();
   // Charges the client's quota for what `request` brings and may generate.
@@ -81,7 +95,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   const RolloutMetrics metrics_;
   SampleTap tap_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  v1::RolloutServerInfo info_;  // without weights and uptime, which change
+  const v1::RolloutServerInfo info_;
   std::atomic<uint64_t> num_ids_{0};
 };
 

@@ -205,20 +205,7 @@ void AddArchitectureFields(const ModelConfig& config, nlohmann::ordered_json& js
 nlohmann::ordered_json ConfigJson(const ModelConfig& config) {
   nlohmann::ordered_json json = {
       {"architectures", nlohmann::ordered_json::array({ArchitectureName(config.architecture)})}};
-  switch (config.architecture) {
-    case Architecture::kLlama:
-      json["model_type"] = "llama";
-      break;
-    case Architecture::kMistral:
-      json["model_type"] = "mistral";
-      break;
-    case Architecture::kQwen2:
-      json["model_type"] = "qwen2";
-      break;
-    case Architecture::kQwen3:
-      json["model_type"] = "qwen3";
-      break;
-  }
+  json["model_type"] = ModelTypeName(config.architecture);
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.hidden_size;
   json["intermediate_size"] = config.intermediate_size;
@@ -255,6 +242,21 @@ const char* ArchitectureName(Architecture architecture) {
       return "Qwen2ForCausalLM";
     case Architecture::kQwen3:
       return "Qwen3ForCausalLM";
+  }
+  ISOBIT_CHECK(false) << "architecture " << static_cast<int>(architecture);
+  return nullptr;
+}
+
+const char* ModelTypeName(Architecture architecture) {
+  switch (architecture) {
+    case Architecture::kLlama:
+      return "llama";
+    case Architecture::kMistral:
+      return "mistral";
+    case Architecture::kQwen2:
+      return "qwen2";
+    case Architecture::kQwen3:
+      return "qwen3";
   }
   ISOBIT_CHECK(false) << "architecture " << static_cast<int>(architecture);
   return nullptr;

@@ -18,6 +18,8 @@ enum class Architecture { kLlama, kMistral, kQwen2, kQwen3 };
 
 // "LlamaForCausalLM", ...: the names in config.json.
 const char* ArchitectureName(Architecture architecture);
+// "llama", ...: their model_type.
+const char* ModelTypeName(Architecture architecture);
 
 enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
 

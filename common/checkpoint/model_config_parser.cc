@@ -29,11 +29,10 @@ absl::StatusOr<Architecture> ParseArchitecture(FieldReader& reader) {
     return absl::InvalidArgumentError("architectures must be an array of one name");
   }
   const std::string name = (*names)[0].get<std::string>();
-  for (const auto& [architecture, model_type] :
-       {std::pair{Architecture::kLlama, "llama"}, std::pair{Architecture::kMistral, "mistral"},
-        std::pair{Architecture::kQwen2, "qwen2"}, std::pair{Architecture::kQwen3, "qwen3"}}) {
+  for (const Architecture architecture :
+       {Architecture::kLlama, Architecture::kMistral, Architecture::kQwen2, Architecture::kQwen3}) {
     if (name != ArchitectureName(architecture)) continue;
-    reader.RequireIfPresent("model_type", {model_type});
+    reader.RequireIfPresent("model_type", {ModelTypeName(architecture)});
     return architecture;
   }
   return absl::InvalidArgumentError(
