@@ -49,7 +49,7 @@ demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the d
 	cmake --build --preset release --target $(BINARIES)
 	$(RUN) isobit_tools.demo $(DEMO_FLAGS) $(ARGS)
 
-test: build $(VENV)/.installed $(VENV)/.deploy $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
+test: build $(VENV)/.installed $(VENV)/.deploy $(VENV)/.routers $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
 	tests/run_tests.sh build/release -LE gpu
 
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
@@ -155,6 +155,12 @@ $(VENV)/.format: python/tools/pyproject.toml | $(VENV)/.installed
 
 $(VENV)/.deploy: python/tools/pyproject.toml | $(VENV)/.installed
 	$(INSTALL) --editable 'python/tools[deploy]'
+	touch $@
+
+# Without the router (its packages are for x86-64 and Arm Linux), its test skips, loudly.
+$(VENV)/.routers: tests/deploy/requirements-routers.txt | $(VENV)/.installed
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/routers -r $< || \
+	  echo 'test: no router could be installed, so router_test skips' >&2
 	touch $@
 
 $(VENV)/.fuzz: python/tools/pyproject.toml | $(VENV)/.installed

@@ -16,6 +16,7 @@
 #include "rollout/engine.h"
 #include "rollout/rollout_service.h"
 #include "rollout/rollout_settings.h"
+#include "rollout/vllm_service.h"
 
 namespace isobit {
 namespace {
@@ -25,12 +26,13 @@ constexpr char kUsage[] =
     "Generates tokens with a Hugging Face model on tensor-parallel ranks, over gRPC\n"
     "(isobit.v1.RolloutService). Stops on SIGTERM once calls in flight have finished.";
 
+// directory: of the model.
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
-    const RolloutSettings& settings, std::function<void(const absl::Status&)> on_failure) {
-  const std::string& root = settings.engine.model_root;
-  ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(root, settings.model));
-  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config,
-                          LoadModelConfig(directory, root, settings.engine.load_policy));
+    const RolloutSettings& settings, const std::string& directory,
+    std::function<void(const absl::Status&)> on_failure) {
+  ISOBIT_ASSIGN_OR_RETURN(
+      const ModelConfig config,
+      LoadModelConfig(directory, settings.engine.model_root, settings.engine.load_policy));
   ISOBIT_ASSIGN_OR_RETURN(EngineOptions options, FitToModel(settings, config));
   options.on_failure = std::move(on_failure);
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(config, options));
@@ -47,15 +49,24 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
 }
 
 absl::StatusOr<int> Serve(const RolloutSettings& settings) {
-  ServerRunner* fails = nullptr;  // the runner, which ends before the service and the engine
+  ServerRunner* fails = nullptr;  // the runner, which ends before the services and the engine
+  ISOBIT_ASSIGN_OR_RETURN(const std::string directory,
+                          ResolveModelPath(settings.engine.model_root, settings.model));
   ISOBIT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
-      MakeEngine(settings, [&](const absl::Status& failure) { fails->Fail(failure); }));
+      MakeEngine(settings, directory, [&](const absl::Status& failure) { fails->Fail(failure); }));
   RolloutService service(*engine, settings.limits, settings.server.security.gate,
                          settings.server.metrics, settings.weight_stream);
+  VllmService vllm_service(
+      service, *engine,
+      {.served = settings.model, .directory = directory, .tokenizer = settings.vllm_tokenizer},
+      [&] { return fails->is_serving(); });
   ServerRunner runner(settings.server);
   fails = &runner;
   runner.Register(&service, v1::RolloutService::service_full_name());
+  if (settings.vllm_face) {
+    runner.Register(&vllm_service, vllm_wire::VllmEngine::service_full_name());
+  }
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> metrics_page,
                           ServeMetrics(settings.server, runner));
   ISOBIT_RETURN_IF_ERROR(runner.Start());

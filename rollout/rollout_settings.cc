@@ -59,6 +59,11 @@ ABSL_FLAG(int64_t, max_requests_mb, 256,
 ABSL_FLAG(int64_t, max_unread_mb, 1024,
           "Memory of results that clients have not read, and of their calls, in MiB. A stream that "
           "would exceed it ends with RESOURCE_EXHAUSTED.");
+ABSL_FLAG(bool, vllm_face, false,
+          "Serve vllm.grpc.engine.VllmEngine beside isobit.v1, for routers made for vLLM.");
+ABSL_FLAG(std::string, vllm_tokenizer, "",
+          "Where routers find the model's tokenizer, in their own file system or by a hub's name; "
+          "empty: in the model's directory, by its path here (--vllm_face).");
 
 namespace isobit {
 namespace {
@@ -211,6 +216,8 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
   engine.runner.time_steps = settings.server.metrics_port.has_value();
+  settings.vllm_face = absl::GetFlag(FLAGS_vllm_face);
+  settings.vllm_tokenizer = absl::GetFlag(FLAGS_vllm_tokenizer);
   return settings;
 }
 

@@ -27,6 +27,8 @@ struct RolloutSettings {
   StreamLimits limits;
   WeightStreamLimits weight_stream;
   ServerOptions server;
+  bool vllm_face = false;      // whether vllm_service.h's service is served too
+  std::string vllm_tokenizer;  // VllmModelNames::tokenizer
 };
 
 // INVALID_ARGUMENT names the flag. Other errors: those of ServerOptionsFromFlags.

@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
 SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
+GENERATED = ("isobit/v1/", "vllm/grpc/engine/")  # where protoc's headers are, as includes name them
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
 # The table's names of libraries: how their headers begin, and their targets.
@@ -114,7 +115,7 @@ def table_breaches(table: Table) -> list[str]:
 
 def folder_of(path: str) -> str:
     """The row that a file belongs to: its folder; files that protoc generates belong to proto."""
-    return "proto" if path.startswith(("proto/", "isobit/v1/")) else path.rpartition("/")[0]
+    return "proto" if path.startswith(("proto/", *GENERATED)) else path.rpartition("/")[0]
 
 
 def library_of(name: str, kind: int) -> str | None:
@@ -137,7 +138,7 @@ def include_breaches(root: Path, table: Table) -> list[str]:
             breaches.append(f"{name}: the table has no row for its folder")
             continue
         for included in INCLUDE.findall(path.read_text("utf-8")):
-            ours = included.startswith((*(f"{top}/" for top in SOURCE_FOLDERS), "tests/", "isobit/v1/"))
+            ours = included.startswith((*(f"{top}/" for top in SOURCE_FOLDERS), "tests/", *GENERATED))
             target = folder_of(included) if ours else library_of(included, 0)
             if target not in (None, folder) and target not in table[folder]:
                 breaches.append(f"{name} includes {included}")

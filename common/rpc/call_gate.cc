@@ -20,6 +20,8 @@ namespace {
 
 constexpr char kOurPackage[] = "/isobit.v1.";
 constexpr char kAbort[] = "/isobit.v1.RolloutService/Abort";
+constexpr char kVllmService[] = "/vllm.grpc.engine.VllmEngine/";  // RolloutService by another name
+constexpr char kVllmAbort[] = "/vllm.grpc.engine.VllmEngine/Abort";
 // Every gRPC client sends this header. A call without it counts as one of the main port, where
 // fewer methods are allowed.
 constexpr char kMarkHeader[] = "user-agent";
@@ -109,6 +111,8 @@ class GatedCall final : public grpc::experimental::Interceptor {
       // attempt to end all has one.
       is_audited_ =
           static_cast<const v1::AbortRequest*>(message)->all() || gate_->CheckAdmin(context_).ok();
+    } else if (method_ == kVllmAbort) {
+      is_audited_ = gate_->CheckAdmin(context_).ok();
     }
     // Of a stream, the first message.
     if (is_audited_ && arguments_.empty()) {
@@ -151,7 +155,8 @@ class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInte
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    const bool is_ours = absl::StartsWith(info->method(), kOurPackage);
+    const bool is_ours = absl::StartsWith(info->method(), kOurPackage) ||
+                         absl::StartsWith(info->method(), kVllmService);
     return is_ours ? new GatedCall(gate_, info) : nullptr;
   }
 

@@ -22,6 +22,7 @@ struct Row {
 
 constexpr RoleSet kAdmin(CallerRole::kAdmin);
 constexpr RoleSet kLook(CallerRole::kWatch, CallerRole::kAdmin);
+constexpr RoleSet kRouter(CallerRole::kGenerate, CallerRole::kWatch, CallerRole::kAdmin);
 
 // INVARIANT: every method of every service of ours has a row (MethodRolesTest.EveryMethodHasARole).
 constexpr Row kRows[] = {
@@ -40,6 +41,17 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/Tap", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
     {"/isobit.v1.RolloutService/GetLoad", kLook},
+    // As the calls of RolloutService that they stand for.
+    {"/vllm.grpc.engine.VllmEngine/Generate", RoleSet(CallerRole::kGenerate)},
+    {"/vllm.grpc.engine.VllmEngine/Abort", RoleSet(CallerRole::kGenerate, CallerRole::kAdmin)},
+    {"/vllm.grpc.engine.VllmEngine/GetModelInfo", kLook},
+    {"/vllm.grpc.engine.VllmEngine/GetServerInfo", kLook},
+    {"/vllm.grpc.engine.VllmEngine/GetLoads", kLook},
+    {"/vllm.grpc.engine.VllmEngine/HealthCheck", kRouter},
+    // Not served, which they say.
+    {"/vllm.grpc.engine.VllmEngine/Embed", kRouter},
+    {"/vllm.grpc.engine.VllmEngine/GetTokenizer", kRouter},
+    {"/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", kRouter},
     {"/isobit.v1.ScorerService/Score", RoleSet(CallerRole::kScore)},
     {"/isobit.v1.ScorerService/Probe", kAdmin},
     {"/isobit.v1.ScorerService/UpdateWeights", kAdmin},

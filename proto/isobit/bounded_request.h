@@ -54,30 +54,38 @@ class BoundedRequestTraits {
 
 }  // namespace isobit
 
-#define ISOBIT_BOUNDED_REQUEST(Type)                                                          \
-  namespace isobit::v1 {                                                                      \
-  class Type;                                                                                 \
-  }                                                                                           \
-  namespace grpc {                                                                            \
-  template <>                                                                                 \
-  class SerializationTraits<isobit::v1::Type, void> : public isobit::BoundedRequestTraits {}; \
+#define ISOBIT_BOUNDED_REQUEST(Package, Type)                                                \
+  namespace Package {                                                                        \
+  class Type;                                                                                \
+  }                                                                                          \
+  namespace grpc {                                                                           \
+  template <>                                                                                \
+  class SerializationTraits<::Package::Type, void> : public isobit::BoundedRequestTraits {}; \
   }
 
 // Every message that a client can send.
-ISOBIT_BOUNDED_REQUEST(AbortRequest)
-ISOBIT_BOUNDED_REQUEST(CompareRequest)
-ISOBIT_BOUNDED_REQUEST(ContinueGenerationRequest)
-ISOBIT_BOUNDED_REQUEST(GenerateRequest)
-ISOBIT_BOUNDED_REQUEST(GetLoadRequest)
-ISOBIT_BOUNDED_REQUEST(GetServerInfoRequest)
-ISOBIT_BOUNDED_REQUEST(PauseGenerationRequest)
-ISOBIT_BOUNDED_REQUEST(SleepRequest)
-ISOBIT_BOUNDED_REQUEST(WakeUpRequest)
-ISOBIT_BOUNDED_REQUEST(RecordRequest)
-ISOBIT_BOUNDED_REQUEST(ScoreRequest)
-ISOBIT_BOUNDED_REQUEST(UpdateWeightsRequest)
-ISOBIT_BOUNDED_REQUEST(WatchRequest)
-ISOBIT_BOUNDED_REQUEST(WeightChunk)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, AbortRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, CompareRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, ContinueGenerationRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, GenerateRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, GetLoadRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, GetServerInfoRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, PauseGenerationRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, SleepRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, WakeUpRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, RecordRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, ScoreRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, UpdateWeightsRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, WatchRequest)
+ISOBIT_BOUNDED_REQUEST(isobit::v1, WeightChunk)
+
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, AbortRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, GenerateRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, GetLoadsRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, GetModelInfoRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, GetServerInfoRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, HealthCheckRequest)
+ISOBIT_BOUNDED_REQUEST(vllm::grpc::engine, NotServed)
 
 #undef ISOBIT_BOUNDED_REQUEST
 

@@ -36,6 +36,20 @@ METHODS = {
     },
 }
 
+# Of a rollout with --vllm_face, beside its own.
+VLLM_METHODS = {
+    "Generate": "GenerateRequest",
+    "Abort": "AbortRequest",
+    "HealthCheck": "HealthCheckRequest",
+    "GetModelInfo": "GetModelInfoRequest",
+    "GetServerInfo": "GetServerInfoRequest",
+    "GetLoads": "GetLoadsRequest",
+    "Embed": "NotServed",
+    "GetTokenizer": "NotServed",
+    "SubscribeKvEvents": "NotServed",
+}
+VLLM_SERVICE = "/vllm.grpc.engine.VllmEngine"
+
 
 def path_of(service: str, method: str) -> str:
     return f"/isobit.v1.{service.capitalize()}Service/{method}"

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 import grpc
-from attack_case import METHODS, MIB, AttackTest, call, memory_of, path_of
+from attack_case import METHODS, MIB, VLLM_METHODS, VLLM_SERVICE, AttackTest, call, memory_of, path_of
 from http2 import Connection, message
 
 from isobit_tools.services import Service
@@ -38,9 +38,13 @@ class MessagesTest(AttackTest):
     def setUp(self):
         super().setUp()
         self.running = self.start_all()
+        self.face = self.start("rollout", "--vllm_face")
 
     def methods(self):
         """Each method: its service, a connection, its path and the type it takes."""
+        channel = self.channel(self.face)
+        for method, request in VLLM_METHODS.items():
+            yield self.face, channel, f"{VLLM_SERVICE}/{method}", f"vllm.grpc.engine.{request}"
         for name, service in self.running.items():
             channel = self.channel(service)
             for method, request in METHODS[name].items():
@@ -67,11 +71,12 @@ class MessagesTest(AttackTest):
     def test_empty_entries_are_counted_before_they_are_built(self):
         entries = b"\x0a\x00" * NUM_ENTRIES  # of field 1: prompts, sequences, ids, or one that nobody knows
         requests = {
-            "GenerateRequest": inside(3, b"\x72\x00" * NUM_ENTRIES),  # sampling.logit_bias
-            "RecordRequest": inside(2, inside(1, b"\x22\x00" * NUM_ENTRIES)),  # rollout.tokens.top
+            "isobit.v1.GenerateRequest": inside(3, b"\x72\x00" * NUM_ENTRIES),  # sampling.logit_bias
+            "isobit.v1.RecordRequest": inside(2, inside(1, b"\x22\x00" * NUM_ENTRIES)),  # rollout.tokens.top
+            "vllm.grpc.engine.GenerateRequest": inside(4, b"\x52\x00" * NUM_ENTRIES),  # sampling_params.stop
         }
         for service, channel, path, request in self.methods():
-            payload = requests.get(request.removeprefix("isobit.v1."), entries)
+            payload = requests.get(request, entries)
             status = []
             grown = self.growth(
                 service, lambda c=channel, p=path, b=payload, s=status: s.extend(call(c, p, b))

@@ -40,6 +40,19 @@ ALLOWED = {
     "ComparatorService/Watch": {"watch", "admin"},
     "ComparatorService/GetServerInfo": {"watch", "admin"},
 }
+LOOK = {"watch", "admin"}
+VLLM_SERVICE = "/vllm.grpc.engine.VllmEngine"
+VLLM_ALLOWED = {
+    "Generate": {"generate"},
+    "Abort": {"generate", "admin"},
+    "HealthCheck": {"generate"} | LOOK,
+    "GetModelInfo": LOOK,
+    "GetServerInfo": LOOK,
+    "GetLoads": LOOK,
+    "Embed": {"generate"} | LOOK,
+    "GetTokenizer": {"generate"} | LOOK,
+    "SubscribeKvEvents": {"generate"} | LOOK,
+}
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 DENIED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
 
@@ -84,6 +97,52 @@ class RolesTest(GuardedServicesTest):
                 self.check_method(channel, "/isobit.v1.RolloutService/NoSuchMethod", set())
                 health = code_of(channel, "/grpc.health.v1.Health/Check", None)
                 self.assertEqual(health, grpc.StatusCode.OK, "health is open to all")
+
+    def test_every_role_on_the_vllm_face(self):
+        service = self.start("rollout", self.write_access(), "--vllm_face")
+        with grpc.insecure_channel(service.target) as channel:
+            for method, allowed in VLLM_ALLOWED.items():
+                self.check_method(channel, f"{VLLM_SERVICE}/{method}", allowed)
+            self.check_method(channel, f"{VLLM_SERVICE}/NoSuchMethod", set())
+
+    def test_the_vllm_face_has_the_same_gate(self):
+        """Quotas are of both faces together; an abort ends a client's own requests; an admin's is audited."""
+        access = self.write_access(
+            {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
+        )
+        audit = self.log_dir / "audit"
+        service = self.start(
+            "rollout", access, "--vllm_face", "--max_client_requests=1", f"--audit_log={audit}"
+        )
+        owner = self.enterContext(RolloutClient(service.target, token="token-generate"))
+        admin = self.enterContext(RolloutClient(service.target, token="token-admin"))
+        channel = self.enterContext(grpc.insecure_channel(service.target))
+        admin.pause_generation("keep")  # so that no request ends before it is aborted
+
+        def face(method: str, role: str, message: bytes) -> grpc.Call:
+            metadata = [("authorization", f"Bearer token-{role}")]
+            return channel.unary_stream(f"{VLLM_SERVICE}/{method}")(message, metadata=metadata, timeout=30)
+
+        abort_mine = b"\x0a\x04mine"  # request_ids: "mine"
+        generate = b"\x12\x03\x12\x01\x05\x22\x02\x40\x04"  # tokenized.input_ids: 5, max_tokens: 4
+        for who, num_left in (("other", 1), ("generate", 0), ("admin", 0)):
+            with ThreadPoolExecutor(1) as pool:
+                generating = pool.submit(
+                    owner.generate, [1, 2, 3], request_id="mine", max_tokens=4, timeout=30
+                )
+                self.wait_for_waiting_requests(admin, 1)
+                with self.assertRaises(grpc.RpcError) as raised:
+                    next(face("Generate", "generate", generate))
+                self.assertIn("this client: 1 of 1 requests", raised.exception.details())
+                self.assertIn("retry-after-ms", dict(raised.exception.trailing_metadata()))
+                list(face("Abort", who, abort_mine))
+                self.wait_for_waiting_requests(admin, num_left)
+                admin.abort_all()
+                self.assertEqual(generating.result()[0].finish_reason, "abort")
+        lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        (line,) = [line for line in lines if line["method"].startswith(VLLM_SERVICE)]
+        self.assertEqual((line["client"], line["method"]), ("the-admin", f"{VLLM_SERVICE}/Abort"))
+        self.assertIn("mine", line["arguments"])
 
     def check_method(self, channel: grpc.Channel, path: str, allowed: set[str]) -> None:
         for role in ROLES:

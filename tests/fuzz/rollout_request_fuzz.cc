@@ -1,10 +1,11 @@
-// Fuzzes the rollout's requests: the messages and their validation. The first byte chooses which.
-// What passes must fit the model.
+// Fuzzes the rollout's requests, of both faces: the messages and their validation. The first byte
+// chooses which. What passes must fit the model.
 #include <cstddef>
 #include <cstdint>
 
 #include "common/base/check.h"
 #include "rollout/rollout_messages.h"
+#include "rollout/vllm_messages.h"
 #include "tests/fuzz/fuzz_check.h"
 #include "tests/fuzz/wire_request.h"
 
@@ -34,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   ++data;
   --size;
-  switch (data[-1] % 5) {
+  switch (data[-1] % 6) {
     case 0:
       if (const auto message = ReadRequest<isobit::v1::GenerateRequest>(data, size)) {
         Generate(*message);
@@ -55,10 +56,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (!call.ok()) isobit::fuzz::CheckRefusal(call.status());
       }
       break;
-    default:
+    case 4:
       if (const auto message = ReadRequest<isobit::v1::UpdateWeightsRequest>(data, size)) {
         const auto update = isobit::ReadUpdateWeightsRequest(*message);
         if (!update.ok()) isobit::fuzz::CheckRefusal(update.status());
+      }
+      break;
+    default:
+      if (const auto message = ReadRequest<isobit::vllm_wire::GenerateRequest>(data, size)) {
+        const auto request = isobit::ReadVllmRequest(*message, kLimits.context_length);
+        request.ok() ? Generate(*request) : isobit::fuzz::CheckRefusal(request.status());
       }
   }
   return 0;

@@ -1,9 +1,6 @@
 // The rollout service over real connections: what it answers, streams, and refuses.
 #include "rollout/rollout_service.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -445,14 +442,8 @@ TEST_P(RolloutServiceTest, DescribesItself) {
   EXPECT_EQ(GetLoad().num_free_pages(), 64u);
 }
 
-// A client whose transport buffers little that it has not read.
 std::unique_ptr<Stub> NarrowStub(int port) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return v1::RolloutService::NewStub(grpc::CreateCustomChannel(
-      absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments));
+  return v1::RolloutService::NewStub(NarrowChannel(port));
 }
 
 // Sixteen samples with many alternatives: more than half a megabyte.

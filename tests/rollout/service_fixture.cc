@@ -1,6 +1,9 @@
 // Starts servers and collects streams. See service_fixture.h.
 #include "tests/rollout/service_fixture.h"
 
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
 #include <chrono>
 #include <thread>
 
@@ -10,6 +13,15 @@
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
+
+std::shared_ptr<grpc::Channel> NarrowChannel(int port) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
+                                   grpc::InsecureChannelCredentials(), arguments);
+}
 
 void ServiceFixture::StartServer(const EngineOptions& options, bool load,
                                  const StreamLimits& limits) {

@@ -2,6 +2,7 @@
 #ifndef ISOBIT_TESTS_ROLLOUT_SERVICE_FIXTURE_H_
 #define ISOBIT_TESTS_ROLLOUT_SERVICE_FIXTURE_H_
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <chrono>
@@ -29,6 +30,9 @@ struct Generated {
   size_t num_messages = 0;
   std::string request_id;
 };
+
+// A channel to a local port that takes few bytes which nobody reads.
+std::shared_ptr<grpc::Channel> NarrowChannel(int port);
 
 using GenerateReader = grpc::ClientReader<v1::GenerateResponse>;
 
