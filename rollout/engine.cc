@@ -56,12 +56,13 @@ Engine::Engine(const ModelConfig& config, const EngineOptions& options,
     : config_(config),
       options_(options),
       limits_(LimitsOf(config, options)),
+      speculation_(options.speculation, options.scheduler.max_running),
       pipeline_(*runner, config_.eos_token_ids),
       step_times_(options.runner.time_steps),
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,
               .max_waiting_tokens = options.max_waiting_tokens},
-             PageLimitsOf(options), version_, outbox_),
+             PageLimitsOf(options), version_, outbox_, speculation_),
       runner_(std::move(runner)) {}
 
 Engine::~Engine() { Stop(); }

@@ -34,6 +34,7 @@
 #include "rollout/request.h"
 #include "rollout/request_table.h"
 #include "rollout/scheduler.h"
+#include "rollout/speculation.h"
 #include "rollout/step_pipeline.h"
 #include "rollout/step_times.h"
 
@@ -45,6 +46,7 @@ struct EngineOptions {
   LoadPolicy load_policy;
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
+  SpeculationOptions speculation;
   double prefix_cache_fraction = 1.0;    // of all KV pages, for prefixes that nobody uses
   bool refuse_while_asleep = false;      // requests; otherwise they wait
   SamplingLimits sampling;               // vocab_size is taken from the model
@@ -157,6 +159,7 @@ class Engine {
 
   EngineLoad load() const;
   const StepTimes& step_times() const { return step_times_; }
+  const Speculation& speculation() const { return speculation_; }
   // Null before the first load.
   std::shared_ptr<const WeightVersion> weight_version() const;
 
@@ -215,6 +218,7 @@ class Engine {
   const RequestLimits limits_;
 
   // Of the engine thread alone.
+  Speculation speculation_;  // others read its counts
   StepPipeline pipeline_;
   std::vector<Emission> outbox_;           // for the emitter
   StepTimes step_times_;                   // others read it

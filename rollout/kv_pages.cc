@@ -70,6 +70,11 @@ bool KvPages::OwnLastPage(PageTable& table, std::vector<PageCopy>& copies) {
   return true;
 }
 
+void KvPages::Trim(PageTable& table, int64_t tokens) {
+  const auto needed = static_cast<size_t>(PagesFor(tokens));
+  while (table.size_ > needed) Release(table.numbers_[--table.size_]);
+}
+
 void KvPages::Free(PageTable& table, absl::Span<const int32_t> tokens) {
   const std::vector<int32_t> path = tree_.Enter(tokens, table.data());
   for (size_t i = table.size_; i > 0; --i) Release(table.numbers_[i - 1]);

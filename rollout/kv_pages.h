@@ -74,6 +74,10 @@ class KvPages {
   // there is no page for the copy.
   bool OwnLastPage(PageTable& table, std::vector<PageCopy>& copies);
 
+  // Frees the table's pages behind those that positions [0, tokens) need; nobody shares them, and
+  // no step in flight belongs to the sequence.
+  void Trim(PageTable& table, int64_t tokens);
+
   // Empties the table and frees the pages that no other table has. `tokens`: what its pages hold;
   // the whole pages of it stay in the cache. INVARIANT: pages may be handed out again at once, even
   // if a step in flight still uses them: each rank computes that step before every step that is

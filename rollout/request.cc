@@ -39,6 +39,14 @@ absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimi
   ISOBIT_RETURN_IF_ERROR(Fits(tokens, limits.kv_tokens, "all KV pages of the server"));
   ISOBIT_RETURN_IF_ERROR(
       CheckTokenIds("prompt_token_ids", request.prompt, limits.sampling.vocab_size));
+  const uint64_t most = uint64_t{request.sampling.n} * request.sampling.max_tokens;
+  if (request.draft_tokens.size() > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "draft_token_ids: expected at most ", most,
+        " tokens (sampling.n x sampling.max_tokens), got ", request.draft_tokens.size()));
+  }
+  ISOBIT_RETURN_IF_ERROR(
+      CheckTokenIds("draft_token_ids", request.draft_tokens, limits.sampling.vocab_size));
   if (request.timeout &&
       (*request.timeout < std::chrono::milliseconds(1) || *request.timeout > kMaxTimeout)) {
     return absl::InvalidArgumentError(absl::StrCat("timeout_ms: expected a number in [1, ",
@@ -52,7 +60,7 @@ size_t BytesOf(const GenerationRequest& request) {
   const SamplingParams& sampling = request.sampling;
   const size_t sample = sizeof(Sequence) + request.prompt.size() * sizeof(int32_t);
   return sizeof(Request) + request.id.size() + request.client.size() + sampling.n * sample +
-         sampling.stop_token_ids.capacity() * sizeof(int32_t) +
+         (request.draft_tokens.size() + sampling.stop_token_ids.capacity()) * sizeof(int32_t) +
          sampling.logit_bias.capacity() * sizeof(sampling.logit_bias[0]);
 }
 
@@ -65,6 +73,8 @@ Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<Reque
       raw_logprobs(request.raw_logprobs),
       seed(seed),
       sampling(std::move(request.sampling)),
+      draft_tokens(std::move(request.draft_tokens)),
+      speculate(request.speculate),
       expiry(request.timeout ? std::chrono::steady_clock::now() + *request.timeout
                              : std::chrono::steady_clock::time_point::max()),
       sink(std::move(sink)),

@@ -16,6 +16,7 @@
 #include "common/config/sampling_params.h"
 #include "kernels/model/sampling.h"
 #include "kernels/ops.h"
+#include "rollout/drafter.h"
 #include "rollout/kv_pages.h"
 
 namespace isobit {
@@ -27,6 +28,9 @@ struct GenerationRequest {
   bool raw_logprobs = false;  // of the model's own distribution, before any sampling parameter
   std::optional<std::chrono::milliseconds> timeout;  // after it, the request ends as it is
   std::string client{};                              // the client's name, for Engine::Abort
+  // Texts that samples may repeat, one after the other, for drafters; of any quality.
+  std::vector<int32_t> draft_tokens{};
+  bool speculate = true;  // false: no guesses for this request
 };
 
 // Bounds of a request that can run at all.
@@ -38,8 +42,8 @@ struct RequestLimits {
 };
 
 // INVALID_ARGUMENT naming field, value and bound: id over 256 bytes; empty prompt; token id outside
-// the vocabulary; whatever ValidateSamplingParams rejects; prompt + max_tokens over a limit;
-// timeout not in [1 ms, 7 days].
+// the vocabulary; whatever ValidateSamplingParams rejects; prompt + max_tokens over a limit; more
+// draft tokens than the samples may have; timeout not in [1 ms, 7 days].
 absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimits& limits);
 
 // The memory that the engine keeps for a request as long as it waits.
@@ -64,6 +68,8 @@ struct SampleEnd {
   WeightVersion weight_version{};  // that made the last token
   uint32_t num_preemptions = 0;
   uint32_t num_cached_prompt_tokens = 0;  // found computed when the sample first ran
+  uint32_t num_draft_tokens = 0;          // guesses that were computed for it
+  uint32_t num_accepted_tokens = 0;       // tokens that it got because of right guesses
 };
 
 // Where a request's results go. One thread calls all sinks, so they must not block. The calls are
@@ -93,12 +99,18 @@ struct Sequence {
   std::unique_ptr<SequenceSampling> sampling{};  // from its first step to its end
   PageTable pages{};
   int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
-                           // in flight have ended
-  uint32_t num_pending = 0;  // tokens after `tokens` that steps in flight draw
+                           // in flight have ended; guesses do not count
+  uint32_t num_pending = 0;  // tokens after `tokens` that steps in flight draw whatever was guessed
   int32_t last_draw = 0;     // index of its draw in the last step that had it
-  uint64_t arrival = 0;      // ascending in the order of Scheduler::Add
+  // That the step in flight computes behind `tokens`, each with a draw of its own. With a guess
+  // there is no other step in flight.
+  std::vector<int32_t> guesses{};
+  std::unique_ptr<SequenceDraft> draft{};  // from its first guess to its end
+  uint64_t arrival = 0;                    // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
   uint32_t num_cached_prompt_tokens = 0;           // found computed at its first step
+  uint32_t num_draft_tokens = 0;                   // as in SampleEnd
+  uint32_t num_accepted_tokens = 0;                // likewise
   std::shared_ptr<const WeightVersion> weights{};  // that made the last token; null: no token yet
 };
 
@@ -121,6 +133,8 @@ struct Request {
   const bool raw_logprobs;
   const uint64_t seed;
   const SamplingParams sampling;
+  const std::vector<int32_t> draft_tokens;
+  const bool speculate;
   const std::chrono::steady_clock::time_point expiry;  // max() without a timeout
   const std::shared_ptr<RequestSink> sink;
   std::vector<std::unique_ptr<Sequence>> samples;

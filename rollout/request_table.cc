@@ -27,12 +27,13 @@ void EndedRequests::clear() {
 RequestTable::RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue,
                            const PageLimits& pages,
                            const std::shared_ptr<const WeightVersion>& version,
-                           std::vector<Emission>& outbox)
+                           std::vector<Emission>& outbox, Speculation& speculation)
     : limits_(queue),
       version_(version),
       outbox_(outbox),
+      speculation_(speculation),
       pages_(pages.num_pages, pages.page_size, pages.max_cached),
-      scheduler_(scheduler, pages_) {}
+      scheduler_(scheduler, pages_, &speculation) {}
 
 absl::Status RequestTable::CheckQueue(const std::string& id, int64_t tokens) const {
   if (version_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
@@ -109,6 +110,29 @@ void RequestTable::FailAll(const absl::Status& status) {
   for (auto it = requests_.begin(); it != requests_.end();) it = Close(it, status);
 }
 
+// INVARIANT: a sequence's tokens and their bits are those that it has without guesses
+// (SpeculationTest.*).
+void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws) {
+  const std::vector<int32_t> guesses = std::exchange(sequence.guesses, {});
+  const size_t drafter = guesses.empty() ? 0 : sequence.draft->drafter;
+  sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());
+  CommitToken(sequence, draws[0]);
+  // One that was preempted meanwhile has lost its pages, and the queue counts one pending token.
+  const auto goes_on = [&sequence] {
+    return sequence.state == Sequence::State::kRunning && sequence.request->failure.ok();
+  };
+  size_t accepted = 0;
+  while (accepted < guesses.size() && goes_on() && sequence.tokens.back() == guesses[accepted]) {
+    ++sequence.num_cached;
+    ++sequence.num_pending;
+    ++sequence.num_accepted_tokens;
+    CommitToken(sequence, draws[++accepted]);
+  }
+  if (guesses.empty()) return;
+  if (goes_on()) scheduler_.DropGuesses(sequence);
+  speculation_.Settle(sequence, drafter, guesses.size(), accepted);
+}
+
 void RequestTable::CommitToken(Sequence& sequence, LogProbResult& result) {
   Request& request = *sequence.request;
   if (!result.finite || !std::isfinite(result.token.logprob)) {
@@ -170,9 +194,12 @@ void RequestTable::EndSequence(Sequence& sequence, SampleEnd end) {
   end.weight_version = sequence.weights != nullptr ? *sequence.weights : *version_;
   end.num_preemptions = sequence.num_preemptions;
   end.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens;
+  end.num_draft_tokens = sequence.num_draft_tokens;
+  end.num_accepted_tokens = sequence.num_accepted_tokens;
   outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
     sink->OnSampleEnd(sample, end);
   });
+  speculation_.End(sequence);
   // The request's other samples may run for a long time.
   sequence.tokens = {};
   if (sequence.sampling != nullptr) ended_.samplings.push_back(std::move(sequence.sampling));

@@ -19,6 +19,7 @@
 #include "rollout/kv_pages.h"
 #include "rollout/request.h"
 #include "rollout/scheduler.h"
+#include "rollout/speculation.h"
 
 namespace isobit {
 
@@ -47,9 +48,10 @@ class RequestTable {
   using Clock = std::chrono::steady_clock;
 
   // `version`: of the weights that serve, null before the first load. `outbox`: takes the calls to
-  // sinks. Both outlive the table.
+  // sinks. These and `speculation` outlive the table.
   RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, const PageLimits& pages,
-               const std::shared_ptr<const WeightVersion>& version, std::vector<Emission>& outbox);
+               const std::shared_ptr<const WeightVersion>& version, std::vector<Emission>& outbox,
+               Speculation& speculation);
 
   // OK if a request of that id may be added, `tokens` being the prompt's length times n.
   // UNAVAILABLE: no weights yet. ALREADY_EXISTS: the id is in flight. RESOURCE_EXHAUSTED: the queue
@@ -73,9 +75,10 @@ class RequestTable {
   // Ends all requests with an error; their samples get no end.
   void FailAll(const absl::Status& status);
 
-  // Appends a drawn token to a running sequence, which may end with it. A result that is not finite
-  // marks the request as failed.
-  void CommitToken(Sequence& sequence, LogProbResult& result);
+  // Appends what a step has drawn for a sequence that has not ended, which may end with it: the
+  // first draw, and those behind guesses as long as the guesses are what was drawn. A result that
+  // is not finite marks the request as failed.
+  void CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws);
   // Of the requests of these sequences, closes those that have failed or have no unfinished sample.
   void CloseFinished(absl::Span<Sequence* const> sequences);
 
@@ -97,6 +100,7 @@ class RequestTable {
  private:
   using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
 
+  void CommitToken(Sequence& sequence, LogProbResult& result);
   void EndSequence(Sequence& sequence, SampleEnd end);
   // Ends what is left of the request with kAbort, then closes it with OK.
   Requests::iterator Abort(Requests::iterator request, const std::string& reason);
@@ -106,6 +110,7 @@ class RequestTable {
   const QueueLimits limits_;
   const std::shared_ptr<const WeightVersion>& version_;
   std::vector<Emission>& outbox_;
+  Speculation& speculation_;
   KvPages pages_;
   Scheduler scheduler_;
   Requests requests_;

@@ -2,6 +2,7 @@
 #include "rollout/scheduler.h"
 
 #include <algorithm>
+#include <array>
 
 #include "common/base/check.h"
 
@@ -23,13 +24,17 @@ enum class Readiness {
   kReady,   // its tokens are known
   kFed,     // the step in flight draws its last token, which stays on the device
   kWaits,   // its penalties must count its last token first
+  kGuess,   // it waits for its last token, because of guesses
   kEnding,  // it will not need another step
 };
 
 Readiness ReadinessOf(const Sequence& sequence) {
   if (sequence.num_pending == 0) return Readiness::kReady;
   if (NumTokens(sequence) >= MaxTokens(sequence)) return Readiness::kEnding;
-  return sequence.sampling->needs_counts() ? Readiness::kWaits : Readiness::kFed;
+  if (sequence.sampling->needs_counts()) return Readiness::kWaits;
+  const bool guess =
+      !sequence.guesses.empty() || (sequence.draft != nullptr && sequence.draft->is_expected);
+  return guess ? Readiness::kGuess : Readiness::kFed;
 }
 
 // Whether the sequence has its prompt and nothing more.
@@ -44,8 +49,8 @@ bool CanRun(const Sequence& sequence) {
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, KvPages& pages)
-    : limits_(limits), pages_(pages) {
+Scheduler::Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation)
+    : limits_(limits), pages_(pages), speculation_(speculation) {
   ISOBIT_CHECK(limits.max_running > 0 &&
                limits.max_batch_tokens >= static_cast<int64_t>(limits.max_running))
       << limits.max_running << " sequences, " << limits.max_batch_tokens << " tokens";
@@ -71,6 +76,7 @@ void Scheduler::Remove(Sequence& sequence) {
 
 ScheduledStep Scheduler::Schedule() {
   ScheduledStep step;
+  FindExpectedGuesses();
   if (ShouldWait()) return step;
   pages_.BeginStep();
   // Every running sequence gets a page for its next token; the latest ones are preempted for it.
@@ -84,7 +90,8 @@ ScheduledStep Scheduler::Schedule() {
     if (i < running_.size()) step.sequences.push_back(running_[i]);
   }
   num_kept_pages_ = 0;
-  int64_t budget = limits_.max_batch_tokens - static_cast<int64_t>(step.sequences.size());
+  const size_t num_going_on = step.sequences.size();
+  int64_t budget = limits_.max_batch_tokens - static_cast<int64_t>(num_going_on);
   while (running_.size() < limits_.max_running && HeadMayStart()) {
     const Sequence& head = *waiting_.front();
     const int64_t computed = StartHead(budget, step);
@@ -92,7 +99,49 @@ ScheduledStep Scheduler::Schedule() {
     budget -= computed;
     if (limits_.share_prefixes && IsFresh(head)) StartSiblings(head, step);
   }
+  AddGuesses(num_going_on, budget, step);
   return step;
+}
+
+void Scheduler::FindExpectedGuesses() {
+  if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
+  const bool room = running_.size() < limits_.max_running && FreePagesForGuesses() > 0;
+  for (Sequence* sequence : running_) {
+    if (sequence->draft != nullptr && sequence->num_pending > 0) {
+      sequence->draft->is_expected = false;
+    }
+    if (room && ReadinessOf(*sequence) == Readiness::kFed) {
+      speculation_->Expects(*sequence, running_.size());
+    }
+  }
+}
+
+int64_t Scheduler::FreePagesForGuesses() const {
+  return std::max<int64_t>(pages_.num_free() - static_cast<int64_t>(running_.size()), 0);
+}
+
+void Scheduler::AddGuesses(size_t num_going_on, int64_t budget, const ScheduledStep& step) {
+  if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
+  int64_t room = std::min(budget, static_cast<int64_t>(limits_.max_running) -
+                                      static_cast<int64_t>(step.sequences.size()));
+  for (size_t i = 0; i < num_going_on && room > 0; ++i) {
+    Sequence& sequence = *step.sequences[i];
+    if (sequence.num_pending > 0) continue;
+    const int64_t tokens = NumTokens(sequence);
+    const int64_t pages = static_cast<int64_t>(sequence.pages.size()) + FreePagesForGuesses();
+    const int64_t most =
+        std::min({room, MaxTokens(sequence) - tokens - 1, pages * pages_.page_size() - tokens});
+    if (most <= 0) continue;
+    speculation_->Draft(sequence, running_.size(), static_cast<size_t>(most));
+    const auto guesses = static_cast<int64_t>(sequence.guesses.size());
+    if (guesses == 0) continue;
+    pages_.Grow(sequence.pages, tokens + guesses, MaxTokens(sequence));
+    room -= guesses;
+  }
+}
+
+void Scheduler::DropGuesses(Sequence& sequence) {
+  pages_.Trim(sequence.pages, NumTokens(sequence));
 }
 
 int64_t Scheduler::StartHead(int64_t max_tokens, ScheduledStep& step) {
@@ -145,13 +194,17 @@ void Scheduler::TakeHead(ScheduledStep& step) {
 }
 
 bool Scheduler::ShouldWait() const {
-  bool waits = false;
+  std::array<size_t, 5> count{};
   for (const Sequence* sequence : running_) {
-    const Readiness readiness = ReadinessOf(*sequence);
-    if (readiness == Readiness::kFed) return false;
-    waits |= readiness == Readiness::kWaits;
+    ++count[static_cast<size_t>(ReadinessOf(*sequence))];
   }
-  return waits;
+  const auto number = [&count](Readiness readiness) {
+    return count[static_cast<size_t>(readiness)];
+  };
+  const size_t fed = number(Readiness::kFed);
+  const size_t guess = number(Readiness::kGuess);
+  if (fed == 0) return guess + number(Readiness::kWaits) > 0;
+  return guess > 0 && 2 * guess >= fed;
 }
 
 bool Scheduler::Grow(Sequence& sequence, ScheduledStep& step) {

@@ -11,8 +11,12 @@
 // others draw from its last row. Cached pages that nobody uses yield before anybody is preempted.
 //
 // A sequence may take part in the next step while a step in flight still draws its last token,
-// unless it has penalties, which must count that token first. If the token turns out to end the
-// sequence, its row of the next step is computed for nothing.
+// unless it has penalties, which must count that token first, or guesses, of which the step in
+// flight shows how many hold. If the token turns out to end the sequence, its row of the next step
+// is computed for nothing.
+//
+// Guesses take what a step has left: draws, tokens and pages. Nobody waits or is preempted for
+// them.
 #ifndef ISOBIT_ROLLOUT_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULER_H_
 
@@ -23,12 +27,13 @@
 
 #include "rollout/kv_pages.h"
 #include "rollout/request.h"
+#include "rollout/speculation.h"
 
 namespace isobit {
 
 struct SchedulerLimits {
-  size_t max_running = 0;        // sequences in a step
-  int64_t max_batch_tokens = 0;  // tokens in a step
+  size_t max_running = 0;        // sequences and guesses in a step
+  int64_t max_batch_tokens = 0;  // tokens in a step, guesses included
   bool share_prefixes = true;
 };
 
@@ -53,7 +58,8 @@ class Scheduler {
  public:
   // Needs max_running > 0 and max_batch_tokens >= max_running. Each sequence must fit alone: its
   // tokens, including those still to come, are at most max_batch_tokens and fit in all pages.
-  Scheduler(const SchedulerLimits& limits, KvPages& pages);
+  // speculation: outlives the object; null: no guesses.
+  Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation = nullptr);
 
   // Puts a new sequence at the end of the queue.
   void Add(Sequence& sequence);
@@ -62,9 +68,12 @@ class Scheduler {
   // computed stays in the cache.
   void Remove(Sequence& sequence);
 
-  // The next step, whose sequences have pages for all their tokens. No sequence: there is no work,
-  // or it waits for a step in flight.
+  // The next step, whose sequences have pages for all their tokens and guesses. No sequence: there
+  // is no work, or it waits for a step in flight.
   ScheduledStep Schedule();
+
+  // Frees the pages of a running sequence's guesses that were wrong. Its tokens are known.
+  void DropGuesses(Sequence& sequence);
 
   // Sends every running sequence back to the head of the queue, in order, without its pages.
   void PreemptAll();
@@ -87,6 +96,13 @@ class Scheduler {
   // before that step ends and one waits for it: otherwise two groups of sequences would alternate
   // from then on, each at half the speed.
   bool ShouldWait() const;
+  // Sets which running sequences wait for their pending token, to be guessed for then.
+  void FindExpectedGuesses();
+  // Each running sequence may need a page for its next token before guesses give theirs back.
+  int64_t FreePagesForGuesses() const;
+  // Gives the first num_going_on sequences of the step guesses, as far as there is room. budget: of
+  // tokens that the step may still compute.
+  void AddGuesses(size_t num_going_on, int64_t budget, const ScheduledStep& step);
   // Gives a running sequence pages for all its tokens.
   bool Grow(Sequence& sequence, ScheduledStep& step);
   // The head of the queue starts, with pages for all its tokens, if it fits. Returns the tokens
@@ -102,6 +118,7 @@ class Scheduler {
 
   const SchedulerLimits limits_;
   KvPages& pages_;
+  Speculation* const speculation_;
   // INVARIANT: arrivals ascend through running_, then waiting_ (SchedulerTest.*).
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;

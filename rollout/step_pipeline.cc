@@ -10,8 +10,9 @@
 namespace isobit {
 namespace {
 
-// Adds the sequence's next row or rows, and the draw of its next token.
-void AddToStep(Sequence& sequence, ModelStep& step) {
+// Adds the sequence's next row or rows and its draws, of which it returns the number: one, and one
+// behind each guess.
+size_t AddToStep(Sequence& sequence, ModelStep& step) {
   const Request& request = *sequence.request;
   const bool fed = sequence.num_pending > 0;
   size_t index = 0;
@@ -20,17 +21,24 @@ void AddToStep(Sequence& sequence, ModelStep& step) {
   } else {
     index = PlanSequence({.tokens = sequence.tokens,
                           .num_cached = sequence.num_cached,
-                          .fed_by = fed ? sequence.last_draw : -1},
+                          .fed_by = fed ? sequence.last_draw : -1,
+                          .guesses = sequence.guesses},
                          sequence.pages.data(), step)
                 .first_draw;
-    sequence.num_cached += step.batch.sequences.back().num_rows;
+    const auto guessed = static_cast<int64_t>(sequence.guesses.size());
+    sequence.num_cached += step.batch.sequences.back().num_rows - guessed;
   }
-  LogProbRequest& draw = step.requests[index];
-  draw.sampling = sequence.sampling->NextRow(sequence.num_pending);
-  draw.raw = request.raw_logprobs;
-  draw.top_logprobs = static_cast<int32_t>(request.logprobs);
+  const absl::Span<const int32_t> guesses(sequence.guesses);
+  for (size_t i = 0; i <= guesses.size(); ++i) {
+    LogProbRequest& draw = step.requests[index + i];
+    draw.sampling = guesses.empty() ? sequence.sampling->NextRow(sequence.num_pending)
+                                    : sequence.sampling->RowBehind(guesses.first(i));
+    draw.raw = request.raw_logprobs;
+    draw.top_logprobs = static_cast<int32_t>(request.logprobs);
+  }
   sequence.last_draw = static_cast<int32_t>(index);
   ++sequence.num_pending;
+  return 1 + guesses.size();
 }
 
 template <typename T>
@@ -56,11 +64,12 @@ void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   ClearStep(step.model);
   step.model.page_copies = std::move(scheduled.copies);
   step.model.batch.writes_past = scheduled.writes_past;
+  step.num_draws.clear();
   for (Sequence* sequence : scheduled.sequences) {
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, eos_token_ids_);
     }
-    AddToStep(*sequence, step.model);
+    step.num_draws.push_back(AddToStep(*sequence, step.model));
   }
   step.model.results.resize(step.model.requests.size());
   step.sequences = std::move(scheduled.sequences);
@@ -70,10 +79,13 @@ absl::Status StepPipeline::Collect() { return runner_.Collect(SlotOf(num_collect
 
 void StepPipeline::Commit(RequestTable& table) {
   StepInFlight& step = SlotOf(num_collected_);
+  absl::Span<LogProbResult> results = absl::MakeSpan(step.model.results);
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     Sequence& sequence = *step.sequences[i];
+    const absl::Span<LogProbResult> draws = results.first(step.num_draws[i]);
+    results.remove_prefix(draws.size());
     if (sequence.state == Sequence::State::kFinished) continue;
-    table.CommitToken(sequence, step.model.results[i]);
+    table.CommitDraws(sequence, draws);
   }
   table.CloseFinished(step.sequences);
 }

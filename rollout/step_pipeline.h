@@ -36,7 +36,8 @@ class StepPipeline {
     return slots_[num_collected_ % slots_.size()].model.times;
   }
   // Appends the tokens of the oldest step, which Collect has waited for, to those of its sequences
-  // that still run. The caller holds the engine's mutex, which guards the table.
+  // that still run, as far as guesses were right. The caller holds the engine's mutex, which guards
+  // the table.
   void Commit(RequestTable& table);
   // Forgets the oldest step and frees what only that step pointed to.
   void Retire();
@@ -56,7 +57,9 @@ class StepPipeline {
   // A step, and what `model` points to that may end meanwhile.
   struct StepInFlight {
     ModelStep model;
-    std::vector<Sequence*> sequences;  // one for each of model's requests; some may have finished
+    std::vector<Sequence*> sequences;  // that draw, in the order of model's requests; some may have
+                                       // finished
+    std::vector<size_t> num_draws;     // of each sequence
     EndedRequests ended;               // what ended while this was the last step launched
   };
 

@@ -48,7 +48,23 @@ RowSampling SequenceSampling::NextRow(uint32_t ahead) const {
   return row;
 }
 
+RowSampling SequenceSampling::RowBehind(absl::Span<const int32_t> guesses) {
+  RowSampling row = NextRow(static_cast<uint32_t>(guesses.size()));
+  if (!counts_needed_ || guesses.empty()) return row;
+  std::vector<TokenCount>& counts = guessed_counts_.emplace_back(counts_);
+  for (const int32_t guess : guesses) {
+    const auto known = count_of_.find(guess);
+    size_t index = known != count_of_.end() ? known->second : counts_.size();
+    while (index < counts.size() && counts[index].id != guess) ++index;
+    if (index == counts.size()) counts.push_back({.id = guess});
+    ++counts[index].in_output;
+  }
+  row.counts = counts;
+  return row;
+}
+
 void SequenceSampling::Append(int32_t token) {
+  guessed_counts_.clear();
   ++num_completion_;
   Count(token, false);
 }

@@ -5,6 +5,7 @@
 #define ISOBIT_KERNELS_MODEL_SAMPLING_H_
 
 #include <cstdint>
+#include <deque>
 #include <unordered_map>
 #include <vector>
 
@@ -26,6 +27,9 @@ class SequenceSampling {
   // !needs_counts(), and that no token between stops the sequence. Its spans point into this
   // object: `counts` is valid until the next Append, the others as long as the object.
   RowSampling NextRow(uint32_t ahead = 0) const;
+  // The row for the token behind `guesses`, as if they had been appended; none of them may stop the
+  // sequence, or the row is of no use. Its spans are valid as NextRow's are.
+  RowSampling RowBehind(absl::Span<const int32_t> guesses);
   void Append(int32_t token);
 
   // Whether drawing `token` ends the sequence. Stop tokens cannot be drawn before min_tokens.
@@ -47,7 +51,8 @@ class SequenceSampling {
                                      // min_tokens; sorted, each once
   std::vector<TokenBias> biases_;
   std::vector<TokenCount> counts_;
-  std::unordered_map<int32_t, size_t> count_of_;  // id -> index in counts_
+  std::unordered_map<int32_t, size_t> count_of_;        // id -> index in counts_
+  std::deque<std::vector<TokenCount>> guessed_counts_;  // of RowBehind
 };
 
 }  // namespace isobit

@@ -61,7 +61,7 @@ class RequestTableFixture : public testing::Test {
 
   void Commit(Sequence& sequence, LogProbResult result) {
     sequence.num_pending = 1;
-    table_.CommitToken(sequence, result);
+    table_.CommitDraws(sequence, {&result, 1});
     Sequence* const committed = &sequence;
     table_.CloseFinished({&committed, 1});
     Deliver();
@@ -82,11 +82,13 @@ class RequestTableFixture : public testing::Test {
   std::shared_ptr<const WeightVersion> version_ =
       std::make_shared<const WeightVersion>(WeightVersion{3, ""});
   std::vector<Emission> outbox_;
+  Speculation speculation_{{}, 4};
   RequestTable table_{{.max_running = 4, .max_batch_tokens = 64, .share_prefixes = false},
                       {.max_waiting_requests = 2, .max_waiting_tokens = kMaxWaitingTokens},
                       {.num_pages = 32, .page_size = 4},
                       version_,
-                      outbox_};
+                      outbox_,
+                      speculation_};
   std::vector<Sequence*> batch_;
   uint64_t last_ticket_ = 0;
 

@@ -1,0 +1,70 @@
+// See guess_table.h.
+#include "rollout/guess_table.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/base/check.h"
+
+namespace isobit {
+namespace {
+
+// How much more guessing must promise than not guessing: other loads and models have other times.
+constexpr double kLeastGain = 1.05;
+
+double TimeOf(absl::Span<const StepCost> costs, double rows) {
+  size_t right = 1;
+  while (right + 1 < costs.size() && costs[right].rows < rows) ++right;
+  const StepCost& a = costs[right - 1];
+  const StepCost& b = costs[right];
+  return a.time + (b.time - a.time) * (rows - a.rows) / (b.rows - a.rows);
+}
+
+// Of a step with so many guesses, the first draw included.
+double TokensOf(double acceptance, size_t guesses) {
+  double tokens = 1.0;
+  for (size_t i = 1; i <= guesses; ++i) tokens += std::pow(acceptance, static_cast<double>(i));
+  return tokens;
+}
+
+}  // namespace
+
+GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
+    : guesses_(max_running + 1) {
+  ISOBIT_CHECK(costs.decode.size() >= 2 && costs.verify.size() >= 2 && most <= UINT8_MAX)
+      << costs.decode.size() << " and " << costs.verify.size() << " times, " << most << " guesses";
+  for (size_t running = 1; running <= max_running; ++running) {
+    const double plain = TimeOf(costs.decode, static_cast<double>(running));
+    for (size_t i = 0; i <= kClasses; ++i) {
+      const double acceptance = static_cast<double>(i) / kClasses;
+      double best = kLeastGain / plain;
+      for (size_t k = 1; k <= most; ++k) {
+        const double time = TimeOf(costs.verify, static_cast<double>(running * (1 + k)));
+        const double rate = TokensOf(acceptance, k) / time;
+        if (rate <= best) continue;
+        best = rate;
+        guesses_[running][i] = static_cast<uint8_t>(k);
+      }
+    }
+  }
+}
+
+size_t GuessTable::Guesses(size_t num_running, double acceptance) const {
+  const double place = std::clamp(acceptance, 0.0, 1.0) * kClasses;
+  const auto& of_running = guesses_[std::min(num_running, guesses_.size() - 1)];
+  return of_running[static_cast<size_t>(std::lround(place))];
+}
+
+// SmolLM2-135M on two cores with AVX-512.
+StepCosts CpuStepCosts() {
+  return {.decode = {{1, 1.0}, {2, 1.3}, {4, 1.8}, {8, 2.6}, {64, 14.0}},
+          .verify = {{1, 1.0}, {2, 1.3}, {4, 1.8}, {8, 2.6}, {64, 14.0}}};
+}
+
+// Qwen3-8B on four H200, microseconds; verify: without a graph.
+StepCosts GpuStepCosts() {
+  return {.decode = {{1, 1680}, {64, 2820}, {256, 6670}, {512, 12000}},
+          .verify = {{1, 2400}, {64, 3000}, {256, 6900}, {512, 12300}}};
+}
+
+}  // namespace isobit

@@ -1,0 +1,46 @@
+// How many tokens are guessed for a sequence: a pure function of how many sequences run and how
+// well guesses have done. It weighs measured times of steps; nothing is timed while serving.
+#ifndef ISOBIT_ROLLOUT_GUESS_TABLE_H_
+#define ISOBIT_ROLLOUT_GUESS_TABLE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace isobit {
+
+// The time of a step with so many rows, in any unit.
+struct StepCost {
+  double rows = 0.0;
+  double time = 0.0;
+};
+
+// Measured with `isobit-bench steps` (docs/architecture/speculation.md). Rows ascend; between two
+// entries the time is interpolated, beyond the last it grows as between the last two.
+struct StepCosts {
+  std::vector<StepCost> decode;  // steps of one row a sequence
+  std::vector<StepCost> verify;  // steps in which sequences have several rows
+};
+StepCosts CpuStepCosts();
+StepCosts GpuStepCosts();
+
+class GuessTable {
+ public:
+  // most: guesses of a sequence in a step.
+  GuessTable(const StepCosts& costs, size_t max_running, size_t most);
+
+  // The number of guesses that promises the most tokens in a time, 0 unless they pay for certain.
+  // acceptance: how likely a guess is right if those before it are, in [0, 1].
+  size_t Guesses(size_t num_running, double acceptance) const;
+
+ private:
+  static constexpr size_t kClasses = 20;  // of acceptance
+  std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_GUESS_TABLE_H_

@@ -1,0 +1,79 @@
+// Speculation: which sequences get guesses in the next step, from which drafter and how many, and
+// what has become of them. What a guess's row computes, and that it changes no bit, is the step
+// planner's and the request table's matter.
+#ifndef ISOBIT_ROLLOUT_SPECULATION_H_
+#define ISOBIT_ROLLOUT_SPECULATION_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "rollout/drafter.h"
+#include "rollout/guess_table.h"
+#include "rollout/request.h"
+
+namespace isobit {
+
+// Of a sequence in a step. Bounds the labels of metrics, too.
+inline constexpr size_t kMaxGuesses = 16;
+
+struct SpeculationOptions {
+  // Makes the drafters; the first that has a guess for a sequence is taken. Null: no speculation.
+  std::function<std::vector<std::unique_ptr<Drafter>>()> make_drafters;
+  size_t max_guesses = 8;  // of a sequence in a step, 1 to kMaxGuesses
+  StepCosts costs = CpuStepCosts();
+};
+
+// Of one drafter, since the start. Written by one thread, read by any.
+struct DraftCounts {
+  std::atomic<int64_t> drafts = 0;  // steps of a sequence with at least one guess
+  std::atomic<int64_t> draft_tokens = 0;
+  // [i]: drafts whose guess i brought its sequence one more token.
+  std::array<std::atomic<int64_t>, kMaxGuesses> accepted{};
+};
+
+// For the engine thread, except counts().
+class Speculation {
+ public:
+  // max_running: sequences of a step.
+  Speculation(const SpeculationOptions& options, size_t max_running);
+
+  size_t num_drafters() const { return drafters_.size(); }
+  const char* name(size_t drafter) const { return drafters_[drafter]->name(); }
+  const DraftCounts& counts(size_t drafter) const { return counts_[drafter]; }
+
+  // Whether a sequence, whose last token a step in flight draws, should wait for that token, because
+  // there will probably be guesses for what follows it.
+  bool Expects(Sequence& sequence, size_t num_running);
+
+  // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
+  void Draft(Sequence& sequence, size_t num_running, size_t most);
+
+  // Of so many guesses of the drafter, the first `accepted` have each brought the sequence a token.
+  void Settle(Sequence& sequence, size_t drafter, size_t guesses, size_t accepted);
+
+  // To be called before the tokens of a sequence that ends are dropped.
+  void End(Sequence& sequence);
+
+ private:
+  // Null: no drafter may guess for it.
+  SequenceDraft* DraftOf(Sequence& sequence);
+  // Puts up to `most` guesses for the sequence behind `guesses`; none: the drafter is silent.
+  // known: the tokens that it must have to be asked.
+  void Ask(DrafterRecord& record, const Sequence& sequence, size_t known, size_t most,
+           std::vector<int32_t>& guesses) const;
+  static void Miss(DrafterRecord& record, const Sequence& sequence);
+
+  const GuessTable table_;
+  std::vector<std::unique_ptr<Drafter>> drafters_;
+  std::vector<DraftCounts> counts_;  // by drafter
+  std::vector<int32_t> scratch_;
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_SPECULATION_H_

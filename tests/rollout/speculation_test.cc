@@ -1,0 +1,247 @@
+// Guesses change nothing but speed: with drafters that are right, wrong or both, every token, logprob
+// bit, top list, stop and count is that of a run without guesses.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/rollout/speculation_fixture.h"
+#include "tests/support/bitwise.h"
+#include "tests/support/status_matchers.h"
+
+namespace isobit {
+namespace {
+
+struct NamedDrafter {
+  const char* name;
+  IsRight is_right;
+};
+std::vector<NamedDrafter> Drafters() {
+  return {{"always right", Always()},     {"always wrong", Never()},
+          {"right half of the time", Mixed(0.5)}, {"mostly right", Mixed(0.9)},
+          {"right up to 3", UpTo(3)},     {"right up to 10", UpTo(10)}};
+}
+
+class SpeculationTest : public SpeculationFixture {
+ protected:
+  void Print(const char* what, const Comparison& c) const {
+    std::printf("%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld guesses, %ld "
+                "tokens by right ones\n",
+                what, depth_, c.tokens, c.different, c.other_ends, c.draft_tokens, c.accepted);
+  }
+
+  // before: of the old weights alone.
+  void CompareAcrossUpdate(GenerationRequest request, const SampleResult& before,
+                           const SampleResult& actual, InFlightMode mode, Comparison& sum) const {
+    SampleResult expected = before;
+    const auto old =
+        static_cast<size_t>(std::ranges::count(actual.versions, before.versions.front()));
+    const bool aborted = mode == InFlightMode::kAbort;
+    EXPECT_EQ(actual.end->reason, aborted ? FinishReason::kAbort : FinishReason::kLength);
+    EXPECT_EQ(actual.tokens.size() == old, mode != InFlightMode::kRecomputeKv);
+    expected.tokens.resize(old);
+    expected.logprobs.resize(old);
+    if (mode == InFlightMode::kRecomputeKv) {
+      const auto end = before.tokens.begin() + static_cast<std::ptrdiff_t>(old);
+      request.prompt.insert(request.prompt.end(), before.tokens.begin(), end);
+      request.sampling.max_tokens -= static_cast<uint32_t>(old);
+      const SampleResult after = Generate(*MakeEngine(DefaultOptions(), "v2"), request);
+      expected.tokens.insert(expected.tokens.end(), after.tokens.begin(), after.tokens.end());
+      expected.logprobs.insert(expected.logprobs.end(), after.logprobs.begin(),
+                               after.logprobs.end());
+    }
+    sum.tokens += static_cast<int64_t>(actual.tokens.size());
+    sum.different += actual.tokens == expected.tokens &&
+                             testing_support::BitwiseEqual(actual.logprobs, expected.logprobs)
+                         ? 0
+                         : 1;
+    sum.draft_tokens += actual.end->num_draft_tokens;
+    sum.accepted += actual.end->num_accepted_tokens;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Depth, SpeculationTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
+
+// INVARIANT: guesses, whoever makes them and however many, at any parallel size.
+TEST_P(SpeculationTest, EveryDrafterGivesTheBitsOfNone) {
+  const std::vector<GenerationRequest> requests = AllParameters(1);
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 64;
+  const Results expected = RunAll(options, requests);
+  const auto script = ScriptOf(requests, expected);
+  for (const int tp_size : {1, 2, 4}) {
+    options.runner.tensor_parallel_size = tp_size;
+    for (const NamedDrafter& drafter : Drafters()) {
+      SCOPED_TRACE(drafter.name);
+      Comparison all;
+      for (const size_t guesses : {1u, 2u, 5u, 16u}) {
+        Compare(expected, RunAll(WithGuesses(options, script, drafter.is_right, guesses), requests),
+                all);
+      }
+      EXPECT_TRUE(all.same());
+      EXPECT_GT(all.draft_tokens, 0);
+      Print(drafter.name, all);
+    }
+  }
+}
+
+TEST_P(SpeculationTest, ARightDrafterSavesSteps) {
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 31;
+  const std::vector<GenerationRequest> requests = {request};
+  const Results expected = RunAll(DefaultOptions(), requests);
+  const auto script = ScriptOf(requests, expected);
+  const auto engine = MakeEngine(WithGuesses(DefaultOptions(), script, Always(), 5));
+  const auto sink = Submit(*engine, request);
+  Run(*engine);
+  // The prompt's step gives one token, each of the others six.
+  EXPECT_EQ(engine->step_times().num_steps(), 1 + 5);
+  EXPECT_EQ(sink->samples[0].end->num_accepted_tokens, 25u);
+  EXPECT_EQ(sink->samples[0].end->num_draft_tokens, 25u);
+  const DraftCounts& counts = engine->speculation().counts(0);
+  EXPECT_EQ(counts.drafts, 5);
+  EXPECT_EQ(counts.draft_tokens, 25);
+  EXPECT_EQ(counts.accepted[0], 5);
+  EXPECT_EQ(counts.accepted[4], 5);
+  EXPECT_EQ(counts.accepted[5], 0);
+}
+
+TEST_P(SpeculationTest, AWrongDrafterIsAskedRarely) {
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 150;
+  const std::vector<GenerationRequest> requests = {request};
+  const auto script = ScriptOf(requests, RunAll(DefaultOptions(), requests));
+  const Results wrong = RunAll(WithGuesses(DefaultOptions(), script, Never(), 5), requests);
+  // After 1, 2, 4, ... 64 tokens.
+  EXPECT_LE(wrong[0]->samples[0].end->num_draft_tokens, 8u * 5);
+}
+
+TEST_P(SpeculationTest, ARequestMayRefuseGuesses) {
+  GenerationRequest request = MakeRequest("r");
+  const std::vector<GenerationRequest> requests = {request};
+  const auto script = ScriptOf(requests, RunAll(DefaultOptions(), requests));
+  request.speculate = false;
+  const Results refused = RunAll(WithGuesses(DefaultOptions(), script, Always()), {request});
+  EXPECT_EQ(refused[0]->samples[0].end->num_draft_tokens, 0u);
+  EXPECT_EQ(refused[0]->samples[0].tokens.size(), 8u);
+}
+
+// INVARIANT: groups of samples that share their prompt, few pages, a small budget.
+TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
+  std::vector<GenerationRequest> requests = AllParameters(3, 24);
+  for (GenerationRequest& request : requests) {
+    request.prompt = {3, 14, 15, 92, 65, 35, 89, 79, 32, 38};
+  }
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 40;
+  const Results expected = RunAll(options, requests);
+  const auto script = ScriptOf(requests, expected);
+  int64_t num_preemptions = 0;
+  for (const NamedDrafter& drafter : Drafters()) {
+    SCOPED_TRACE(drafter.name);
+    Comparison all;
+    for (const int32_t pages : {14, 40, 300}) {
+      for (const bool share : {false, true}) {
+        for (const int64_t batch_tokens : {40, 256}) {
+          options.runner.num_pages = pages;
+          options.scheduler.share_prefixes = share;
+          options.scheduler.max_batch_tokens = batch_tokens;
+          Compare(expected, RunAll(WithGuesses(options, script, drafter.is_right), requests,
+                                   [&](Engine& engine, int) {
+                                     num_preemptions =
+                                         std::max(num_preemptions, engine.load().num_preemptions);
+                                   }),
+                  all);
+        }
+      }
+    }
+    EXPECT_TRUE(all.same());
+    EXPECT_GT(all.draft_tokens, 0);
+    Print(drafter.name, all);
+  }
+  EXPECT_GT(num_preemptions, 10);
+}
+
+TEST_P(SpeculationTest, GuessesPreemptNobody) {
+  const std::vector<GenerationRequest> requests = AllParameters(1, 24);
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 64;
+  options.scheduler.share_prefixes = false;
+  // All tokens of all requests, and nothing more.
+  options.runner.num_pages = static_cast<int32_t>(requests.size()) * ((5 + 24 + 3) / 4);
+  const Results expected = RunAll(options, requests);
+  const auto script = ScriptOf(requests, expected);
+  int64_t num_preemptions = 0;
+  const Results actual =
+      RunAll(WithGuesses(options, script, Mixed(0.7), 16), requests,
+             [&](Engine& engine, int) { num_preemptions = engine.load().num_preemptions; });
+  Comparison all;
+  Compare(expected, actual, all);
+  EXPECT_TRUE(all.same());
+  EXPECT_GT(all.accepted, 0);
+  EXPECT_EQ(num_preemptions, 0);
+}
+
+// INVARIANT: pauses; updates of the weights, at a token that a pause fixes.
+TEST_P(SpeculationTest, PausesAndUpdates) {
+  const std::vector<GenerationRequest> requests = AllParameters(2);
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 64;
+  options.runner.num_pages = 200;
+  const Results whole = RunAll(options, requests);
+  const auto script = ScriptOf(requests, whole);
+  const auto pauses = [&](Engine& engine, int step) {
+    if (step % 3 == 1) {
+      Pause(engine, PauseMode::kKeep);
+    } else if (step % 3 == 2) {
+      ISOBIT_EXPECT_OK(engine.Continue());
+    }
+  };
+  for (const NamedDrafter& drafter : Drafters()) {
+    SCOPED_TRACE(drafter.name);
+    Comparison all;
+    Compare(whole, RunAll(WithGuesses(options, script, drafter.is_right), requests, pauses), all);
+    EXPECT_TRUE(all.same());
+    Print(drafter.name, all);
+  }
+}
+
+// With guesses an update comes after other tokens than without, so each sample is compared with
+// what the old weights draw up to it, and with what the new ones draw behind these tokens.
+TEST_P(SpeculationTest, UpdatesOfTheWeights) {
+  std::vector<GenerationRequest> requests = AllParameters(1);
+  // Behind a prompt that has grown, these would count from its end.
+  std::erase_if(requests, [](const GenerationRequest& r) {
+    return r.id == "penalties" || r.id == "min_tokens" || r.id == "stops";
+  });
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 64;
+  const Results before = RunAll(options, requests);
+  const auto script = ScriptOf(requests, before);
+  for (const NamedDrafter& drafter : Drafters()) {
+    for (const InFlightMode mode :
+         {InFlightMode::kAbort, InFlightMode::kWait, InFlightMode::kRecomputeKv}) {
+      SCOPED_TRACE(drafter.name);
+      const auto engine = MakeEngine(WithGuesses(options, script, drafter.is_right));
+      Results actual;
+      for (const GenerationRequest& request : requests) actual.push_back(Submit(*engine, request));
+      Steps(*engine, 3);
+      if (mode != InFlightMode::kWait) Pause(*engine, PauseMode::kKeep);
+      ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2", .mode = mode}));
+      ISOBIT_EXPECT_OK(engine->Continue());
+      Run(*engine);
+      Comparison all;
+      for (size_t r = 0; r < requests.size(); ++r) {
+        CompareAcrossUpdate(requests[r], before[r]->samples[0], actual[r]->samples[0], mode, all);
+      }
+      EXPECT_TRUE(all.same());
+      Print(drafter.name, all);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace isobit
