@@ -148,6 +148,8 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   complete.mutable_weight_version()->set_digest(std::move(end.weight_version.digest));
   complete.set_num_preemptions(end.num_preemptions);
   complete.set_num_cached_tokens(end.num_cached_prompt_tokens);
+  complete.set_num_draft_tokens(end.num_draft_tokens);
+  complete.set_num_accepted_tokens(end.num_accepted_tokens);
   measurement_.OnSampleEnd(sample, end.num_completion_tokens);
   if (tapped_ != nullptr) tapped_->End(complete);
 

@@ -37,7 +37,7 @@ class GuessTable {
   size_t Guesses(size_t num_running, double acceptance) const;
 
  private:
-  static constexpr size_t kClasses = 20;  // of acceptance
+  static constexpr size_t kClasses = 20;                    // of acceptance
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences
 };
 

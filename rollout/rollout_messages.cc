@@ -115,6 +115,8 @@ absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationReq
   ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
   request.prompt = TokenIdsFromWire(proto.prompt_token_ids());
   request.sampling = SamplingParamsFromProto(proto.sampling());
+  request.draft_tokens = TokenIdsFromWire(proto.draft_token_ids());
+  request.speculate = !proto.has_speculation() || proto.speculation();
   if (proto.has_timeout_ms()) {
     constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
     request.timeout = std::chrono::milliseconds(std::min(proto.timeout_ms(), kMax));

@@ -14,6 +14,36 @@ std::vector<double> TokenSecondsBounds() {
   return {0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10};
 }
 
+void ObserveSpeculation(Metrics& metrics, const Speculation& speculation, Observations& all) {
+  for (size_t d = 0; d < speculation.num_drafters(); ++d) {
+    const DraftCounts& counts = speculation.counts(d);
+    const auto count = [&](const char* name, const char* help, auto value,
+                           prometheus::Labels labels = {}) {
+      labels["drafter"] = speculation.name(d);
+      all.push_back(metrics.Observe(
+          prometheus::MetricType::Counter, name, help,
+          [&counts, value] { return static_cast<double>(value(counts)); }, labels));
+    };
+    count("isobit_spec_decode_num_drafts_total",
+          "Steps of a sequence that computed at least one guessed token.",
+          [](const DraftCounts& c) { return c.drafts.load(); });
+    count("isobit_spec_decode_num_draft_tokens_total", "Guessed tokens that were computed.",
+          [](const DraftCounts& c) { return c.draft_tokens.load(); });
+    count("isobit_spec_decode_num_accepted_tokens_total",
+          "Tokens that sequences got because of right guesses.", [](const DraftCounts& c) {
+            int64_t sum = 0;
+            for (const auto& accepted : c.accepted) sum += accepted.load();
+            return sum;
+          });
+    for (size_t i = 0; i < speculation.max_guesses(); ++i) {
+      count("isobit_spec_decode_num_accepted_tokens_per_pos_total",
+            "Of them, those of guesses at that place in their draft.",
+            [i](const DraftCounts& c) { return c.accepted[i].load(); },
+            {{"position", std::to_string(i)}});
+    }
+  }
+}
+
 Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamMemory& memory) {
   Observations all;
   const auto load = [&](const char* name, const char* help, auto field,
@@ -71,6 +101,7 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
                         },
                         {{"part", kDevicePartNames[part]}}));
   }
+  ObserveSpeculation(metrics, engine.speculation(), all);
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
   load("isobit_asleep", "1 while the memory of the KV cache is given back.", &EngineLoad::asleep);
 

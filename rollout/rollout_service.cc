@@ -41,6 +41,9 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
   info.set_prefix_sharing(options.scheduler.share_prefixes);
+  for (size_t d = 0; d < engine.speculation().num_drafters(); ++d) {
+    info.add_drafters(engine.speculation().name(d));
+  }
   return info;
 }
 
@@ -87,9 +90,10 @@ absl::Status RolloutService::Admit(const grpc::CallbackServerContext& context,
   const int64_t length =
       std::min(sampling.has_max_tokens() ? sampling.max_tokens() : SamplingParams().max_tokens,
                info_.server().model().context_length());
-  return gate_->Admit(
-      context,
-      {.requests = 1, .streams = 1, .tokens = request.prompt_token_ids_size() + samples * length});
+  return gate_->Admit(context, {.requests = 1,
+                                .streams = 1,
+                                .tokens = request.prompt_token_ids_size() +
+                                          request.draft_token_ids_size() + samples * length});
 }
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* RolloutService::Generate(

@@ -19,6 +19,7 @@
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/default_limits.h"
+#include "rollout/drafters.h"
 
 ABSL_FLAG(int, tp_size, 4,
           absl::StrCat("Tensor-parallel ranks, one thread each: ", isobit::kRankCounts, "."));
@@ -47,6 +48,15 @@ ABSL_FLAG(int64_t, kv_cache_mb, 1024,
 ABSL_FLAG(double, prefix_cache_fraction, 1.0,
           "Fraction of the KV pages that may keep prefixes which nobody uses, until somebody needs "
           "the pages (--prefix_sharing).");
+ABSL_FLAG(
+    std::string, speculation, "off",
+    "Who guesses next tokens, so that a step may give a sequence several: off, or history and "
+    "lookup, separated by commas; the first that has a guess is taken. Changes speed, never a "
+    "bit.");
+ABSL_FLAG(int, speculation_max_tokens, 8,
+          "The most tokens that are guessed for a sequence in a step (--speculation).");
+ABSL_FLAG(int64_t, speculation_history_mb, 64,
+          "Memory for texts that the drafter history keeps, in MiB.");
 ABSL_FLAG(bool, refuse_while_asleep, false,
           "Refuse requests with UNAVAILABLE from Sleep to WakeUp; otherwise they wait.");
 ABSL_FLAG(int, max_running, 0,
@@ -107,6 +117,19 @@ absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engin
   engine.scheduler.max_running = static_cast<size_t>(max_running);
   engine.scheduler.max_batch_tokens = max_batch_tokens;
   engine.max_waiting_requests = static_cast<size_t>(max_waiting);
+  return absl::OkStatus();
+}
+
+absl::Status ReadSpeculation(SpeculationOptions& speculation) {
+  const int most = absl::GetFlag(FLAGS_speculation_max_tokens);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("speculation_max_tokens", most, 1, static_cast<int>(kMaxGuesses)));
+  speculation.max_guesses = static_cast<size_t>(most);
+  const int64_t mib = absl::GetFlag(FLAGS_speculation_history_mb);
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("speculation_history_mb", mib, 1, 1 << 20));
+  ISOBIT_ASSIGN_OR_RETURN(speculation.make_drafters,
+                          DraftersOf(absl::GetFlag(FLAGS_speculation),
+                                     {.history_bytes = static_cast<size_t>(mib) << 20}));
   return absl::OkStatus();
 }
 
@@ -208,6 +231,7 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
   ISOBIT_RETURN_IF_ERROR(ReadMemory(settings));
   ISOBIT_RETURN_IF_ERROR(ReadQueue(model.max_batch_tokens, engine));
+  ISOBIT_RETURN_IF_ERROR(ReadSpeculation(engine.speculation));
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
@@ -235,6 +259,7 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
+  if (settings.backend.backend == Backend::kCuda) options.speculation.costs = GpuStepCosts();
   return options;
 }
 

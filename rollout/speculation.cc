@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <utility>
 
 #include "common/base/check.h"
 
@@ -25,14 +24,14 @@ void Increase(std::atomic<int64_t>& count, size_t by) {
 std::vector<std::unique_ptr<Drafter>> MakeDrafters(const SpeculationOptions& options) {
   ISOBIT_CHECK(options.max_guesses >= 1 && options.max_guesses <= kMaxGuesses)
       << options.max_guesses << " guesses, expected 1 to " << kMaxGuesses;
-  return options.make_drafters ? options.make_drafters()
-                               : std::vector<std::unique_ptr<Drafter>>();
+  return options.make_drafters ? options.make_drafters() : std::vector<std::unique_ptr<Drafter>>();
 }
 
 }  // namespace
 
 Speculation::Speculation(const SpeculationOptions& options, size_t max_running)
-    : table_(options.costs, max_running, options.max_guesses),
+    : max_guesses_(options.max_guesses),
+      table_(options.costs, max_running, options.max_guesses),
       drafters_(MakeDrafters(options)),
       counts_(drafters_.size()) {}
 
@@ -59,8 +58,7 @@ bool Speculation::Expects(Sequence& sequence, size_t num_running) {
   draft->is_expected = false;
   for (size_t d = 0; d < draft->records.size() && !draft->is_expected; ++d) {
     DrafterRecord& record = draft->records[d];
-    const size_t most =
-        table_.Guesses(num_running, std::max(record.acceptance, kLeastAcceptance));
+    const size_t most = table_.Guesses(num_running, std::max(record.acceptance, kLeastAcceptance));
     if (most == 0) continue;
     scratch_.clear();
     Ask(record, sequence, sequence.tokens.size() + 1, 2, scratch_);
@@ -103,7 +101,8 @@ void Speculation::Settle(Sequence& sequence, size_t drafter, size_t guesses, siz
 }
 
 void Speculation::Miss(DrafterRecord& record, const Sequence& sequence) {
-  record.silent_until = sequence.tokens.size() + (size_t{1} << std::min(record.misses++, kMostDoublings));
+  record.silent_until =
+      sequence.tokens.size() + (size_t{1} << std::min(record.misses++, kMostDoublings));
 }
 
 void Speculation::End(Sequence& sequence) {

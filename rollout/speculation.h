@@ -43,11 +43,12 @@ class Speculation {
   Speculation(const SpeculationOptions& options, size_t max_running);
 
   size_t num_drafters() const { return drafters_.size(); }
+  size_t max_guesses() const { return max_guesses_; }
   const char* name(size_t drafter) const { return drafters_[drafter]->name(); }
   const DraftCounts& counts(size_t drafter) const { return counts_[drafter]; }
 
-  // Whether a sequence, whose last token a step in flight draws, should wait for that token, because
-  // there will probably be guesses for what follows it.
+  // Whether a sequence, whose last token a step in flight draws, should wait for that token,
+  // because there will probably be guesses for what follows it.
   bool Expects(Sequence& sequence, size_t num_running);
 
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
@@ -68,6 +69,7 @@ class Speculation {
            std::vector<int32_t>& guesses) const;
   static void Miss(DrafterRecord& record, const Sequence& sequence);
 
+  const size_t max_guesses_;
   const GuessTable table_;
   std::vector<std::unique_ptr<Drafter>> drafters_;
   std::vector<DraftCounts> counts_;  // by drafter

@@ -162,6 +162,8 @@ def generate_request(
     request_id: str,
     logprob_mode: str,
     timeout_ms: int | None,
+    draft_token_ids: TokenIds,
+    speculation: bool | None,
     sampling: Mapping,
 ) -> rollout_pb2.GenerateRequest:
     return rollout_pb2.GenerateRequest(
@@ -171,6 +173,8 @@ def generate_request(
         logprob_mode=mode_to_proto(logprob_mode),
         timeout_ms=timeout_ms,
         final_only=not stream,
+        draft_token_ids=token_list(draft_token_ids, "draft_token_ids"),
+        speculation=speculation,
     )
 
 

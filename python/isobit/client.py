@@ -161,6 +161,7 @@ class RolloutClient(_ModelServiceClient):
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
+        draft_token_ids: TokenIds = (), speculation: bool | None = None,
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> list[Sample]: ...  # fmt: skip
 
@@ -168,6 +169,7 @@ class RolloutClient(_ModelServiceClient):
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
+        draft_token_ids: TokenIds = (), speculation: bool | None = None,
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk | Sample]: ...  # fmt: skip
 
@@ -179,6 +181,8 @@ class RolloutClient(_ModelServiceClient):
         request_id="",
         logprob_mode="processed",
         timeout_ms=None,
+        draft_token_ids=(),
+        speculation=None,
         timeout=WORK_TIMEOUT_S,
         **sampling,
     ):
@@ -191,6 +195,9 @@ class RolloutClient(_ModelServiceClient):
           request_id: for abort(); empty lets the server make one.
           logprob_mode: of the distribution drawn from, or the model's own.
           timeout_ms: ends the request after that time with the tokens it has.
+          draft_token_ids: texts that samples may repeat, one after the other, such as a trajectory of earlier
+            weights; at most n * max_tokens. They change the time, never a bit.
+          speculation: False: no guesses for this request, and none from its samples for others.
           timeout: ends the call with DeadlineExceededError.
           **sampling: see SamplingOptions.
 
@@ -198,7 +205,14 @@ class RolloutClient(_ModelServiceClient):
           The samples by index, or the iterator.
         """
         request = calls.generate_request(
-            prompt_token_ids, stream, request_id, logprob_mode, timeout_ms, sampling
+            prompt_token_ids,
+            stream,
+            request_id,
+            logprob_mode,
+            timeout_ms,
+            draft_token_ids,
+            speculation,
+            sampling,
         )
         events = self._stream(self._stub.Generate, request, timeout, calls.SampleAssembly().events)
         return events if stream else calls.samples_in_order(request, events)

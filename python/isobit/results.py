@@ -112,6 +112,8 @@ class Sample:
     weight_version: WeightVersion  # of the last token; tokens.weight_versions has one for each
     num_preemptions: int
     num_cached_tokens: int  # prompt tokens found computed when the sample first ran
+    num_draft_tokens: int = 0  # guessed tokens that were computed for it
+    num_accepted_tokens: int = 0  # tokens that it got because of right guesses
 
     @classmethod
     def from_proto(
@@ -131,6 +133,8 @@ class Sample:
             weight_version=WeightVersion.from_proto(message.weight_version),
             num_preemptions=message.num_preemptions,
             num_cached_tokens=message.num_cached_tokens,
+            num_draft_tokens=message.num_draft_tokens,
+            num_accepted_tokens=message.num_accepted_tokens,
         )
 
 

@@ -1,4 +1,4 @@
-"""Do the tests of bits see an error? Alters contract, CPU backend and shared pages, one error at a time.
+"""Do the tests of bits see an error? Alters contract, CPU backend, pages and guesses, one error at a time.
 
     python tests/invariance/mutations.py [--scratch DIR] [--jobs N] [NAME...]
 
@@ -34,6 +34,9 @@ TESTS = (
     "prefix_sharing_test",
     "engine_sharing_test",
     "prefix_bits_test",
+    "drafters_test",
+    "speculation_test",
+    "speculation_soak_test",
 )
 SWITCH = """// Which error is switched on; included into every source.
 #pragma once
@@ -137,16 +140,19 @@ MUTATIONS = (
         "q_norm, k_norm: behind RoPE",
         CPU + "attention.cc",
         (
-            "    if (weight != nullptr) {",
-            "    const auto normalise = [&] {\n      if (weight == nullptr) return;",
+            "    if (weight != nullptr) {\n      const float inverse",
+            "    const auto normalise = [&] {\n"
+            "      if (weight == nullptr) return;\n      const float inverse",
         ),
         (
-            "      rows.normalise(head, inverse, weight, head, d);\n    }",
-            "      rows.normalise(head, inverse, weight, head, d);\n    };\n    if (!MUTANT) normalise();",
+            "      rows.normalise(head, inverse, weight, head, head_dim);\n    }",
+            "      rows.normalise(head, inverse, weight, head, head_dim);\n"
+            "    };\n    if (!MUTANT) normalise();",
         ),
         (
-            "                d / 2);\n",
-            "                d / 2);\n    if (MUTANT) normalise();\n",
+            "    rows.rotate(head, head + head_dim / 2, cosine, sine, head_dim / 2);\n",
+            "    rows.rotate(head, head + head_dim / 2, cosine, sine, head_dim / 2);\n"
+            "    if (MUTANT) normalise();\n",
         ),
     ),
     edit(
@@ -278,6 +284,80 @@ MUTATIONS = (
         ROLLOUT + "scheduler.cc",
         "tokens.first(std::min(computed, tokens.size()))",
         "tokens",
+    ),
+    edit(
+        "guesses: one noise for all draws of a step",
+        "kernels/model/sampling.cc",
+        (
+            "NextRow(static_cast<uint32_t>(guesses.size()))",
+            "NextRow(MUTANT ? 0 : static_cast<uint32_t>(guesses.size()))",
+        ),
+    ),
+    choice(
+        "guesses: penalties do not count them",
+        "kernels/model/sampling.cc",
+        "!counts_needed_ || guesses.empty()",
+        "true",
+    ),
+    edit(
+        "guesses: kept where the draw is the less likely token",
+        ROLLOUT + "request_table.cc",
+        (
+            "  CommitToken(sequence, draws[0]);",
+            "  if (MUTANT && !guesses.empty() && draws[0].token.logprob < -1.0f) {\n"
+            "    draws[0].token.id = guesses[0];\n"
+            "  }\n"
+            "  CommitToken(sequence, draws[0]);",
+        ),
+    ),
+    edit(
+        "guesses: one draw too many is kept",
+        ROLLOUT + "request_table.cc",
+        (
+            "sequence.tokens.back() == guesses[accepted]",
+            "(MUTANT || sequence.tokens.back() == guesses[accepted])",
+        ),
+    ),
+    edit(
+        "guesses: keys of wrong ones are found by others",
+        ROLLOUT + "request_table.cc",
+        (
+            "  sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());",
+            "  sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());\n"
+            "  if (MUTANT) sequence.num_cached += static_cast<int64_t>(guesses.size());",
+        ),
+        (
+            "  if (guesses.empty()) return;",
+            "  if (guesses.empty()) return;\n"
+            "  if (MUTANT && goes_on()) sequence.num_cached = std::ssize(sequence.tokens) - 1;",
+        ),
+    ),
+    edit(
+        "guesses: pages of wrong ones are not freed",
+        ROLLOUT + "scheduler.cc",
+        (
+            "  pages_.Trim(sequence.pages, NumTokens(sequence));",
+            "  if (!MUTANT) pages_.Trim(sequence.pages, NumTokens(sequence));",
+        ),
+    ),
+    edit(
+        "guesses: they take the pages that others need",
+        ROLLOUT + "scheduler.cc",
+        (
+            "pages_.num_free() - static_cast<int64_t>(running_.size())",
+            "pages_.num_free() - (MUTANT ? 0 : static_cast<int64_t>(running_.size()))",
+        ),
+    ),
+    edit(
+        "guesses: a sequence that has some is launched ahead",
+        ROLLOUT + "scheduler.cc",
+        ("guess ? Readiness::kGuess", "guess && !MUTANT ? Readiness::kGuess"),
+    ),
+    edit(
+        "guesses: other clients' texts",
+        ROLLOUT + "history_store.cc",
+        ("Use(clients_[client], HashOf(prompt))", 'Use(clients_[MUTANT ? "" : client], HashOf(prompt))'),
+        ("Client& of_client = clients_[client];", 'Client& of_client = clients_[MUTANT ? "" : client];'),
     ),
 )
 

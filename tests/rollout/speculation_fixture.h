@@ -18,9 +18,9 @@ using Results = std::vector<std::shared_ptr<RecordingSink>>;
 
 // What differs between two runs, and how much was looked at.
 struct Comparison {
-  int64_t tokens = 0;       // compared
-  int64_t different = 0;    // of them: id, logprob bits, weight version or top list
-  int64_t other_ends = 0;   // samples that ended otherwise: reason, stop token, counts
+  int64_t tokens = 0;        // compared
+  int64_t different = 0;     // of them: id, logprob bits, weight version or top list
+  int64_t other_ends = 0;    // samples that ended otherwise: reason, stop token, counts
   int64_t draft_tokens = 0;  // of the second run
   int64_t accepted = 0;
   bool same() const { return tokens > 0 && different == 0 && other_ends == 0; }

@@ -1,5 +1,5 @@
-// Guesses change nothing but speed: with drafters that are right, wrong or both, every token, logprob
-// bit, top list, stop and count is that of a run without guesses.
+// Guesses change nothing but speed: with drafters that are right, wrong or both, every token,
+// logprob bit, top list, stop and count is that of a run without guesses.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -20,17 +20,21 @@ struct NamedDrafter {
   IsRight is_right;
 };
 std::vector<NamedDrafter> Drafters() {
-  return {{"always right", Always()},     {"always wrong", Never()},
-          {"right half of the time", Mixed(0.5)}, {"mostly right", Mixed(0.9)},
-          {"right up to 3", UpTo(3)},     {"right up to 10", UpTo(10)}};
+  return {{"always right", Always()},
+          {"always wrong", Never()},
+          {"right half of the time", Mixed(0.5)},
+          {"mostly right", Mixed(0.9)},
+          {"right up to 3", UpTo(3)},
+          {"right up to 10", UpTo(10)}};
 }
 
 class SpeculationTest : public SpeculationFixture {
  protected:
   void Print(const char* what, const Comparison& c) const {
-    std::printf("%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld guesses, %ld "
-                "tokens by right ones\n",
-                what, depth_, c.tokens, c.different, c.other_ends, c.draft_tokens, c.accepted);
+    std::printf(
+        "%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld guesses, %ld "
+        "tokens by right ones\n",
+        what, depth_, c.tokens, c.different, c.other_ends, c.draft_tokens, c.accepted);
   }
 
   // before: of the old weights alone.
@@ -149,11 +153,12 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
           options.runner.num_pages = pages;
           options.scheduler.share_prefixes = share;
           options.scheduler.max_batch_tokens = batch_tokens;
-          Compare(expected, RunAll(WithGuesses(options, script, drafter.is_right), requests,
-                                   [&](Engine& engine, int) {
-                                     num_preemptions =
-                                         std::max(num_preemptions, engine.load().num_preemptions);
-                                   }),
+          Compare(expected,
+                  RunAll(WithGuesses(options, script, drafter.is_right), requests,
+                         [&](Engine& engine, int) {
+                           num_preemptions =
+                               std::max(num_preemptions, engine.load().num_preemptions);
+                         }),
                   all);
         }
       }

@@ -1,0 +1,27 @@
+// All drafters, by the names that --speculation takes.
+#ifndef ISOBIT_ROLLOUT_DRAFTERS_H_
+#define ISOBIT_ROLLOUT_DRAFTERS_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "rollout/drafter.h"
+
+namespace isobit {
+
+struct DrafterLimits {
+  size_t history_bytes = size_t{64} << 20;
+};
+
+// names: one or more, separated by commas, or "off". Null for "off". INVALID_ARGUMENT: an unknown
+// name, or one that comes twice.
+absl::StatusOr<std::function<std::vector<std::unique_ptr<Drafter>>()>> DraftersOf(
+    absl::string_view names, const DrafterLimits& limits);
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_DRAFTERS_H_
