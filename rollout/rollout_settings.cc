@@ -210,6 +210,8 @@ absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
+  const SpeculationOptions& speculation = settings.engine.speculation;
+  if (speculation.make_drafters) cuda.max_guesses = static_cast<int>(speculation.max_guesses);
   return MakeCudaRanks(cuda, settings.fault);
 }
 

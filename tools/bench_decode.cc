@@ -25,6 +25,7 @@
 #include "kernels/model/prepare_weights.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "rollout/model_runner.h"
+#include "rollout/speculation.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_model.h"
 #include "tools/bench_report.h"
@@ -45,6 +46,10 @@ ABSL_FLAG(std::vector<std::string>, decode_sharing, std::vector<std::string>({"o
           "decode: on, off or both: whether attention computes shared splits once");
 ABSL_FLAG(std::vector<std::string>, decode_times, std::vector<std::string>({"on"}),
           "decode: on, off, or several in turn: whether the parts of steps are timed for metrics");
+ABSL_FLAG(
+    std::vector<std::string>, decode_guesses, std::vector<std::string>({"0"}),
+    "decode: guesses of each sequence, for which steps of 1 + guesses rows a sequence are timed "
+    "too; 0: none. rollout/guess_table.cc holds such times");
 ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
 ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
@@ -132,6 +137,24 @@ class Load {
     return step;
   }
 
+  // Each sequence's next token and so many guesses, with a draw for each.
+  ModelStep Guess(int64_t number, int64_t guesses) const {
+    ModelStep step;
+    for (int64_t s = 0; s < batch_; ++s) {
+      Append(step, s, context_ + number, 1 + guesses);
+      const int64_t last = step.logit_rows.back();
+      const LogProbRequest request = step.requests.back();
+      step.logit_rows.back() = last - guesses;
+      for (int64_t i = 1; i <= guesses; ++i) {
+        step.logit_rows.push_back(last - guesses + i);
+        step.requests.push_back(request);
+        step.results.emplace_back();
+      }
+    }
+    step.batch.ids.assign(step.requests.size(), 1);
+    return step;
+  }
+
   ModelStep Decode(int64_t number) const {
     ModelStep step;
     for (int64_t s = 0; s < batch_; ++s) Append(step, s, context_ + number, 1);
@@ -179,6 +202,32 @@ absl::StatusOr<double> RunDecode(ModelRunner& runner, const Load& load, int64_t 
   }
   ISOBIT_RETURN_IF_ERROR(runner.Collect(before));
   return SecondsSince(start);
+}
+
+// Runs steps with guesses one after the other, as the engine does: what a step begins with depends
+// on the one before. Returns seconds.
+absl::StatusOr<double> RunGuesses(ModelRunner& runner, const Load& load, int64_t steps,
+                                  int64_t guesses) {
+  const Clock::time_point start = Clock::now();
+  for (int64_t i = 0; i < steps; ++i) {
+    ModelStep step = load.Guess(i, guesses);
+    ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
+    ISOBIT_RETURN_IF_ERROR(runner.Collect(step));
+  }
+  return SecondsSince(start);
+}
+
+absl::Status BenchGuesses(ModelRunner& runner, const Load& load, int64_t batch,
+                          const std::vector<int64_t>& guesses) {
+  const int64_t steps = absl::GetFlag(FLAGS_decode_steps);
+  for (const int64_t k : guesses) {
+    if (k == 0) continue;
+    ISOBIT_RETURN_IF_ERROR(RunGuesses(runner, load, 10, k).status());
+    ISOBIT_ASSIGN_OR_RETURN(const double seconds, RunGuesses(runner, load, steps, k));
+    absl::PrintF("        %d guesses, %d rows: %.1f us/step\n", k, batch * (1 + k),
+                 seconds * 1e6 / static_cast<double>(steps));
+  }
+  return absl::OkStatus();
 }
 
 // Prefills all sequences. Returns the number of steps.
@@ -243,11 +292,13 @@ struct Times {
   double prefill_rate = 0;  // tokens/s
 };
 
-absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config, int64_t batch) {
+absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config, int64_t batch,
+                                 const std::vector<int64_t>& guesses) {
   const int64_t context = absl::GetFlag(FLAGS_decode_context);
   const int64_t steps = absl::GetFlag(FLAGS_decode_steps);
   constexpr int64_t kWarmUp = 10;
-  const Load load(config, batch, context, kWarmUp + steps + kTracedSteps + 1);
+  const Load load(config, batch, context,
+                  kWarmUp + steps + kTracedSteps + 1 + *std::ranges::max_element(guesses));
   ISOBIT_RETURN_IF_ERROR(RunPrefill(runner, load, batch).status());
   const Clock::time_point start = Clock::now();
   ISOBIT_RETURN_IF_ERROR(RunPrefill(runner, load, batch).status());
@@ -262,6 +313,7 @@ absl::StatusOr<Times> BenchBatch(ModelRunner& runner, const ModelConfig& config,
                        .prefill_rate = static_cast<double>(batch * context) / prefill};
   absl::PrintF("%6d  %9.1f  %16.0f\n", batch, times.step_us, times.prefill_rate);
   PrintShares(records, kTracedSteps);
+  ISOBIT_RETURN_IF_ERROR(BenchGuesses(runner, load, batch, guesses));
   if (!absl::GetFlag(FLAGS_decode_kernels)) return times;
   ISOBIT_RETURN_IF_ERROR(StartKernelTrace());
   ISOBIT_ASSIGN_OR_RETURN(const int64_t prefills, RunPrefill(runner, load, batch));
@@ -321,12 +373,14 @@ absl::Status SetPush(const Variant& variant, CudaRankOptions& ranks) {
 
 absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const ModelConfig& config,
                                                 const Variant& variant,
-                                                const std::vector<int64_t>& batches) {
+                                                const std::vector<int64_t>& batches,
+                                                const std::vector<int64_t>& guesses) {
   ISOBIT_ASSIGN_OR_RETURN(const NumericsMode mode, ParseNumericsMode(variant.mode));
   const int tp_size = absl::GetFlag(FLAGS_decode_tp);
-  const int64_t most = *std::max_element(batches.begin(), batches.end());
+  const int64_t most_guesses = *std::ranges::max_element(guesses);
+  const int64_t most = *std::ranges::max_element(batches);
   const int64_t positions =
-      absl::GetFlag(FLAGS_decode_context) + absl::GetFlag(FLAGS_decode_steps) + 64;
+      absl::GetFlag(FLAGS_decode_context) + absl::GetFlag(FLAGS_decode_steps) + 64 + most_guesses;
   std::vector<int> devices(static_cast<size_t>(tp_size));
   std::iota(devices.begin(), devices.end(), 0);
   const int64_t pages = most * ((positions + kPageSize) / kPageSize + 1);
@@ -334,6 +388,7 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
   CudaRankOptions ranks;
   ranks.devices = devices;
   ranks.overlap_rows = absl::GetFlag(FLAGS_decode_overlap_rows);
+  ranks.max_guesses = static_cast<int>(most_guesses);
   ISOBIT_RETURN_IF_ERROR(SetPush(variant, ranks));
   ranks.sharing = variant.sharing == "on" ? cuda::Sharing::kWhereItPays : cuda::Sharing::kNever;
   ISOBIT_ASSIGN_OR_RETURN(const auto runner,
@@ -345,7 +400,8 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
                                                .max_positions = positions,
                                                .time_steps = variant.times == "on",
                                                .make_rank = MakeCudaRank(ranks)},
-                                              most, std::max(prefill_rows, most)));
+                                              most * (1 + most_guesses),
+                                              std::max(prefill_rows, most * (1 + most_guesses))));
   const Clock::time_point load = Clock::now();
   ResidentStore store = runner->NewStore();
   ISOBIT_RETURN_IF_ERROR(
@@ -356,7 +412,7 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
                tp_size, SecondsSince(load));
   std::vector<Times> times;
   for (const int64_t batch : batches) {
-    ISOBIT_ASSIGN_OR_RETURN(const Times t, BenchBatch(*runner, config, batch));
+    ISOBIT_ASSIGN_OR_RETURN(const Times t, BenchBatch(*runner, config, batch, guesses));
     times.push_back(t);
   }
   return times;
@@ -387,12 +443,20 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
                           Numbers("decode_batch", absl::GetFlag(FLAGS_decode_batch), 4096));
+  std::vector<int64_t> guesses;
+  for (const std::string& text : absl::GetFlag(FLAGS_decode_guesses)) {
+    if (int64_t& number = guesses.emplace_back(); !absl::SimpleAtoi(text, &number) || number < 0 ||
+                                                  number > static_cast<int64_t>(kMaxGuesses)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--decode_guesses names \"", text, "\": expected 0 to ", kMaxGuesses));
+    }
+  }
   absl::PrintF("%s, %d layers, context %d\n", absl::GetFlag(FLAGS_decode_model), config.num_layers,
                absl::GetFlag(FLAGS_decode_context));
   const std::vector<Variant> variants = VariantsOfFlags();
   std::vector<std::vector<Times>> times;
   for (const Variant& variant : variants) {
-    ISOBIT_ASSIGN_OR_RETURN(auto of_variant, BenchVariant(root, config, variant, batches));
+    ISOBIT_ASSIGN_OR_RETURN(auto of_variant, BenchVariant(root, config, variant, batches, guesses));
     times.push_back(std::move(of_variant));
   }
   for (size_t m = 0; m + 1 < variants.size(); ++m) {

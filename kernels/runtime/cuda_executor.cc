@@ -152,7 +152,8 @@ class CudaExecutor final : public RankExecutor {
     }
     if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
       ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
-                              UploadDecode(step.batch.sequences, graph->size, cuda_.sharing));
+                              UploadDecode(step.batch.sequences, graph->shape,
+                                           graph->sharing ? cuda_.sharing : cuda::Sharing::kNever));
       ISOBIT_RETURN_IF_ERROR(events_->BeginForward(stream().handle));
       ISOBIT_RETURN_IF_ERROR(graph->For(uploaded).Replay(stream().handle));
     } else {
@@ -234,13 +235,12 @@ class CudaExecutor final : public RankExecutor {
 
   int32_t kv_heads() const { return static_cast<int32_t>(options_.shape.kv_heads.size()); }
 
-  absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences, int64_t size,
-                                            cuda::Sharing sharing) {
-    const auto bound = static_cast<int32_t>(size);
+  absl::StatusOr<UploadedStep> UploadDecode(absl::Span<const SequenceRows> sequences,
+                                            const GraphShape& shape, cuda::Sharing sharing) {
     return ops_->tables().UploadWithin(ids_, sequences, options_.page_size,
-                                       {.num_rows = bound,
-                                        .num_sequences = bound,
-                                        .max_rows = 1,
+                                       {.num_rows = static_cast<int32_t>(shape.rows),
+                                        .num_sequences = static_cast<int32_t>(shape.sequences),
+                                        .max_rows = shape.rows_of_sequence,
                                         .max_positions = static_cast<int32_t>(max_positions()),
                                         .sharing = sharing,
                                         .kv_heads = kv_heads()});
@@ -250,12 +250,12 @@ class CudaExecutor final : public RankExecutor {
     return cuda::LaunchFeedIds(draws_->ids(), rows, const_cast<int32_t*>(step.ids), stream());
   }
 
-  // A step of `size` sequences of one row each, from their ids to their logits.
-  absl::Status Decode(const UploadedStep& step, int64_t size) {
+  // A step of so many rows, all of which need logits, from their ids to their logits.
+  absl::Status Decode(const UploadedStep& step, int64_t rows) {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
-    ISOBIT_RETURN_IF_ERROR(FeedIds(step, size));
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, size, *weights_, *cache_, hidden));
-    return transformer_.Logits(hidden, size, *weights_, draws_->logits(),
+    ISOBIT_RETURN_IF_ERROR(FeedIds(step, rows));
+    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
+    return transformer_.Logits(hidden, rows, *weights_, draws_->logits(),
                                layout_.shape().vocab.size());
   }
 
@@ -293,10 +293,15 @@ class CudaExecutor final : public RankExecutor {
       ISOBIT_LOG(Info) << "capturing decode graphs of 1 to " << sizes.back() << " sequences";
     }
     ids_.clear();
+    const auto guesses = cuda_.max_guesses > 0
+                             ? GuessGraphShapes(options_.max_sequences, cuda_.max_guesses)
+                             : std::vector<GraphShape>();
     ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
-        sizes, cuda_.sharing != cuda::Sharing::kNever, stream().handle,
-        [&](int64_t size, cuda::Sharing sharing) { return UploadDecode({}, size, sharing); },
-        [&](const UploadedStep& step, int64_t size) { return Decode(step, size); }));
+        sizes, guesses, cuda_.sharing != cuda::Sharing::kNever, stream().handle,
+        [&](const GraphShape& shape, cuda::Sharing sharing) {
+          return UploadDecode({}, shape, sharing);
+        },
+        [&](const UploadedStep& step, int64_t rows) { return Decode(step, rows); }));
     return CheckPeers();
   }
 

@@ -31,6 +31,8 @@ struct CudaRankOptions {
   // It changes speed, never a bit.
   cuda::Sharing sharing = cuda::Sharing::kWhereItPays;
   bool use_graphs = true;
+  // Most guesses of a sequence in a step. Above 0, steps with guesses have graphs, too.
+  int max_guesses = 0;
   double memory_fraction = 0.9;  // of each GPU's free memory that the ranks may take, in (0, 1]
   absl::Duration peer_timeout = absl::Seconds(2);  // how long a rank waits for a peer in a step
 };

@@ -1,5 +1,6 @@
 // CUDA graphs of decode steps, for each of some batch sizes one, and from kLeastSharingSize on a
-// second one, whose attention computes what sequences share once. A step replays the smallest graph
+// second one, whose attention computes what sequences share once. With guesses, also graphs of
+// steps in which sequences have several rows, each with a draw. A step replays the smallest graph
 // that it fits in, and pads itself to that size.
 #ifndef ISOBIT_KERNELS_RUNTIME_STEP_GRAPHS_H_
 #define ISOBIT_KERNELS_RUNTIME_STEP_GRAPHS_H_
@@ -26,13 +27,24 @@ inline constexpr int64_t kMaxGraphSequences = 512;
 // Steps padded to fewer sequences are computed without sharing.
 inline constexpr int64_t kLeastSharingSize = 8;
 
+// What a graph's steps are padded to.
+struct GraphShape {
+  int64_t rows = 0;  // each with a request
+  int64_t sequences = 0;
+  int32_t rows_of_sequence = 1;  // at most
+};
+
 // The captured batch sizes, ascending; the last is min(max_sequences, kMaxGraphSequences).
 std::vector<int64_t> GraphSizes(int64_t max_sequences);
+
+// The graphs of steps with up to max_guesses > 0 guesses a sequence, ascending. max_draws: of a
+// step.
+std::vector<GraphShape> GuessGraphShapes(int64_t max_draws, int max_guesses);
 
 class StepGraphs {
  public:
   struct Graph {
-    int64_t size = 0;  // sequences, one row each
+    GraphShape shape;
     cuda::CapturedGraph captured;
     std::optional<cuda::CapturedGraph> sharing;
 
@@ -44,22 +56,27 @@ class StepGraphs {
 
   bool empty() const { return graphs_.empty(); }
 
-  using UploadEmpty = absl::FunctionRef<absl::StatusOr<UploadedStep>(int64_t, cuda::Sharing)>;
-  using DecodeStep = absl::FunctionRef<absl::Status(const UploadedStep&, int64_t size)>;
+  using UploadEmpty =
+      absl::FunctionRef<absl::StatusOr<UploadedStep>(const GraphShape&, cuda::Sharing)>;
+  using DecodeStep = absl::FunctionRef<absl::Status(const UploadedStep&, int64_t rows)>;
 
-  // Captures the graphs of each size; `share`: also those that share. `upload` brings the tables of
-  // an empty step of that size to the GPU, and `decode` puts that step on `stream`. Each graph's
-  // step is run once before it is captured, so that CUDA and the ops take what memory they need.
-  // All ranks capture at the same time. Errors of the callbacks and of CUDA.
-  absl::Status Capture(const std::vector<int64_t>& sizes, bool share, cudaStream_t stream,
-                       UploadEmpty upload, DecodeStep decode);
+  // Captures the graphs of each size, and of each shape with guesses; `share`: also those that
+  // share, without guesses. `upload` brings the tables of an empty step of that shape to the GPU,
+  // and `decode` puts that step on `stream`. Each graph's step is run once before it is captured,
+  // so that CUDA and the ops take what memory they need. All ranks capture at the same time. Errors
+  // of the callbacks and of CUDA.
+  absl::Status Capture(const std::vector<int64_t>& sizes, const std::vector<GraphShape>& guesses,
+                       bool share, cudaStream_t stream, UploadEmpty upload, DecodeStep decode);
 
-  // The smallest graph that the step fits in; null: there is none, not every sequence of the step
-  // has one row and one request, or the step writes what its attention may read early.
+  // The smallest graph that the step fits in; null: there is none, not every row of the step has a
+  // request of its own, or the step writes what its attention may read early.
   const Graph* Find(const ModelStep& step) const;
 
  private:
+  const Graph* FindWithGuesses(const ModelStep& step) const;
+
   std::map<int64_t, Graph> graphs_;  // by size
+  std::vector<Graph> with_guesses_;  // the smallest first
 };
 
 }  // namespace isobit

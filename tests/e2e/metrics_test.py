@@ -34,7 +34,7 @@ class MetricsTest(ServiceTest):
     setting = Setting("tree", tp_size=2, shards=2)
 
     def start_with_metrics(self):
-        rollout = self.start("rollout", "--metrics_port=0")
+        rollout = self.start("rollout", "--metrics_port=0", "--speculation=history,lookup")
         scorer = self.start("scorer", "--metrics_port=0")
         comparator = self.start(
             "comparator", f"--rollout={rollout.target}", f"--scorer={scorer.target}", "--metrics_port=0"

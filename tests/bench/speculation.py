@@ -1,0 +1,236 @@
+"""Measures what guesses of next tokens bring and cost (--speculation), and that they change no bit.
+
+    python3 tests/bench/speculation.py [--shape qwen3-8b --dummy_weights --backend cuda] [--json FILE]
+
+One rollout computes each load with and without guesses (`speculation` of the request), in turn, and both must
+have the same bits; else the exit status is 1.
+
+    replay   an earlier trajectory of the same weights comes along as draft_token_ids
+    wrong    draft_token_ids that mislead at every fourth token
+    edit     the answer repeats text of the prompt with a change, for `lookup`; needs a model of text
+    tail     groups of samples whose prompts were sampled before with other noise, for `history`
+"""
+
+import argparse
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+from command_line import add_targets
+from experiment import Experiment, run
+from prompts import make_prompts
+
+from isobit.client import RolloutClient
+from isobit.results import Sample
+from isobit_tools.prompts import Text
+from isobit_tools.testing import metric_values
+
+QUICK = {"modes": ["tree"], "tp_size": 2, "max_tokens": 48, "rounds": 1, "groups": 4, "samples": 2}
+EDIT = (
+    "Task {number}: repeat the following text word for word, but write 'harbour' instead of 'port'. Answer"
+    " with the text alone.\n\n"
+    "The port of the old town lies behind a long wall of grey stone. Every morning the fishermen leave the"
+    " port before the sun is up, and every evening they come back to the port with what the sea has given"
+    " them. In winter the port is quiet, and only the wind walks along the wall of grey stone. In summer"
+    " the port is loud, and children run along the wall before the sun is up."
+)
+COUNTERS = "isobit_spec_decode_"
+
+# What all clients ask at once: each call's arguments.
+Calls = list[dict]
+
+
+@dataclass
+class Load:
+    name: str
+    rounds: list[Calls]
+    goal: float | None  # the least ratio of rates that is aimed at
+    earlier: Calls | None = None  # computed with guesses before the first round
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_targets(parser, "rollout")
+    add = parser.add_argument
+    add("--tp_size", type=int, default=1, metavar="N", help="of the rollout started")
+    add("--batch", type=int, default=8, metavar="N", help="requests at once in replay, wrong and edit")
+    add("--max_tokens", type=int, default=256, metavar="N", help="of each completion")
+    add("--rounds", type=int, default=3, metavar="N", help="of these; the median counts")
+    add("--groups", type=int, default=64, metavar="N", help="prompts of the tail")
+    add("--samples", type=int, default=8, metavar="N", help="of each of them")
+    add("--temperature", type=float, default=1.0, metavar="T", help="of all loads but edit")
+
+
+def bits(samples: Sequence[Sample]) -> list[tuple[bytes, bytes]]:
+    return [(one.tokens.token_ids.tobytes(), one.tokens.logprobs.tobytes()) for one in samples]
+
+
+def misleading(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """For every fourth token: the three before it, and another token in its place."""
+    text: list[int] = []
+    for i in range(3, len(tokens), 4):
+        text += [*tokens[i - 3 : i], (tokens[i] + 1) % vocab_size]
+    return text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Speculation:
+    def __init__(self, experiment: Experiment, client: RolloutClient, port: int | None):
+        self._experiment = experiment
+        self._arguments = experiment.arguments
+        self._client = client
+        self._port = port
+        self._vocab_size = client.get_server_info().server.model.vocab_size
+        self._text = experiment.text_model
+        self._common = {
+            "max_tokens": self._arguments.max_tokens,
+            "temperature": self._arguments.temperature,
+            "ignore_eos": self._text is None,  # an end of sequence means something only where text does
+        }
+
+    def run(self, calls: Calls, speculation: bool) -> tuple[list[Sample], float]:
+        """The samples of all calls, and the seconds that they took together."""
+
+        def one(call: dict) -> list[Sample]:
+            return self._client.generate(**call, speculation=speculation)
+
+        begin = time.monotonic()
+        with ThreadPoolExecutor(len(calls)) as pool:
+            samples = [sample for answer in pool.map(one, calls) for sample in answer]
+        return samples, time.monotonic() - begin
+
+    def measure(self, load: Load) -> dict:
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        drafted = accepted = 0
+        with self._experiment.screen.progress(load.name, len(load.rounds)) as progress:
+            if load.earlier:
+                self.run(load.earlier, True)
+            self.run(load.rounds[0], False)  # the first touches memory and graphs
+            before = self.counters()
+            for calls in load.rounds:
+                both = {guesses: self.run(calls, guesses) for guesses in (False, True)}
+                for guesses, (samples, seconds) in both.items():
+                    rates[guesses].append(sum(len(one.tokens.token_ids) for one in samples) / seconds)
+                guessed = both[True][0]
+                drafted += sum(sample.num_draft_tokens for sample in guessed)
+                accepted += sum(sample.num_accepted_tokens for sample in guessed)
+                same = bits(both[False][0]) == bits(guessed)
+                self._experiment.check(same, f"{load.name}: {len(guessed)} samples have the same bits")
+                progress.done += 1
+            after = self.counters()
+        plain, with_guesses = median(rates[False]), median(rates[True])
+        return {
+            "load": load.name,
+            "samples": len(guessed),
+            "plain_rate": plain,
+            "guessed_rate": with_guesses,
+            "ratio": with_guesses / plain,
+            "goal": load.goal,
+            "draft_tokens": drafted,
+            "accepted_tokens": accepted,
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "counters": {name: value - before.get(name, 0) for name, value in after.items()},
+            "rates": {"plain": rates[False], "guessed": rates[True]},
+        }
+
+    def counters(self) -> dict[str, float]:
+        if self._port is None:
+            return {}
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=20) as answer:
+            values = metric_values(answer.read().decode())
+        return {name: value for name, value in values.items() if name.startswith(COUNTERS)}
+
+    def loads(self) -> list[Load]:
+        replay = self.calls(0)
+        for call, sample in zip(replay, self.run(replay, False)[0], strict=True):
+            call["draft_token_ids"] = sample.tokens.token_ids.tolist()
+        # Prompts of their own, so that `history` knows no more than what comes along.
+        wrong = [self.calls(1 + number) for number in range(self._arguments.rounds)]
+        for calls in wrong:
+            for call, sample in zip(calls, self.run(calls, False)[0], strict=True):
+                call["draft_token_ids"] = misleading(sample.tokens.token_ids.tolist(), self._vocab_size)
+        found = [Load("wrong", wrong, 0.98), Load("replay", [replay] * self._arguments.rounds, 4.0)]
+        if self._text:
+            edits = [self.edits(number) for number in range(self._arguments.rounds)]
+            found.append(Load("edit", edits, 1.3))
+        # A second round would be a replay of the first.
+        return [*found, Load("tail", [self.groups(1000)], None, earlier=self.groups(2000))]
+
+    def calls(self, number: int) -> Calls:
+        """Requests whose prompts no other number has."""
+        seed, batch = self._arguments.seed, self._arguments.batch
+        prompts = make_prompts(self._text, self._vocab_size, batch, seed)
+        return [
+            {**self._common, "prompt_token_ids": [*prompt, number % self._vocab_size], "seed": seed + i}
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def edits(self, number: int) -> Calls:
+        text = Text(self._text)
+        found = []
+        for i in range(self._arguments.batch):
+            prompt = text.prompt(EDIT.format(number=100 * number + i)).token_ids
+            call = {**self._common, "temperature": 0.3, "seed": i}
+            found.append({**call, "prompt_token_ids": [int(token) for token in prompt]})
+        return found
+
+    def groups(self, seed: int) -> Calls:
+        prompts = make_prompts(self._text, self._vocab_size, self._arguments.groups, self._arguments.seed + 1)
+        call = {**self._common, "n": self._arguments.samples}
+        return [{**call, "prompt_token_ids": prompt, "seed": seed + i} for i, prompt in enumerate(prompts)]
+
+
+def by_position(counters: Mapping[str, float], drafter: str) -> str:
+    """The share of a drafter's drafts whose guess at each place was accepted."""
+    drafts = counters.get(f'{COUNTERS}num_drafts_total{{drafter="{drafter}"}}', 0)
+    name = f'{COUNTERS}num_accepted_tokens_per_pos_total{{drafter="{drafter}",position="'
+    places = {int(key[len(name) : -2]): value for key, value in counters.items() if key.startswith(name)}
+    return ", ".join(f"{value / drafts:.2f}" for _, value in sorted(places.items())) if drafts else ""
+
+
+def body(experiment: Experiment) -> None:
+    rows = []
+    for source in experiment.sources([experiment.arguments.tp_size]):
+        port = None if source.target else free_port()
+        flags = ("--speculation=history,lookup", f"--metrics_port={port}")
+        with experiment.rollout(source, *flags) as client:
+            bench = Speculation(experiment, client, port)
+            rows += [{"mode": source.numerics, **bench.measure(load)} for load in bench.loads()]
+    experiment.result = {"loads": rows}
+    columns = (
+        "load",
+        "samples",
+        "plain_rate",
+        "guessed_rate",
+        "ratio",
+        "goal",
+        "draft_tokens",
+        "accepted_tokens",
+    )
+    header = [column.replace("_", " ") for column in columns]
+    experiment.screen.table(header, [[_cell(row[column]) for column in columns] for row in rows])
+    experiment.screen.line("\n  rates in tokens/s; accepted by position, of each drafter's drafts:")
+    for row in rows:
+        for drafter in ("history", "lookup"):
+            if shares := by_position(row["counters"], drafter):
+                experiment.screen.line(f"  {row['load']}, {drafter}: {shares}")
+        if row["load"] == "replay":
+            rate = row["draft_acceptance_rate"]
+            experiment.check(rate > 0.8, f"replay: {rate:.0%} of the guesses are right")
+
+
+def _cell(value: float | str | None) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, add_flags, body, QUICK))
