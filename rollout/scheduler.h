@@ -15,8 +15,7 @@
 // flight shows how many hold. If the token turns out to end the sequence, its row of the next step
 // is computed for nothing.
 //
-// Guesses take what a step has left: draws, tokens and pages. Nobody waits or is preempted for
-// them.
+// Guesses take what a step has left: draws, tokens and pages. Nobody is preempted for them.
 #ifndef ISOBIT_ROLLOUT_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULER_H_
 

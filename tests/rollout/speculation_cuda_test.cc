@@ -58,10 +58,10 @@ TEST_P(SpeculationCudaTest, EveryDrafterGivesTheBitsOfTheCpuWithoutGuesses) {
           }
           EXPECT_TRUE(all.same()) << size << " ranks, graphs " << graphs << ", right " << right;
           EXPECT_GT(all.draft_tokens, 0);
-          std::printf("%d ranks, graphs %d, right %.1f: %ld tokens compared, %ld differ; %ld "
-                      "guesses, %ld tokens by right ones\n",
-                      size, graphs, right, all.tokens, all.different, all.draft_tokens,
-                      all.accepted);
+          std::printf(
+              "%d ranks, graphs %d, right %.1f: %ld tokens compared, %ld differ; %ld "
+              "guesses, %ld tokens by right ones\n",
+              size, graphs, right, all.tokens, all.different, all.draft_tokens, all.accepted);
         }
       }
     }

@@ -170,24 +170,90 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
   EXPECT_GT(num_preemptions, 10);
 }
 
+// One sequence has guesses, always wrong, beside others that need a page now and then. As long as
+// the others have no more tokens than fit without guesses, nobody is preempted.
 TEST_P(SpeculationTest, GuessesPreemptNobody) {
-  const std::vector<GenerationRequest> requests = AllParameters(1, 24);
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < 6; ++i) {
+    requests.push_back(MakeRequest(std::to_string(i), 11 + i));
+    requests.back().prompt.resize(3 + i % 3);
+    requests.back().sampling.max_tokens = 40;
+  }
+  const auto script = std::make_shared<Script>();
+  (*script)[{"0", 0}] = {};
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 64;
   options.scheduler.share_prefixes = false;
-  // All tokens of all requests, and nothing more.
-  options.runner.num_pages = static_cast<int32_t>(requests.size()) * ((5 + 24 + 3) / 4);
-  const Results expected = RunAll(options, requests);
-  const auto script = ScriptOf(requests, expected);
-  int64_t num_preemptions = 0;
-  const Results actual =
-      RunAll(WithGuesses(options, script, Mixed(0.7), 16), requests,
-             [&](Engine& engine, int) { num_preemptions = engine.load().num_preemptions; });
+  int64_t guesses = 0;
+  // The most tokens of the last request before anybody is preempted.
+  const auto tokens_of_last = [&](const EngineOptions& o, size_t most) {
+    const auto engine = MakeEngine(o);
+    Results results;
+    for (const GenerationRequest& request : requests) results.push_back(Submit(*engine, request));
+    while (engine->load().num_preemptions == 0 && results.back()->samples[0].tokens.size() < most &&
+           engine->Step()) {
+    }
+    if (o.speculation.make_drafters) guesses += engine->speculation().counts(0).draft_tokens;
+    return results.back()->samples[0].tokens.size();
+  };
+  for (int32_t pages = 14; pages < 50; ++pages) {
+    options.runner.num_pages = pages;
+    const size_t fits = tokens_of_last(options, 38);
+    EXPECT_GE(tokens_of_last(WithGuesses(options, script, Never(), 16), fits), fits)
+        << pages << " pages";
+  }
+  EXPECT_GT(guesses, 100);
+}
+
+TEST_P(SpeculationTest, PagesOfWrongGuessesAreFreed) {
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 60;
+  const auto script = ScriptOf({request}, RunAll(DefaultOptions(), {request}));
+  const auto engine = MakeEngine(WithGuesses(DefaultOptions(), script, Never(), 16));
+  const auto sink = Submit(*engine, request);
+  while (!sink->done) {
+    // A pause waits for what is in flight.
+    Pause(*engine, PauseMode::kKeep);
+    Run(*engine);
+    const auto tokens = static_cast<int32_t>(5 + sink->samples[0].tokens.size());
+    EXPECT_LE(engine->load().num_used_pages, (tokens + 3) / 4);
+    ISOBIT_EXPECT_OK(engine->Continue());
+    engine->Step();
+  }
+  EXPECT_GT(sink->samples[0].end->num_draft_tokens, 16u);
+}
+
+// INVARIANT: what wrong guesses have left in a page is never found by others. A sample stops where
+// its guess was wrong, at the end of a page too, and the conversation goes on.
+TEST_P(SpeculationTest, ConversationsFindWhatWasDrawn) {
+  GenerationRequest request = MakeRequest("r");
+  request.sampling.max_tokens = 40;
+  const SampleResult whole = Generate(*MakeEngine(), request);
+  const auto script = std::make_shared<Script>();
+  (*script)[{"r", 0}] = whole.tokens;
   Comparison all;
-  Compare(expected, actual, all);
+  int at_end_of_page = 0;
+  for (const NamedDrafter& drafter : Drafters()) {
+    for (size_t stop = 1; stop < 30; ++stop) {
+      const auto end = whole.tokens.begin() + static_cast<std::ptrdiff_t>(stop);
+      if (std::find(whole.tokens.begin(), end, *end) != end) continue;
+      request.sampling.stop_token_ids = {*end};
+      const auto engine = MakeEngine(WithGuesses(DefaultOptions(), script, drafter.is_right));
+      EXPECT_EQ(Generate(*engine, request).tokens.size(), stop + 1);
+      GenerationRequest next = MakeRequest("next");
+      next.prompt.insert(next.prompt.end(), whole.tokens.begin(), end + 1);
+      next.prompt.insert(next.prompt.end(), {7, 8});
+      const auto found = Submit(*engine, next);
+      Run(*engine);
+      Compare(RunAll(DefaultOptions(), {next}), {found}, all);
+      const auto turn = static_cast<uint32_t>(5 + stop + 1);
+      EXPECT_GE(found->samples[0].end->num_cached_prompt_tokens, (turn - 1) / 4 * 4);
+      at_end_of_page += turn % 4 == 0 ? 1 : 0;
+    }
+  }
   EXPECT_TRUE(all.same());
-  EXPECT_GT(all.accepted, 0);
-  EXPECT_EQ(num_preemptions, 0);
+  EXPECT_GT(at_end_of_page, 10);
+  Print("conversations", all);
 }
 
 // INVARIANT: pauses; updates of the weights, at a token that a pause fixes.
