@@ -28,7 +28,6 @@ from prompts import make_prompts
 from isobit.client import RolloutClient
 from isobit.results import Sample
 from isobit_tools.prompts import Text
-from isobit_tools.testing import metric_values
 
 QUICK = {"modes": ["tree"], "tp_size": 2, "max_tokens": 48, "rounds": 1, "groups": 4, "samples": 2}
 EDIT = (
@@ -146,8 +145,8 @@ class Speculation:
         if self._port is None:
             return {}
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=20) as answer:
-            values = metric_values(answer.read().decode())
-        return {name: value for name, value in values.items() if name.startswith(COUNTERS)}
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith(COUNTERS)]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def loads(self) -> list[Load]:
         replay = self.calls(0)
