@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMaxBlocks = 4096;      // of one tensor
 constexpr int64_t kMaxStride = 1 << 30;  // values
+constexpr int kMaxSenders = 1 << 16;
 
 int64_t RowsOf(const Tensor& tensor) { return tensor.shape.empty() ? 1 : tensor.shape[0]; }
 int64_t ColumnsOf(const Tensor& tensor) { return tensor.shape.size() < 2 ? 1 : tensor.shape[1]; }
@@ -61,9 +62,10 @@ absl::Status ValidateBlock(const WeightBlock& block, const WeightBlocks& all,
 }  // namespace
 
 absl::Status ValidateBlocks(const WeightBlocks& blocks, const std::vector<Tensor>& tensors) {
-  if (blocks.senders && blocks.senders->num_senders < 1) {
+  if (blocks.senders &&
+      (blocks.senders->num_senders < 1 || blocks.senders->num_senders > kMaxSenders)) {
     return absl::InvalidArgumentError(absl::StrCat("weights by NCCL: ", blocks.senders->num_senders,
-                                                   " senders, expected at least 1"));
+                                                   " senders, expected 1 to ", kMaxSenders));
   }
   std::vector<std::vector<const WeightBlock*>> of_tensor(tensors.size());
   for (size_t i = 0; i < blocks.blocks.size(); ++i) {

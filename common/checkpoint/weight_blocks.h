@@ -46,7 +46,7 @@ struct WeightBlocks {
 // OK if the blocks hold each value of the tensors exactly once. INVALID_ARGUMENT, naming the tensor
 // or the block's number: they do not; a block that lies outside its tensor, of a holder that is not
 // listed, that does not begin at a whole value, or whose rows overlap; more than 4,096 blocks of
-// one tensor.
+// one tensor; not 1 to 65,536 senders.
 absl::Status ValidateBlocks(const WeightBlocks& blocks, const std::vector<Tensor>& tensors);
 
 }  // namespace isobit

@@ -12,9 +12,10 @@
 
 namespace isobit {
 
-// Joins the senders' group. `blocks` says which sender holds which part of `tensors`, as
-// ValidateBlocks has accepted; both, and `packer`, outlive the source. Errors: those of
-// WeightSenders::Join; UNIMPLEMENTED: the packer's device has no senders.
+// Joins the senders' group. What arrives takes device memory: that of the largest block. `blocks`
+// says which sender holds which part of `tensors`, as ValidateBlocks has accepted; both, and
+// `packer`, outlive the source. Errors: those of WeightSenders::Join; UNIMPLEMENTED: the packer's
+// device has no senders.
 absl::StatusOr<std::unique_ptr<SliceSource>> ReceiveWeights(const std::vector<Tensor>& tensors,
                                                             const WeightBlocks& blocks,
                                                             const SenderGroup& group,

@@ -88,9 +88,12 @@ TEST(WeightBlocksTest, SendersHoldBlocksToo) {
   EXPECT_THAT(ValidateBlocks(blocks, Tensors()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        testing::HasSubstr("of sender 1, expected one of the 1")));
-  blocks.senders->num_senders = 0;
-  EXPECT_THAT(ValidateBlocks(blocks, Tensors()),
-              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("at least 1")));
+  for (const int count : {-1, 0, 65'537}) {
+    blocks.senders->num_senders = count;
+    EXPECT_THAT(
+        ValidateBlocks(blocks, Tensors()),
+        StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("expected 1 to 65536")));
+  }
 }
 
 TEST(WeightBlocksTest, BoundsTheBlocksOfATensor) {
