@@ -18,8 +18,8 @@ struct StepCost {
   double time = 0.0;
 };
 
-// Measured with `isobit-bench steps` (docs/architecture/speculation.md). Rows ascend; between two
-// entries the time is interpolated, beyond the last it grows as between the last two.
+// From `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md). Rows ascend;
+// between two entries the time is interpolated, beyond the last it grows as between the last two.
 struct StepCosts {
   std::vector<StepCost> decode;  // steps of one row a sequence
   std::vector<StepCost> verify;  // steps in which sequences have several rows

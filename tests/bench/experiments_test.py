@@ -64,6 +64,14 @@ class ExperimentsTest(unittest.TestCase):
         self.assertEqual(list(ways), ["stream", "stream, no digest", "directory"])
         self.assertTrue(all(0 < r["update"] < r["first token"] for rounds in ways.values() for r in rounds))
 
+    def test_speculation(self):
+        loads = {row["load"]: row for row in self.run_quick("speculation")["loads"]}
+        self.assertEqual(list(loads), ["wrong", "replay", "tail"])
+        self.assertGreater(loads["replay"]["accepted_tokens"], 0)
+        for load in loads.values():
+            drafted = sum(v for name, v in load["counters"].items() if "num_draft_tokens" in name)
+            self.assertEqual(drafted, load["draft_tokens"])
+
     def test_one_prompt(self):
         modes = self.modes(self.run_quick("one_prompt"))
         self.assertEqual(modes["tree"]["distinct_with_logprobs"], 1)

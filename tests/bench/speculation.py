@@ -29,7 +29,15 @@ from isobit.client import RolloutClient
 from isobit.results import Sample
 from isobit_tools.prompts import Text
 
-QUICK = {"modes": ["tree"], "tp_size": 2, "max_tokens": 48, "rounds": 1, "groups": 4, "samples": 2}
+QUICK = {
+    "modes": ["tree"],
+    "tp_size": 2,
+    "batch": 1,
+    "max_tokens": 48,
+    "rounds": 1,
+    "groups": 4,
+    "samples": 2,
+}
 EDIT = (
     "Task {number}: repeat the following text word for word, but write 'harbour' instead of 'port'. Answer"
     " with the text alone.\n\n"

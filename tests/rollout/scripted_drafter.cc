@@ -71,7 +71,7 @@ StepCosts FreeGuesses() {
   return {constant, constant};
 }
 
-SpeculationOptions Scripted(std::shared_ptr<const Script> script, IsRight is_right,
+SpeculationOptions Scripted(const std::shared_ptr<const Script>& script, const IsRight& is_right,
                             int32_t vocab_size, size_t max_guesses) {
   return {.make_drafters =
               [=] {

@@ -30,7 +30,7 @@ IsRight Mixed(double probability);
 
 // Speculation as often as there is room, with that drafter alone. Wrong guesses are ids below
 // vocab_size; behind the script's end anything is guessed.
-SpeculationOptions Scripted(std::shared_ptr<const Script> script, IsRight is_right,
+SpeculationOptions Scripted(const std::shared_ptr<const Script>& script, const IsRight& is_right,
                             int32_t vocab_size, size_t max_guesses = 5);
 
 // Times with which as many guesses as possible seem to pay.

@@ -44,10 +44,9 @@ class SpeculationFixture : public EngineDepthFixture {
 
   static void Compare(const Results& expected, const Results& actual, Comparison& sum);
 
-  EngineOptions WithGuesses(EngineOptions options, std::shared_ptr<const Script> script,
-                            IsRight is_right, size_t max_guesses = 5) const {
-    options.speculation =
-        Scripted(std::move(script), std::move(is_right), config_.vocab_size, max_guesses);
+  EngineOptions WithGuesses(EngineOptions options, const std::shared_ptr<const Script>& script,
+                            const IsRight& is_right, size_t max_guesses = 5) const {
+    options.speculation = Scripted(script, is_right, config_.vocab_size, max_guesses);
     return options;
   }
 };
