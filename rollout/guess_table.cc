@@ -63,11 +63,18 @@ StepCosts CpuStepCosts() {
   return {costs, costs};
 }
 
-// Qwen3-8B on four H200, microseconds. verify: decode's times and an estimate of 400, since the
-// host does not work ahead of such steps.
+// Qwen3-8B on one H100 at TP 1, microseconds. A step of so many rows takes longer with more
+// sequences, each with less guesses; verify has the longest.
 StepCosts GpuStepCosts() {
-  return {.decode = {{1, 1680}, {64, 2820}, {256, 6670}, {512, 12000}},
-          .verify = {{1, 2080}, {64, 3220}, {256, 7070}, {512, 12400}}};
+  return {.decode = {{1, 5506}, {8, 5947}, {32, 7437}, {64, 9527}},
+          .verify = {{2, 6283},
+                     {16, 6719},
+                     {32, 6821},
+                     {64, 10340},
+                     {128, 11882},
+                     {256, 13353},
+                     {512, 18784},
+                     {1024, 32785}}};
 }
 
 }  // namespace isobit
