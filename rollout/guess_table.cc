@@ -33,7 +33,8 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
     : guesses_(max_running + 1) {
   ISOBIT_CHECK(costs.decode.size() >= 2 && costs.verify.size() >= 2 && most <= UINT8_MAX)
       << costs.decode.size() << " and " << costs.verify.size() << " times, " << most << " guesses";
-  for (size_t running = 1; running <= max_running; ++running) {
+  const auto measured = static_cast<size_t>(costs.decode.back().rows);
+  for (size_t running = 1; running <= std::min(max_running, measured); ++running) {
     const double plain = TimeOf(costs.decode, static_cast<double>(running));
     for (size_t i = 0; i <= kClasses; ++i) {
       const double acceptance = static_cast<double>(i) / kClasses;

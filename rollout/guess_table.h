@@ -19,7 +19,8 @@ struct StepCost {
 };
 
 // From `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md). Rows ascend;
-// between two entries the time is interpolated, beyond the last it grows as between the last two.
+// between two entries the time is interpolated, beyond the last of `verify` it grows as between the
+// last two. Nothing is guessed for more sequences than `decode` has rows.
 struct StepCosts {
   std::vector<StepCost> decode;  // steps of one row a sequence
   std::vector<StepCost> verify;  // steps in which sequences have several rows

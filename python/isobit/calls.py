@@ -104,12 +104,17 @@ def weight_chunks(
     yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
 
 
+def nothing_to_send() -> bool:
+    """For held_weight_chunks: nobody here sends, so that the end may follow at once."""
+    return True
+
+
 def held_weight_chunks(
     weights: HeldWeights | DistributedWeights,
     weight_version: int | None,
     expected_digest: str,
     in_flight: InFlightMode | None,
-    has_sent: Callable[[], bool] = lambda: True,
+    has_sent: Callable[[], bool] = nothing_to_send,
 ) -> Iterator[types_pb2.WeightChunk | None]:
     """The messages of weights that come on another way. None: nothing yet, until `has_sent`."""
     begin = types_pb2.WeightStreamBegin(

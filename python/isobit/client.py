@@ -105,8 +105,8 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
+        has_sent: Callable[[], bool] = calls.nothing_to_send,
         timeout: float = WORK_TIMEOUT_S,
-        has_sent: Callable[[], bool] = lambda: True,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
         isobit.torch.update_weights calls it, and sends.

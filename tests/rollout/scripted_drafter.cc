@@ -67,7 +67,7 @@ IsRight Mixed(double probability) {
 }
 
 StepCosts FreeGuesses() {
-  const std::vector<StepCost> constant = {{1, 1}, {2, 1}};
+  const std::vector<StepCost> constant = {{1, 1}, {512, 1}};
   return {constant, constant};
 }
 

@@ -18,10 +18,12 @@ _Result = TypeVar("_Result")
 
 
 async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
-    """The items, each of which is made in a thread, so that the event loop goes on."""
+    """The items, each of which is made in a thread, so that the event loop goes on. A None among them says
+    that there is nothing yet."""
     iterator, end = iter(items), object()
     while (item := await asyncio.to_thread(next, iterator, end)) is not end:
-        yield item
+        if item is not None:
+            yield item
 
 
 class ServiceClient:

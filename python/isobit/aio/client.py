@@ -4,7 +4,7 @@ What isobit.client says of arguments, results and errors holds here.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
@@ -97,6 +97,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
+        has_sent: Callable[[], bool] = calls.nothing_to_send,
         timeout: float = WORK_TIMEOUT_S,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
@@ -105,6 +106,8 @@ class _ModelServiceClient(ServiceClient):
         Args:
           weights: who sends what.
           weight_version, expected_digest, in_flight: as for update_weights.
+          has_sent: whether the senders here are done; asked now and then, in threads. Whatever it raises
+            ends the call, and is raised here.
 
         Raises:
           UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
@@ -112,7 +115,7 @@ class _ModelServiceClient(ServiceClient):
           DeadlineExceededError: a sender is silent.
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
-        chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
+        chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
         return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
 
     async def probe(
