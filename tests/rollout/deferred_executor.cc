@@ -91,7 +91,7 @@ class DeferredExecutor final : public RankExecutor {
       const LogProbResult& result = own.results[i];
       if (result.token.id != kNoToken || !result.finite) step.results[i] = result;
     }
-    step.times = own.times;
+    if (comm_.rank() == 0) step.times = own.times;
     return ShareTokens(own);
   }
 

@@ -1,6 +1,8 @@
 // Guesses change nothing but speed: with drafters that are right, wrong or both, every token,
 // logprob bit, top list, stop and count is that of a run without guesses.
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -14,6 +16,15 @@
 
 namespace isobit {
 namespace {
+
+// What a run of requests may use: pages of the KV cache, and rows a step.
+#ifdef ISOBIT_SANITIZED
+constexpr std::array<int32_t, 1> kPages = {14};
+constexpr std::array<int64_t, 1> kBatchTokens = {40};
+#else
+constexpr std::array<int32_t, 3> kPages = {14, 40, 300};
+constexpr std::array<int64_t, 2> kBatchTokens = {40, 256};
+#endif
 
 struct NamedDrafter {
   const char* name;
@@ -147,9 +158,9 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
   for (const NamedDrafter& drafter : Drafters()) {
     SCOPED_TRACE(drafter.name);
     Comparison all;
-    for (const int32_t pages : {14, 40, 300}) {
+    for (const int32_t pages : kPages) {
       for (const bool share : {false, true}) {
-        for (const int64_t batch_tokens : {40, 256}) {
+        for (const int64_t batch_tokens : kBatchTokens) {
           options.runner.num_pages = pages;
           options.scheduler.share_prefixes = share;
           options.scheduler.max_batch_tokens = batch_tokens;

@@ -56,7 +56,7 @@ Recording::~Recording() {
 void Recording::Add(v1::TappedSample sample) {
   if (!IsRecordable(sample)) return metrics_.skipped.Increment();
   const std::lock_guard lock(mutex_);
-  const size_t bytes = sample.SpaceUsedLong();
+  const size_t bytes = sample.ByteSizeLong();
   const bool is_full = queued_bytes_ + bytes > options_.max_queued_bytes;
   if (is_full != std::exchange(is_full_, is_full) && is_full) {
     ISOBIT_LOG(Warning) << "recording: samples are dropped, as " << options_.path
@@ -76,7 +76,7 @@ void Recording::Run() {
     const v1::TappedSample sample = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    const size_t bytes = sample.SpaceUsedLong();
+    const size_t bytes = sample.ByteSizeLong();
     Write(sample);
     lock.lock();
     queued_bytes_ -= std::min(queued_bytes_, bytes);

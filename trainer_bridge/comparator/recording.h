@@ -22,7 +22,7 @@ struct RecordingOptions {
   std::string path;
   size_t max_file_bytes = size_t{1} << 30;     // then the file becomes path.1, path.1 path.2, ...
   int max_old_files = 8;                       // path.1 to path.8; the oldest is deleted
-  size_t max_queued_bytes = size_t{64} << 20;  // of samples that wait to be written
+  size_t max_queued_bytes = size_t{64} << 20;  // of messages that wait to be written
 };
 
 // Counts samples by what became of them.
