@@ -22,13 +22,25 @@ double SecondsBetween(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
+// The forward pass with one backend's numerics.
+struct Path {
+  Path(const RankOptions& options, const WeightLayout& layout, Ops& ops)
+      : all_reduce(ops, options.comm),
+        transformer(layout, options.rope, ops, options.comm.size() > 1 ? &all_reduce : nullptr) {}
+
+  GatherAllReduce all_reduce;
+  Transformer transformer;
+};
+
 class HostExecutor final : public RankExecutor {
  public:
-  // embedding: where rank 0 keeps the one that all ranks of an engine read; set by rank 0.
+  // fast_ops: may be null. embedding: where rank 0 keeps the one that all ranks of an engine read;
+  // set by rank 0.
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
-      const RankOptions& options, std::unique_ptr<Ops> ops, int64_t kv_bytes,
-      std::weak_ptr<std::byte[]>& embedding) {
-    std::unique_ptr<HostExecutor> rank(new HostExecutor(options, std::move(ops), kv_bytes));
+      const RankOptions& options, std::unique_ptr<Ops> ops, std::unique_ptr<Ops> fast_ops,
+      int64_t kv_bytes, std::weak_ptr<std::byte[]>& embedding) {
+    std::unique_ptr<HostExecutor> rank(
+        new HostExecutor(options, std::move(ops), std::move(fast_ops), kv_bytes));
     const bool first = options.shape.rank == 0;
     ISOBIT_ASSIGN_OR_RETURN(rank->weights_,
                             ResidentWeights::Create(rank->layout_, rank->ops_->device(),
@@ -39,6 +51,7 @@ class HostExecutor final : public RankExecutor {
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return 1; }
+  bool has_fast_path() const override { return fast_.has_value(); }
   RankMemory memory() const override {
     return {.weights = weights_->bytes(), .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
   }
@@ -69,16 +82,17 @@ class HostExecutor final : public RankExecutor {
     Grow(hidden_, step.batch.ids.size() * width);
     Grow(logits_, num_requests * columns);
     ISOBIT_RETURN_IF_ERROR(cache_->CopyPages(step.page_copies, *ops_));
+    Transformer& transformer = step.fast ? fast_->transformer : path_.transformer;
     const Clock::time_point begin = Clock::now();
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step.batch, *weights_, *cache_, hidden_.data()));
+    ISOBIT_RETURN_IF_ERROR(transformer.Forward(step.batch, *weights_, *cache_, hidden_.data()));
     Grow(picked_, num_requests * width);
     for (size_t i = 0; i < num_requests; ++i) {
       std::copy_n(hidden_.data() + static_cast<size_t>(step.logit_rows[i]) * width, width,
                   picked_.data() + i * width);
     }
-    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(picked_.data(), static_cast<int64_t>(num_requests),
-                                               *weights_, logits_.data(),
-                                               static_cast<int64_t>(columns)));
+    ISOBIT_RETURN_IF_ERROR(transformer.Logits(picked_.data(), static_cast<int64_t>(num_requests),
+                                              *weights_, logits_.data(),
+                                              static_cast<int64_t>(columns)));
     const Clock::time_point logits = Clock::now();
     ISOBIT_RETURN_IF_ERROR(Draw(step.requests));
     times_ = {SecondsBetween(begin, logits), SecondsBetween(logits, Clock::now())};
@@ -98,7 +112,7 @@ class HostExecutor final : public RankExecutor {
         probe_cache_,
         KvCache::Create(layout_.config(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
                         page_size_, /*shared_layers=*/true, ops_->device()));
-    return transformer_.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
+    return path_.transformer.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
 
   absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
@@ -107,20 +121,21 @@ class HostExecutor final : public RankExecutor {
     Grow(hidden_, pass.ids.size() * width);
     Grow(logits_, columns);
     const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
-    transformer_.SetProbe(&probe);
-    const absl::Status done = transformer_.Forward(batch, *weights_, *probe_cache_, hidden_.data());
-    transformer_.SetProbe(nullptr);
+    Transformer& transformer = path_.transformer;
+    transformer.SetProbe(&probe);
+    const absl::Status done = transformer.Forward(batch, *weights_, *probe_cache_, hidden_.data());
+    transformer.SetProbe(nullptr);
     ISOBIT_RETURN_IF_ERROR(done);
     const auto last = static_cast<int64_t>(pass.ids.size()) - 1;
-    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden_.data() + static_cast<size_t>(last) * width,
-                                               1, *weights_, logits_.data(),
-                                               static_cast<int64_t>(columns)));
+    ISOBIT_RETURN_IF_ERROR(transformer.Logits(hidden_.data() + static_cast<size_t>(last) * width, 1,
+                                              *weights_, logits_.data(),
+                                              static_cast<int64_t>(columns)));
     return probe.SeeLogits(logits_.data(), last);
   }
 
   void DropProbe() override {
     probe_cache_.reset();
-    transformer_.DropProbe();
+    path_.transformer.DropProbe();
   }
 
   ResidentWeights* weights() override { return weights_.get(); }
@@ -129,15 +144,18 @@ class HostExecutor final : public RankExecutor {
   absl::Status Serve(const PreparedBlocks& prepared) override { return weights_->Commit(prepared); }
 
  private:
-  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops, int64_t kv_bytes)
+  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops, std::unique_ptr<Ops> fast_ops,
+               int64_t kv_bytes)
       : ops_(std::move(ops)),
+        fast_ops_(std::move(fast_ops)),
         comm_(options.comm),
         page_size_(options.page_size),
         kv_bytes_(kv_bytes),
         time_steps_(options.time_steps),
         layout_(options.config, options.shape, ops_->packer()),
-        all_reduce_(*ops_, comm_),
-        transformer_(layout_, options.rope, *ops_, comm_.size() > 1 ? &all_reduce_ : nullptr) {}
+        path_(options, layout_, *ops_) {
+    if (fast_ops_ != nullptr) fast_.emplace(options, layout_, *fast_ops_);
+  }
 
   template <typename T>
   static void Grow(std::vector<T>& buffer, size_t size) {
@@ -185,15 +203,16 @@ class HostExecutor final : public RankExecutor {
   }
 
   const std::unique_ptr<Ops> ops_;
+  const std::unique_ptr<Ops> fast_ops_;
   Communicator& comm_;
   const int32_t page_size_;
   const int64_t kv_bytes_;  // of all ranks
   const bool time_steps_;
   const WeightLayout layout_;
-  GatherAllReduce all_reduce_;
+  Path path_;
+  std::optional<Path> fast_;
   std::optional<KvCache> cache_;
   std::optional<KvCache> probe_cache_;  // of a probed pass
-  Transformer transformer_;
   std::unique_ptr<ResidentWeights> weights_;
 
   // They grow and never shrink.
@@ -208,10 +227,11 @@ class HostExecutor final : public RankExecutor {
 
 }  // namespace
 
-MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops, int64_t kv_bytes) {
-  return [make_ops = std::move(make_ops), kv_bytes,
+MakeRank MakeHostRank(MakeHostOps make_ops, int64_t kv_bytes, MakeHostOps make_fast_ops) {
+  return [make_ops = std::move(make_ops), make_fast_ops = std::move(make_fast_ops), kv_bytes,
           embedding = std::make_shared<std::weak_ptr<std::byte[]>>()](const RankOptions& options) {
-    return HostExecutor::Create(options, make_ops(), kv_bytes, *embedding);
+    return HostExecutor::Create(options, make_ops(), make_fast_ops ? make_fast_ops() : nullptr,
+                                kv_bytes, *embedding);
   };
 }
 

@@ -10,9 +10,13 @@
 
 namespace isobit {
 
+using MakeHostOps = std::function<std::unique_ptr<Ops>()>;
+
 // `make_ops`: a backend in host memory, called once for each rank. kv_bytes: what the KV caches of
-// all ranks together may take, for KvPagesThatFit. Depth 1: Launch computes.
-MakeRank MakeHostRank(std::function<std::unique_ptr<Ops>()> make_ops, int64_t kv_bytes = 0);
+// all ranks together may take, for KvPagesThatFit. make_fast_ops: of the fast path, which reads
+// weights as make_ops packs them; null: there is none. Depth 1: Launch computes.
+MakeRank MakeHostRank(MakeHostOps make_ops, int64_t kv_bytes = 0,
+                      MakeHostOps make_fast_ops = nullptr);
 
 }  // namespace isobit
 

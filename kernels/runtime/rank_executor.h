@@ -46,6 +46,8 @@ struct ModelStep {
   std::vector<int64_t> logit_rows;
   std::vector<LogProbRequest> requests;  // at most RankOptions::max_sequences
   std::vector<LogProbResult> results;    // [requests], set by Collect
+  // Computed by the fast path (RankExecutor::has_fast_path): its bits are promised to nobody.
+  bool fast = false;
   DeviceTimes times;                     // set by Collect of rank 0, with RankOptions::time_steps
 };
 
@@ -70,6 +72,10 @@ class RankExecutor {
   // Steps that may be launched before the first of them is collected. 2: the host prepares a step
   // while the one before is computed, and `feeds` may be used.
   virtual int depth() const = 0;
+
+  // Whether steps may be `fast`: layers are computed with other numerics, on the same weights and
+  // KV cache. Draws are the same.
+  virtual bool has_fast_path() const { return false; }
 
   // The most pages of the KV cache for which the backend has memory beside all else that the rank
   // takes. RESOURCE_EXHAUSTED: not for one.
