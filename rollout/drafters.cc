@@ -29,8 +29,8 @@ absl::StatusOr<std::function<std::vector<std::unique_ptr<Drafter>>()>> DraftersO
     if (Make(name, limits) == nullptr || std::ranges::count(all, name) > 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("--speculation is \"", names,
-                       "\", expected off, or each at most once, separated by commas: history, "
-                       "lookup"));
+                       "\", expected off, fast_path, or each at most once, separated by commas: "
+                       "history, lookup"));
     }
   }
   return [all, limits] {

@@ -46,6 +46,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config
                           ModelRunner::Create(config, options.runner,
                                               static_cast<int64_t>(options.scheduler.max_running),
                                               options.scheduler.max_batch_tokens));
+  if (options.scheduler.fast_path.is_on() && !runner->has_fast_path()) {
+    return absl::UnimplementedError("the ranks' backend has no fast path");
+  }
   EngineOptions fitted = options;
   fitted.runner.num_pages = runner->num_pages();
   return std::unique_ptr<Engine>(new Engine(config, fitted, std::move(runner)));

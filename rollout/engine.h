@@ -80,7 +80,7 @@ struct SleepResult {
 class Engine {
  public:
   // An engine without weights: UpdateWeights loads the first. INVALID_ARGUMENT:
-  // tensor_parallel_size.
+  // tensor_parallel_size. UNIMPLEMENTED: a fast path, which the ranks do not have.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelConfig& config,
                                                         const EngineOptions& options);
   // Stops, and drops requests in flight without calling their sinks and replies.
@@ -160,6 +160,7 @@ class Engine {
   EngineLoad load() const;
   const StepTimes& step_times() const { return step_times_; }
   const Speculation& speculation() const { return speculation_; }
+  const FastPathCounts& fast_path_counts() const { return table_.scheduler().fast_path_counts(); }
   // Null before the first load.
   std::shared_ptr<const WeightVersion> weight_version() const;
 

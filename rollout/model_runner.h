@@ -55,6 +55,7 @@ class ModelRunner {
   // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
   // final.
   int depth() const { return ranks_.front()->depth(); }
+  bool has_fast_path() const { return ranks_.front()->has_fast_path(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
   absl::Status Serve(const std::vector<PreparedBlocks>& prepared);  // [rank]

@@ -75,6 +75,7 @@ Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<Reque
       sampling(std::move(request.sampling)),
       draft_tokens(std::move(request.draft_tokens)),
       speculate(request.speculate),
+      deterministic(request.deterministic),
       expiry(request.timeout ? std::chrono::steady_clock::now() + *request.timeout
                              : std::chrono::steady_clock::time_point::max()),
       sink(std::move(sink)),

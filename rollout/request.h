@@ -31,6 +31,8 @@ struct GenerationRequest {
   // Texts that samples may repeat, one after the other, for drafters; of any quality.
   std::vector<int32_t> draft_tokens{};
   bool speculate = true;  // false: no guesses for this request
+  // false: a fast path, if there is one, may draw its tokens, with bits that are promised to nobody.
+  bool deterministic = true;
 };
 
 // Bounds of a request that can run at all.
@@ -105,6 +107,14 @@ struct Sequence {
   // That the step in flight computes behind `tokens`, each with a draw of its own. With a guess
   // there is no other step in flight.
   std::vector<int32_t> guesses{};
+  // With a fast path (fast_path.h), unless its request is not deterministic: what the fast path has
+  // drawn behind `tokens`, to be verified. The pages have their keys and values, which the contract
+  // will compute again.
+  bool is_verified = false;
+  std::vector<int32_t> candidates{};
+  uint32_t num_pending_candidates = 0;  // of num_pending, draws that will be candidates
+  bool is_window_closed = false;        // no candidate may follow: verify those that there are
+  int64_t num_exact = 0;  // tokens whose keys and values the contract has computed at its start
   std::unique_ptr<SequenceDraft> draft{};  // from its first guess to its end
   uint64_t arrival = 0;                    // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
@@ -135,6 +145,7 @@ struct Request {
   const SamplingParams sampling;
   const std::vector<int32_t> draft_tokens;
   const bool speculate;
+  const bool deterministic;
   const std::chrono::steady_clock::time_point expiry;  // max() without a timeout
   const std::shared_ptr<RequestSink> sink;
   std::vector<std::unique_ptr<Sequence>> samples;

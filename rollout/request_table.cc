@@ -114,23 +114,44 @@ void RequestTable::FailAll(const absl::Status& status) {
 // (SpeculationTest.*).
 void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws) {
   const std::vector<int32_t> guesses = std::exchange(sequence.guesses, {});
-  const size_t drafter = guesses.empty() ? 0 : sequence.draft->drafter;
+  const size_t drafter = sequence.draft == nullptr ? 0 : sequence.draft->drafter;
   sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());
-  CommitToken(sequence, draws[0]);
   // One that was preempted meanwhile has lost its pages, and the queue counts one pending token.
   const auto goes_on = [&sequence] {
     return sequence.state == Sequence::State::kRunning && sequence.request->failure.ok();
   };
-  size_t accepted = 0;
-  while (accepted < guesses.size() && goes_on() && sequence.tokens.back() == guesses[accepted]) {
+  size_t accepted = 0;  // guesses that have brought one more token
+  size_t right = 0;     // guesses that have become tokens
+  while (true) {
+    const bool is_right = accepted < guesses.size() && draws[accepted].token.id == guesses[accepted];
+    right += is_right ? 1 : 0;
+    sequence.num_accepted_tokens += is_right && sequence.is_verified ? 1 : 0;
+    CommitToken(sequence, draws[accepted]);
+    if (!is_right || !goes_on()) break;
+    ++accepted;
     ++sequence.num_cached;
     ++sequence.num_pending;
-    ++sequence.num_accepted_tokens;
-    CommitToken(sequence, draws[++accepted]);
+    sequence.num_accepted_tokens += sequence.is_verified ? 0 : 1;
   }
   if (guesses.empty()) return;
   if (goes_on()) scheduler_.DropGuesses(sequence);
-  speculation_.Settle(sequence, drafter, guesses.size(), accepted);
+  if (sequence.is_verified) {
+    scheduler_.SettleWindow(guesses.size(), right);
+  } else {
+    speculation_.Settle(sequence, drafter, guesses.size(), accepted);
+  }
+}
+
+void RequestTable::CommitCandidate(Sequence& sequence, const LogProbResult& draw) {
+  --sequence.num_pending;
+  --sequence.num_pending_candidates;
+  // It has been preempted, or this was drawn behind its last candidate.
+  if (sequence.state != Sequence::State::kRunning || sequence.is_window_closed) {
+    return scheduler_.CountDroppedCandidate();
+  }
+  // Whether the logits are finite is for the contract to say.
+  if (draw.finite) sequence.candidates.push_back(draw.token.id);
+  sequence.is_window_closed = !draw.finite || sequence.sampling->IsStop(draw.token.id);
 }
 
 void RequestTable::CommitToken(Sequence& sequence, LogProbResult& result) {

@@ -79,6 +79,8 @@ class RequestTable {
   // first draw, and those behind guesses as long as the guesses are what was drawn. A result that
   // is not finite marks the request as failed.
   void CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws);
+  // What a step has drawn for a sequence that has not ended, to be verified.
+  void CommitCandidate(Sequence& sequence, const LogProbResult& draw);
   // Of the requests of these sequences, closes those that have failed or have no unfinished sample.
   void CloseFinished(absl::Span<Sequence* const> sequences);
 

@@ -32,6 +32,18 @@ absl::StatusOr<bool> IsRaw(v1::LogprobMode mode) {
   }
 }
 
+absl::StatusOr<bool> IsDeterministic(v1::Determinism determinism) {
+  switch (determinism) {
+    case v1::DETERMINISM_UNSPECIFIED:
+    case v1::DETERMINISM_REQUIRED:
+      return true;
+    case v1::DETERMINISM_NONE:
+      return false;
+    default:
+      return UnknownEnum("determinism", determinism);
+  }
+}
+
 absl::StatusOr<InFlightMode> InFlightModeFromProto(v1::InFlightMode mode) {
   switch (mode) {
     case v1::IN_FLIGHT_MODE_UNSPECIFIED:
@@ -113,6 +125,7 @@ v1::UpdateWeightsResponse UpdateWeightsResponse(const WeightUpdateResult& result
 
 absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request) {
   ISOBIT_ASSIGN_OR_RETURN(request.raw_logprobs, IsRaw(proto.logprob_mode()));
+  ISOBIT_ASSIGN_OR_RETURN(request.deterministic, IsDeterministic(proto.determinism()));
   request.prompt = TokenIdsFromWire(proto.prompt_token_ids());
   request.sampling = SamplingParamsFromProto(proto.sampling());
   request.draft_tokens = TokenIdsFromWire(proto.draft_token_ids());

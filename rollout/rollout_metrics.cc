@@ -44,6 +44,42 @@ void ObserveSpeculation(Metrics& metrics, const Speculation& speculation, Observ
   }
 }
 
+void ObserveFastPath(Metrics& metrics, const FastPathCounts& counts, Observations& all) {
+  using Count = std::atomic<int64_t>;
+  const auto count = [&](const char* name, const char* help, auto value,
+                         const prometheus::Labels& labels = {}) {
+    all.push_back(metrics.Observe(
+        prometheus::MetricType::Counter, name, help,
+        [&counts, value] { return static_cast<double>(value(counts)); }, labels));
+  };
+  const auto field = [](Count FastPathCounts::*of) {
+    return [of](const FastPathCounts& c) { return (c.*of).load(); };
+  };
+  // The names that drafters have, too.
+  const prometheus::Labels drafter = {{"drafter", "fast_path"}};
+  count("isobit_spec_decode_num_drafts_total",
+        "Steps of a sequence that computed at least one guessed token.",
+        field(&FastPathCounts::windows), drafter);
+  count(
+      "isobit_spec_decode_num_draft_tokens_total", "Guessed tokens that were computed.",
+      [](const FastPathCounts& c) { return c.verified + c.recomputed; }, drafter);
+  count("isobit_spec_decode_num_accepted_tokens_total",
+        "Tokens that sequences got because of right guesses.", field(&FastPathCounts::verified),
+        drafter);
+  count("isobit_fast_path_steps_total", "Steps that the fast path computed.",
+        field(&FastPathCounts::steps));
+  count("isobit_fast_path_windows_total", "Windows of tokens of the fast path that were verified.",
+        field(&FastPathCounts::windows));
+  count("isobit_fast_path_rollbacks_total",
+        "Of them, those in which a token was not what the contract draws.",
+        field(&FastPathCounts::rollbacks));
+  const char* const tokens = "isobit_fast_path_tokens_total";
+  const char* const help =
+      "Tokens of the fast path for requests that must be deterministic, by what became of them.";
+  count(tokens, help, field(&FastPathCounts::verified), {{"outcome", "verified"}});
+  count(tokens, help, field(&FastPathCounts::recomputed), {{"outcome", "recomputed"}});
+}
+
 Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamMemory& memory) {
   Observations all;
   const auto load = [&](const char* name, const char* help, auto field,
@@ -102,6 +138,9 @@ Observations ObserveEngine(Metrics& metrics, const Engine& engine, const StreamM
                         {{"part", kDevicePartNames[part]}}));
   }
   ObserveSpeculation(metrics, engine.speculation(), all);
+  if (engine.options().scheduler.fast_path.is_on()) {
+    ObserveFastPath(metrics, engine.fast_path_counts(), all);
+  }
   load("isobit_generation_paused", "1 while generation is paused.", &EngineLoad::paused);
   load("isobit_asleep", "1 while the memory of the KV cache is given back.", &EngineLoad::asleep);
 

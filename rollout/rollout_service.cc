@@ -41,10 +41,23 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
   info.set_prefix_sharing(options.scheduler.share_prefixes);
+  const FastPathOptions& fast_path = options.scheduler.fast_path;
+  if (fast_path.is_on()) {
+    info.add_drafters("fast_path");
+    info.set_verify_window(static_cast<uint32_t>(fast_path.window));
+    info.set_verify_group(static_cast<uint32_t>(fast_path.group));
+  }
   for (size_t d = 0; d < engine.speculation().num_drafters(); ++d) {
     info.add_drafters(engine.speculation().name(d));
   }
   return info;
+}
+
+v1::Fingerprint FastPathFingerprint(const Engine& engine) {
+  v1::Fingerprint fingerprint;
+  fingerprint.set_hex(FingerprintOf(engine.config(), kFastPathMode));
+  fingerprint.set_contract_version(contract::kContractVersion);
+  return fingerprint;
 }
 
 using Stream = StreamWriter<v1::GenerateResponse>;
@@ -78,7 +91,8 @@ RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
       registry_(std::move(metrics)),
       metrics_(*registry_, engine, memory_),
       tap_(*registry_),
-      info_(DescribeRollout(engine)) {}
+      info_(DescribeRollout(engine)),
+      of_fast_path_(FastPathFingerprint(engine)) {}
 
 std::string RolloutService::NewRequestId() { return absl::StrCat("rollout-", ++num_ids_); }
 
@@ -116,14 +130,15 @@ void RolloutService::Begin(const grpc::CallbackServerContext& context,
   if (status.ok()) status = ReadGenerateRequest(request, generation);
   const bool final_only = request.final_only();
   std::unique_ptr<TappedRequest> tapped;
+  const bool is_exact = generation.deterministic || info_.verify_window() == 0;
   // The engine refuses a larger n.
-  if (status.ok() && tap_.is_open() && request.sampling().n() <= info_.max_n()) {
+  if (status.ok() && tap_.is_open() && is_exact && request.sampling().n() <= info_.max_n()) {
     tapped = std::make_unique<TappedRequest>(tap_, generation.id, request);
   }
   DropContent(&request);
   const auto stream =
-      std::make_shared<GenerateStream>(engine_, info_.server().fingerprint(), memory_,
-                                       generation.client, metrics_.generation, final_only);
+      std::make_shared<GenerateStream>(engine_, is_exact ? info_.server().fingerprint() : of_fast_path_,
+                                       memory_, generation.client, metrics_.generation, final_only);
   stream->Start(open, std::move(generation), status, std::move(tapped));
 }
 

@@ -51,12 +51,19 @@ ABSL_FLAG(double, prefix_cache_fraction, 1.0,
 ABSL_FLAG(
     std::string, speculation, "off",
     "Who guesses next tokens, so that a step may give a sequence several: off, or history and "
-    "lookup, separated by commas; the first that has a guess is taken. Changes speed, never a "
-    "bit.");
+    "lookup, separated by commas; the first that has a guess is taken. Or fast_path alone: tokens "
+    "are drawn with numerics that promise no bits, and verified in windows. Changes speed, never a "
+    "bit, except for requests that ask for no determinism.");
 ABSL_FLAG(int, speculation_max_tokens, 8,
           "The most tokens that are guessed for a sequence in a step (--speculation).");
 ABSL_FLAG(int64_t, speculation_history_mb, 64,
           "Memory for texts that the drafter history keeps, in MiB.");
+ABSL_FLAG(int, verify_window, 16,
+          "Rows of a sequence that are verified together: its last token and what the fast path has "
+          "drawn behind it, 2 to 1024 (--speculation=fast_path).");
+ABSL_FLAG(int, verify_group, 0,
+          "Sequences that are verified together; 0: as many as a step has room for, at most 32 "
+          "(--speculation=fast_path).");
 ABSL_FLAG(bool, refuse_while_asleep, false,
           "Refuse requests with UNAVAILABLE from Sleep to WakeUp; otherwise they wait.");
 ABSL_FLAG(int, max_running, 0,
@@ -80,6 +87,7 @@ namespace {
 
 constexpr int kCpuRunning = 64;
 constexpr int64_t kCpuBatchTokens = 8192;
+constexpr size_t kDefaultGroup = 32;  // windows that are verified together
 
 absl::Status ReadMemory(RolloutSettings& settings) {
   constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
@@ -120,16 +128,33 @@ absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engin
   return absl::OkStatus();
 }
 
-absl::Status ReadSpeculation(SpeculationOptions& speculation) {
+absl::Status ReadSpeculation(EngineOptions& engine) {
+  SpeculationOptions& speculation = engine.speculation;
   const int most = absl::GetFlag(FLAGS_speculation_max_tokens);
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("speculation_max_tokens", most, 1, static_cast<int>(kMaxGuesses)));
   speculation.max_guesses = static_cast<size_t>(most);
   const int64_t mib = absl::GetFlag(FLAGS_speculation_history_mb);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("speculation_history_mb", mib, 1, 1 << 20));
+  const int window = absl::GetFlag(FLAGS_verify_window);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("verify_window", window, 2, static_cast<int>(kMaxVerifyWindow)));
+  const int group = absl::GetFlag(FLAGS_verify_group);
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("verify_group", group, 0, static_cast<int>(kMaxVerifyGroup)));
+  const std::string who = absl::GetFlag(FLAGS_speculation);
+  if (who == "fast_path") {
+    if (engine.runner.mode != NumericsMode::kTree) {
+      return absl::InvalidArgumentError(absl::StrCat("--speculation=fast_path verifies by tree, but "
+                                                     "--numerics is ",
+                                                     NumericsModeName(engine.runner.mode)));
+    }
+    engine.scheduler.fast_path = {.window = static_cast<size_t>(window),
+                                  .group = static_cast<size_t>(group)};
+    return absl::OkStatus();
+  }
   ISOBIT_ASSIGN_OR_RETURN(speculation.make_drafters,
-                          DraftersOf(absl::GetFlag(FLAGS_speculation),
-                                     {.history_bytes = static_cast<size_t>(mib) << 20}));
+                          DraftersOf(who, {.history_bytes = static_cast<size_t>(mib) << 20}));
   return absl::OkStatus();
 }
 
@@ -202,11 +227,35 @@ absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& co
   return absl::OkStatus();
 }
 
+// Chooses how many windows are verified together, if the flag does not say, and checks that they
+// fit into a step.
+absl::Status FitFastPath(SchedulerLimits& limits) {
+  FastPathOptions& fast_path = limits.fast_path;
+  if (!fast_path.is_on()) return absl::OkStatus();
+  if (fast_path.group == 0) {
+    fast_path.group = std::clamp<size_t>(limits.max_running / fast_path.window, 1, kDefaultGroup);
+  }
+  const size_t rows = fast_path.window * fast_path.group;
+  if (rows <= limits.max_running) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--verify_window x --verify_group is ", fast_path.window, " x ", fast_path.group,
+                   " = ", rows, " rows of a step, expected at most --max_running (",
+                   limits.max_running, ")"));
+}
+
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   if (settings.backend.backend == Backend::kCpu) {
     CpuOptions cpu = settings.backend.cpu;
     cpu.mode = settings.engine.runner.mode;
-    return MakeHostRank([cpu] { return MakeCpuOps(cpu); }, settings.kv_cache_bytes);
+    MakeHostOps make_fast_ops;
+    if (settings.engine.scheduler.fast_path.is_on()) {
+      make_fast_ops = [fast = cpu]() mutable {
+        fast.mode = kFastPathMode;
+        return MakeCpuOps(fast);
+      };
+    }
+    return MakeHostRank([cpu] { return MakeCpuOps(cpu); }, settings.kv_cache_bytes,
+                        std::move(make_fast_ops));
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
@@ -233,7 +282,7 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
   ISOBIT_RETURN_IF_ERROR(ReadMemory(settings));
   ISOBIT_RETURN_IF_ERROR(ReadQueue(model.max_batch_tokens, engine));
-  ISOBIT_RETURN_IF_ERROR(ReadSpeculation(engine.speculation));
+  ISOBIT_RETURN_IF_ERROR(ReadSpeculation(engine));
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
@@ -258,6 +307,7 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   }
   ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
   ISOBIT_RETURN_IF_ERROR(ChooseLimits(settings, config, options.scheduler));
+  ISOBIT_RETURN_IF_ERROR(FitFastPath(options.scheduler));
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));

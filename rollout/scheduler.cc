@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "common/base/check.h"
 
 namespace isobit {
 namespace {
 
+// Tokens and candidates, pending ones included.
 int64_t NumTokens(const Sequence& sequence) {
-  return static_cast<int64_t>(sequence.tokens.size()) + sequence.num_pending;
+  return static_cast<int64_t>(sequence.tokens.size() + sequence.candidates.size()) +
+         sequence.num_pending;
 }
 
 // The most tokens that the sequence can ever have.
@@ -19,16 +22,20 @@ int64_t MaxTokens(const Sequence& sequence) {
   return int64_t{request.num_prompt_tokens} + request.max_tokens;
 }
 
-// Whether a running sequence can take part in the next step.
-enum class Readiness {
-  kReady,   // its tokens are known
-  kFed,     // the step in flight draws its last token, which stays on the device
-  kWaits,   // its penalties must count its last token first
-  kGuess,   // it waits for its last token, because of guesses
-  kEnding,  // it will not need another step
-};
+// Whether the sequence has its prompt and nothing more.
+bool IsFresh(const Sequence& sequence) {
+  return sequence.tokens.size() == sequence.request->num_prompt_tokens && sequence.num_pending == 0;
+}
 
-Readiness ReadinessOf(const Sequence& sequence) {
+}  // namespace
+
+Scheduler::Readiness Scheduler::ReadinessOf(const Sequence& sequence) const {
+  if (sequence.is_verified && sequence.guesses.empty()) {
+    const size_t candidates = sequence.candidates.size() + sequence.num_pending_candidates;
+    const bool is_full = sequence.is_window_closed || candidates + 1 >= limits_.fast_path.window ||
+                         (candidates > 0 && NumTokens(sequence) >= MaxTokens(sequence));
+    if (is_full) return sequence.num_pending == 0 ? Readiness::kVerify : Readiness::kWaits;
+  }
   if (sequence.num_pending == 0) return Readiness::kReady;
   if (NumTokens(sequence) >= MaxTokens(sequence)) return Readiness::kEnding;
   if (sequence.sampling->needs_counts()) return Readiness::kWaits;
@@ -37,28 +44,24 @@ Readiness ReadinessOf(const Sequence& sequence) {
   return guess ? Readiness::kGuess : Readiness::kFed;
 }
 
-// Whether the sequence has its prompt and nothing more.
-bool IsFresh(const Sequence& sequence) {
-  return sequence.tokens.size() == sequence.request->num_prompt_tokens && sequence.num_pending == 0;
-}
-
-bool CanRun(const Sequence& sequence) {
+bool Scheduler::CanRun(const Sequence& sequence) const {
   const Readiness readiness = ReadinessOf(sequence);
   return readiness == Readiness::kReady || readiness == Readiness::kFed;
 }
 
-}  // namespace
-
 Scheduler::Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation)
     : limits_(limits), pages_(pages), speculation_(speculation) {
   ISOBIT_CHECK(limits.max_running > 0 &&
-               limits.max_batch_tokens >= static_cast<int64_t>(limits.max_running))
-      << limits.max_running << " sequences, " << limits.max_batch_tokens << " tokens";
+               limits.max_batch_tokens >= static_cast<int64_t>(limits.max_running) &&
+               limits.fast_path.window <= limits.max_running)
+      << limits.max_running << " sequences, " << limits.max_batch_tokens << " tokens, windows of "
+      << limits.fast_path.window;
 }
 
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = next_arrival_++;
   sequence.state = Sequence::State::kWaiting;
+  sequence.is_verified = limits_.fast_path.is_on() && sequence.request->deterministic;
   waiting_.push_back(&sequence);
   CountWaiting(sequence, 1);
 }
@@ -79,28 +82,86 @@ ScheduledStep Scheduler::Schedule() {
   FindExpectedGuesses();
   if (ShouldWait()) return step;
   pages_.BeginStep();
-  // Every running sequence gets a page for its next token; the latest ones are preempted for it.
   step.sequences.reserve(limits_.max_running);
-  for (size_t i = 0; i < running_.size(); ++i) {
-    if (!CanRun(*running_[i])) continue;
-    while (i < running_.size() && !Grow(*running_[i], step)) {
-      ++running_.back()->num_preemptions;
-      Preempt();
-    }
-    if (i < running_.size()) step.sequences.push_back(running_[i]);
+  StepRoom room = {.draws = static_cast<int64_t>(limits_.max_running),
+                   .tokens = limits_.max_batch_tokens};
+  const std::vector<Sequence*> full = FullWindows();
+  const bool verifies = ShouldVerify(full.size());
+  // Every sequence that goes on gets a page for its next token; the latest ones are preempted for
+  // it.
+  if (verifies) AddWindows(full, /*may_preempt=*/true, room, step);
+  const std::vector<Sequence*> windows = step.sequences;
+  for (size_t i = 0; i < running_.size() && room.draws > 0; ++i) {
+    if (!CanRun(*running_[i]) || std::ranges::find(windows, running_[i]) != windows.end()) continue;
+    if (!GrowOrPreempt(*running_[i], step)) break;
+    step.sequences.push_back(running_[i]);
+    --room.draws;
+    --room.tokens;
   }
   num_kept_pages_ = 0;
   const size_t num_going_on = step.sequences.size();
-  int64_t budget = limits_.max_batch_tokens - static_cast<int64_t>(num_going_on);
-  while (running_.size() < limits_.max_running && HeadMayStart()) {
+  while (running_.size() < limits_.max_running && room.draws > 0 && HeadMayStart()) {
     const Sequence& head = *waiting_.front();
-    const int64_t computed = StartHead(budget, step);
+    const int64_t computed = StartHead(room.tokens, step);
     if (computed == 0) break;
-    budget -= computed;
-    if (limits_.share_prefixes && IsFresh(head)) StartSiblings(head, step);
+    --room.draws;
+    room.tokens -= computed;
+    if (limits_.share_prefixes && IsFresh(head)) StartSiblings(head, room, step);
   }
-  AddGuesses(num_going_on, budget, step);
+  const bool starts = step.sequences.size() > num_going_on;
+  if (starts && !verifies) AddWindows(full, /*may_preempt=*/false, room, step);
+  step.fast = limits_.fast_path.is_on() && !starts && !verifies;
+  if (step.fast && !step.sequences.empty()) ++counts_.steps;
+  AddGuesses(num_going_on, room, step);
   return step;
+}
+
+std::vector<Sequence*> Scheduler::FullWindows() const {
+  std::vector<Sequence*> full;
+  if (!limits_.fast_path.is_on()) return full;
+  for (Sequence* sequence : running_) {
+    if (full.size() == limits_.fast_path.group) break;
+    if (ReadinessOf(*sequence) == Readiness::kVerify) full.push_back(sequence);
+  }
+  return full;
+}
+
+bool Scheduler::ShouldVerify(size_t num_full) const {
+  if (num_full == 0 || num_full == limits_.fast_path.group) return num_full > 0;
+  return std::none_of(running_.begin(), running_.end(), [this](const Sequence* sequence) {
+    return sequence->is_verified && ReadinessOf(*sequence) != Readiness::kVerify;
+  });
+}
+
+void Scheduler::AddWindows(const std::vector<Sequence*>& full, bool may_preempt, StepRoom& room,
+                           ScheduledStep& step) {
+  for (Sequence* sequence : full) {
+    // It may have been preempted meanwhile.
+    if (sequence->state != Sequence::State::kRunning ||
+        ReadinessOf(*sequence) != Readiness::kVerify) {
+      continue;
+    }
+    const auto rows = static_cast<int64_t>(sequence->candidates.size()) + 1;
+    if (rows > room.draws || rows > room.tokens) return;
+    if (!(may_preempt ? GrowOrPreempt(*sequence, step) : Grow(*sequence, step))) return;
+    sequence->guesses = std::exchange(sequence->candidates, {});
+    sequence->is_window_closed = false;
+    step.sequences.push_back(sequence);
+    room.draws -= rows;
+    room.tokens -= rows;
+  }
+}
+
+void Scheduler::DropWindow(std::vector<int32_t>& candidates) {
+  counts_.recomputed += static_cast<int64_t>(candidates.size());
+  candidates.clear();
+}
+
+void Scheduler::SettleWindow(size_t candidates, size_t accepted) {
+  ++counts_.windows;
+  counts_.rollbacks += accepted < candidates ? 1 : 0;
+  counts_.verified += static_cast<int64_t>(accepted);
+  counts_.recomputed += static_cast<int64_t>(candidates - accepted);
 }
 
 void Scheduler::FindExpectedGuesses() {
@@ -120,10 +181,9 @@ int64_t Scheduler::FreePagesForGuesses() const {
   return std::max<int64_t>(pages_.num_free() - static_cast<int64_t>(running_.size()), 0);
 }
 
-void Scheduler::AddGuesses(size_t num_going_on, int64_t budget, const ScheduledStep& step) {
+void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const ScheduledStep& step) {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
-  int64_t room = std::min(budget, static_cast<int64_t>(limits_.max_running) -
-                                      static_cast<int64_t>(step.sequences.size()));
+  int64_t room = std::min(left.draws, left.tokens);
   for (size_t i = 0; i < num_going_on && room > 0; ++i) {
     Sequence& sequence = *step.sequences[i];
     if (sequence.num_pending > 0) continue;
@@ -168,8 +228,8 @@ int64_t Scheduler::StartHead(int64_t max_tokens, ScheduledStep& step) {
   return tokens - cached;
 }
 
-void Scheduler::StartSiblings(const Sequence& first, ScheduledStep& step) {
-  while (running_.size() < limits_.max_running && HeadMayStart()) {
+void Scheduler::StartSiblings(const Sequence& first, StepRoom& room, ScheduledStep& step) {
+  while (running_.size() < limits_.max_running && room.draws > 0 && HeadMayStart()) {
     Sequence& head = *waiting_.front();
     if (head.request != first.request || !IsFresh(head)) return;
     if (num_kept_pages_ == pages_.num_free()) return;
@@ -177,6 +237,7 @@ void Scheduler::StartSiblings(const Sequence& first, ScheduledStep& step) {
     pages_.Share(first.pages, NumTokens(head), MaxTokens(head), head.pages);
     head.num_cached = NumTokens(head);
     TakeHead(step);
+    --room.draws;
   }
 }
 
@@ -185,6 +246,7 @@ void Scheduler::TakeHead(ScheduledStep& step) {
   waiting_.pop_front();
   CountWaiting(head, -1);
   head.state = Sequence::State::kRunning;
+  head.num_exact = NumTokens(head);
   running_.push_back(&head);
   step.sequences.push_back(&head);
   if (head.sampling != nullptr) return;  // it has started before
@@ -194,7 +256,7 @@ void Scheduler::TakeHead(ScheduledStep& step) {
 }
 
 bool Scheduler::ShouldWait() const {
-  std::array<size_t, 5> count{};
+  std::array<size_t, static_cast<size_t>(Readiness::kCount)> count{};
   for (const Sequence* sequence : running_) {
     ++count[static_cast<size_t>(ReadinessOf(*sequence))];
   }
@@ -212,10 +274,24 @@ bool Scheduler::Grow(Sequence& sequence, ScheduledStep& step) {
          pages_.Grow(sequence.pages, NumTokens(sequence), MaxTokens(sequence));
 }
 
+bool Scheduler::GrowOrPreempt(Sequence& sequence, ScheduledStep& step) {
+  while (!Grow(sequence, step)) {
+    Sequence& latest = *running_.back();
+    ++latest.num_preemptions;
+    if (std::erase(step.sequences, &latest) > 0) DropWindow(latest.guesses);
+    Preempt();
+    if (&latest == &sequence) return false;
+  }
+  return true;
+}
+
 // Tokens that steps in flight draw are not known yet, so pages that they fill cannot be cached.
+// INVARIANT: what the fast path has computed is never cached (FastPathTest.*).
 void Scheduler::FreePages(Sequence& sequence) {
   const absl::Span<const int32_t> tokens(sequence.tokens);
-  const auto computed = static_cast<size_t>(sequence.num_cached);
+  const bool is_exact = sequence.is_verified || !limits_.fast_path.is_on();
+  const auto computed = static_cast<size_t>(
+      is_exact ? sequence.num_cached : std::min(sequence.num_cached, sequence.num_exact));
   pages_.Free(sequence.pages, limits_.share_prefixes
                                   ? tokens.first(std::min(computed, tokens.size()))
                                   : tokens.first(0));
@@ -230,6 +306,8 @@ void Scheduler::Preempt() {
   ++num_preemptions_;
   Sequence& sequence = *running_.back();
   running_.pop_back();
+  DropWindow(sequence.candidates);
+  sequence.is_window_closed = false;
   FreePages(sequence);
   sequence.state = Sequence::State::kWaiting;
   waiting_.push_front(&sequence);
@@ -247,7 +325,8 @@ void Scheduler::CountWaiting(const Sequence& sequence, int sign) {
   } else {
     num_waiting_requests_ -= --waiting == 0 ? 1 : 0;
   }
-  num_waiting_tokens_ += sign * NumTokens(sequence);
+  // Candidates are dropped when it is preempted, pending ones later.
+  num_waiting_tokens_ += sign * (NumTokens(sequence) - sequence.num_pending_candidates);
 }
 
 }  // namespace isobit

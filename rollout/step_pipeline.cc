@@ -10,6 +10,29 @@
 namespace isobit {
 namespace {
 
+// Whether what the step draws for the sequence is not certain: the fast path draws it, or has drawn
+// tokens before it.
+bool DrawsCandidate(const Sequence& sequence, const ModelStep& step) {
+  if (!sequence.is_verified || !sequence.guesses.empty()) return false;
+  return step.fast || !sequence.candidates.empty() || sequence.num_pending_candidates > 0;
+}
+
+// Adds the row of the sequence's last token or candidate, which the contract will compute again.
+void AddCandidate(Sequence& sequence, ModelStep& step) {
+  const std::vector<int32_t>& candidates = sequence.candidates;
+  const auto behind = static_cast<uint32_t>(candidates.size()) + sequence.num_pending;
+  const int64_t position = static_cast<int64_t>(sequence.tokens.size()) + behind - 1;
+  const int32_t last = candidates.empty() ? sequence.tokens.back() : candidates.back();
+  const int32_t fed_by = sequence.num_pending > 0 ? sequence.last_draw : -1;
+  const size_t index = PlanRow(last, fed_by, position, sequence.pages.data(), step);
+  LogProbRequest& draw = step.requests[index];
+  SequenceSampling& sampling = *sequence.sampling;
+  draw.sampling = sampling.needs_counts() ? sampling.RowBehind(candidates) : sampling.NextRow(behind);
+  sequence.last_draw = static_cast<int32_t>(index);
+  ++sequence.num_pending;
+  ++sequence.num_pending_candidates;
+}
+
 // Adds the sequence's next row or rows and its draws, of which it returns the number: one, and one
 // behind each guess.
 size_t AddToStep(Sequence& sequence, ModelStep& step) {
@@ -64,12 +87,20 @@ void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   ClearStep(step.model);
   step.model.page_copies = std::move(scheduled.copies);
   step.model.batch.writes_past = scheduled.writes_past;
+  step.model.fast = scheduled.fast;
   step.num_draws.clear();
+  step.is_candidate.clear();
   for (Sequence* sequence : scheduled.sequences) {
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, eos_token_ids_);
     }
-    step.num_draws.push_back(AddToStep(*sequence, step.model));
+    step.is_candidate.push_back(DrawsCandidate(*sequence, step.model));
+    if (step.is_candidate.back()) {
+      AddCandidate(*sequence, step.model);
+      step.num_draws.push_back(1);
+    } else {
+      step.num_draws.push_back(AddToStep(*sequence, step.model));
+    }
   }
   step.model.results.resize(step.model.requests.size());
   step.sequences = std::move(scheduled.sequences);
@@ -85,7 +116,11 @@ void StepPipeline::Commit(RequestTable& table) {
     const absl::Span<LogProbResult> draws = results.first(step.num_draws[i]);
     results.remove_prefix(draws.size());
     if (sequence.state == Sequence::State::kFinished) continue;
-    table.CommitDraws(sequence, draws);
+    if (step.is_candidate[i]) {
+      table.CommitCandidate(sequence, draws[0]);
+    } else {
+      table.CommitDraws(sequence, draws);
+    }
   }
   table.CloseFinished(step.sequences);
 }

@@ -60,6 +60,7 @@ class StepPipeline {
     std::vector<Sequence*> sequences;  // that draw, in the order of model's requests; some may have
                                        // finished
     std::vector<size_t> num_draws;     // of each sequence
+    std::vector<bool> is_candidate;    // of each sequence: its draw is to be verified
     EndedRequests ended;               // what ended while this was the last step launched
   };
 

@@ -61,6 +61,17 @@ PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, Mod
   return planned;
 }
 
+size_t PlanRow(int32_t id, int32_t fed_by, int64_t position, const int32_t* pages,
+               ModelStep& step) {
+  const auto row = static_cast<int64_t>(step.batch.ids.size());
+  step.batch.ids.push_back(fed_by >= 0 ? kAnyId : id);
+  step.batch.sequences.push_back(
+      {.first_row = row, .num_rows = 1, .first_position = position, .pages = pages});
+  step.feeds.push_back(fed_by);
+  AddRequest(row, kDraw, step);
+  return step.requests.size() - 1;
+}
+
 size_t PlanDrawFromLastRow(ModelStep& step) {
   ISOBIT_CHECK(!step.requests.empty() && step.requests.back().target == kDraw)
       << "no draw to repeat";

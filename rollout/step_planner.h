@@ -42,6 +42,10 @@ void ClearStep(ModelStep& step);
 // sequence's page table, for its rows and for what is cached.
 PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, ModelStep& step);
 
+// Adds one row, of token `id` at `position`, or with fed_by >= 0 of the token that request `fed_by`
+// of the last launched step draws; and the draw of what follows. Returns the draw's request.
+size_t PlanRow(int32_t id, int32_t fed_by, int64_t position, const int32_t* pages, ModelStep& step);
+
 // Adds the draw of a sequence that has no row in the step, because its tokens are those of the
 // sequence added last: one more draw from the same row. Returns its request.
 size_t PlanDrawFromLastRow(ModelStep& step);

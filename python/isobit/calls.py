@@ -32,6 +32,7 @@ from isobit.weights import (
 
 InFlightMode = Literal["abort", "wait", "recompute_kv"]
 PauseMode = Literal["abort", "wait", "keep"]
+Determinism = Literal["required", "none"]
 SleepLevel = Literal["kv_cache", "kv_cache_and_weights"]
 GapDetail = Literal["all", "unequal", "none"]
 CompareEvent = TokenGaps | SequenceReport | CompareSummary
@@ -169,6 +170,7 @@ def generate_request(
     timeout_ms: int | None,
     draft_token_ids: TokenIds,
     speculation: bool | None,
+    determinism: str,
     sampling: Mapping,
 ) -> rollout_pb2.GenerateRequest:
     return rollout_pb2.GenerateRequest(
@@ -180,6 +182,7 @@ def generate_request(
         final_only=not stream,
         draft_token_ids=token_list(draft_token_ids, "draft_token_ids"),
         speculation=speculation,
+        determinism=_enum_value(rollout_pb2.Determinism, "DETERMINISM_", determinism),
     )
 
 

@@ -17,7 +17,15 @@ from typing import Literal, Unpack, overload
 import grpc
 
 from isobit import calls
-from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, SleepLevel, TokenIds
+from isobit.calls import (
+    CONTROL_TIMEOUT_S,
+    WORK_TIMEOUT_S,
+    Determinism,
+    InFlightMode,
+    PauseMode,
+    SleepLevel,
+    TokenIds,
+)
 from isobit.channel import ServiceClient
 from isobit.credentials import Security
 from isobit.results import Chunk, Sample, Score
@@ -162,6 +170,7 @@ class RolloutClient(_ModelServiceClient):
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> list[Sample]: ...  # fmt: skip
 
@@ -170,6 +179,7 @@ class RolloutClient(_ModelServiceClient):
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk | Sample]: ...  # fmt: skip
 
@@ -183,6 +193,7 @@ class RolloutClient(_ModelServiceClient):
         timeout_ms=None,
         draft_token_ids=(),
         speculation=None,
+        determinism="required",
         timeout=WORK_TIMEOUT_S,
         **sampling,
     ):
@@ -198,6 +209,7 @@ class RolloutClient(_ModelServiceClient):
           draft_token_ids: texts that samples may repeat, one after the other, such as a trajectory of earlier
             weights; at most n * max_tokens. They change the time, never a bit.
           speculation: False: no guesses for this request, and none from its samples for others.
+          determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
           timeout: ends the call with DeadlineExceededError.
           **sampling: see SamplingOptions.
 
@@ -212,6 +224,7 @@ class RolloutClient(_ModelServiceClient):
             timeout_ms,
             draft_token_ids,
             speculation,
+            determinism,
             sampling,
         )
         events = self._stream(self._stub.Generate, request, timeout, calls.SampleAssembly().events)

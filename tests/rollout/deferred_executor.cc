@@ -56,6 +56,7 @@ class DeferredExecutor final : public RankExecutor {
 
   std::string backend() const override { return rank_->backend(); }
   int depth() const override { return 2; }
+  bool has_fast_path() const override { return rank_->has_fast_path(); }
   RankMemory memory() const override { return rank_->memory(); }
   absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
   absl::Status AllocateKvCache(int32_t num_pages) override {

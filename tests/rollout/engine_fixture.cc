@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/runtime/host_executor.h"
 #include "tests/rollout/deferred_executor.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
@@ -54,8 +53,8 @@ EngineOptions EngineFixture::DefaultOptions() const {
   return options;
 }
 
-MakeRank EngineFixture::RankOf(std::function<std::unique_ptr<Ops>()> make_ops) const {
-  const MakeRank host = MakeHostRank(std::move(make_ops));
+MakeRank EngineFixture::RankOf(MakeHostOps make_ops, MakeHostOps make_fast_ops) const {
+  const MakeRank host = MakeHostRank(std::move(make_ops), 0, std::move(make_fast_ops));
   return depth_ == 1 ? host : MakeDeferredRank(host);
 }
 

@@ -11,6 +11,7 @@
 
 #include "common/checkpoint/model_config.h"
 #include "gtest/gtest.h"
+#include "kernels/runtime/host_executor.h"
 #include "rollout/engine.h"
 #include "tests/support/temp_dir.h"
 
@@ -41,8 +42,9 @@ class EngineFixture : public testing::Test {
   // Four ranks, 64 pages of 4 tokens.
   EngineOptions DefaultOptions() const;
 
-  // A backend for options.runner.make_rank: a host rank, deferred where depth_ is 2.
-  MakeRank RankOf(std::function<std::unique_ptr<Ops>()> make_ops) const;
+  // A backend for options.runner.make_rank: a host rank, deferred where depth_ is 2. make_fast_ops:
+  // of its fast path; null: it has none.
+  MakeRank RankOf(MakeHostOps make_ops, MakeHostOps make_fast_ops = nullptr) const;
 
   // An engine that serves `model`, a directory that a test has written below root_.
   std::unique_ptr<Engine> MakeEngine(const EngineOptions& options,

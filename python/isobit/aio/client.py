@@ -9,7 +9,15 @@ from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
 from isobit.aio.channel import ServiceClient, in_threads
-from isobit.calls import CONTROL_TIMEOUT_S, WORK_TIMEOUT_S, InFlightMode, PauseMode, SleepLevel, TokenIds
+from isobit.calls import (
+    CONTROL_TIMEOUT_S,
+    WORK_TIMEOUT_S,
+    Determinism,
+    InFlightMode,
+    PauseMode,
+    SleepLevel,
+    TokenIds,
+)
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
@@ -144,6 +152,7 @@ class RolloutClient(_ModelServiceClient):
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> Coroutine[Any, Any, list[Sample]]: ...  # fmt: skip
 
@@ -152,6 +161,7 @@ class RolloutClient(_ModelServiceClient):
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk | Sample, None]: ...  # fmt: skip
 
@@ -165,6 +175,7 @@ class RolloutClient(_ModelServiceClient):
         timeout_ms=None,
         draft_token_ids=(),
         speculation=None,
+        determinism="required",
         timeout=WORK_TIMEOUT_S,
         **sampling,
     ):
@@ -180,6 +191,7 @@ class RolloutClient(_ModelServiceClient):
           draft_token_ids: texts that samples may repeat, one after the other, such as a trajectory of earlier
             weights; at most n * max_tokens. They change the time, never a bit.
           speculation: False: no guesses for this request, and none from its samples for others.
+          determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
           timeout: ends the call with DeadlineExceededError.
           **sampling: see SamplingOptions.
 
@@ -194,6 +206,7 @@ class RolloutClient(_ModelServiceClient):
             timeout_ms,
             draft_token_ids,
             speculation,
+            determinism,
             sampling,
         )
         events = self._stream("Generate", request, timeout, calls.SampleAssembly().events)
