@@ -31,7 +31,8 @@ struct GenerationRequest {
   // Texts that samples may repeat, one after the other, for drafters; of any quality.
   std::vector<int32_t> draft_tokens{};
   bool speculate = true;  // false: no guesses for this request
-  // false: a fast path, if there is one, may draw its tokens, with bits that are promised to nobody.
+  // false: a fast path, if there is one, may draw its tokens, with bits that are promised to
+  // nobody.
   bool deterministic = true;
 };
 

@@ -123,7 +123,8 @@ void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> dra
   size_t accepted = 0;  // guesses that have brought one more token
   size_t right = 0;     // guesses that have become tokens
   while (true) {
-    const bool is_right = accepted < guesses.size() && draws[accepted].token.id == guesses[accepted];
+    const bool is_right =
+        accepted < guesses.size() && draws[accepted].token.id == guesses[accepted];
     right += is_right ? 1 : 0;
     sequence.num_accepted_tokens += is_right && sequence.is_verified ? 1 : 0;
     CommitToken(sequence, draws[accepted]);

@@ -136,9 +136,9 @@ void RolloutService::Begin(const grpc::CallbackServerContext& context,
     tapped = std::make_unique<TappedRequest>(tap_, generation.id, request);
   }
   DropContent(&request);
-  const auto stream =
-      std::make_shared<GenerateStream>(engine_, is_exact ? info_.server().fingerprint() : of_fast_path_,
-                                       memory_, generation.client, metrics_.generation, final_only);
+  const auto stream = std::make_shared<GenerateStream>(
+      engine_, is_exact ? info_.server().fingerprint() : of_fast_path_, memory_, generation.client,
+      metrics_.generation, final_only);
   stream->Start(open, std::move(generation), status, std::move(tapped));
 }
 

@@ -58,9 +58,10 @@ ABSL_FLAG(int, speculation_max_tokens, 8,
           "The most tokens that are guessed for a sequence in a step (--speculation).");
 ABSL_FLAG(int64_t, speculation_history_mb, 64,
           "Memory for texts that the drafter history keeps, in MiB.");
-ABSL_FLAG(int, verify_window, 16,
-          "Rows of a sequence that are verified together: its last token and what the fast path has "
-          "drawn behind it, 2 to 1024 (--speculation=fast_path).");
+ABSL_FLAG(
+    int, verify_window, 16,
+    "Rows of a sequence that are verified together: its last token and what the fast path has "
+    "drawn behind it, 2 to 1024 (--speculation=fast_path).");
 ABSL_FLAG(int, verify_group, 0,
           "Sequences that are verified together; 0: as many as a step has room for, at most 32 "
           "(--speculation=fast_path).");
@@ -145,9 +146,10 @@ absl::Status ReadSpeculation(EngineOptions& engine) {
   const std::string who = absl::GetFlag(FLAGS_speculation);
   if (who == "fast_path") {
     if (engine.runner.mode != NumericsMode::kTree) {
-      return absl::InvalidArgumentError(absl::StrCat("--speculation=fast_path verifies by tree, but "
-                                                     "--numerics is ",
-                                                     NumericsModeName(engine.runner.mode)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--speculation=fast_path verifies by tree, but "
+                       "--numerics is ",
+                       NumericsModeName(engine.runner.mode)));
     }
     engine.scheduler.fast_path = {.window = static_cast<size_t>(window),
                                   .group = static_cast<size_t>(group)};
@@ -237,10 +239,9 @@ absl::Status FitFastPath(SchedulerLimits& limits) {
   }
   const size_t rows = fast_path.window * fast_path.group;
   if (rows <= limits.max_running) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--verify_window x --verify_group is ", fast_path.window, " x ", fast_path.group,
-                   " = ", rows, " rows of a step, expected at most --max_running (",
-                   limits.max_running, ")"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--verify_window x --verify_group is ", fast_path.window, " x ", fast_path.group, " = ", rows,
+      " rows of a step, expected at most --max_running (", limits.max_running, ")"));
 }
 
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {

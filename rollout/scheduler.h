@@ -63,9 +63,9 @@ struct PromptCounts {
 // Not thread-safe. Owns no sequence: remove a sequence before it is destroyed.
 class Scheduler {
  public:
-  // Needs max_running > 0, max_batch_tokens >= max_running and fast_path.window <= max_running. Each sequence must fit alone: its
-  // tokens, including those still to come, are at most max_batch_tokens and fit in all pages.
-  // speculation: outlives the object; null: no guesses.
+  // Needs max_running > 0, max_batch_tokens >= max_running and fast_path.window <= max_running.
+  // Each sequence must fit alone: its tokens, including those still to come, are at most
+  // max_batch_tokens and fit in all pages. speculation: outlives the object; null: no guesses.
   Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation = nullptr);
 
   // Puts a new sequence at the end of the queue.
@@ -100,7 +100,7 @@ class Scheduler {
   size_t num_waiting_requests() const { return num_waiting_requests_; }
   int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // cached ones included
   const PromptCounts& prompt_counts() const { return prompt_counts_; }
-  int64_t num_preemptions() const { return num_preemptions_; }  // since the start
+  int64_t num_preemptions() const { return num_preemptions_; }        // since the start
   const FastPathCounts& fast_path_counts() const { return counts_; }  // any thread
 
  private:

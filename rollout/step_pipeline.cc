@@ -27,7 +27,8 @@ void AddCandidate(Sequence& sequence, ModelStep& step) {
   const size_t index = PlanRow(last, fed_by, position, sequence.pages.data(), step);
   LogProbRequest& draw = step.requests[index];
   SequenceSampling& sampling = *sequence.sampling;
-  draw.sampling = sampling.needs_counts() ? sampling.RowBehind(candidates) : sampling.NextRow(behind);
+  draw.sampling =
+      sampling.needs_counts() ? sampling.RowBehind(candidates) : sampling.NextRow(behind);
   sequence.last_draw = static_cast<int32_t>(index);
   ++sequence.num_pending;
   ++sequence.num_pending_candidates;

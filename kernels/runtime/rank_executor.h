@@ -48,7 +48,7 @@ struct ModelStep {
   std::vector<LogProbResult> results;    // [requests], set by Collect
   // Computed by the fast path (RankExecutor::has_fast_path): its bits are promised to nobody.
   bool fast = false;
-  DeviceTimes times;                     // set by Collect of rank 0, with RankOptions::time_steps
+  DeviceTimes times;  // set by Collect of rank 0, with RankOptions::time_steps
 };
 
 // What a rank has allocated of its backend's memory, in bytes.

@@ -16,7 +16,7 @@ from isobit_tools.services import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-LETTERS = {"rollout": "R", "scorer": "S", "comparator": "C"}
+LETTERS = {"rollout": "R", "scorer": "S", "comparator": "C", "fast path": "F"}
 
 
 def documented() -> dict[str, set[str]]:
@@ -65,6 +65,13 @@ class MetricsTest(ServiceTest):
                 self.assertEqual(served, documented()[name], "docs/metrics.md lists what is served")
             values[name] = metric_values(text)
         self.check_values(**values)
+
+    def test_metrics_of_the_fast_path(self):
+        rollout = self.start("rollout", "--metrics_port=0", "--speculation=fast_path")
+        text = http_get(http_url(rollout, "metrics"))
+        self.check_by_promtool(text)
+        served = set(re.findall(r"# TYPE (\w+)", text))
+        self.assertEqual(served - documented()["rollout"], documented()["fast path"])
 
     def check_values(self, rollout, scorer, comparator):
         self.assertEqual(comparator["isobit_tokens_compared_total"], 64)

@@ -35,6 +35,7 @@ TESTS = (
     "engine_sharing_test",
     "prefix_bits_test",
     "drafters_test",
+    "fast_path_test",
     "speculation_test",
     "speculation_soak_test",
 )
@@ -303,19 +304,19 @@ MUTATIONS = (
         "guesses: kept where the draw is the less likely token",
         ROLLOUT + "request_table.cc",
         (
-            "  CommitToken(sequence, draws[0]);",
+            "  size_t accepted = 0;  //",
             "  if (MUTANT && !guesses.empty() && draws[0].token.logprob < -1.0f) {\n"
             "    draws[0].token.id = guesses[0];\n"
             "  }\n"
-            "  CommitToken(sequence, draws[0]);",
+            "  size_t accepted = 0;  //",
         ),
     ),
     edit(
         "guesses: one draw too many is kept",
         ROLLOUT + "request_table.cc",
         (
-            "sequence.tokens.back() == guesses[accepted]",
-            "(MUTANT || sequence.tokens.back() == guesses[accepted])",
+            "draws[accepted].token.id == guesses[accepted]",
+            "(MUTANT || draws[accepted].token.id == guesses[accepted])",
         ),
     ),
     edit(
@@ -354,10 +355,45 @@ MUTATIONS = (
         ("guess ? Readiness::kGuess", "guess && !MUTANT ? Readiness::kGuess"),
     ),
     edit(
+        "fast path: it verifies itself",
+        ROLLOUT + "scheduler.cc",
+        ("!starts && !verifies;", "!starts && (MUTANT || !verifies);"),
+    ),
+    edit(
+        "fast path: its keys are found by others",
+        ROLLOUT + "scheduler.cc",
+        (
+            "std::min(sequence.num_cached, sequence.num_exact)",
+            "std::min(sequence.num_cached, MUTANT ? sequence.num_cached : sequence.num_exact)",
+        ),
+    ),
+    edit(
+        "fast path: what follows a candidate is not verified",
+        ROLLOUT + "step_pipeline.cc",
+        (
+            "return step.fast || !sequence.candidates.empty()",
+            "return step.fast || (MUTANT ? false : !sequence.candidates.empty())",
+        ),
+    ),
+    edit(
+        "fast path: candidates are not dropped with their pages",
+        ROLLOUT + "scheduler.cc",
+        (
+            "  DropWindow(sequence.candidates);",
+            "  if (!MUTANT) DropWindow(sequence.candidates);",
+        ),
+    ),
+    edit(
         "guesses: other clients' texts",
         ROLLOUT + "history_store.cc",
-        ("Use(clients_[client], HashOf(prompt))", 'Use(clients_[MUTANT ? "" : client], HashOf(prompt))'),
-        ("Client& of_client = clients_[client];", 'Client& of_client = clients_[MUTANT ? "" : client];'),
+        (
+            "Use(clients_[client], HashOf(prompt))",
+            'Use(clients_[MUTANT ? "" : client], HashOf(prompt))',
+        ),
+        (
+            "Client& of_client = clients_[client];",
+            'Client& of_client = clients_[MUTANT ? "" : client];',
+        ),
     ),
 )
 

@@ -91,9 +91,10 @@ class FastPathTest : public SpeculationFixture {
   }
 
   void Print(const char* what, const Comparison& c) const {
-    std::printf("%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld of %ld "
-                "candidates became tokens\n",
-                what, depth_, c.tokens, c.different, c.other_ends, c.accepted, c.draft_tokens);
+    std::printf(
+        "%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld of %ld "
+        "candidates became tokens\n",
+        what, depth_, c.tokens, c.different, c.other_ends, c.accepted, c.draft_tokens);
   }
 
   // What a path's candidates are worth.
