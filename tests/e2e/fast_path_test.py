@@ -1,5 +1,5 @@
-"""LLM-42's scheme over gRPC: a rollout that decodes on a fast path gives all who want them the bits of one that
-does not, beside requests that want none."""
+"""LLM-42's scheme over gRPC: a rollout that decodes on a fast path gives all who want them the bits of one
+that does not, beside requests that want none."""
 
 import unittest
 from concurrent.futures import ThreadPoolExecutor

@@ -7,39 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "common/base/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/tree_ops.h"
+#include "tests/rollout/noisy_ops.h"
 #include "tests/rollout/speculation_fixture.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
 namespace {
-
-// Adds noise to partial sums and logits, which changes hidden states, keys, values and draws.
-class NoisyOps final : public cpu::TreeOps {
- public:
-  explicit NoisyOps(float noise) : TreeOps(CpuOptions()), noise_(noise) {}
-
- protected:
-  absl::Status Product(const LinearArgs& a) override {
-    ISOBIT_RETURN_IF_ERROR(TreeOps::Product(a));
-    if (a.fp32_out == nullptr) return absl::OkStatus();
-    for (int64_t row = 0; row < a.m; ++row) {
-      for (int64_t i = 0; i < a.weight.shape.n; ++i) {
-        state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-        const auto sign = static_cast<float>(static_cast<int32_t>(state_ >> 32)) / 2147483648.0f;
-        a.fp32_out[row * a.ldy + i] += noise_ * sign;
-      }
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  const float noise_;
-  uint64_t state_ = 1;
-};
 
 struct NamedPath {
   const char* name;

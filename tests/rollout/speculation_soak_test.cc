@@ -1,6 +1,6 @@
 // Requests with random parameters come, share prompts, go on as conversations, are aborted, paused,
-// preempted and moved to other weights, while random drafters guess: every token that was drawn is
-// the one that the request gets alone, without guesses.
+// preempted and moved to other weights, while random drafters guess or a fast path draws: every
+// token that was drawn is the one that the request gets alone, without.
 #include <algorithm>
 #include <cstdio>
 #include <deque>
@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "rollout/drafters.h"
+#include "tests/rollout/noisy_ops.h"
 #include "tests/rollout/speculation_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
@@ -80,12 +82,23 @@ class SpeculationSoakTest : public SpeculationFixture {
     if (Random(4) == 0) sampling.repetition_penalty = 1.2f;
     request.client = Random(2) == 0 ? "a" : "b";
     request.speculate = Random(8) != 0;
+    request.deterministic = Random(3) != 0;
     if (Random(4) == 0) request.draft_tokens.assign(sampling.max_tokens, 3);
     return request;
   }
 
   // What has been drawn must be what the request gets alone, from its beginning on.
-  void Check(const Live& live) {
+  void Check(const Live& live, bool has_fast_path) {
+    if (live.request.deterministic || !has_fast_path) Compare(live);
+    std::vector<int32_t> turn = live.request.prompt;
+    const std::vector<int32_t>& said = live.sink->samples.begin()->second.tokens;
+    turn.insert(turn.end(), said.begin(), said.end());
+    if (turn.size() > 50) return;
+    past_.push_back(std::move(turn));
+    if (past_.size() > 8) past_.pop_front();
+  }
+
+  void Compare(const Live& live) {
     std::map<uint64_t, std::shared_ptr<RecordingSink>> alone;  // by the weights
     for (const uint64_t odd : {0u, 1u}) {
       alone[odd] = Submit(*alone_.at(odd), live.request);
@@ -111,38 +124,26 @@ class SpeculationSoakTest : public SpeculationFixture {
       ASSERT_EQ(actual.end->reason, expected.end->reason);
       ASSERT_EQ(actual.end->stop_token, expected.end->stop_token);
     }
-    std::vector<int32_t> turn = live.request.prompt;
-    const std::vector<int32_t>& said = live.sink->samples.begin()->second.tokens;
-    turn.insert(turn.end(), said.begin(), said.end());
-    if (turn.size() > 50) return;
-    past_.push_back(std::move(turn));
-    if (past_.size() > 8) past_.pop_front();
   }
+
+  // Runs random operations with few pages.
+  void Soak(EngineOptions options);
 
   std::mt19937 random_{20261125};
   std::deque<std::vector<int32_t>> past_;              // of conversations
   std::map<uint64_t, std::unique_ptr<Engine>> alone_;  // with the weights of odd versions, and even
   int64_t compared_ = 0, guesses_ = 0, accepted_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(Depth, SpeculationSoakTest, testing::Values(1, 2),
-                         testing::PrintToStringParamName());
-
-TEST_P(SpeculationSoakTest, RandomOperationsChangeNoBit) {
-  EngineOptions options = DefaultOptions();
+void SpeculationSoakTest::Soak(EngineOptions options) {
+  EngineOptions plain = DefaultOptions();
+  plain.runner.tensor_parallel_size = 1;
+  alone_[1] = MakeEngine(plain, "v1");
+  alone_[0] = MakeEngine(plain, "v2");
   options.runner.tensor_parallel_size = 1;
-  alone_[1] = MakeEngine(options, "v1");
-  alone_[0] = MakeEngine(options, "v2");
   options.runner.num_pages = 36;
-  options.scheduler = {.max_running = 12, .max_batch_tokens = 100};
-  options.speculation = {.make_drafters =
-                             [] {
-                               auto drafters =
-                                   (*DraftersOf("history,lookup", {.history_bytes = 1 << 16}))();
-                               drafters.push_back(std::make_unique<RandomDrafter>());
-                               return drafters;
-                             },
-                         .max_guesses = 6,
-                         .costs = FreeGuesses()};
+  options.scheduler.max_running = 12;
+  options.scheduler.max_batch_tokens = 100;
+  const bool has_fast_path = options.scheduler.fast_path.is_on();
   const auto engine = MakeEngine(options);
   std::string model = "v1";
   std::deque<Live> live;
@@ -163,15 +164,15 @@ TEST_P(SpeculationSoakTest, RandomOperationsChangeNoBit) {
       ISOBIT_EXPECT_OK(Update(*engine, {.model_path = model, .mode = InFlightMode::kRecomputeKv}));
     }
     engine->Step();
-    std::erase_if(live, [this](const Live& l) {
+    std::erase_if(live, [&](const Live& l) {
       if (!l.sink->done) return false;
-      Check(l);
+      Check(l, has_fast_path);
       return true;
     });
     if (HasFatalFailure()) return;
   }
   Run(*engine);
-  for (const Live& l : live) Check(l);
+  for (const Live& l : live) Check(l, has_fast_path);
   std::printf(
       "depth %d: %d requests, %ld tokens compared, %ld guesses, %ld tokens by right ones, "
       "%ld preemptions\n",
@@ -181,6 +182,31 @@ TEST_P(SpeculationSoakTest, RandomOperationsChangeNoBit) {
   EXPECT_GT(engine->load().num_preemptions, kSteps / 100);
   EXPECT_EQ(engine->load().num_used_pages, 0);
   EXPECT_EQ(engine->load().num_waiting_tokens, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Depth, SpeculationSoakTest, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
+
+TEST_P(SpeculationSoakTest, RandomGuessesChangeNoBit) {
+  EngineOptions options = DefaultOptions();
+  options.speculation = {.make_drafters =
+                             [] {
+                               auto drafters =
+                                   (*DraftersOf("history,lookup", {.history_bytes = 1 << 16}))();
+                               drafters.push_back(std::make_unique<RandomDrafter>());
+                               return drafters;
+                             },
+                         .max_guesses = 6,
+                         .costs = FreeGuesses()};
+  Soak(options);
+}
+
+TEST_P(SpeculationSoakTest, AFastPathChangesNoBit) {
+  EngineOptions options = DefaultOptions();
+  options.runner.make_rank =
+      RankOf([] { return MakeCpuOps({}); }, [] { return std::make_unique<NoisyOps>(0.05f); });
+  options.scheduler.fast_path = {.window = 4, .group = 2};
+  Soak(options);
 }
 
 }  // namespace
