@@ -72,6 +72,20 @@ class ExperimentsTest(unittest.TestCase):
             drafted = sum(v for name, v in load["counters"].items() if "num_draft_tokens" in name)
             self.assertEqual(drafted, load["draft_tokens"])
 
+    def test_llm42(self):
+        result = self.run_quick("llm42")
+        for lengths in ("sharegpt", "64x160"):
+            rows = [row for row in result["shares"] if row["lengths"] == lengths]
+            self.assertEqual(
+                [(row["system"], row["share"]) for row in rows],
+                [("tree", None), ("vanilla", None), ("llm42", 50), ("llm42", 100)],
+            )
+            self.assertLess(0, rows[2]["windows"])
+            self.assertLess(rows[2]["windows"], rows[3]["windows"])
+        grid = {(row["window"], row["group"]): row["windows"] for row in result["windows"]}
+        self.assertEqual(sorted(grid), [(4, 1), (4, 4), (16, 1), (16, 4)])
+        self.assertGreater(grid[4, 1], grid[16, 1])
+
     def test_one_prompt(self):
         modes = self.modes(self.run_quick("one_prompt"))
         self.assertEqual(modes["tree"]["distinct_with_logprobs"], 1)

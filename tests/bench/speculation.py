@@ -90,6 +90,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def read_counters(port: int, prefix: str) -> dict[str, float]:
+    """A service's metrics whose names begin with `prefix`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line.startswith(prefix)]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
 class Speculation:
     def __init__(self, experiment: Experiment, client: RolloutClient, port: int | None):
         self._experiment = experiment
@@ -150,11 +157,7 @@ class Speculation:
         }
 
     def counters(self) -> dict[str, float]:
-        if self._port is None:
-            return {}
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=20) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if line.startswith(COUNTERS)]
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+        return {} if self._port is None else read_counters(self._port, COUNTERS)
 
     def loads(self) -> list[Load]:
         replay = self.calls(0)
