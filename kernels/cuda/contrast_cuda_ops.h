@@ -1,5 +1,5 @@
-// The contrast modes of the CUDA backend: what each does differently from TreeCudaOps. The serving
-// path needs none of it.
+// The contrast modes of the CUDA backend: what each does differently from TreeCudaOps. Steps whose
+// bits are promised need none of it.
 #ifndef ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 
@@ -25,7 +25,7 @@ class BatchInvariantCudaOps final : public TreeCudaOps {
 class VanillaCudaOps final : public TreeCudaOps {
  public:
   // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
-  static absl::StatusOr<std::unique_ptr<CudaOps>> Create(std::unique_ptr<CudaDevice> device);
+  static absl::StatusOr<std::unique_ptr<CudaOps>> Create(std::shared_ptr<CudaResources> resources);
 
   const WeightPacker& packer() const override { return packer_; }
   absl::Status Linear(const LinearArgs& args) override;
@@ -36,7 +36,6 @@ class VanillaCudaOps final : public TreeCudaOps {
 
   std::unique_ptr<cuda::CublasLinear> cublas_;
   const PlainWeightPacker packer_;
-  Scratch gate_up_;  // the product, before SwiGLU
 };
 
 }  // namespace isobit

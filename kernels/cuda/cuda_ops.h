@@ -3,7 +3,10 @@
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 
+#include <memory>
+
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_resources.h"
 #include "kernels/cuda/cuda_step_tables.h"
 #include "kernels/ops.h"
 
@@ -15,6 +18,8 @@ class CudaOps : public Ops {
  public:
   CudaDevice& device() override = 0;
   CudaStepTables& tables() override = 0;
+  // What ops of another mode may share with these (CudaOptions::resources).
+  virtual const std::shared_ptr<CudaResources>& resources() const = 0;
 };
 
 }  // namespace isobit

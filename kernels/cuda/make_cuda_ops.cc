@@ -10,17 +10,21 @@
 namespace isobit {
 
 absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options) {
-  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
-                          CudaDevice::Create(options.device, options.stream));
+  std::shared_ptr<CudaResources> resources = options.resources;
+  if (resources == nullptr) {
+    ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
+                            CudaDevice::Create(options.device, options.stream));
+    resources = std::make_shared<CudaResources>(std::move(device));
+  }
   switch (options.mode) {
     case NumericsMode::kTree:
       break;
     case NumericsMode::kBatchInvariant:
-      return std::make_unique<BatchInvariantCudaOps>(std::move(device));
+      return std::make_unique<BatchInvariantCudaOps>(std::move(resources));
     case NumericsMode::kVanilla:
-      return VanillaCudaOps::Create(std::move(device));
+      return VanillaCudaOps::Create(std::move(resources));
   }
-  return std::make_unique<TreeCudaOps>(std::move(device));
+  return std::make_unique<TreeCudaOps>(std::move(resources));
 }
 
 }  // namespace isobit

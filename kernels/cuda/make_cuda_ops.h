@@ -17,6 +17,8 @@ struct CudaOptions {
   int device = 0;
   NumericsMode mode = NumericsMode::kTree;
   std::optional<cudaStream_t> stream = {};  // where the ops run: see CudaDevice::Create
+  // Of other ops, whose device and stream these use, too, with their scratch; null: none.
+  std::shared_ptr<CudaResources> resources = nullptr;
 };
 
 // FAILED_PRECONDITION: no such device, or it is not Hopper. RESOURCE_EXHAUSTED: no memory.
