@@ -21,12 +21,14 @@ Memory HostMemory(size_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ResidentWeights>> ResidentWeights::Create(
-    const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding) {
+    const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding,
+    const WeightLayout* copies) {
   std::unique_ptr<ResidentWeights> weights(new ResidentWeights(layout, device));
   weights->owns_embedding_ = embedding == nullptr;
   weights->blocks_.push_back(std::move(embedding));
   weights->blocks_.resize(static_cast<size_t>(layout.num_blocks()));
-  const auto padded = [&](int block) { return RoundUp(layout.BlockBytes(block), kBlockAlignment); };
+  const WeightLayout& whole = copies != nullptr ? *copies : layout;
+  const auto padded = [&](int block) { return RoundUp(whole.BlockBytes(block), kBlockAlignment); };
   size_t bytes = 0;
   for (int block = 0; block < layout.num_blocks(); ++block) {
     if (weights->owns(block)) bytes += padded(block);

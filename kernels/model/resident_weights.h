@@ -24,10 +24,12 @@ using PreparedBlocks = std::vector<Memory>;
 class ResidentWeights final : public WeightSource {
  public:
   // Allocates all blocks, uninitialised. `layout` and `device` outlive the object. embedding: that
-  // of another rank in the same memory, which it shares; or null. RESOURCE_EXHAUSTED: they do not
-  // fit into the backend's memory.
+  // of another rank in the same memory, which it shares; or null. copies: the blocks are as large
+  // as it says (WeightLayout::WithCopies), and the caller fills what lies behind `layout` after
+  // each Commit; or null. RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
-      const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding = nullptr);
+      const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding = nullptr,
+      const WeightLayout* copies = nullptr);
 
   absl::StatusOr<const std::byte*> Acquire(int block) override {
     return blocks_[static_cast<size_t>(block)].get();

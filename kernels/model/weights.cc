@@ -21,10 +21,12 @@ constexpr size_t kStagedValues = 128;
 size_t RoundUp(size_t bytes) { return isobit::RoundUp(bytes, kAlignment); }
 
 // Places the parameters one after the other in the order of the operations (ParameterOp), each
-// aligned.
+// aligned. beside: a layout of these parameters, where all but linear layers stay, and behind which
+// these come; or null.
 BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& rank,
-                   const WeightPacker& packer) {
+                   const WeightPacker& packer, const BlockLayout* beside = nullptr) {
   BlockLayout layout;
+  if (beside != nullptr) layout.bytes = beside->bytes;
   std::vector<size_t> order;
   for (const Parameter& parameter : parameters) {
     order.push_back(layout.places.size());
@@ -36,6 +38,10 @@ BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& ra
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return parameters[a].op < parameters[b].op; });
   for (const size_t i : order) {
+    if (beside != nullptr && parameters[i].op != ParameterOp::kLinear) {
+      layout.places[i].offset = beside->places[i].offset;
+      continue;
+    }
     layout.places[i].offset = layout.bytes;
     layout.bytes += RoundUp(PackedBytesOf(parameters[i], rank, packer));
   }
@@ -85,6 +91,15 @@ WeightLayout::WeightLayout(ModelPlan plan, const RankShape& shape, const WeightP
   for (const std::vector<Parameter>& parameters : plan_.blocks) {
     blocks_.push_back(LayOut(parameters, shape_, packer));
   }
+}
+
+WeightLayout WeightLayout::WithCopies(const WeightLayout& layout, const WeightPacker& packer) {
+  WeightLayout copies(layout.plan_, layout.shape_, packer);
+  for (size_t block = 0; block < copies.blocks_.size(); ++block) {
+    copies.blocks_[block] =
+        LayOut(copies.plan_.blocks[block], copies.shape_, packer, &layout.blocks_[block]);
+  }
+  return copies;
 }
 
 int64_t WeightLayout::FirstActivation() const {

@@ -69,6 +69,11 @@ class WeightLayout {
   WeightLayout(const ModelConfig& config, const RankShape& shape, const WeightPacker& packer)
       : WeightLayout(Describe(config), shape, packer) {}
 
+  // The layout of blocks that begin as those of `layout` and hold, behind that, the linear layers
+  // once more, as `packer` packs them. It places linear layers there, and all else where `layout`
+  // does.
+  static WeightLayout WithCopies(const WeightLayout& layout, const WeightPacker& packer);
+
   const ModelPlan& plan() const { return plan_; }
   const ModelConfig& config() const { return plan_.config; }
   const RankShape& shape() const { return shape_; }

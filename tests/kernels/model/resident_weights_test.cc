@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/base/round_up.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/host_device.h"
+#include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
@@ -263,6 +265,36 @@ TEST_F(ResidentWeightsTest, GivesItsMemoryBackAndFillsItAnew) {
   EXPECT_EQ(ranks_[1]->bytes(), bytes);
   EXPECT_EQ(*ranks_[1]->Acquire(1), address);
   ExpectServing(1);
+}
+
+// What a rank keeps behind its blocks is in their memory, and no update writes there.
+TEST_F(ResidentWeightsTest, HasRoomForCopies) {
+  const PlainWeightPacker packer;
+  const WeightLayout copies = WeightLayout::WithCopies(*layouts_[3], packer);
+  ranks_[3] = *ResidentWeights::Create(*layouts_[3], *devices_[3], ranks_[0]->embedding(), &copies);
+  pointers_[3] = ranks_[3].get();
+  size_t bytes = 0;
+  for (int block = 1; block < copies.num_blocks(); ++block) {
+    bytes += RoundUp(copies.BlockBytes(block), 256);
+  }
+  ASSERT_EQ(ranks_[3]->bytes(), bytes);
+  std::vector<absl::Span<std::byte>> behind;
+  for (int block = 1; block < copies.num_blocks(); ++block) {
+    auto* const begin = const_cast<std::byte*>(*ranks_[3]->Acquire(block));
+    behind.emplace_back(begin + layouts_[3]->BlockBytes(block),
+                        copies.BlockBytes(block) - layouts_[3]->BlockBytes(block));
+    EXPECT_FALSE(behind.back().empty());
+    std::ranges::fill(behind.back(), std::byte{7});
+  }
+  for (const int model : {0, 1}) {
+    Load(model);
+    ExpectServing(model);
+    for (const absl::Span<std::byte> copy : behind) {
+      EXPECT_TRUE(std::ranges::all_of(copy, [](std::byte b) { return b == std::byte{7}; }));
+    }
+  }
+  ISOBIT_ASSERT_OK(ranks_[3]->ReleaseMemory());
+  EXPECT_EQ(ranks_[3]->bytes(), 0u);
 }
 
 TEST_F(ResidentWeightsTest, SaysThatTheyDoNotFit) {

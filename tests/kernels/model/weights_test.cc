@@ -9,6 +9,7 @@
 
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
@@ -107,6 +108,46 @@ TEST_P(WeightsTest, EqualWeightsGiveEqualBytes) {
     layout.PackBlock(tensors_, block, a.get());
     layout.PackBlock(tensors_, block, b.get());
     EXPECT_EQ(std::memcmp(a.get(), b.get(), bytes), 0) << "block " << block;
+  }
+}
+
+// Linear layers twice in a block, in two layouts: each as in a block of its own, all else once.
+TEST_P(WeightsTest, CopiesOfLinearLayersLieBehindTheBlock) {
+  for (const int rank : {0, 3}) {
+    const RankShape shape = *ShapeOfRank(config_, rank, 4);
+    const WeightLayout layout(config_, shape, CpuWeightPacker());
+    const WeightLayout plain(config_, shape, packer_);
+    const WeightLayout copies = WeightLayout::WithCopies(layout, packer_);
+    for (int block = 0; block < layout.num_blocks(); ++block) {
+      const AlignedBytes expected = AllocateAligned(layout.BlockBytes(block));
+      layout.PackBlock(tensors_, block, expected.get());
+      const AlignedBytes rows = AllocateAligned(plain.BlockBytes(block));
+      plain.PackBlock(tensors_, block, rows.get());
+      ASSERT_GE(copies.BlockBytes(block), layout.BlockBytes(block));
+      const AlignedBytes both = AllocateAligned(copies.BlockBytes(block));
+      layout.PackBlock(tensors_, block, both.get());
+      copies.PackBlock(tensors_, block, both.get());
+      EXPECT_EQ(std::memcmp(both.get(), expected.get(), layout.BlockBytes(block)), 0) << block;
+      size_t num_linear = 0;
+      for (const Parameter& parameter : layout.plan().blocks[static_cast<size_t>(block)]) {
+        const Role role = parameter.role;
+        const BlockWeights of_copies = copies.Bind(block, both.get());
+        if (parameter.op == ParameterOp::kLinear) {
+          ++num_linear;
+          const LinearWeight copy = of_copies.linear(role);
+          EXPECT_GE(copy.packed, both.get() + layout.BlockBytes(block));
+          EXPECT_EQ(std::memcmp(copy.packed, plain.Bind(block, rows.get()).linear(role).packed,
+                                packer_.PackedBytes(copy.shape)),
+                    0)
+              << block << ", role " << static_cast<int>(role);
+        } else if (parameter.packed == DType::kBf16) {
+          EXPECT_EQ(of_copies.bf16(role), layout.Bind(block, both.get()).bf16(role));
+        } else {
+          EXPECT_EQ(of_copies.fp32(role), layout.Bind(block, both.get()).fp32(role));
+        }
+      }
+      EXPECT_EQ(num_linear, block == 0 ? 0u : block == layout.head_block() ? 1u : 4u);
+    }
   }
 }
 
