@@ -11,11 +11,11 @@ absl::Status ResidualStream::Reserve(int64_t rows) {
   Device& device = ops_.device();
   const int64_t partial_bytes =
       rows * hidden_ * static_cast<int64_t>(has_bf16_partials() ? sizeof(Bf16) : sizeof(float));
-  ISOBIT_RETURN_IF_ERROR(residual_.Reserve(device, rows * hidden_));
-  ISOBIT_RETURN_IF_ERROR(normed_.Reserve(device, rows * hidden_));
-  ISOBIT_RETURN_IF_ERROR(partial_[0].Reserve(device, partial_bytes));
-  ISOBIT_RETURN_IF_ERROR(partial_[1].Reserve(device, partial_bytes));
-  return bias_.Reserve(device, 2 * hidden_);
+  ISOBIT_RETURN_IF_ERROR(buffers_->residual.Reserve(device, rows * hidden_));
+  ISOBIT_RETURN_IF_ERROR(buffers_->normed.Reserve(device, rows * hidden_));
+  ISOBIT_RETURN_IF_ERROR(buffers_->partial[0].Reserve(device, partial_bytes));
+  ISOBIT_RETURN_IF_ERROR(buffers_->partial[1].Reserve(device, partial_bytes));
+  return buffers_->bias.Reserve(device, 2 * hidden_);
 }
 
 size_t ResidualStream::ReservedBytes(int64_t hidden, int64_t rows) {
@@ -49,8 +49,8 @@ absl::Status ResidualStream::Add(size_t h, const Bf16* x, const LinearWeight& we
                                  const float* bias) {
   Half& half = halves_[h];
   const size_t element = has_bf16_partials() ? sizeof(Bf16) : sizeof(float);
-  std::byte* const partial =
-      partial_[turn_].data() + static_cast<size_t>(half.step.first_row * hidden_) * element;
+  std::byte* const partial = buffers_->partial[turn_].data() +
+                             static_cast<size_t>(half.step.first_row * hidden_) * element;
   turn_ = 1 - turn_;
   LinearArgs args = {
       .x = x, .ldx = weight.shape.k, .m = half.step.rows, .weight = weight, .ldy = hidden_};
@@ -66,7 +66,7 @@ absl::Status ResidualStream::Add(size_t h, const Bf16* x, const LinearWeight& we
   half.partial = partial;
   half.bias = nullptr;
   if (bias != nullptr) {
-    float* const copy = bias_.data() + static_cast<int64_t>(h) * hidden_;
+    float* const copy = buffers_->bias.data() + static_cast<int64_t>(h) * hidden_;
     ISOBIT_RETURN_IF_ERROR(
         ops_.device().Copy(copy, bias, static_cast<size_t>(hidden_) * sizeof(float)));
     half.bias = copy;
@@ -102,12 +102,12 @@ absl::Status ResidualStream::SumHalfBefore(size_t h, const Bf16* weight) {
 absl::Status ResidualStream::Sum(size_t h, const Bf16* weight) {
   Half& half = halves_[h];
   if (std::exchange(half.partial, nullptr) == nullptr) return absl::OkStatus();
-  Bf16* const out = normed_.data() + half.step.first_row * hidden_;
+  Bf16* const out = buffers_->normed.data() + half.step.first_row * hidden_;
   return overlapped_->Sum(static_cast<int>(h), NormArgs(half, weight, out));
 }
 
 RmsNormArgs ResidualStream::NormArgs(const Half& half, const Bf16* weight, Bf16* out) const {
-  return {.residual = residual_.data() + half.step.first_row * hidden_,
+  return {.residual = buffers_->residual.data() + half.step.first_row * hidden_,
           .bias = half.bias,
           .weight = weight,
           .out = out,

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,9 @@ class ResidualStream {
   ResidualStream(int64_t hidden, float eps, Ops& ops, AllReduce* all_reduce)
       : hidden_(hidden), eps_(eps), ops_(ops), all_reduce_(all_reduce) {}
 
+  // From now on the memory is that of `other`, of the same model and device. The steps of the two
+  // follow each other.
+  void ShareMemory(const ResidualStream& other) { buffers_ = other.buffers_; }
   // Makes room for steps of `rows`. RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
   // The most bytes that Reserve(rows) takes, without two biases.
@@ -45,7 +49,7 @@ class ResidualStream {
   const StepRows& half(size_t h) const { return halves_[h].step; }
 
   // [rows, hidden], where the embedding goes.
-  Bf16* data() const { return residual_.data(); }
+  Bf16* data() const { return buffers_->residual.data(); }
 
   // Adds the half's last row-parallel result, if there is one, to the residual, and normalises the
   // half's rows with `weight` [hidden]. Returns where the result [half.rows, hidden] lies until the
@@ -53,7 +57,7 @@ class ResidualStream {
   absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight, Bf16* out);
   // The same into memory of the stream.
   absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight) {
-    return Norm(h, weight, normed_.data() + halves_[h].step.first_row * hidden_);
+    return Norm(h, weight, buffers_->normed.data() + halves_[h].step.first_row * hidden_);
   }
 
   // Starts the sum of the half that was computed before half h, so that it travels while half h is
@@ -67,6 +71,15 @@ class ResidualStream {
   absl::Status Add(size_t h, const Bf16* x, const LinearWeight& weight, const float* bias);
 
  private:
+  struct Buffers {
+    GrowingBuffer<Bf16> residual, normed;
+    // Of fp32 or bf16 sums; a double buffer, since a peer may still read the last one
+    // (AllReduce::Norm).
+    GrowingBuffer<std::byte> partial[2];
+    // A copy for each half: the weight block of a bias may be released before the norm that adds
+    // the bias.
+    GrowingBuffer<float> bias;
+  };
   struct Half {
     StepRows step;
     // The last row-parallel result and its bias, until they are added.
@@ -85,14 +98,8 @@ class ResidualStream {
   Ops& ops_;
   AllReduce* const all_reduce_;
 
-  GrowingBuffer<Bf16> residual_, normed_;
-  // Of fp32 or bf16 sums; a double buffer, since a peer may still read the last one
-  // (AllReduce::Norm).
-  GrowingBuffer<std::byte> partial_[2];
-  int turn_ = 0;
-  // A copy for each half: the weight block of a bias may be released before the norm that adds the
-  // bias.
-  GrowingBuffer<float> bias_;
+  std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
+  int turn_ = 0;  // the next partial; 0 between steps, as a layer adds twice
 
   // Of the present step.
   std::vector<Half> halves_;

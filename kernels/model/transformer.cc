@@ -32,13 +32,20 @@ Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& 
       ops_(ops),
       residual_(layout.config().hidden_size, layout.config().rms_norm_eps, ops, all_reduce) {}
 
+void Transformer::ShareMemory(const Transformer& other) {
+  residual_.ShareMemory(other.residual_);
+  activations_ = other.activations_;
+  cosine_ = other.cosine_;
+  sine_ = other.sine_;
+}
+
 absl::Status Transformer::Reserve(int64_t rows) {
   const LayerWidths widths = WidthsOf(layout_);
   Device& device = ops_.device();
   ISOBIT_RETURN_IF_ERROR(residual_.Reserve(rows));
-  ISOBIT_RETURN_IF_ERROR(qkv_.Reserve(device, rows * widths.qkv));
-  ISOBIT_RETURN_IF_ERROR(attended_.Reserve(device, rows * widths.attended));
-  ISOBIT_RETURN_IF_ERROR(activated_.Reserve(device, rows * widths.activated));
+  ISOBIT_RETURN_IF_ERROR(activations_->qkv.Reserve(device, rows * widths.qkv));
+  ISOBIT_RETURN_IF_ERROR(activations_->attended.Reserve(device, rows * widths.attended));
+  ISOBIT_RETURN_IF_ERROR(activations_->activated.Reserve(device, rows * widths.activated));
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
@@ -171,7 +178,7 @@ absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeight
   const ModelConfig& config = layout_.config();
   const LinearWeight weight = w.linear(Role::kQkv);
   const int64_t columns = weight.shape.n;
-  Bf16* const qkv = qkv_.data() + half.first_row * columns;
+  Bf16* const qkv = activations_->qkv.data() + half.first_row * columns;
   ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
                                       .ldx = config.hidden_size,
                                       .m = half.rows,
@@ -204,16 +211,17 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
   const ModelConfig& config = layout_.config();
   const int64_t qkv_columns = w.linear(Role::kQkv).shape.n;
   const int64_t columns = w.linear(Role::kO).shape.k;
-  Bf16* const attended = attended_.data() + half.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(ops_.Attention({.q = qkv_.data() + half.first_row * qkv_columns,
-                                         .ldq = qkv_columns,
-                                         .heads = static_cast<int32_t>(layout_.shape().heads),
-                                         .sequences = half.sequences,
-                                         .kv = kv,
-                                         .scale = contract::AttentionScale(config.head_dim),
-                                         .window = config.WindowOfLayer(layer),
-                                         .out = attended,
-                                         .ldo = columns}));
+  Bf16* const attended = activations_->attended.data() + half.first_row * columns;
+  ISOBIT_RETURN_IF_ERROR(
+      ops_.Attention({.q = activations_->qkv.data() + half.first_row * qkv_columns,
+                      .ldq = qkv_columns,
+                      .heads = static_cast<int32_t>(layout_.shape().heads),
+                      .sequences = half.sequences,
+                      .kv = kv,
+                      .scale = contract::AttentionScale(config.head_dim),
+                      .window = config.WindowOfLayer(layer),
+                      .out = attended,
+                      .ldo = columns}));
   if (probe_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(probe_->SeeAttention(layer, attended, half.rows, columns));
   }
@@ -223,7 +231,7 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
 absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int layer,
                                                   const BlockWeights& w, const Bf16* normed) {
   const int64_t columns = w.linear(Role::kDown).shape.k;
-  Bf16* const activated = activated_.data() + half.first_row * columns;
+  Bf16* const activated = activations_->activated.data() + half.first_row * columns;
   LinearArgs args = {.x = normed,
                      .ldx = layout_.config().hidden_size,
                      .m = half.rows,

@@ -39,6 +39,10 @@ class Transformer {
   Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
               AllReduce* all_reduce);
 
+  // From now on the activations are in the memory of `other`, of the same model and device. The
+  // passes of the two follow each other.
+  void ShareMemory(const Transformer& other);
+
   // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
   // RESOURCE_EXHAUSTED: no memory.
   absl::Status Reserve(int64_t rows);
@@ -68,20 +72,24 @@ class Transformer {
                       int64_t ld);
 
  private:
+  struct Activations {  // of the present batch
+    GrowingBuffer<Bf16> qkv, attended, activated;
+  };
+
   absl::Status ShareRope();
   // For the probe: the residual and the norm of it, after the sums of the op before.
   absl::Status SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
   // next_norm: if the step is in halves, the weight of the norm after this layer; else null.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
   // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
-  // qkv_ = the queries, keys and values. Keys and values go into the cache, too.
+  // activations_->qkv = the queries, keys and values. Keys and values go into the cache, too.
   absl::Status Qkv(const StepRows& half, int layer, const BlockWeights& w, const Bf16* normed,
                    const PagedKv& kv);
-  // Attention of the half's rows over the cache, into attended_. Returns the half's first row
-  // there.
+  // Attention of the half's rows over the cache, into activations_->attended. Returns the half's
+  // first row there.
   absl::StatusOr<const Bf16*> Attend(const StepRows& half, int layer, const BlockWeights& w,
                                      const PagedKv& kv);
-  // The MLP up to its activation, into activated_. Returns the half's first row there.
+  // The MLP up to its activation, into activations_->activated. Returns the half's first row there.
   absl::StatusOr<const Bf16*> Activate(const StepRows& half, int layer, const BlockWeights& w,
                                        const Bf16* normed);
 
@@ -90,7 +98,7 @@ class Transformer {
   Ops& ops_;
   ResidualStream residual_;
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
-  GrowingBuffer<Bf16> qkv_, attended_, activated_;  // activations of the present batch
+  std::shared_ptr<Activations> activations_ = std::make_shared<Activations>();
   ForwardProbe* probe_ = nullptr;
   GrowingBuffer<Bf16> gate_up_;  // of a probed pass
 };

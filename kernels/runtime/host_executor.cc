@@ -154,7 +154,10 @@ class HostExecutor final : public RankExecutor {
         time_steps_(options.time_steps),
         layout_(options.config, options.shape, ops_->packer()),
         path_(options, layout_, *ops_) {
-    if (fast_ops_ != nullptr) fast_.emplace(options, layout_, *fast_ops_);
+    if (fast_ops_ != nullptr) {
+      fast_.emplace(options, layout_, *fast_ops_);
+      fast_->transformer.ShareMemory(path_.transformer);
+    }
   }
 
   template <typename T>

@@ -65,6 +65,15 @@ void Plan(const RowsRun& run, Runner& s, ModelStep& step) {
   }
 }
 
+// With as many in flight as there may be.
+void RunInTurn(ModelRunner& runner, const std::vector<ModelStep*>& steps) {
+  const auto depth = static_cast<size_t>(runner.depth());
+  for (size_t i = 0; i < steps.size() + depth; ++i) {
+    if (i >= depth) Must(runner.Collect(*steps[i - depth]));
+    if (i < steps.size()) Must(runner.Launch(*steps[i]));
+  }
+}
+
 }  // namespace
 
 std::vector<Tokens> TokensForRows(const ModelConfig& config) {
@@ -83,14 +92,24 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
                       const ModelRunnerOptions& options, const RowsRun& run) {
   auto runner = ModelRunner::Create(config, options, /*max_sequences=*/64, kMostRows);
   Must(runner.status());
-  ResidentStore store = (*runner)->NewStore();
-  Must(PrepareWeights({root}, {.model_path = model}, config, store).status());
-  Must((*runner)->Serve(store.Take()));
+  const auto serve = [&](const std::string& served) {
+    ResidentStore store = (*runner)->NewStore();
+    Must(PrepareWeights({root}, {.model_path = served}, config, store).status());
+    Must((*runner)->Serve(store.Take()));
+  };
+  if (!run.replaced.empty()) serve(run.replaced);
+  if (run.sleeps) {
+    Must((*runner)->Release(/*weights=*/true).status());
+    Must((*runner)->RestoreKvCache());
+  }
+  serve(model);
 
   const std::vector<Tokens> sequences = TokensForRows(config);
   std::vector<Runner> runners;
   ResultsOfRows results(sequences.size());
+  if (run.fast != nullptr) run.fast->assign(sequences.size(), {});
   ModelStep step;
+  ModelStep fast;
   // One more sequence enters at each step: prompts and single rows beside several rows.
   for (size_t number = 0;; ++number) {
     for (Runner& s : runners) Plan(run, s, step);
@@ -105,16 +124,38 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
     }
     if (step.batch.ids.empty()) return results;
     step.results.assign(step.requests.size(), {});
-    Must((*runner)->Launch(step));
-    Must((*runner)->Collect(step));
+    std::vector<ModelStep*> passes = {&step};
+    if (run.fast != nullptr) {
+      fast = step;
+      fast.fast = true;
+      passes.insert(run.fast_last ? passes.end() : passes.begin(), &fast);
+    }
+    RunInTurn(**runner, passes);
     for (size_t s = 0; s < runners.size(); ++s) {
       if (runners[s].rows == 0) continue;
-      const auto first = step.results.begin() + static_cast<int64_t>(runners[s].planned.first_draw);
-      results[s].insert(results[s].end(), first, first + runners[s].rows);
+      const auto keep = [&](const ModelStep& of, ResultsOfRows& to) {
+        const auto first = of.results.begin() + static_cast<int64_t>(runners[s].planned.first_draw);
+        to[s].insert(to[s].end(), first, first + runners[s].rows);
+      };
+      keep(step, results);
+      if (run.fast != nullptr) keep(fast, *run.fast);
       runners[s].num_cached += runners[s].rows;
     }
     ClearStep(step);
   }
+}
+
+double ShareOfSameDraws(const ResultsOfRows& a, const ResultsOfRows& b) {
+  int64_t draws = 0;
+  int64_t same = 0;
+  for (size_t s = 0; s < a.size(); ++s) {
+    for (size_t i = 0; i < a[s].size(); ++i) {
+      if (IsScored(kContextOfRows + 1 + static_cast<int64_t>(i))) continue;
+      ++draws;
+      same += a[s][i].token.id == b[s][i].token.id ? 1 : 0;
+    }
+  }
+  return static_cast<double>(same) / static_cast<double>(draws);
 }
 
 bool SameResults(const ResultsOfRows& a, const ResultsOfRows& b) {

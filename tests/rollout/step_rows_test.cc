@@ -1,5 +1,5 @@
 // Several rows of a sequence in one step give what single rows give, bit for bit, on the ranks of
-// the CPU backend and of its scalar definition.
+// the CPU backend and of its scalar definition, and whatever their fast path computes in between.
 #include "tests/rollout/step_rows.h"
 
 #include <functional>
@@ -8,6 +8,8 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/oracle/oracle_ops.h"
+#include "kernels/runtime/host_executor.h"
+#include "tests/rollout/deferred_executor.h"
 #include "tests/rollout/engine_fixture.h"
 
 namespace isobit {
@@ -64,6 +66,32 @@ TEST_P(StepRowsTest, WrongGuessesChangeNoBit) {
       EXPECT_TRUE(SameResults(Run(tp_size, {.rows_of_step = rows, .wrong_guesses = 3}), expected))
           << rows << " rows, TP " << tp_size;
     }
+  }
+}
+
+// INVARIANT: steps of the fast path change no bit of those that compute their rows again.
+TEST_P(StepRowsTest, FastStepsChangeNoBitOfTheOthers) {
+  const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
+  const MakeRank host = MakeHostRank([] { return MakeCpuOps({}); }, /*kv_bytes=*/0,
+                                     [] { return MakeCpuOps({.mode = NumericsMode::kVanilla}); });
+  for (const int tp_size : {2, 4}) {
+    ModelRunnerOptions options = DefaultOptions().runner;
+    options.tensor_parallel_size = tp_size;
+    options.make_rank = depth_ == 1 ? host : MakeDeferredRank(host);
+    const auto run = [&](const RowsRun& rows, const std::string& model = "v1") {
+      return RunRows(config_, root_.path(), model, options, rows);
+    };
+    ResultsOfRows fast;
+    for (const bool sleeps : {false, true}) {
+      EXPECT_TRUE(SameResults(
+          run({.rows_of_step = 3, .fast = &fast, .replaced = "v2", .sleeps = sleeps}), expected))
+          << "TP " << tp_size;
+      EXPECT_FALSE(SameResults(fast, expected)) << "the same numerics";
+      EXPECT_GT(ShareOfSameDraws(fast, expected), 0.8) << "TP " << tp_size;
+    }
+    EXPECT_LT(ShareOfSameDraws(run({}, "v2"), expected), 0.5) << "control";
+    EXPECT_FALSE(SameResults(run({.rows_of_step = 3, .fast = &fast, .fast_last = true}), expected))
+        << "control";
   }
 }
 
