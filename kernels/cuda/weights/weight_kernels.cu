@@ -73,7 +73,35 @@ absl::Status LaunchRound(const StoredMatrix& from, Bf16* to, int64_t to_stride,
               : Launch(RoundKernel<kKind, 1>, grid, stream, from, to, to_stride);
 }
 
-// A thread writes 16 bytes of the packed matrix: eight columns of one row.
+// What 16 bytes of the packed matrix hold: up to eight columns of one row of W, then zeros.
+struct Chunk {
+  int64_t first;  // of its values in W; any number if there are none
+  int64_t count;  // more than 0: values, 8 or more for all; else padding
+};
+
+// Of the i-th 16 bytes.
+__device__ Chunk ChunkAt(const LinearShape& shape, const LeafBlocks& leaves, int64_t i) {
+  const int64_t block = i / (kBlockBytes / 16);
+  const int row = static_cast<int>(i / 8 % kTileRows);
+  const int chunk = static_cast<int>(i % 8) ^ (row % 8);
+  const int in_tile = static_cast<int>(block % leaves.num_blocks());
+  int leaf = 0;
+  while (in_tile >= leaves.block[leaf + 1]) ++leaf;
+  const int64_t column =
+      leaves.column[leaf] + (in_tile - leaves.block[leaf]) * kBlockColumns + chunk * 8;
+  const int64_t source = SourceRow(shape, block / leaves.num_blocks() * kTileRows + row);
+  return {.first = source * shape.k + column,
+          .count = source < 0 ? 0 : leaves.column[leaf + 1] - column};
+}
+
+// Whether eight values of W at a time are aligned.
+bool HasAlignedChunks(const LinearShape& shape, const Bf16* w) {
+  bool aligned = shape.k % 8 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0;
+  for (int l = 0; l < shape.num_leaves; ++l) aligned = aligned && shape.bounds[l] % 8 == 0;
+  return aligned;
+}
+
+// A thread writes 16 bytes of the packed matrix.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     PackKernel(const __grid_constant__ LinearShape shape, const __grid_constant__ LeafBlocks leaves,
@@ -81,27 +109,43 @@ __global__ void __launch_bounds__(kThreads)
   ReleaseSuccessor();
   WaitForPredecessor();
   for (int64_t i = FirstItem(); i < chunks; i += ItemStride()) {
-    const int64_t block = i / (kBlockBytes / 16);
-    const int row = static_cast<int>(i / 8 % kTileRows);
-    const int chunk = static_cast<int>(i % 8) ^ (row % 8);
-    const int in_tile = static_cast<int>(block % leaves.num_blocks());
-    int leaf = 0;
-    while (in_tile >= leaves.block[leaf + 1]) ++leaf;
-    const int64_t column =
-        leaves.column[leaf] + (in_tile - leaves.block[leaf]) * kBlockColumns + chunk * 8;
-    const int64_t source = SourceRow(shape, block / leaves.num_blocks() * kTileRows + row);
-    const int64_t count = source < 0 ? 0 : leaves.column[leaf + 1] - column;
-    const Bf16* const from = w + source * shape.k + column;
+    const Chunk chunk = ChunkAt(shape, leaves, i);
+    const Bf16* const from = w + chunk.first;
     alignas(16) Bf16 values[8] = {};
-    if (kAligned && count >= 8) {
+    if (kAligned && chunk.count >= 8) {
       *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(from);
     } else {
 #pragma unroll
       for (int v = 0; v < 8; ++v) {
-        if (v < count) values[v] = from[v];
+        if (v < chunk.count) values[v] = from[v];
       }
     }
     packed[i] = *reinterpret_cast<const uint4*>(values);
+  }
+}
+
+// A thread reads 16 bytes of the packed matrix, and writes what they hold of W.
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    UnpackKernel(const __grid_constant__ LinearShape shape,
+                 const __grid_constant__ LeafBlocks leaves, int64_t chunks, const uint4* packed,
+                 Bf16* w) {
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  for (int64_t i = FirstItem(); i < chunks; i += ItemStride()) {
+    const Chunk chunk = ChunkAt(shape, leaves, i);
+    if (chunk.count <= 0) continue;
+    Bf16* const to = w + chunk.first;
+    alignas(16) Bf16 values[8];
+    *reinterpret_cast<uint4*>(values) = packed[i];
+    if (kAligned && chunk.count >= 8) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(values);
+    } else {
+#pragma unroll
+      for (int v = 0; v < 8; ++v) {
+        if (v < chunk.count) to[v] = values[v];
+      }
+    }
   }
 }
 
@@ -191,11 +235,20 @@ absl::Status PackLinearOnDevice(const LinearShape& shape, const Bf16* w, std::by
                                 const Stream& stream) {
   const LeafBlocks leaves = BlocksOf(shape);
   const auto chunks = static_cast<int64_t>(PackedLinearBytes(shape) / 16);
-  bool aligned = shape.k % 8 == 0 && reinterpret_cast<uintptr_t>(w) % 16 == 0;
-  for (int l = 0; l < shape.num_leaves; ++l) aligned = aligned && shape.bounds[l] % 8 == 0;
   auto* const to = reinterpret_cast<uint4*>(packed);
-  return aligned ? Launch(PackKernel<true>, GridFor(chunks), stream, shape, leaves, chunks, w, to)
-                 : Launch(PackKernel<false>, GridFor(chunks), stream, shape, leaves, chunks, w, to);
+  return HasAlignedChunks(shape, w)
+             ? Launch(PackKernel<true>, GridFor(chunks), stream, shape, leaves, chunks, w, to)
+             : Launch(PackKernel<false>, GridFor(chunks), stream, shape, leaves, chunks, w, to);
+}
+
+absl::Status UnpackLinearOnDevice(const LinearWeight& weight, Bf16* w, const Stream& stream) {
+  const LinearShape& shape = weight.shape;
+  const LeafBlocks leaves = BlocksOf(shape);
+  const auto chunks = static_cast<int64_t>(PackedLinearBytes(shape) / 16);
+  const auto* const from = reinterpret_cast<const uint4*>(weight.packed);
+  return HasAlignedChunks(shape, w)
+             ? Launch(UnpackKernel<true>, GridFor(chunks), stream, shape, leaves, chunks, from, w)
+             : Launch(UnpackKernel<false>, GridFor(chunks), stream, shape, leaves, chunks, from, w);
 }
 
 absl::Status WidenBiases(const Bf16* from, int64_t count, float* to, const Stream& stream) {

@@ -1,5 +1,6 @@
 // Weights in a GPU's memory become the bytes and sums that the host makes of them: rounding of
-// every dtype, alignment and stride, packing in both layouts, biases, sums of any part of a tensor.
+// every dtype, alignment and stride, packing in both layouts and back, biases, sums of any part of
+// a tensor.
 #include "kernels/cuda/cuda_device_packer.h"
 
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/linear/packer.h"
+#include "kernels/cuda/weights/weight_kernels.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/support/host_packer.h"
@@ -89,34 +91,87 @@ TEST_F(CudaDevicePackerTest, RoundsEveryHalf) {
   EXPECT_EQ(rounded.CopyOut(), expected);
 }
 
-TEST_F(CudaDevicePackerTest, PacksBothLayouts) {
-  const PlainWeightPacker plain;
-  const std::vector<const WeightPacker*> layouts = {&cuda::LinearPacker(), &plain};
+// Shapes of linear layers: gates and ups, queries, keys and values, a head; the leaves of one rank
+// and of several; whole blocks and parts of blocks, rows that are aligned and rows that are not.
+std::vector<LinearShape> Shapes() {
   struct Case {
     int64_t n, k;
     bool gated;
     int leaves;  // of a row-parallel rank's 8 / W, or 8
   };
-  const std::vector<Case> cases = {
-      {64, 512, false, 8}, {4096, 4096, false, 8}, {70, 100, false, 8},  {1, 16, false, 8},
-      {30, 77, true, 8},   {128, 520, true, 8},    {96, 1024, false, 2}, {33, 48, false, 4}};
+  std::vector<LinearShape> shapes;
+  for (const Case& c : std::vector<Case>{{64, 512, false, 8},
+                                         {4096, 4096, false, 8},
+                                         {70, 100, false, 8},
+                                         {1, 16, false, 8},
+                                         {30, 77, true, 8},
+                                         {128, 520, true, 8},
+                                         {96, 1024, false, 2},
+                                         {33, 48, false, 4},
+                                         {6144, 1024, false, 8},
+                                         {3076, 1024, true, 8},
+                                         {18993, 256, false, 8}}) {
+    LinearShape shape = {.n = c.n, .k = c.k, .num_leaves = c.leaves, .gated = c.gated};
+    const contract::LeafPlan plan = contract::PlanColumns(c.k * 8 / c.leaves);
+    for (int l = 0; l <= c.leaves; ++l) {
+      shape.bounds[l] = std::min(plan.bounds[static_cast<size_t>(l)], c.k);
+    }
+    shape.bounds[c.leaves] = c.k;
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+TEST_F(CudaDevicePackerTest, PacksBothLayouts) {
+  const PlainWeightPacker plain;
+  const std::vector<const WeightPacker*> layouts = {&cuda::LinearPacker(), &plain};
   for (const WeightPacker* layout : layouts) {
-    for (const Case& c : cases) {
-      LinearShape shape = {.n = c.n, .k = c.k, .num_leaves = c.leaves, .gated = c.gated};
-      const contract::LeafPlan plan = contract::PlanColumns(c.k * 8 / c.leaves);
-      for (int l = 0; l <= c.leaves; ++l) {
-        shape.bounds[l] = std::min(plan.bounds[static_cast<size_t>(l)], c.k);
-      }
-      shape.bounds[c.leaves] = c.k;
-      const std::vector<uint16_t> bits = Bits(c.n * c.k);
+    for (const LinearShape& shape : Shapes()) {
+      const std::vector<uint16_t> bits = Bits(shape.n * shape.k);
       std::vector<std::byte> expected(layout->PackedBytes(shape));
       ISOBIT_ASSERT_OK(host_.Pack(shape, *layout, bits.data(), expected.data()));
       DeviceBuffer<Bf16> source(bits);
       DeviceBuffer<std::byte> packed(static_cast<int64_t>(expected.size()));
       ISOBIT_ASSERT_OK(packer_->Pack(shape, *layout, source.data(), packed.data()));
       ISOBIT_ASSERT_OK(packer_->Finish());
-      EXPECT_TRUE(packed.CopyOut() == expected) << c.n << " x " << c.k;
+      EXPECT_TRUE(packed.CopyOut() == expected) << shape.n << " x " << shape.k;
       EXPECT_TRUE(packed.GuardsIntact());
+    }
+  }
+}
+
+// What the packed layout holds, row after row; also where its rows begin off 16 bytes. The padding
+// of the packed matrix, here not zeros, goes nowhere.
+TEST_F(CudaDevicePackerTest, UnpacksWhatTheHostPacks) {
+  const PlainWeightPacker plain;
+  const WeightPacker& layout = cuda::LinearPacker();
+  for (const LinearShape& shape : Shapes()) {
+    const std::vector<uint16_t> bits = Bits(shape.n * shape.k);
+    std::vector<std::byte> packed(layout.PackedBytes(shape));
+    std::vector<std::byte> filled(packed.size());
+    layout.Pack(shape, bits.data(), shape.k, packed.data());
+    const std::vector<uint16_t> ones(bits.size(), 0xffff);
+    layout.Pack(shape, ones.data(), shape.k, filled.data());
+    for (size_t i = 0; i < packed.size(); ++i) packed[i] |= ~filled[i];
+    std::vector<Bf16> expected(bits.size());
+    plain.Pack(shape, bits.data(), shape.k, reinterpret_cast<std::byte*>(expected.data()));
+    DeviceBuffer<std::byte> source(packed);
+    for (const size_t offset : {0, 2}) {
+      DeviceBuffer<Bf16> rows(shape.n * shape.k, offset);
+      const auto unpacked = [&](const LinearShape& as) {
+        rows.Poison();
+        EXPECT_TRUE(
+            cuda::UnpackLinearOnDevice({as, source.data()}, rows.data(), device_->stream()).ok());
+        EXPECT_TRUE(device_->Synchronize().ok());
+        return rows.CopyOut();
+      };
+      EXPECT_TRUE(unpacked(shape) == expected)
+          << shape.n << " x " << shape.k << ", offset " << offset;
+      EXPECT_TRUE(rows.GuardsIntact());
+      if (!shape.gated) continue;
+      LinearShape other = shape;
+      other.gated = false;
+      EXPECT_FALSE(unpacked(other) == expected) << "control: gates and ups as they are packed";
     }
   }
 }
