@@ -17,7 +17,7 @@ struct CudaOptions {
   int device = 0;
   NumericsMode mode = NumericsMode::kTree;
   std::optional<cudaStream_t> stream = {};  // where the ops run: see CudaDevice::Create
-  // Of other ops, whose device and stream these use, too, with their scratch; null: none.
+  // Of other ops, which these share; `device` and `stream` are then unused. Null: their own.
   std::shared_ptr<CudaResources> resources = nullptr;
 };
 

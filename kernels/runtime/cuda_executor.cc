@@ -23,6 +23,7 @@
 #include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
+#include "kernels/runtime/fast_path.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/step_draws.h"
 #include "kernels/runtime/step_events.h"
@@ -60,6 +61,7 @@ class CudaExecutor final : public RankExecutor {
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
+  bool has_fast_path() const override { return fast_ != nullptr; }
   RankMemory memory() const override {
     RankMemory memory = {.weights = weights_->bytes(),
                          .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
@@ -150,7 +152,11 @@ class CudaExecutor final : public RankExecutor {
                                                      " rows that need logits: there is memory for ",
                                                      options_.max_sequences));
     }
-    if (const StepGraphs::Graph* const graph = graphs_.Find(step)) {
+    if (step.fast && fast_ == nullptr) {
+      return absl::InvalidArgumentError("a fast step: this rank has no fast path");
+    }
+    const StepGraphs& graphs = step.fast ? fast_->graphs() : graphs_;
+    if (const StepGraphs::Graph* const graph = graphs.Find(step)) {
       ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
                               UploadDecode(step.batch.sequences, graph->shape,
                                            graph->sharing ? cuda_.sharing : cuda::Sharing::kNever));
@@ -165,7 +171,7 @@ class CudaExecutor final : public RankExecutor {
   }
 
   absl::Status CollectStep(ModelStep& step) {
-    ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end()));
+    ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end(), step.fast));
     ISOBIT_ASSIGN_OR_RETURN(const DeviceTimes times, events_->Take());
     if (rank() == 0) step.times = times;
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
@@ -193,6 +199,7 @@ class CudaExecutor final : public RankExecutor {
 
   absl::Status ServeBlocks(const PreparedBlocks& prepared) {
     ISOBIT_RETURN_IF_ERROR(weights_->Commit(prepared));
+    if (fast_ != nullptr) ISOBIT_RETURN_IF_ERROR(fast_->CopyWeights(*weights_));
     if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
     return CaptureGraphs();
@@ -220,8 +227,16 @@ class CudaExecutor final : public RankExecutor {
   // All that steps need but the KV cache and what depends on its pages.
   absl::Status AllocateMemory() {
     const auto row_bytes = static_cast<size_t>(options_.config.hidden_size) * sizeof(Bf16);
-    ISOBIT_ASSIGN_OR_RETURN(weights_, ResidentWeights::Create(layout_, ops_->device()));
+    if (cuda_.fast_path) {
+      ISOBIT_ASSIGN_OR_RETURN(fast_, FastPath::Create(options_, *group_, *ops_, layout_));
+    }
+    ISOBIT_ASSIGN_OR_RETURN(weights_,
+                            ResidentWeights::Create(layout_, ops_->device(), /*embedding=*/nullptr,
+                                                    fast_ != nullptr ? &fast_->layout() : nullptr));
     ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
+    if (fast_ != nullptr) {
+      ISOBIT_RETURN_IF_ERROR(fast_->Reserve(options_.max_rows, transformer_));
+    }
     ISOBIT_ASSIGN_OR_RETURN(
         hidden_, ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * row_bytes));
     ISOBIT_ASSIGN_OR_RETURN(
@@ -251,12 +266,12 @@ class CudaExecutor final : public RankExecutor {
   }
 
   // A step of so many rows, all of which need logits, from their ids to their logits.
-  absl::Status Decode(const UploadedStep& step, int64_t rows) {
+  absl::Status Decode(const UploadedStep& step, int64_t rows, Transformer& transformer) {
     auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
     ISOBIT_RETURN_IF_ERROR(FeedIds(step, rows));
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(step, rows, *weights_, *cache_, hidden));
-    return transformer_.Logits(hidden, rows, *weights_, draws_->logits(),
-                               layout_.shape().vocab.size());
+    ISOBIT_RETURN_IF_ERROR(transformer.Forward(step, rows, *weights_, *cache_, hidden));
+    return transformer.Logits(hidden, rows, *weights_, draws_->logits(),
+                              layout_.shape().vocab.size());
   }
 
   // Any step, likewise.
@@ -271,10 +286,11 @@ class CudaExecutor final : public RankExecutor {
                                      .kv_heads = kv_heads()}));
     ISOBIT_RETURN_IF_ERROR(events_->BeginForward(stream().handle));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
-    ISOBIT_RETURN_IF_ERROR(transformer_.Forward(uploaded, rows, *weights_, *cache_, hidden));
+    Transformer& transformer = step.fast ? fast_->transformer() : transformer_;
+    ISOBIT_RETURN_IF_ERROR(transformer.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
-    return transformer_.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
-                               draws_->logits(), layout_.shape().vocab.size());
+    return transformer.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
+                              draws_->logits(), layout_.shape().vocab.size());
   }
 
   // The hidden rows of the step's requests, one after the other.
@@ -296,18 +312,26 @@ class CudaExecutor final : public RankExecutor {
     const auto guesses = cuda_.max_guesses > 0
                              ? GuessGraphShapes(options_.max_sequences, cuda_.max_guesses)
                              : std::vector<GraphShape>();
-    ISOBIT_RETURN_IF_ERROR(graphs_.Capture(
-        sizes, guesses, cuda_.sharing != cuda::Sharing::kNever, stream().handle,
-        [&](const GraphShape& shape, cuda::Sharing sharing) {
-          return UploadDecode({}, shape, sharing);
-        },
-        [&](const UploadedStep& step, int64_t rows) { return Decode(step, rows); }));
+    const auto capture = [&](Transformer& transformer, const std::vector<GraphShape>& with_guesses,
+                             StepGraphs& graphs) {
+      return graphs.Capture(
+          sizes, with_guesses, cuda_.sharing != cuda::Sharing::kNever, stream().handle,
+          [&](const GraphShape& shape, cuda::Sharing sharing) {
+            return UploadDecode({}, shape, sharing);
+          },
+          [&](const UploadedStep& step, int64_t rows) { return Decode(step, rows, transformer); });
+    };
+    ISOBIT_RETURN_IF_ERROR(capture(transformer_, guesses, graphs_));
+    if (fast_ != nullptr) {
+      // Guesses are there to be verified, which the fast path does not.
+      ISOBIT_RETURN_IF_ERROR(capture(fast_->transformer(), {}, fast_->graphs()));
+    }
     return CheckPeers();
   }
 
-  // Waits for an event of the stream. With NCCL a peer that fails or hangs must end the wait.
-  absl::Status Wait(cudaEvent_t event) const {
-    if (group_->nccl.empty()) {
+  // Waits for the end of the oldest step. With NCCL a peer that fails or hangs must end the wait.
+  absl::Status Wait(cudaEvent_t event, bool fast) const {
+    if (!group_->SumsByNccl(fast ? NumericsMode::kVanilla : options_.mode)) {
       ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(event));
       return absl::OkStatus();
     }
@@ -342,6 +366,7 @@ class CudaExecutor final : public RankExecutor {
   std::unique_ptr<ResidentWeights> weights_;  // at the addresses that the graphs hold
   std::unique_ptr<StepDraws> draws_;
   StepGraphs graphs_;
+  std::unique_ptr<FastPath> fast_;  // null: there is none
 
   Memory hidden_;  // [max_rows, hidden_size] bf16
   Memory picked_;  // [max_sequences, hidden_size] bf16: rows of requests

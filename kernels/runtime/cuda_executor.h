@@ -10,9 +10,10 @@
 namespace isobit {
 
 // All ranks of one engine come from one such function. Errors at the making of a rank: devices are
-// not as many as the ranks, each another, or the vocabulary is beyond kMaxDeviceVocab of
-// log_probs/log_probs.h (INVALID_ARGUMENT); devices are absent, not Hopper or unable to map each
-// other's memory (FAILED_PRECONDITION), full (RESOURCE_EXHAUSTED).
+// not as many as the ranks, each another, a fast path stands beside another mode than tree, or the
+// vocabulary is beyond kMaxDeviceVocab of log_probs/log_probs.h (INVALID_ARGUMENT); devices are
+// absent, not Hopper or unable to map each other's memory (FAILED_PRECONDITION), full
+// (RESOURCE_EXHAUSTED).
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
 }  // namespace isobit

@@ -73,6 +73,11 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
       options.devices.size()) {
     return absl::InvalidArgumentError("two ranks on one device would wait for each other");
   }
+  if (options.fast_path && rank.mode != NumericsMode::kTree) {
+    return absl::InvalidArgumentError(absl::StrCat("a fast path beside numerics ",
+                                                   NumericsModeName(rank.mode),
+                                                   ": it stands beside numerics tree alone"));
+  }
   if (rank.config.vocab_size > cuda::kMaxDeviceVocab) {
     return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.config.vocab_size,
                                                    " tokens; at most ", cuda::kMaxDeviceVocab,
@@ -82,7 +87,8 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
   group->overlap_rows = options.overlap_rows;
   ISOBIT_ASSIGN_OR_RETURN(group->draw_shape, DrawShape::Of(rank));
   ISOBIT_ASSIGN_OR_RETURN(group->free_bytes, FreeBytes(options.devices));
-  if (size > 1 && (rank.mode == NumericsMode::kVanilla || !options.peer_memory)) {
+  if (size > 1 &&
+      (rank.mode == NumericsMode::kVanilla || options.fast_path || !options.peer_memory)) {
     ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
   }
   if (size == 1 || options.peer_memory) {
@@ -147,11 +153,12 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
                                                                         CudaOps& ops) const {
   const auto r = static_cast<size_t>(rank.shape.rank);
   std::unique_ptr<AllReduce> sum;
-  if (!nccl.empty() && rank.mode == NumericsMode::kVanilla) {
+  const bool by_nccl = SumsByNccl(rank.mode);
+  if (by_nccl && rank.mode == NumericsMode::kVanilla) {
     ISOBIT_ASSIGN_OR_RETURN(
         sum, cuda::NcclBf16Sum::Create(rank.config.hidden_size, rank.max_rows, ops.device(),
                                        *nccl[r], ops.device().stream()));
-  } else if (!nccl.empty()) {
+  } else if (by_nccl) {
     ISOBIT_ASSIGN_OR_RETURN(sum, cuda::NcclAllReduce::Create(rank.config.hidden_size, rank.max_rows,
                                                              ops, *nccl[r], ops.device().stream()));
   } else if (!peers.empty()) {

@@ -30,12 +30,17 @@ struct CudaRankGroup {
   static absl::StatusOr<std::shared_ptr<CudaRankGroup>> Create(const CudaRankOptions& options,
                                                                const RankOptions& rank);
 
-  // The sum of this rank with the others; null with one rank. `ops`, of the rank, and the group
-  // outlive it.
+  // The sum of this rank with the others in rank.mode; null with one rank. `ops`, of the rank and
+  // that mode, and the group outlive it.
   absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
                                                            CudaOps& ops) const;
   // What the rank draws through. `device`, of the rank, and the group outlive it.
   absl::StatusOr<std::unique_ptr<RankExchange>> MakeExchange(int rank, CudaDevice& device) const;
+
+  // Whether the sums of that mode are NCCL's.
+  bool SumsByNccl(NumericsMode mode) const {
+    return !nccl.empty() && (mode == NumericsMode::kVanilla || peers.empty());
+  }
 
   // Ends what ranks wait for in NCCL, and their threads' waits for each other.
   void Abort(const absl::Status& reason) const;

@@ -31,6 +31,9 @@ struct CudaRankOptions {
   // It changes speed, never a bit.
   cuda::Sharing sharing = cuda::Sharing::kWhereItPays;
   bool use_graphs = true;
+  // Whether steps may be computed by the fast path (ModelStep::fast), in mode vanilla beside mode
+  // tree. Its copy of the linear layers takes about as much memory as they do.
+  bool fast_path = false;
   // Most guesses of a sequence in a step. Above 0, steps with guesses have graphs, too.
   int max_guesses = 0;
   double memory_fraction = 0.9;  // of each GPU's free memory that the ranks may take, in (0, 1]

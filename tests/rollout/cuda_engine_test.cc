@@ -348,9 +348,11 @@ TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
   };
   for (const int size : {1, 2}) {
     if (!HaveGpus(size)) break;
-    for (const bool peer_memory : {true, false}) {
+    for (const auto& [peer_memory, fast_path] :
+         {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
       CudaRankOptions ranks = Ranks(size);
       ranks.peer_memory = peer_memory;
+      ranks.fast_path = fast_path;
       ranks.memory_fraction = 0.2;
       EngineOptions options = OnGpus(ranks);
       options.runner.num_pages = 0;
@@ -365,9 +367,10 @@ TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
         const size_t free = before[static_cast<size_t>(device)];
         const size_t taken = free - free_bytes(device);
         const double limit = 0.2 * static_cast<double>(free);
-        std::cout << size << " ranks, peer memory " << peer_memory << ": "
-                  << engine->options().runner.num_pages << " pages, " << taken << " bytes taken, "
-                  << engine->memory().total() << " reported, " << limit << " allowed\n";
+        std::cout << size << " ranks, peer memory " << peer_memory << ", fast path " << fast_path
+                  << ": " << engine->options().runner.num_pages << " pages, " << taken
+                  << " bytes taken, " << engine->memory().total() << " reported, " << limit
+                  << " allowed\n";
         EXPECT_LE(static_cast<double>(taken), limit);
         fullest = std::max(fullest, static_cast<double>(taken) / limit);
         EXPECT_LE(taken, engine->memory().total() + (size_t{2} << 30));

@@ -1,0 +1,61 @@
+// See fast_path.h.
+#include "kernels/runtime/fast_path.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "common/checkpoint/model_plan.h"
+#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/weights/weight_kernels.h"
+
+namespace isobit {
+
+absl::StatusOr<std::unique_ptr<FastPath>> FastPath::Create(const RankOptions& options,
+                                                           const CudaRankGroup& group, CudaOps& ops,
+                                                           const WeightLayout& layout) {
+  RankOptions fast = options;
+  fast.mode = NumericsMode::kVanilla;
+  ISOBIT_ASSIGN_OR_RETURN(auto fast_ops,
+                          MakeCudaOps({.mode = fast.mode, .resources = ops.resources()}));
+  ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group.MakeAllReduce(fast, *fast_ops));
+  return std::unique_ptr<FastPath>(
+      new FastPath(options, layout, std::move(fast_ops), std::move(all_reduce)));
+}
+
+FastPath::FastPath(const RankOptions& options, const WeightLayout& layout,
+                   std::unique_ptr<CudaOps> ops, std::unique_ptr<AllReduce> all_reduce)
+    : packed_layout_(layout),
+      ops_(std::move(ops)),
+      layout_(WeightLayout::WithCopies(layout, ops_->packer())),
+      all_reduce_(std::move(all_reduce)),
+      transformer_(layout_, options.rope, *ops_, all_reduce_.get()) {}
+
+absl::Status FastPath::Reserve(int64_t rows, const Transformer& other) {
+  // What the product before SwiGLU takes.
+  const int64_t columns = layout_.Bind(1, nullptr).linear(Role::kGateUp).shape.n;
+  ISOBIT_RETURN_IF_ERROR(
+      ops_->resources()->ReserveScratch(static_cast<size_t>(rows * columns) * sizeof(Bf16)));
+  transformer_.ShareMemory(other);
+  return transformer_.Reserve(rows);
+}
+
+absl::Status FastPath::CopyWeights(WeightSource& weights) {
+  CudaDevice& device = ops_->device();
+  ISOBIT_RETURN_IF_ERROR(device.Enter());
+  for (int block = 0; block < layout_.num_blocks(); ++block) {
+    ISOBIT_ASSIGN_OR_RETURN(const HeldBlock held, HeldBlock::Acquire(weights, block));
+    const BlockWeights packed = packed_layout_.Bind(block, held.bytes());
+    const BlockWeights copies = layout_.Bind(block, held.bytes());
+    for (const Parameter& parameter : layout_.plan().blocks[static_cast<size_t>(block)]) {
+      if (parameter.op != ParameterOp::kLinear) continue;
+      const std::byte* const copy = copies.linear(parameter.role).packed;
+      ISOBIT_RETURN_IF_ERROR(cuda::UnpackLinearOnDevice(
+          packed.linear(parameter.role), const_cast<Bf16*>(reinterpret_cast<const Bf16*>(copy)),
+          device.stream()));
+    }
+  }
+  return device.Synchronize();
+}
+
+}  // namespace isobit
