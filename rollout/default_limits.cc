@@ -21,13 +21,14 @@ constexpr int64_t kFewBatchTokens = 8192;
 }  // namespace
 
 absl::StatusOr<DefaultLimits> DefaultLimitsOf(const ModelConfig& config, int tensor_parallel_size,
-                                              int64_t rank_bytes) {
+                                              int64_t rank_bytes, bool has_fast_path) {
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, tensor_parallel_size));
   const PlainWeightPacker packer;
   const WeightLayout layout(config, shape, packer);
+  const WeightLayout whole = has_fast_path ? WeightLayout::WithCopies(layout, packer) : layout;
   int64_t left = rank_bytes;
-  for (int block = 0; block < layout.num_blocks(); ++block) {
-    left -= static_cast<int64_t>(layout.BlockBytes(block));
+  for (int block = 0; block < whole.num_blocks(); ++block) {
+    left -= static_cast<int64_t>(whole.BlockBytes(block));
   }
   const auto token_bytes = static_cast<int64_t>(KvCache::PageBytes(config, shape, 1));
   const int64_t each = std::min<int64_t>(kTokensOfEach, config.max_position_embeddings);

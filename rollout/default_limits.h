@@ -18,9 +18,10 @@ struct DefaultLimits {
 
 // rank_bytes: what each of tensor_parallel_size ranks may take of its GPU. So many sequences run
 // that 1,024 tokens of each fill no more than half of what the weights leave; where prompts are
-// shared, far longer ones fit. INVALID_ARGUMENT: the ranks cannot share the model's heads equally.
+// shared, far longer ones fit. has_fast_path: the ranks keep their linear layers twice.
+// INVALID_ARGUMENT: the ranks cannot share the model's heads equally.
 absl::StatusOr<DefaultLimits> DefaultLimitsOf(const ModelConfig& config, int tensor_parallel_size,
-                                              int64_t rank_bytes);
+                                              int64_t rank_bytes, bool has_fast_path = false);
 
 }  // namespace isobit
 

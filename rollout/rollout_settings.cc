@@ -214,7 +214,8 @@ absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& co
     const double may_take = static_cast<double>(least) * settings.cuda.memory_fraction;
     ISOBIT_ASSIGN_OR_RETURN(defaults,
                             DefaultLimitsOf(config, settings.engine.runner.tensor_parallel_size,
-                                            static_cast<int64_t>(may_take)));
+                                            static_cast<int64_t>(may_take),
+                                            settings.engine.scheduler.fast_path.is_on()));
   }
   // A step has room for one token of each sequence.
   const int64_t tokens = limits.max_batch_tokens;
@@ -260,6 +261,7 @@ absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
+  cuda.fast_path = settings.engine.scheduler.fast_path.is_on();
   const SpeculationOptions& speculation = settings.engine.speculation;
   if (speculation.make_drafters) cuda.max_guesses = static_cast<int>(speculation.max_guesses);
   return MakeCudaRanks(cuda, settings.fault);

@@ -464,8 +464,9 @@ def run(scratch: Path, number: int) -> tuple[dict[str, np.ndarray], list[str]]:
     failed = []
     for test in TESTS:
         (program,) = (path for path in (scratch / "build/release/tests").rglob(test) if path.is_file())
-        done = subprocess.run([program], env=environment, capture_output=True, timeout=600)
-        if done.returncode != 0:
+        try:
+            subprocess.run([program], env=environment, capture_output=True, timeout=600, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             failed.append(test)
     return values_of(values), failed
 

@@ -201,7 +201,8 @@ TEST_P(FastPathTest, PausesAndUpdates) {
     request.sampling.max_tokens = 30;
     const auto engine = MakeEngine(with);
     const auto sink = Submit(*engine, request);
-    while (sink->samples[0].tokens.size() < 8) engine->Step();
+    while (sink->samples[0].tokens.size() < 8 && engine->Step()) {
+    }
     for (int i = 0; i < 3; ++i) engine->Step();  // candidates
     Pause(*engine, PauseMode::kKeep);
     ISOBIT_EXPECT_OK(Update(*engine, {.model_path = "v2", .mode = InFlightMode::kRecomputeKv}));
