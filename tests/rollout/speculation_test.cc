@@ -31,12 +31,16 @@ struct NamedDrafter {
   IsRight is_right;
 };
 std::vector<NamedDrafter> Drafters() {
+#ifdef ISOBIT_SANITIZED
+  return {{"always wrong", Never()}, {"mostly right", Mixed(0.9)}};
+#else
   return {{"always right", Always()},
           {"always wrong", Never()},
           {"right half of the time", Mixed(0.5)},
           {"mostly right", Mixed(0.9)},
           {"right up to 3", UpTo(3)},
           {"right up to 10", UpTo(10)}};
+#endif
 }
 
 class SpeculationTest : public SpeculationFixture {
@@ -263,7 +267,7 @@ TEST_P(SpeculationTest, ConversationsFindWhatWasDrawn) {
     }
   }
   EXPECT_TRUE(all.same());
-  EXPECT_GT(at_end_of_page, 10);
+  EXPECT_GT(at_end_of_page, 4);
   Print("conversations", all);
 }
 
