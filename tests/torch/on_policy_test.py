@@ -128,8 +128,14 @@ class OnPolicyTest(ServiceTest):
     def test_whole_run(self):
         expected = self.folder()
         services = {tp_size: self.addresses("tree", tp_size) for tp_size in (1, 2, 4)}
-        self.train(1, *services[1], f"--output={expected}")
+        self.train(1, *services[1], f"--output={expected}", "--models_every=2")
         self.assert_on_policy(expected)
+        models = sorted((expected / "models").iterdir())
+        self.assertEqual([path.name for path in models], [f"step-{n:08}" for n in range(0, STEPS + 1, 2)])
+        first, *digests = [
+            run_model_tool(BIN_DIR, "verify", str(p)).split()[0] for p in (self.model, *models)
+        ]
+        self.assertEqual(digests, [first, *(row["weights_digest"] for row in self.rows(expected)[1::2])])
         rewards = [row["reward"] for row in self.rows(expected)]
         self.assertGreater(rewards[-1], rewards[0])
         for processes, tp_size in ((2, 2), (4, 4)):

@@ -18,7 +18,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class RunFolder:
-    """`metrics.jsonl` (one line a step), `tensorboard/`, `recipe.json`, `checkpoints/step-N/`, `model/`.
+    """`metrics.jsonl` (one line a step), `tensorboard/`, `recipe.json`, `checkpoints/step-N/`, `model/`, and
+    on request `models/step-N/`.
 
     Every rank makes one and calls the same methods; metrics are written by rank 0.
     """
@@ -71,13 +72,15 @@ class RunFolder:
                 shutil.rmtree(old)
         dist.barrier()
 
-    def save_model(self, learner: Learner, like: Path) -> None:
-        """Writes the weights as a model directory, `model/`, which the services can serve.
+    def save_model(self, learner: Learner, like: Path, step: int | None = None) -> None:
+        """Writes the weights as a model directory, which the services can serve: `models/step-N/` of a step,
+        else `model/`.
 
         like: the model directory from which the run began.
         """
         weights = learner.weights()
-        from_rank_0("writing the model", lambda: _write_model(weights, like, self.path / "model"))
+        name = "model" if step is None else f"models/step-{step:08}"
+        from_rank_0("writing the model", lambda: _write_model(weights, like, self.path / name))
 
     def load(self, learner: Learner) -> tuple[int, list[Completion] | None]:
         """Puts the latest checkpoint into the learner. Returns its step and its completions drawn ahead; step
@@ -131,7 +134,7 @@ def _write(path: Path, text: str) -> None:
 
 def _write_model(weights: dict[str, Tensor], like: Path, folder: Path) -> None:
     """Makes `folder` a model directory of these weights, with config, tokenizer and template of `like`."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for file in like.iterdir():
         if file.suffix in (".json", ".jinja", ".txt") and not file.name.endswith(".index.json"):
             shutil.copy(file, folder)

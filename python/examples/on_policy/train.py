@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 LEARNERS = {"tree": Learner, "vanilla": VanillaLearner}
 # Flags that say where and how long to run; all others decide about the weights and stay as they are.
 NO_RECIPE = (
-    "rollout", "scorer", "comparator", "output", "resume", "steps", "save_every", "device",
-    "lanes_per_pass", "on_gap", "transport", "metrics_port",
+    "rollout", "scorer", "comparator", "output", "resume", "steps", "save_every", "models_every",
+    "device", "lanes_per_pass", "on_gap", "transport", "metrics_port",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ class Run:
         if step:
             say(f"goes on after step {step}")
         digest = self._sampler.sync(self._learner, step)
+        self._keep_model(step)
         try:
             while step < self._options.steps:
                 stop.check()
@@ -103,12 +104,17 @@ class Run:
                     )
                 if step % self._options.save_every == 0:
                     self._folder.save(self._learner, step, ahead)
+                self._keep_model(step)
         except Stopped:
             self._learner.drop()
             say(f"stopped after step {step}; --resume goes on")
         self._folder.save(self._learner, step, ahead)
         self._folder.save_model(self._learner, self._model)
         say(f"weights after step {step}: {digest}")
+
+    def _keep_model(self, step: int) -> None:
+        if self._options.models_every and step % self._options.models_every == 0:
+            self._folder.save_model(self._learner, self._model, step)
 
     def _gradient_of(
         self, step: int, ahead: list[Completion] | None, clock: Clock
@@ -249,6 +255,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add(g, "resume", False, "go on from the folder's latest checkpoint, with any number of processes")
     add(g, "steps", 100, "optimizer steps in all")
     add(g, "save_every", 10, "steps between checkpoints; two are kept")
+    add(g, "models_every", 0, "steps between weights that are kept as model directories, models/step-N;"
+        " 0: only model/ at the end")  # fmt: skip
     add(
         g, "device", "cuda" if torch.cuda.is_available() else "cpu", "where to train", choices=("cpu", "cuda")
     )
@@ -284,6 +292,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("steps", "save_every", "prompts", "samples", "max_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name}: expected at least 1, got {getattr(options, name)}")
+    if options.models_every < 0:
+        parser.error(f"--models_every: expected 0 or more, got {options.models_every}")
     if not 0 <= options.seed < 2**32:
         parser.error(f"--seed: expected 0 to 2^32 - 1, got {options.seed}")
     if options.temperature <= 0:
