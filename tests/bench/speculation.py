@@ -9,6 +9,11 @@ have the same bits; else the exit status is 1.
     wrong    draft_token_ids that mislead at every fourth token
     edit     the answer repeats text of the prompt with a change, for `lookup`; needs a model of text
     tail     groups of samples whose prompts were sampled before with other noise, for `history`
+    step     an RL step: samples of groups, whose lengths have a long tail. What the weights of --earlier drew
+             with the same seeds comes along as draft_token_ids
+    step_other  the same, drawn with other seeds
+
+"last s" is the time from the first finished request to the last. Plain and guessed rounds alternate.
 """
 
 import argparse
@@ -16,11 +21,14 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+import numpy as np
 from command_line import add_targets
 from experiment import Experiment, run
 from prompts import make_prompts
@@ -38,6 +46,7 @@ QUICK = {
     "groups": 4,
     "samples": 2,
 }
+LOADS = ("wrong", "replay", "edit", "tail", "step", "step_other")
 EDIT = (
     "Task {number}: repeat the following text word for word, but write 'harbour' instead of 'port'. Answer"
     " with the text alone.\n\n"
@@ -47,6 +56,7 @@ EDIT = (
     " the port is loud, and children run along the wall before the sun is up."
 )
 COUNTERS = "isobit_spec_decode_"
+OTHER_SEEDS = 1_000_000  # are so much higher
 
 # What all clients ask at once: each call's arguments.
 Calls = list[dict]
@@ -67,7 +77,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=8, metavar="N", help="requests at once in replay, wrong and edit")
     add("--max_tokens", type=int, default=256, metavar="N", help="of each completion")
     add("--rounds", type=int, default=3, metavar="N", help="of these; the median counts")
-    add("--groups", type=int, default=64, metavar="N", help="prompts of the tail")
+    add(
+        "--loads", nargs="+", choices=LOADS, default=LOADS, metavar="LOAD", help=f"some of {', '.join(LOADS)}"
+    )
+    add(
+        "--earlier",
+        type=Path,
+        metavar="DIR",
+        help="beside --model: its weights draw a step's drafts; default: --model",
+    )
+    add("--groups", type=int, default=64, metavar="N", help="prompts of tail and step")
     add("--samples", type=int, default=8, metavar="N", help="of each of them")
     add("--temperature", type=float, default=1.0, metavar="T", help="of all loads but edit")
 
@@ -76,7 +95,7 @@ def bits(samples: Sequence[Sample]) -> list[tuple[bytes, bytes]]:
     return [(one.tokens.token_ids.tobytes(), one.tokens.logprobs.tobytes()) for one in samples]
 
 
-def misleading(tokens: Sequence[int], vocab_size: int) -> list[int]:
+def mislead(tokens: Sequence[int], vocab_size: int) -> list[int]:
     """For every fourth token: the three before it, and another token in its place."""
     text: list[int] = []
     for i in range(3, len(tokens), 4):
@@ -90,11 +109,24 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def read_counters(port: int, prefix: str) -> dict[str, float]:
-    """A service's metrics whose names begin with `prefix`."""
+def read_counters(port: int | None, prefix: str = COUNTERS) -> dict[str, float]:
+    """The metrics of a rollout with that --metrics_port whose names begin with `prefix`."""
+    if port is None:
+        return {}
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         lines = [line for line in answer.read().decode().splitlines() if line.startswith(prefix)]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def count_of(counters: Mapping[str, float], name: str, drafter: str) -> int:
+    return int(counters.get(f'{COUNTERS}{name}{{drafter="{drafter}"}}', 0))
+
+
+def accepted_by_position(counters: Mapping[str, float], drafter: str) -> list[int]:
+    """How many guesses at each place of a drafter's drafts were accepted."""
+    name = f'{COUNTERS}num_accepted_tokens_per_pos_total{{drafter="{drafter}",position="'
+    places = {int(key[len(name) : -2]): value for key, value in counters.items() if key.startswith(name)}
+    return [int(value) for _, value in sorted(places.items())]
 
 
 class Speculation:
@@ -111,36 +143,40 @@ class Speculation:
             "ignore_eos": self._text is None,  # an end of sequence means something only where text does
         }
 
-    def run(self, calls: Calls, speculation: bool) -> tuple[list[Sample], float]:
-        """The samples of all calls, and the seconds that they took together."""
-
-        def one(call: dict) -> list[Sample]:
-            return self._client.generate(**call, speculation=speculation)
-
+    def run(self, calls: Calls, speculation: bool) -> tuple[list[Sample], list[float]]:
+        """The samples of all calls, and the seconds after which each call ended."""
         begin = time.monotonic()
+
+        def one(call: dict) -> tuple[list[Sample], float]:
+            samples = self._client.generate(**call, speculation=speculation)
+            return samples, time.monotonic() - begin
+
         with ThreadPoolExecutor(len(calls)) as pool:
-            samples = [sample for answer in pool.map(one, calls) for sample in answer]
-        return samples, time.monotonic() - begin
+            answers = list(pool.map(one, calls))
+        return [sample for samples, _ in answers for sample in samples], [end for _, end in answers]
 
     def measure(self, load: Load) -> dict:
         rates: dict[bool, list[float]] = {False: [], True: []}
+        lasts: dict[bool, list[float]] = {False: [], True: []}
         drafted = accepted = 0
         with self._experiment.screen.progress(load.name, len(load.rounds)) as progress:
             if load.earlier:
                 self.run(load.earlier, True)
             self.run(load.rounds[0], False)  # the first touches memory and graphs
-            before = self.counters()
-            for calls in load.rounds:
-                both = {guesses: self.run(calls, guesses) for guesses in (False, True)}
-                for guesses, (samples, seconds) in both.items():
-                    rates[guesses].append(sum(len(one.tokens.token_ids) for one in samples) / seconds)
+            before = read_counters(self._port)
+            for number, calls in enumerate(load.rounds):
+                order = (True, False) if number % 2 else (False, True)
+                both = {guesses: self.run(calls, guesses) for guesses in order}
+                for guesses, (samples, ends) in both.items():
+                    rates[guesses].append(sum(len(one.tokens.token_ids) for one in samples) / max(ends))
+                    lasts[guesses].append(max(ends) - min(ends))
                 guessed = both[True][0]
                 drafted += sum(sample.num_draft_tokens for sample in guessed)
                 accepted += sum(sample.num_accepted_tokens for sample in guessed)
                 same = bits(both[False][0]) == bits(guessed)
                 self._experiment.check(same, f"{load.name}: {len(guessed)} samples have the same bits")
                 progress.done += 1
-            after = self.counters()
+            after = read_counters(self._port)
         plain, with_guesses = median(rates[False]), median(rates[True])
         return {
             "load": load.name,
@@ -148,32 +184,44 @@ class Speculation:
             "plain_rate": plain,
             "guessed_rate": with_guesses,
             "ratio": with_guesses / plain,
+            "plain_last_s": median(lasts[False]),
+            "guessed_last_s": median(lasts[True]),
             "goal": load.goal,
             "draft_tokens": drafted,
             "accepted_tokens": accepted,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
             "counters": {name: value - before.get(name, 0) for name, value in after.items()},
             "rates": {"plain": rates[False], "guessed": rates[True]},
+            "last_s": {"plain": lasts[False], "guessed": lasts[True]},
         }
 
-    def counters(self) -> dict[str, float]:
-        return {} if self._port is None else read_counters(self._port, COUNTERS)
-
     def loads(self) -> list[Load]:
-        replay = self.calls(0)
-        for call, sample in zip(replay, self.run(replay, False)[0], strict=True):
-            call["draft_token_ids"] = sample.tokens.token_ids.tolist()
-        # Prompts of their own, so that `history` knows no more than what comes along.
-        wrong = [self.calls(1 + number) for number in range(self._arguments.rounds)]
-        for calls in wrong:
-            for call, sample in zip(calls, self.run(calls, False)[0], strict=True):
-                call["draft_token_ids"] = misleading(sample.tokens.token_ids.tolist(), self._vocab_size)
-        found = [Load("wrong", wrong, 0.98), Load("replay", [replay] * self._arguments.rounds, 4.0)]
-        if self._text:
-            edits = [self.edits(number) for number in range(self._arguments.rounds)]
-            found.append(Load("edit", edits, 1.3))
-        # A second round would be a replay of the first.
-        return [*found, Load("tail", [self.groups(1000)], None, earlier=self.groups(2000))]
+        rounds = range(self._arguments.rounds)
+        found = []
+        for name in self._arguments.loads:
+            if name == "replay":
+                calls = self.calls(0)
+                self._add_drafts(calls, self.run(calls, False)[0])
+                found.append(Load(name, [calls for _ in rounds], 4.0))
+            elif name == "wrong":
+                # Prompts of their own, so that `history` knows no more than what comes along.
+                wrong = [self.calls(1 + number) for number in rounds]
+                for calls in wrong:
+                    self._add_drafts(calls, self.run(calls, False)[0], misleading=True)
+                found.append(Load(name, wrong, 0.98))
+            elif name == "edit" and self._text:
+                found.append(Load(name, [self.edits(number) for number in rounds], 1.3))
+            elif name == "tail":
+                earlier = [call for number in rounds for call in self.groups(number, 2000)]
+                found.append(Load(name, [self.groups(number, 1000) for number in rounds], 1.5, earlier))
+            elif name.startswith("step"):
+                found.append(Load(name, self.steps(name), None))
+        return found
+
+    def _add_drafts(self, calls: Calls, samples: Sequence[Sample], misleading: bool = False) -> None:
+        for call, sample in zip(calls, samples, strict=True):
+            drawn = sample.tokens.token_ids.tolist()
+            call["draft_token_ids"] = mislead(drawn, self._vocab_size) if misleading else drawn
 
     def calls(self, number: int) -> Calls:
         """Requests whose prompts no other number has."""
@@ -193,18 +241,58 @@ class Speculation:
             found.append({**call, "prompt_token_ids": [int(token) for token in prompt]})
         return found
 
-    def groups(self, seed: int) -> Calls:
-        prompts = make_prompts(self._text, self._vocab_size, self._arguments.groups, self._arguments.seed + 1)
+    def groups(self, number: int, seed: int) -> Calls:
+        """A request for each of the prompts that round `number` has for itself."""
         call = {**self._common, "n": self._arguments.samples}
+        prompts = self._prompts_of(number)
         return [{**call, "prompt_token_ids": prompt, "seed": seed + i} for i, prompt in enumerate(prompts)]
+
+    def steps(self, name: str) -> list[Calls]:
+        """A request for each sample, with what other weights drew. Of a group the lengths are limited at
+        random: the logarithm is normal with deviation 1, one in fifty gets --max_tokens."""
+        arguments = self._arguments
+        generator = np.random.default_rng(arguments.seed)
+        steps, drafts = [], []
+        # Prompts that no other load has.
+        for number in range(arguments.rounds):
+            first = arguments.rounds * (LOADS.index(name) + 1)
+            step = []
+            for group, prompt in enumerate(self._prompts_of(first + number)):
+                for sample in range(arguments.samples):
+                    length = arguments.max_tokens / 8 * np.exp(generator.standard_normal())
+                    limit = int(np.clip(length, 1, arguments.max_tokens))
+                    seed = arguments.seed + group * arguments.samples + sample
+                    call = {"prompt_token_ids": prompt, "seed": seed, "max_tokens": limit}
+                    step.append({**self._common, **call})
+            steps.append(step)
+            offset = 0 if name == "step" else OTHER_SEEDS
+            drafts.append([{**call, "seed": call["seed"] + offset} for call in step])
+        with self._earlier_weights():
+            drawn = [self.run(calls, False)[0] for calls in drafts]
+        for calls, samples in zip(steps, drawn, strict=True):
+            self._add_drafts(calls, samples)
+        return steps
+
+    @contextmanager
+    def _earlier_weights(self) -> Iterator[None]:
+        if (earlier := self._arguments.earlier) is None:
+            yield
+            return
+        self._client.update_weights(earlier.resolve().name)
+        yield
+        self._client.update_weights(self._experiment.model.name)
+
+    def _prompts_of(self, number: int) -> list[list[int]]:
+        count, seed = self._arguments.groups, self._arguments.seed + 1
+        prompts = make_prompts(self._text, self._vocab_size, count * (number + 1), seed)
+        return prompts[-count:]
 
 
 def by_position(counters: Mapping[str, float], drafter: str) -> str:
     """The share of a drafter's drafts whose guess at each place was accepted."""
-    drafts = counters.get(f'{COUNTERS}num_drafts_total{{drafter="{drafter}"}}', 0)
-    name = f'{COUNTERS}num_accepted_tokens_per_pos_total{{drafter="{drafter}",position="'
-    places = {int(key[len(name) : -2]): value for key, value in counters.items() if key.startswith(name)}
-    return ", ".join(f"{value / drafts:.2f}" for _, value in sorted(places.items())) if drafts else ""
+    drafts = count_of(counters, "num_drafts_total", drafter)
+    accepted = accepted_by_position(counters, drafter)
+    return ", ".join(f"{value / drafts:.2f}" for value in accepted) if drafts else ""
 
 
 def body(experiment: Experiment) -> None:
@@ -223,6 +311,8 @@ def body(experiment: Experiment) -> None:
         "guessed_rate",
         "ratio",
         "goal",
+        "plain_last_s",
+        "guessed_last_s",
         "draft_tokens",
         "accepted_tokens",
     )
