@@ -111,10 +111,12 @@ class Experiment:
         return found
 
     @contextmanager
-    def rollout(self, source: Source, *flags: str, variant: str = "") -> Iterator[RolloutClient]:
+    def rollout(
+        self, source: Source, *flags: str, variant: str = "", model: Path | None = None
+    ) -> Iterator[RolloutClient]:
         """A client of `source`, which is started with `flags` and stopped if it does not run already.
 
-        `variant` tells apart rollouts of one source that get different flags.
+        `variant` tells apart rollouts of one source that get different flags. `model`: another directory.
         """
         with ExitStack() as stack:
             target = source.target
@@ -122,7 +124,7 @@ class Experiment:
                 services = stack.enter_context(self.services())
                 name = "-".join(("rollout", source.numerics, f"tp{source.tp_size}", *variant.split()))
                 with self.screen.progress(f"starting {name}"):
-                    rollout = self.start_rollout(services, source, name, *flags)
+                    rollout = self.start_rollout(services, source, name, *flags, model=model)
                     wait_all_serving(services, (rollout,))
                 target = rollout.target
             client = stack.enter_context(RolloutClient(target))
@@ -141,10 +143,12 @@ class Experiment:
             if services.bad_ends:
                 self.check(False, "; ".join(services.bad_ends))
 
-    def start_rollout(self, services: Services, source: Source, name: str, *flags: str) -> Service:
+    def start_rollout(
+        self, services: Services, source: Source, name: str, *flags: str, model: Path | None = None
+    ) -> Service:
         setting = Setting(source.numerics, source.tp_size, shards=1)
         given = (*self._common_flags(), *flags, *self.arguments.rollout_flag)
-        return start_rollout(services, setting, self.model, name, *given)
+        return start_rollout(services, setting, model or self.model, name, *given)
 
     def start_trio(
         self, services: Services, source: Source, shards: int, *rollout_flags: str

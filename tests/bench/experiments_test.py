@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import acceptance
 import machine
 import numpy as np
 import one_prompt
@@ -87,6 +88,20 @@ class ExperimentsTest(unittest.TestCase):
         grid = {(row["window"], row["group"]): row["windows"] for row in result["windows"]}
         self.assertEqual(sorted(grid), [(4, 1), (4, 4), (16, 1), (16, 4)])
         self.assertGreater(grid[4, 1], grid[16, 1])
+    def test_acceptance(self):
+        result = self.run_quick("acceptance")
+        self.assertEqual(result["versions"], ["tiny-llama-2", "tiny-llama-1", "tiny-llama-1"])
+        rows = {(row["seeds"], row["distance"]): row for row in result["outcomes"]}
+        for distance in (0, 1):  # the same weights
+            row, control = rows["same seeds", distance], rows["other seeds", distance]
+            self.assertEqual((row["share"], row["mean_same"]), (1.0, 24))
+            self.assertEqual(row["accepted"], sum(row["by_position"]))
+            self.assertGreater(row["tokens_a_step"], 2)
+            self.assertLess(control["mean_same"], 2)
+            self.assertLess(control["tokens_a_step"], row["tokens_a_step"])
+        self.assertLess(rows["same seeds", 2]["mean_same"], 2)
+        self.assertEqual([result["weights_moved"][d] for d in ("0", "1")], [0, 0])
+        self.assertGreater(result["weights_moved"]["2"], 1)
 
     def test_one_prompt(self):
         modes = self.modes(self.run_quick("one_prompt"))
@@ -196,6 +211,29 @@ class DivergenceTest(unittest.TestCase):
         self.assertEqual(merged.maximum, 0.5)
 
 
+class AcceptanceTest(unittest.TestCase):
+    def test_samples_that_stay_the_same(self):
+        outcome = acceptance.Outcome("load", 1, acceptance.SAME)
+        plain = tokens([1, 2, 1], [EVEN] * 3)
+        drafts = ([1, 2, 1], [1, 1, 1], [1, 2])
+        for ids in drafts:
+            draft = tokens(ids, [EVEN] * len(ids))
+            outcome.add(plain, draft, Namespace(tokens=plain, num_draft_tokens=2, num_accepted_tokens=1))
+        self.assertEqual(outcome.same, [3, 1, 2])
+        self.assertEqual([round(3 * outcome.still_same(k)) for k in range(5)], [3, 3, 2, 1, 1])
+        self.assertEqual((outcome.share, outcome.tokens_a_step, outcome.unequal), (0.5, 1.5, 0))
+
+    def test_counters_are_those_between(self):
+        name = "isobit_spec_decode_num_accepted_tokens_per_pos_total"
+        place = [f'{name}{{drafter="history",position="{i}"}}' for i in range(2)]
+        drafts = 'isobit_spec_decode_num_drafts_total{drafter="history"}'
+        outcome = acceptance.Outcome("load", 1, acceptance.SAME)
+        for _ in range(2):
+            before, after = {drafts: 1.0, place[0]: 1.0}, {drafts: 3.0, place[0]: 2.0, place[1]: 1.0}
+            outcome.count(before, after)
+        self.assertEqual((outcome.drafts, outcome.by_position), (4, [2, 2]))
+
+
 class RlLoadsTest(unittest.TestCase):
     def test_unequal_tokens(self):
         whole = tokens([1, 2, 1], [EVEN, EVEN, EVEN])
@@ -300,6 +338,24 @@ class ContractTest(unittest.TestCase):
             other.completions["turn 1"], other.unequal_alone = [completion], alone
             rl_step.check(self.experiment, base, [other])
             self.assertEqual(self.verdicts()[-3:], verdicts)
+
+    def test_acceptance(self):
+        plain, flipped = tokens([1, 2], [EVEN, EVEN]), tokens([1, 2], [EVEN, EVEN])
+        flipped.logprobs.view(np.uint32)[1] ^= 1
+        other = tokens([1, 1], [EVEN, EVEN])
+        for guessed, draft, accepted, verdicts in (
+            (plain, plain, 2, [True, True]),
+            (flipped, plain, 2, [False, True]),
+            (other, plain, 2, [False, True]),
+            (plain, plain, 1, [True, False]),
+            (plain, other, 2, [True, False]),
+        ):
+            self.experiment.reset_mock()
+            outcome = acceptance.Outcome("load", 0, acceptance.SAME)
+            sample = Namespace(tokens=guessed, num_draft_tokens=2, num_accepted_tokens=accepted)
+            outcome.add(plain, draft, sample)
+            acceptance.check(self.experiment, [outcome])
+            self.assertEqual(self.verdicts(), verdicts)
 
     def test_soak(self):
         memory = {"total": 90.0, "own": 50.0}
