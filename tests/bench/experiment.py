@@ -63,6 +63,7 @@ class Experiment:
         self.arguments = arguments
         self.screen = Screen()
         self.result: dict[str, Any] = {}
+        self.rollout_pid: int | None = None  # of the latest that rollout() started
         self._log_dir = log_dir
         self._model: Path | None = None
         self._checks: list[tuple[bool, str]] = []
@@ -126,7 +127,7 @@ class Experiment:
                 with self.screen.progress(f"starting {name}"):
                     rollout = self.start_rollout(services, source, name, *flags, model=model)
                     wait_all_serving(services, (rollout,))
-                target = rollout.target
+                target, self.rollout_pid = rollout.target, rollout.process.pid
             client = stack.enter_context(RolloutClient(target))
             label = f"rollout, {source}, {variant}" if variant else f"rollout, {source}"
             self.note_info(label, client.get_server_info())

@@ -1,4 +1,4 @@
-"""Memory in use: of a process, from /proc, and of the GPUs, from nvidia-smi."""
+"""What a process uses: CPU time and memory, from /proc, and memory of the GPUs, from nvidia-smi."""
 
 import contextlib
 import os
@@ -26,6 +26,12 @@ def device_memory_mib(pids: Collection[int]) -> float | None:
     if not own or not all(used.isdigit() for used in own):
         own = _nvidia_smi("--query-gpu=memory.used")
     return sum(map(float, own))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process since it began, also within the system."""
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def host_memory_mib(pid: int) -> dict[str, float]:

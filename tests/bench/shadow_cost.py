@@ -14,17 +14,13 @@ import threading
 from pathlib import Path
 
 import grpc
+from machine import cpu_seconds
 
 from isobit import RolloutClient
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc
 from isobit_tools.services import Services, Setting, run_model_tool, start_rollout
 
 FRACTIONS = (0.0, 0.01, 0.1, 1.0)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Reader:

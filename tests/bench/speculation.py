@@ -13,7 +13,9 @@ have the same bits; else the exit status is 1.
              with the same seeds comes along as draft_token_ids
     step_other  the same, drawn with other seeds
 
-"last s" is the time from the first finished request to the last. Plain and guessed rounds alternate.
+Plain and guessed rounds alternate. "last s" is the time from the first finished request to the last, "CPU"
+the rollout's CPU time: on a shared machine it says more than the clock, at --tp_size 1 (more ranks wait for
+each other, which takes CPU time, too).
 """
 
 import argparse
@@ -24,13 +26,15 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Self
 
 import numpy as np
 from command_line import add_targets
 from experiment import Experiment, run
+from machine import cpu_seconds
 from prompts import make_prompts
 
 from isobit.client import RolloutClient
@@ -60,6 +64,31 @@ OTHER_SEEDS = 1_000_000  # are so much higher
 
 # What all clients ask at once: each call's arguments.
 Calls = list[dict]
+
+
+@dataclass(frozen=True)
+class End:
+    """When a call ended, since the calls began."""
+
+    seconds: float
+    cpu_s: float  # of the rollout; 0 of one that ran already
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a round."""
+
+    rate: float  # tokens/s
+    cpu_rate: float  # tokens by the rollout's CPU seconds; 0 if these are not known
+    last_s: float  # from the first end to the last
+    last_cpu_s: float
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], ends: Sequence[End]) -> Self:
+        tokens = sum(len(one.tokens.token_ids) for one in samples)
+        seconds, cpu = [end.seconds for end in ends], [end.cpu_s for end in ends]
+        cpu_rate = tokens / max(cpu) if max(cpu) else 0.0
+        return cls(tokens / max(seconds), cpu_rate, max(seconds) - min(seconds), max(cpu) - min(cpu))
 
 
 @dataclass
@@ -143,21 +172,21 @@ class Speculation:
             "ignore_eos": self._text is None,  # an end of sequence means something only where text does
         }
 
-    def run(self, calls: Calls, speculation: bool) -> tuple[list[Sample], list[float]]:
-        """The samples of all calls, and the seconds after which each call ended."""
-        begin = time.monotonic()
+    def run(self, calls: Calls, speculation: bool) -> tuple[list[Sample], list[End]]:
+        """The samples of all calls, and when each call ended."""
+        pid = self._experiment.rollout_pid
+        begin, cpu_begin = time.monotonic(), cpu_seconds(pid) if pid else 0.0
 
-        def one(call: dict) -> tuple[list[Sample], float]:
+        def one(call: dict) -> tuple[list[Sample], End]:
             samples = self._client.generate(**call, speculation=speculation)
-            return samples, time.monotonic() - begin
+            return samples, End(time.monotonic() - begin, cpu_seconds(pid) - cpu_begin if pid else 0.0)
 
         with ThreadPoolExecutor(len(calls)) as pool:
             answers = list(pool.map(one, calls))
         return [sample for samples, _ in answers for sample in samples], [end for _, end in answers]
 
     def measure(self, load: Load) -> dict:
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        lasts: dict[bool, list[float]] = {False: [], True: []}
+        times: dict[bool, list[Times]] = {False: [], True: []}
         drafted = accepted = 0
         with self._experiment.screen.progress(load.name, len(load.rounds)) as progress:
             if load.earlier:
@@ -168,8 +197,7 @@ class Speculation:
                 order = (True, False) if number % 2 else (False, True)
                 both = {guesses: self.run(calls, guesses) for guesses in order}
                 for guesses, (samples, ends) in both.items():
-                    rates[guesses].append(sum(len(one.tokens.token_ids) for one in samples) / max(ends))
-                    lasts[guesses].append(max(ends) - min(ends))
+                    times[guesses].append(Times.of(samples, ends))
                 guessed = both[True][0]
                 drafted += sum(sample.num_draft_tokens for sample in guessed)
                 accepted += sum(sample.num_accepted_tokens for sample in guessed)
@@ -177,22 +205,34 @@ class Speculation:
                 self._experiment.check(same, f"{load.name}: {len(guessed)} samples have the same bits")
                 progress.done += 1
             after = read_counters(self._port)
-        plain, with_guesses = median(rates[False]), median(rates[True])
+
+        def middle(name: str, guesses: bool) -> float:
+            return median(getattr(one, name) for one in times[guesses])
+
+        def ratio(name: str) -> float:
+            pairs = zip(times[True], times[False], strict=True)
+            return median(getattr(own, name) / (getattr(plain, name) or 1) for own, plain in pairs)
+
         return {
             "load": load.name,
             "samples": len(guessed),
-            "plain_rate": plain,
-            "guessed_rate": with_guesses,
-            "ratio": with_guesses / plain,
-            "plain_last_s": median(lasts[False]),
-            "guessed_last_s": median(lasts[True]),
+            "plain_rate": middle("rate", False),
+            "guessed_rate": middle("rate", True),
+            "ratio": ratio("rate"),
             "goal": load.goal,
+            "cpu_ratio": ratio("cpu_rate"),
+            "plain_last_s": middle("last_s", False),
+            "guessed_last_s": middle("last_s", True),
+            "plain_last_cpu_s": middle("last_cpu_s", False),
+            "guessed_last_cpu_s": middle("last_cpu_s", True),
             "draft_tokens": drafted,
             "accepted_tokens": accepted,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
             "counters": {name: value - before.get(name, 0) for name, value in after.items()},
-            "rates": {"plain": rates[False], "guessed": rates[True]},
-            "last_s": {"plain": lasts[False], "guessed": lasts[True]},
+            "rounds": {
+                "plain": [asdict(one) for one in times[False]],
+                "guessed": [asdict(one) for one in times[True]],
+            },
         }
 
     def loads(self) -> list[Load]:
@@ -311,8 +351,11 @@ def body(experiment: Experiment) -> None:
         "guessed_rate",
         "ratio",
         "goal",
+        "cpu_ratio",
         "plain_last_s",
         "guessed_last_s",
+        "plain_last_cpu_s",
+        "guessed_last_cpu_s",
         "draft_tokens",
         "accepted_tokens",
     )
