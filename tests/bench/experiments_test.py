@@ -171,6 +171,13 @@ def tokens(ids: list[int], tops: list[dict[int, float]]) -> TokenLogprobs:
     )
 
 
+def guessed(drawn: TokenLogprobs, guesses: int, accepted: int, reason: str) -> Namespace:
+    """What acceptance reads of a sample."""
+    return Namespace(
+        tokens=drawn, num_draft_tokens=guesses, num_accepted_tokens=accepted, finish_reason=reason
+    )
+
+
 EVEN = {1: 0.5, 2: 0.25}
 TILTED = {1: 0.375, 2: 0.25}
 
@@ -218,7 +225,7 @@ class AcceptanceTest(unittest.TestCase):
         drafts = ([1, 2, 1], [1, 1, 1], [1, 2])
         for ids in drafts:
             draft = tokens(ids, [EVEN] * len(ids))
-            outcome.add(plain, draft, Namespace(tokens=plain, num_draft_tokens=2, num_accepted_tokens=1))
+            outcome.add(plain, draft, guessed(plain, 2, 1, "length"))
         self.assertEqual(outcome.same, [3, 1, 2])
         self.assertEqual([round(3 * outcome.still_same(k)) for k in range(5)], [3, 3, 2, 1, 1])
         self.assertEqual((outcome.share, outcome.tokens_a_step, outcome.unequal), (0.5, 1.5, 0))
@@ -343,17 +350,17 @@ class ContractTest(unittest.TestCase):
         plain, flipped = tokens([1, 2], [EVEN, EVEN]), tokens([1, 2], [EVEN, EVEN])
         flipped.logprobs.view(np.uint32)[1] ^= 1
         other = tokens([1, 1], [EVEN, EVEN])
-        for guessed, draft, accepted, verdicts in (
-            (plain, plain, 2, [True, True]),
-            (flipped, plain, 2, [False, True]),
-            (other, plain, 2, [False, True]),
-            (plain, plain, 1, [True, False]),
-            (plain, other, 2, [True, False]),
+        for drawn, draft, accepted, reason, verdicts in (
+            (plain, plain, 2, "length", [True, True]),
+            (plain, plain, 1, "stop", [True, True]),
+            (flipped, plain, 2, "length", [False, True]),
+            (other, plain, 2, "length", [False, True]),
+            (plain, plain, 1, "length", [True, False]),
+            (plain, other, 2, "length", [True, False]),
         ):
             self.experiment.reset_mock()
             outcome = acceptance.Outcome("load", 0, acceptance.SAME)
-            sample = Namespace(tokens=guessed, num_draft_tokens=2, num_accepted_tokens=accepted)
-            outcome.add(plain, draft, sample)
+            outcome.add(plain, draft, guessed(drawn, 2, accepted, reason))
             acceptance.check(self.experiment, [outcome])
             self.assertEqual(self.verdicts(), verdicts)
 
