@@ -311,15 +311,15 @@ def body(experiment: Experiment) -> None:
         if 0 <= distance <= target
         for seeds in ((SAME, OTHER) if distance in arguments.control_distances else (SAME,))
     ]
+    far = {
+        distance: mean(moved(versions, target, distance) for target in targets if distance <= target)
+        for distance in sorted({distance for _, distance, _ in pairs})
+    }
     acceptance = Acceptance(experiment, versions)
     with experiment.screen.progress("versions and distances", len(pairs)) as progress:
         for pair in pairs:
             acceptance.measure(*pair)
             progress.done += 1
-    far = {
-        distance: mean(moved(versions, target, distance) for target in targets if distance <= target)
-        for distance in sorted({distance for _, distance, _ in pairs})
-    }
     outcomes = sorted(
         acceptance.outcomes.values(), key=lambda one: (one.load, one.seeds != SAME, one.distance)
     )

@@ -68,7 +68,7 @@ Calls = list[dict]
 
 @dataclass(frozen=True)
 class End:
-    """When a call ended, since the calls began."""
+    """How long after the first call began one ended."""
 
     seconds: float
     cpu_s: float  # of the rollout; 0 of one that ran already
@@ -220,7 +220,7 @@ class Speculation:
             "guessed_rate": middle("rate", True),
             "ratio": ratio("rate"),
             "goal": load.goal,
-            "cpu_ratio": ratio("cpu_rate"),
+            "cpu_ratio": ratio("cpu_rate") or None,
             "plain_last_s": middle("last_s", False),
             "guessed_last_s": middle("last_s", True),
             "plain_last_cpu_s": middle("last_cpu_s", False),
