@@ -229,6 +229,7 @@ class AcceptanceTest(unittest.TestCase):
         self.assertEqual(outcome.same, [3, 1, 2])
         self.assertEqual([round(3 * outcome.still_same(k)) for k in range(5)], [3, 3, 2, 1, 1])
         self.assertEqual((outcome.share, outcome.tokens_a_step, outcome.unequal), (0.5, 1.5, 0))
+        self.assertEqual(outcome.tokens_a_difference, 3)  # 3, 1 and 2 tokens, two differences
 
     def test_counters_are_those_between(self):
         name = "isobit_spec_decode_num_accepted_tokens_per_pos_total"
