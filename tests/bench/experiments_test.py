@@ -88,6 +88,7 @@ class ExperimentsTest(unittest.TestCase):
         grid = {(row["window"], row["group"]): row["windows"] for row in result["windows"]}
         self.assertEqual(sorted(grid), [(4, 1), (4, 4), (16, 1), (16, 4)])
         self.assertGreater(grid[4, 1], grid[16, 1])
+
     def test_acceptance(self):
         result = self.run_quick("acceptance")
         self.assertEqual(result["versions"], ["tiny-llama-2", "tiny-llama-1", "tiny-llama-1"])

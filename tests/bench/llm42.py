@@ -219,10 +219,12 @@ def measure_windows(experiment: Experiment, load: Load, expected: list[Sample]) 
             flags = fast_path_flags(window, group)
             if not arguments.max_running:
                 flags += (f"--max_running={max(rows, arguments.concurrency)}",)
-            with system(experiment, "tree", *flags, variant=variant) as measured:
-                with experiment.screen.progress(f"{group} windows of {window} rows"):
-                    measured.run(load)
-                    rounds, row = measured.measure(load)
+            with (
+                system(experiment, "tree", *flags, variant=variant) as measured,
+                experiment.screen.progress(f"{group} windows of {window} rows"),
+            ):
+                measured.run(load)
+                rounds, row = measured.measure(load)
             check_bits(experiment, variant, load, 100, expected, rounds)
             grid.append({"window": window, "group": group, **row})
     return grid
