@@ -376,14 +376,6 @@ MUTATIONS = (
         ),
     ),
     edit(
-        "fast path: candidates are not dropped with their pages",
-        ROLLOUT + "scheduler.cc",
-        (
-            "  DropWindow(sequence.candidates);",
-            "  if (!MUTANT) DropWindow(sequence.candidates);",
-        ),
-    ),
-    edit(
         "guesses: other clients' texts",
         ROLLOUT + "history_store.cc",
         (
