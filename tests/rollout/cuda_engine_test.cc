@@ -14,10 +14,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/device_info.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "kernels/runtime/fault_injector.h"
 #include "kernels/runtime/step_graphs.h"
+#include "tests/rollout/cuda_engine_fixture.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
@@ -29,26 +29,8 @@ namespace {
 using testing::HasSubstr;
 using testing_support::StatusIs;
 
-class CudaEngineTest : public EngineFixture {
+class CudaEngineTest : public CudaEngineFixture {
  protected:
-  void SetUp() override {
-    const auto info = cuda::GetDeviceInfo(0);
-    if (!info.ok()) GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << info.status().message();
-  }
-
-  static bool HaveGpus(int count) {
-    int num_devices = 0;
-    EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
-    if (num_devices < count) std::cout << "SKIPPED: " << count << " ranks need as many GPUs\n";
-    return num_devices >= count;
-  }
-
-  static CudaRankOptions Ranks(int size) {
-    CudaRankOptions options;
-    for (int r = 0; r < size; ++r) options.devices.push_back(r);
-    return options;
-  }
-
   EngineOptions OnGpus(const CudaRankOptions& ranks) const {
     EngineOptions options = DefaultOptions();
     options.runner.tensor_parallel_size = static_cast<int>(ranks.devices.size());

@@ -1,8 +1,6 @@
 // The fast path of ranks on GPUs: its steps change no bit of the others, which compute its rows
 // again, with graphs and without, at several parallel sizes, after updates and after sleep; it has
 // numerics of its own and the weights that serve; either path's draws may begin the other's step.
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
@@ -14,9 +12,9 @@
 #include "common/base/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/device_info.h"
 #include "kernels/model/prepare_weights.h"
 #include "kernels/runtime/cuda_executor.h"
+#include "tests/rollout/cuda_engine_fixture.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
@@ -28,27 +26,8 @@ namespace {
 using testing_support::BitwiseEqual;
 using testing_support::StatusIs;
 
-class FastPathCudaTest : public EngineFixture {
+class FastPathCudaTest : public CudaEngineFixture {
  protected:
-  void SetUp() override {
-    const auto info = cuda::GetDeviceInfo(0);
-    if (!info.ok()) GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << info.status().message();
-  }
-
-  static bool HaveGpus(int count) {
-    int num_devices = 0;
-    if (cudaGetDeviceCount(&num_devices) != cudaSuccess) num_devices = 0;
-    if (num_devices < count) std::cout << "SKIPPED: " << count << " ranks need as many GPUs\n";
-    return num_devices >= count;
-  }
-
-  static CudaRankOptions Ranks(int size, bool fast_path = true) {
-    CudaRankOptions ranks;
-    for (int r = 0; r < size; ++r) ranks.devices.push_back(r);
-    ranks.fast_path = fast_path;
-    return ranks;
-  }
-
   ModelRunnerOptions OnGpus(const CudaRankOptions& ranks) const {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = static_cast<int>(ranks.devices.size());
@@ -80,7 +59,7 @@ TEST_F(FastPathCudaTest, FastStepsChangeNoBitOfTheOthers) {
     if (!HaveGpus(size)) break;
     for (const auto& [graphs, peer_memory] :
          {std::pair(true, true), std::pair(false, true), std::pair(true, false)}) {
-      CudaRankOptions ranks = Ranks(size);
+      CudaRankOptions ranks = Ranks(size, /*fast_path=*/true);
       ranks.use_graphs = graphs;
       ranks.peer_memory = peer_memory;
       ranks.overlap_rows = 2;
@@ -109,7 +88,7 @@ TEST_F(FastPathCudaTest, HasTheWeightsThatServe) {
   for (const int size : {1, 2}) {
     if (!HaveGpus(size)) break;
     for (const bool graphs : {true, false}) {
-      CudaRankOptions ranks = Ranks(size);
+      CudaRankOptions ranks = Ranks(size, /*fast_path=*/true);
       ranks.use_graphs = graphs;
       SCOPED_TRACE(testing::Message() << size << " ranks, graphs " << graphs);
       ResultsOfRows first;
@@ -139,7 +118,7 @@ TEST_F(FastPathCudaTest, DrawsOfEitherPathFeedTheOther) {
     if (!HaveGpus(size)) break;
     for (const bool graphs : {true, false}) {
       SCOPED_TRACE(testing::Message() << size << " ranks, graphs " << graphs);
-      CudaRankOptions ranks = Ranks(size);
+      CudaRankOptions ranks = Ranks(size, /*fast_path=*/true);
       ranks.use_graphs = graphs;
       ISOBIT_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ModelRunner> runner, Serve(ranks));
       const auto step_at = [&](int64_t position, std::vector<int32_t> ids, bool fed, bool fast) {
@@ -194,8 +173,8 @@ TEST_F(FastPathCudaTest, DrawsOfEitherPathFeedTheOther) {
 TEST_F(FastPathCudaTest, CountsItsWeightsAndGivesThemBack) {
   for (const int size : {1, 2}) {
     if (!HaveGpus(size)) break;
-    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto with, Serve(Ranks(size)));
-    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto without, Serve(Ranks(size, /*fast_path=*/false)));
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto with, Serve(Ranks(size, /*fast_path=*/true)));
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const auto without, Serve(Ranks(size)));
     EXPECT_GT(with->memory().weights, without->memory().weights);
     EXPECT_GE(with->memory().activations, without->memory().activations);
     ISOBIT_ASSERT_OK(with->Release(/*weights=*/true).status());
@@ -204,7 +183,7 @@ TEST_F(FastPathCudaTest, CountsItsWeightsAndGivesThemBack) {
 }
 
 TEST_F(FastPathCudaTest, IsRefusedWhereThereIsNone) {
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto runner, Serve(Ranks(1, /*fast_path=*/false)));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto runner, Serve(Ranks(1)));
   ModelStep step;
   step.fast = true;
   EXPECT_THAT(runner->Launch(step),
