@@ -70,10 +70,12 @@ class SlowRollout(client_test.FakeRollout):
 
 class SlowComparator(client_test.FakeComparator):
     def __init__(self):
+        self.begun = threading.Event()
         self.ended = threading.Event()
 
     def Record(self, requests, context):
         context.add_callback(self.ended.set)
+        self.begun.set()
         return super().Record(requests, context)
 
 
@@ -377,8 +379,10 @@ class RecordTest(AsyncioTest):
     async def test_an_error_of_the_pairs_is_raised(self):
         (sample,) = await self.client.generate([1])
 
-        def pairs():
+        async def pairs():
             yield sample, sample
+            # A call that is cancelled before the service has it never ends there.
+            await self.wait_until(self.comparator_service.begun.is_set, "the service was not called")
             raise KeyError("lost")
 
         with self.assertRaisesRegex(KeyError, "lost"):
