@@ -11,7 +11,13 @@ namespace {
 
 class HistorySequence final : public SequenceDrafter {
  public:
-  explicit HistorySequence(const std::shared_ptr<const PromptTexts>& texts) : texts_(texts) {}
+  // own: a text to begin with, if it is there.
+  HistorySequence(const std::shared_ptr<const PromptTexts>& texts, size_t num_prompt_tokens,
+                  absl::Span<const int32_t> own)
+      : texts_(texts), generation_(texts->generation()) {
+    const size_t begin = texts->Find(own);
+    if (begin > 0) follower_.Follow(begin, num_prompt_tokens);
+  }
 
   void Guess(absl::Span<const int32_t> tokens, size_t most,
              std::vector<int32_t>& guesses) override {
@@ -29,7 +35,7 @@ class HistorySequence final : public SequenceDrafter {
 
  private:
   const std::weak_ptr<const PromptTexts> texts_;  // the store may drop them
-  uint64_t generation_ = 0;
+  uint64_t generation_;
   TextFollower follower_;
 };
 
@@ -46,8 +52,10 @@ class HistoryDrafter final : public Drafter {
   std::unique_ptr<SequenceDrafter> Begin(const Sequence& sequence) override {
     const Request& request = *sequence.request;
     const absl::Span<const int32_t> prompt = PromptOf(sequence);
-    if (!request.draft_tokens.empty()) store_.Add(request.client, prompt, request.draft_tokens);
-    return std::make_unique<HistorySequence>(store_.Open(request.client, prompt));
+    const absl::Span<const int32_t> own = request.DraftOf(sequence.sample);
+    if (!own.empty()) store_.Add(request.client, prompt, own);
+    return std::make_unique<HistorySequence>(store_.Open(request.client, prompt), prompt.size(),
+                                             own);
   }
 
   void End(const Sequence& sequence) override {

@@ -7,7 +7,7 @@ namespace isobit {
 namespace {
 
 constexpr size_t kEntryBytes = 512;  // of an entry without texts, its places in maps included
-constexpr size_t kTextBytes = 64;    // of a text's hash
+constexpr size_t kTextBytes = 64;    // of a text's place
 // One prompt may take this part of the store.
 constexpr size_t kShareOfPrompt = 8;
 
@@ -24,14 +24,19 @@ uint64_t HashOf(absl::Span<const int32_t> tokens) {
 
 size_t PromptTexts::bytes() const {
   return kEntryBytes + text_.capacity() * sizeof(int32_t) + index_.bytes() +
-         hashes_.size() * kTextBytes;
+         places_.size() * kTextBytes;
+}
+
+size_t PromptTexts::Find(absl::Span<const int32_t> completion) const {
+  const auto place = places_.find(HashOf(completion));
+  return place == places_.end() ? 0 : place->second;
 }
 
 bool PromptTexts::Add(absl::Span<const int32_t> prompt, absl::Span<const int32_t> completion,
                       size_t max_bytes) {
   if (completion.size() <= SuffixIndex::kLeast) return false;
-  if (!hashes_.insert(HashOf(completion)).second) return false;
   const auto end = prompt.last(std::min(prompt.size(), SuffixIndex::kMost));
+  if (!places_.emplace(HashOf(completion), text_.size() + end.size()).second) return false;
   text_.insert(text_.end(), end.begin(), end.end());
   text_.insert(text_.end(), completion.begin(), completion.end());
   text_.push_back(kTextEnd);
@@ -43,7 +48,7 @@ bool PromptTexts::Add(absl::Span<const int32_t> prompt, absl::Span<const int32_t
   text_ = std::vector<int32_t>(text_.begin() + static_cast<std::ptrdiff_t>(kept), text_.end());
   index_ = SuffixIndex();
   index_.Extend(text_);
-  hashes_.clear();
+  places_.clear();
   ++generation_;
   return true;
 }

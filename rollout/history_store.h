@@ -10,7 +10,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -25,6 +24,8 @@ class PromptTexts {
   const SuffixIndex& index() const { return index_; }
   // Another number: positions in text() have changed.
   uint64_t generation() const { return generation_; }
+  // The position of a completion's first token in text(); 0: it is not there.
+  size_t Find(absl::Span<const int32_t> completion) const;
   size_t bytes() const;
 
  private:
@@ -35,7 +36,8 @@ class PromptTexts {
 
   std::vector<int32_t> text_;
   SuffixIndex index_;
-  std::unordered_set<uint64_t> hashes_;  // of the texts added; a text is kept once
+  // By the completion's hash: where it begins. A completion is kept once.
+  std::unordered_map<uint64_t, size_t> places_;
   uint64_t generation_ = 0;
 };
 

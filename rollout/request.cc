@@ -1,6 +1,7 @@
 // Checks requests and sets up their sequences. See request.h.
 #include "rollout/request.h"
 
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,6 +48,18 @@ absl::Status ValidateRequest(const GenerationRequest& request, const RequestLimi
   }
   ISOBIT_RETURN_IF_ERROR(
       CheckTokenIds("draft_token_ids", request.draft_tokens, limits.sampling.vocab_size));
+  if (request.draft_lengths.size() > request.sampling.n) {
+    return absl::InvalidArgumentError(absl::StrCat("draft_lengths: expected at most ",
+                                                   request.sampling.n, " (sampling.n), got ",
+                                                   request.draft_lengths.size()));
+  }
+  const uint64_t length =
+      std::accumulate(request.draft_lengths.begin(), request.draft_lengths.end(), uint64_t{0});
+  if (!request.draft_lengths.empty() && length != request.draft_tokens.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("draft_lengths: expected a sum of ", request.draft_tokens.size(),
+                     " (the number of draft_token_ids), got ", length));
+  }
   if (request.timeout &&
       (*request.timeout < std::chrono::milliseconds(1) || *request.timeout > kMaxTimeout)) {
     return absl::InvalidArgumentError(absl::StrCat("timeout_ms: expected a number in [1, ",
@@ -60,7 +73,9 @@ size_t BytesOf(const GenerationRequest& request) {
   const SamplingParams& sampling = request.sampling;
   const size_t sample = sizeof(Sequence) + request.prompt.size() * sizeof(int32_t);
   return sizeof(Request) + request.id.size() + request.client.size() + sampling.n * sample +
-         (request.draft_tokens.size() + sampling.stop_token_ids.capacity()) * sizeof(int32_t) +
+         (request.draft_tokens.size() + request.draft_lengths.size() +
+          sampling.stop_token_ids.capacity()) *
+             sizeof(int32_t) +
          sampling.logit_bias.capacity() * sizeof(sampling.logit_bias[0]);
 }
 
@@ -74,6 +89,7 @@ Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<Reque
       seed(seed),
       sampling(std::move(request.sampling)),
       draft_tokens(std::move(request.draft_tokens)),
+      draft_lengths(std::move(request.draft_lengths)),
       speculate(request.speculate),
       deterministic(request.deterministic),
       expiry(request.timeout ? std::chrono::steady_clock::now() + *request.timeout
@@ -85,6 +101,13 @@ Request::Request(GenerationRequest request, uint64_t seed, std::shared_ptr<Reque
     samples.push_back(std::unique_ptr<Sequence>(
         new Sequence{.request = this, .sample = sample, .tokens = request.prompt}));
   }
+}
+
+absl::Span<const int32_t> Request::DraftOf(uint32_t sample) const {
+  if (draft_lengths.empty()) return draft_tokens;
+  const auto own = draft_lengths.begin() + sample % draft_lengths.size();
+  return absl::MakeConstSpan(draft_tokens)
+      .subspan(std::accumulate(draft_lengths.begin(), own, size_t{0}), *own);
 }
 
 void Request::BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const {

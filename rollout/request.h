@@ -30,7 +30,8 @@ struct GenerationRequest {
   std::string client{};                              // the client's name, for Engine::Abort
   // Texts that samples may repeat, one after the other, for drafters; of any quality.
   std::vector<int32_t> draft_tokens{};
-  bool speculate = true;  // false: no guesses for this request
+  std::vector<uint32_t> draft_lengths{};  // of each text; none: it is one
+  bool speculate = true;                  // false: no guesses for this request
   // false: a fast path, if there is one, may draw its tokens, with bits that are promised to
   // nobody.
   bool deterministic = true;
@@ -136,6 +137,9 @@ struct Request {
   // eos_token_ids: the model's.
   void BeginSampling(Sequence& sequence, absl::Span<const int32_t> eos_token_ids) const;
 
+  // The text that the sample may begin to repeat; empty: none.
+  absl::Span<const int32_t> DraftOf(uint32_t sample) const;
+
   const std::string id;
   const std::string client;
   const uint32_t num_prompt_tokens;
@@ -145,6 +149,7 @@ struct Request {
   const uint64_t seed;
   const SamplingParams sampling;
   const std::vector<int32_t> draft_tokens;
+  const std::vector<uint32_t> draft_lengths;
   const bool speculate;
   const bool deterministic;
   const std::chrono::steady_clock::time_point expiry;  // max() without a timeout

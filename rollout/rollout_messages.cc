@@ -129,6 +129,7 @@ absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationReq
   request.prompt = TokenIdsFromWire(proto.prompt_token_ids());
   request.sampling = SamplingParamsFromProto(proto.sampling());
   request.draft_tokens = TokenIdsFromWire(proto.draft_token_ids());
+  request.draft_lengths.assign(proto.draft_lengths().begin(), proto.draft_lengths().end());
   request.speculate = !proto.has_speculation() || proto.speculation();
   if (proto.has_timeout_ms()) {
     constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();

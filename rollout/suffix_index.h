@@ -56,6 +56,12 @@ class TextFollower {
                absl::Span<const int32_t> tokens);
   // The place to be followed, with length 0 if there is none.
   const SuffixIndex::Place& place() const { return place_; }
+  // Follows the text from text[end] on, which stands for the token behind the first `num_tokens`,
+  // whatever else there is.
+  void Follow(size_t end, size_t num_tokens) {
+    place_ = {.end = end, .length = SuffixIndex::kMost};
+    num_seen_ = num_tokens;
+  }
   // Call when the text has been replaced.
   void Forget() { place_ = {}; }
 

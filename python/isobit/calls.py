@@ -1,5 +1,6 @@
 """Arguments of calls as requests, and responses as results: what synchronous and asyncio clients share."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ WORK_TIMEOUT_S = 600.0
 COMPARE_TIMEOUT_S = 3600.0
 
 TokenIds = Sequence[int] | np.ndarray
+DraftTokenIds = TokenIds | Sequence[TokenIds]
 
 _MAX_TOKEN_ID = 2**32 - 1
 
@@ -168,11 +170,12 @@ def generate_request(
     request_id: str,
     logprob_mode: str,
     timeout_ms: int | None,
-    draft_token_ids: TokenIds,
+    draft_token_ids: DraftTokenIds,
     speculation: bool | None,
     determinism: str,
     sampling: Mapping,
 ) -> rollout_pb2.GenerateRequest:
+    drafts = _draft_texts(draft_token_ids)
     return rollout_pb2.GenerateRequest(
         request_id=request_id,
         prompt_token_ids=token_list(prompt_token_ids, "prompt_token_ids"),
@@ -180,7 +183,8 @@ def generate_request(
         logprob_mode=mode_to_proto(logprob_mode),
         timeout_ms=timeout_ms,
         final_only=not stream,
-        draft_token_ids=token_list(draft_token_ids, "draft_token_ids"),
+        draft_token_ids=itertools.chain.from_iterable(drafts),
+        draft_lengths=[len(text) for text in drafts] if len(drafts) > 1 else (),
         speculation=speculation,
         determinism=_enum_value(rollout_pb2.Determinism, "DETERMINISM_", determinism),
     )
@@ -346,6 +350,13 @@ def token_list(token_ids: TokenIds, name: str) -> list[int]:
         index = outside[0]
         raise ValueError(f"{name}[{index}] is {array[index]}, expected 0 to {_MAX_TOKEN_ID}")
     return array.tolist()
+
+
+def _draft_texts(draft: DraftTokenIds) -> list[list[int]]:
+    """One text, or a text for each sample."""
+    if len(draft) == 0 or np.ndim(draft[0]) == 0:
+        return [token_list(draft, "draft_token_ids")]
+    return [token_list(text, f"draft_token_ids[{index}]") for index, text in enumerate(draft)]
 
 
 def _enum_value(enum, prefix: str, name: str | None) -> int:

@@ -21,6 +21,7 @@ from isobit.calls import (
     CONTROL_TIMEOUT_S,
     WORK_TIMEOUT_S,
     Determinism,
+    DraftTokenIds,
     InFlightMode,
     PauseMode,
     SleepLevel,
@@ -169,7 +170,7 @@ class RolloutClient(_ModelServiceClient):
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
-        draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> list[Sample]: ...  # fmt: skip
@@ -178,7 +179,7 @@ class RolloutClient(_ModelServiceClient):
     def generate(
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
-        draft_token_ids: TokenIds = (), speculation: bool | None = None,
+        draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
         timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk | Sample]: ...  # fmt: skip
@@ -206,8 +207,9 @@ class RolloutClient(_ModelServiceClient):
           request_id: for abort(); empty lets the server make one.
           logprob_mode: of the distribution drawn from, or the model's own.
           timeout_ms: ends the request after that time with the tokens it has.
-          draft_token_ids: texts that samples may repeat, one after the other, such as a trajectory of earlier
-            weights; at most n * max_tokens. They change the time, never a bit.
+          draft_token_ids: a text that samples may repeat, such as a trajectory of earlier weights, or up to n
+            such texts: of t texts, sample i begins with text i % t. At most n * max_tokens ids. They change
+            the time, never a bit.
           speculation: False: no guesses for this request, and none from its samples for others.
           determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
           timeout: ends the call with DeadlineExceededError.

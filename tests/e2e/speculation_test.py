@@ -2,11 +2,13 @@
 
 import unittest
 
+import grpc
 import numpy as np
 
 from isobit import RolloutClient
 from isobit.errors import InvalidArgumentError
 from isobit.results import Sample
+from isobit.v1 import rollout_pb2, rollout_pb2_grpc
 from isobit_tools.services import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
@@ -41,6 +43,7 @@ class SpeculationTest(ServiceTest):
         for service in services:
             self.services.wait_serving(service)
         self.url = http_url(services[0], "metrics")
+        self.target = services[0].target
         self.guessing, self.plain = (self.enterContext(RolloutClient(s.target)) for s in services)
 
     def generate(self, ids: list[int], *, draft_token_ids=(), speculation=None, **sampling) -> list[Sample]:
@@ -94,6 +97,15 @@ class SpeculationTest(ServiceTest):
         self.generate(ids, n=4)
         self.generate(ids, n=4)
 
+    def test_each_sample_begins_with_its_own_draft(self):
+        ids = prompt(8)
+        drawn = self.plain.generate(ids, n=2, max_tokens=60, seed=5, ignore_eos=True)
+        samples = self.generate(ids, n=2, draft_token_ids=[sample.tokens.token_ids for sample in drawn])
+        for sample in samples:
+            self.assertGreater(sample.num_accepted_tokens, 30)
+            # At most the last one, which ends the sample, is right and brings nothing more.
+            self.assertLessEqual(sample.num_draft_tokens - sample.num_accepted_tokens, 1)
+
     def test_wrong_guesses(self):
         (sample,) = self.generate(prompt(4), draft_token_ids=prompt(5, 60))
         self.assertEqual(sample.num_accepted_tokens, 0)
@@ -121,11 +133,20 @@ class SpeculationTest(ServiceTest):
         for drafts, message in (
             ([1] * 61, r"draft_token_ids: expected at most 60 tokens .*, got 61"),
             ([VOCABULARY + 1000], r"draft_token_ids"),
+            ([[1], [2]], r"draft_lengths: expected at most 1 \(sampling.n\), got 2"),
         ):
             with self.assertRaisesRegex(InvalidArgumentError, message):
                 self.guessing.generate([1, 2], max_tokens=60, draft_token_ids=drafts)
-        with self.assertRaises(TypeError):
-            self.guessing.generate([1, 2], draft_token_ids=[1.5])
+        for drafts in ([1.5], [[1], [1.5]], [[1], 2]):
+            with self.assertRaises(TypeError):
+                self.guessing.generate([1, 2], n=2, draft_token_ids=drafts)
+        request = rollout_pb2.GenerateRequest(
+            prompt_token_ids=[1], draft_token_ids=[1, 2, 3], draft_lengths=[1, 2**32 - 1]
+        )
+        request.sampling.n = 2
+        stub = rollout_pb2_grpc.RolloutServiceStub(self.enterContext(grpc.insecure_channel(self.target)))
+        with self.assertRaisesRegex(grpc.RpcError, "draft_lengths: expected a sum of 3 .*, got 4294967296"):
+            list(stub.Generate(request))
 
 
 if __name__ == "__main__":

@@ -171,6 +171,39 @@ TEST_F(DraftersTest, HistoryTakesWhatTheClientSends) {
   EXPECT_THAT(Guess(*sequence, prompt), ElementsAre(70, 71, 72, 73));
 }
 
+// Texts that begin with the same token: the latest would be found, were it not for the sample's
+// own.
+TEST_F(DraftersTest, HistoryBeginsWithTheSamplesOwnText) {
+  const auto drafter = Make("history");
+  GenerationRequest request;
+  request.prompt = Range(0, 10);
+  request.sampling.n = 4;
+  for (const int32_t first : {100, 200, 300}) {
+    request.draft_lengths.push_back(10);
+    request.draft_tokens = Joined(request.draft_tokens, Joined({50}, Range(first, 9)));
+  }
+  const Request four(request, 0, nullptr);
+  std::vector<std::unique_ptr<SequenceDrafter>> sequences;
+  for (const auto& sample : four.samples) sequences.push_back(drafter->Begin(*sample));
+  const Tokens begun = Joined(request.prompt, {50});
+  EXPECT_THAT(Guess(*sequences[0], begun), ElementsAre(100, 101, 102, 103));
+  EXPECT_THAT(Guess(*sequences[1], begun), ElementsAre(200, 201, 202, 203));
+  EXPECT_THAT(Guess(*sequences[2], begun), ElementsAre(300, 301, 302, 303));
+  EXPECT_THAT(Guess(*sequences[3], begun), ElementsAre(100, 101, 102, 103)) << "the first again";
+  // One that leaves its text follows another that goes on as it does.
+  EXPECT_THAT(Guess(*sequences[0], Joined(begun, Range(200, 3))), ElementsAre(203, 204, 205, 206));
+}
+
+TEST_F(DraftersTest, HistoryBeginsWithATextThatItHadBefore) {
+  const auto drafter = Make("history");
+  const Tokens prompt = Range(0, 10);
+  const Tokens own = Joined({50}, Range(100, 9));
+  Run(*drafter, prompt, own);
+  Run(*drafter, prompt, Joined({50}, Range(200, 9)));
+  const auto sequence = drafter->Begin(Begin(prompt, "a", own));
+  EXPECT_THAT(Guess(*sequence, Joined(prompt, {50})), ElementsAre(100, 101, 102, 103));
+}
+
 // INVARIANT: HistoryStore::Open.
 TEST_F(DraftersTest, ClientsDoNotSeeEachOther) {
   const auto drafter = Make("history");
