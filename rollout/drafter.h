@@ -45,7 +45,7 @@ class Drafter {
 // How one drafter has done for a sequence.
 struct DrafterRecord {
   std::unique_ptr<SequenceDrafter> drafter;
-  double acceptance = 0.5;  // share of its guesses that were right, the latest weighing most
+  double acceptance = 0.0;  // share of its guesses that were right, the latest weighing most
   uint32_t misses = 0;      // drafts in a row of which nothing was right
   size_t silent_until = 0;  // tokens that the sequence must have before it is asked again
 };

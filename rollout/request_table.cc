@@ -139,7 +139,8 @@ void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> dra
   if (sequence.is_verified) {
     scheduler_.SettleWindow(guesses.size(), right);
   } else {
-    speculation_.Settle(sequence, drafter, guesses.size(), accepted);
+    speculation_.Settle(sequence, drafter,
+                        {.guesses = guesses.size(), .right = right, .accepted = accepted});
   }
 }
 

@@ -9,8 +9,14 @@
 namespace isobit {
 namespace {
 
-// How fast a sequence's acceptance follows its latest draft.
+// How fast a sequence's acceptance follows its latest draft, and its client's.
 constexpr double kWeight = 0.25;
+constexpr double kClientWeight = 1.0 / 32;
+// Of a client of whom nothing is known, and how fast it goes to 1 with each sequence that begins.
+constexpr double kFirstAcceptance = 0.75;
+constexpr double kRise = 1.0 / 256;
+// Clients beyond are forgotten, all at once: what is known of one is soon learnt again.
+constexpr size_t kMostClients = 4096;
 // A drafter that misses is asked again after 1, 2, 4, ... tokens, at most 2 to this power.
 constexpr uint32_t kMostDoublings = 6;
 // When it is asked again, for what it might do by now.
@@ -35,12 +41,22 @@ Speculation::Speculation(const SpeculationOptions& options, size_t max_running)
       drafters_(MakeDrafters(options)),
       counts_(drafters_.size()) {}
 
+Speculation::Acceptances& Speculation::AcceptancesOf(const std::string& client) {
+  const auto known = clients_.find(client);
+  if (known != clients_.end()) return known->second;
+  if (clients_.size() == kMostClients) clients_.clear();
+  return clients_[client] = Acceptances(drafters_.size(), kFirstAcceptance);
+}
+
 SequenceDraft* Speculation::DraftOf(Sequence& sequence) {
   if (drafters_.empty() || !sequence.request->speculate) return nullptr;
   if (sequence.draft == nullptr) {
     sequence.draft = std::make_unique<SequenceDraft>();
-    for (const auto& drafter : drafters_) {
-      sequence.draft->records.push_back({.drafter = drafter->Begin(sequence)});
+    Acceptances& acceptances = AcceptancesOf(sequence.request->client);
+    for (size_t d = 0; d < drafters_.size(); ++d) {
+      acceptances[d] += kRise * (1.0 - acceptances[d]);
+      sequence.draft->records.push_back(
+          {.drafter = drafters_[d]->Begin(sequence), .acceptance = acceptances[d]});
     }
   }
   return sequence.draft.get();
@@ -83,17 +99,19 @@ void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {
   if (was_expected && sequence.guesses.empty()) Miss(draft->records[expected], sequence);
 }
 
-void Speculation::Settle(Sequence& sequence, size_t drafter, size_t guesses, size_t accepted) {
+void Speculation::Settle(const Sequence& sequence, size_t drafter, const DraftResult& result) {
   DraftCounts& counts = counts_[drafter];
   Increase(counts.drafts, 1);
-  Increase(counts.draft_tokens, guesses);
-  for (size_t i = 0; i < accepted; ++i) Increase(counts.accepted[i], 1);
+  Increase(counts.draft_tokens, result.guesses);
+  for (size_t i = 0; i < result.accepted; ++i) Increase(counts.accepted[i], 1);
+  const size_t tried = std::min(result.right + 1, result.guesses);
+  const double share = static_cast<double>(result.right) / static_cast<double>(tried);
+  double& of_client = AcceptancesOf(sequence.request->client)[drafter];
+  of_client += kClientWeight * (share - of_client);
   if (sequence.draft == nullptr) return;  // it has ended
   DrafterRecord& record = sequence.draft->records[drafter];
-  const size_t tried = std::min(accepted + 1, guesses);
-  const double share = static_cast<double>(accepted) / static_cast<double>(tried);
   record.acceptance += kWeight * (share - record.acceptance);
-  if (accepted > 0) {
+  if (result.right > 0) {
     record.misses = 0;
   } else {
     Miss(record, sequence);

@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "rollout/drafter.h"
@@ -36,6 +38,14 @@ struct DraftCounts {
   std::array<std::atomic<int64_t>, kMaxGuesses> accepted{};
 };
 
+// What has become of the guesses of a sequence in a step.
+struct DraftResult {
+  size_t guesses = 0;
+  size_t right = 0;  // the first ones, which became tokens
+  size_t accepted =
+      0;  // of them, those that brought one more token: all but an end of the sequence
+};
+
 // For the engine thread, except counts().
 class Speculation {
  public:
@@ -54,13 +64,18 @@ class Speculation {
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
   void Draft(Sequence& sequence, size_t num_running, size_t most);
 
-  // Of so many guesses of the drafter, the first `accepted` have each brought the sequence a token.
-  void Settle(Sequence& sequence, size_t drafter, size_t guesses, size_t accepted);
+  void Settle(const Sequence& sequence, size_t drafter, const DraftResult& result);
 
   // To be called before the tokens of a sequence that ends are dropped.
   void End(Sequence& sequence);
 
  private:
+  // How well each drafter has done for a client lately. A new sequence begins with it, and each
+  // that begins raises it a little, so that drafters which are no longer asked come to be tried
+  // again. By client: else the time of an answer would depend on what others ask.
+  using Acceptances = std::vector<double>;
+
+  Acceptances& AcceptancesOf(const std::string& client);
   // Null: no drafter may guess for it.
   SequenceDraft* DraftOf(Sequence& sequence);
   // Puts up to `most` guesses for the sequence behind `guesses`; none: the drafter is silent.
@@ -73,6 +88,7 @@ class Speculation {
   const GuessTable table_;
   std::vector<std::unique_ptr<Drafter>> drafters_;
   std::vector<DraftCounts> counts_;  // by drafter
+  std::map<std::string, Acceptances> clients_;
   std::vector<int32_t> scratch_;
 };
 

@@ -14,6 +14,7 @@
 #include "rollout/guess_table.h"
 #include "rollout/history_store.h"
 #include "rollout/request.h"
+#include "rollout/speculation.h"
 #include "rollout/suffix_index.h"
 #include "tests/support/status_matchers.h"
 
@@ -259,6 +260,65 @@ TEST(HistoryStoreTest, ATextIsKeptOnce) {
   const size_t once = store.bytes();
   for (int i = 0; i < 10; ++i) store.Add("a", {7}, Range(0, 100));
   EXPECT_EQ(store.bytes(), once);
+}
+
+// Guesses cost as on the CPU, where two sequences want an acceptance of 0.75.
+class AcceptanceTest : public testing::Test {
+ protected:
+  static constexpr size_t kRunning = 2;
+
+  class Anything final : public Drafter {
+   public:
+    class Zeros final : public SequenceDrafter {
+      void Guess(absl::Span<const int32_t> /*tokens*/, size_t most,
+                 std::vector<int32_t>& guesses) override {
+        guesses.assign(most, 0);
+      }
+    };
+    const char* name() const override { return "anything"; }
+    std::unique_ptr<SequenceDrafter> Begin(const Sequence& /*sequence*/) override {
+      return std::make_unique<Zeros>();
+    }
+  };
+
+  static std::vector<std::unique_ptr<Drafter>> MakeDrafters() {
+    std::vector<std::unique_ptr<Drafter>> drafters;
+    drafters.push_back(std::make_unique<Anything>());
+    return drafters;
+  }
+
+  // What a new sequence of the client guesses first; then all, or none, is right.
+  size_t Begin(const std::string& client, bool is_right) {
+    GenerationRequest request;
+    request.prompt = Range(0, 10);
+    request.client = client;
+    Request one(request, 0, nullptr);
+    Sequence& sequence = *one.samples[0];
+    speculation_.Draft(sequence, kRunning, kMaxGuesses);
+    const size_t guesses = sequence.guesses.size();
+    if (guesses == 0) return 0;
+    const size_t right = is_right ? guesses : 0;
+    speculation_.Settle(sequence, 0, {.guesses = guesses, .right = right, .accepted = right});
+    return guesses;
+  }
+
+  Speculation speculation_{{.make_drafters = MakeDrafters}, 8};
+};
+
+TEST_F(AcceptanceTest, ASequenceBeginsWithItsClientsAcceptance) {
+  EXPECT_GT(Begin("a", false), 0u) << "nothing is known: it is tried";
+  for (int i = 0; i < 20; ++i) Begin("a", false);
+  EXPECT_EQ(Begin("a", false), 0u);
+  EXPECT_GT(Begin("b", true), 0u) << "another client's guesses say nothing";
+  for (int i = 0; i < 100; ++i) Begin("b", true);
+  EXPECT_EQ(Begin("b", true), 8u);
+}
+
+TEST_F(AcceptanceTest, WrongGuessesAreTriedAgainRarely) {
+  int tries = 0;
+  for (int i = 0; i < 2000; ++i) tries += Begin("a", false) > 0 ? 1 : 0;
+  EXPECT_GE(tries, 20);
+  EXPECT_LE(tries, 200);
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
