@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import unittest
 from collections.abc import Callable
 from concurrent import futures
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -25,9 +27,10 @@ from support import same_bits
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from isobit import RolloutClient
+from isobit.trainer_metrics import TrainerMetrics
 from isobit.v1 import rollout_pb2_grpc
 from isobit_tools.services import Setting, run_model_tool, start_comparator, wait_all_serving
-from isobit_tools.testing import BIN_DIR, ServiceTest
+from isobit_tools.testing import BIN_DIR, ServiceTest, http_get, metric_values
 
 TRAINER = os.environ["ISOBIT_TRAINER"]
 TRAIN = Path(__file__).resolve().parents[2] / "python" / "examples" / "on_policy" / "train.py"
@@ -208,6 +211,52 @@ class TrainerTest(ServiceTest):
             said = self.train(services, ours, "--resume", f"--steps={STEPS + 1}", status=1)
             digest = rows[-1]["weights_digest"]
             self.assertIn(f"error: the checkpoint of step {STEPS} was saved with weights {digest}, but", said)
+
+    def test_metrics(self):
+        """At every step the page has the figures of metrics.jsonl, and the names of the Python trainer's."""
+        services = self.addresses()
+        folder = self.folder()
+        command = [TRAINER, *self.flags(services, folder, "--metrics_port=0")]
+        pages = []
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            printed = ""
+            for line in process.stdout:
+                printed += line
+                if line.startswith("metrics at "):
+                    url = line.removeprefix("metrics at ").strip()
+                    pages.append(http_get(url))
+                elif line.startswith("step ") and not line.startswith(f"step {STEPS}/"):
+                    pages.append(http_get(url))
+        self.assertEqual(process.returncode, 0, printed)
+        self.assertEqual(len(pages), STEPS)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        first = metric_values(pages[0])
+        self.assertEqual(first["isobit_trainer_tokens_compared_total"], 0, "counters are there at once")
+        for page in pages[1:]:
+            values = metric_values(page)
+            step = int(values["isobit_trainer_step"])  # the page may be ahead of the line
+            until = rows[:step]
+            self.assertAlmostEqual(values["isobit_trainer_reward_mean"], until[-1]["reward"], places=12)
+            compared = values["isobit_trainer_tokens_compared_total"]
+            known = [sum(row["compared"] for row in rows[:n]) for n in (step, step + 1)]
+            self.assertIn(compared, known)
+            self.assertEqual(values["isobit_trainer_tokens_unequal_total"], 0)
+            self.assertEqual(values["isobit_trainer_weight_sync_seconds_count"], step)
+            for part in ("sample", "train", "compare", "sync"):
+                seconds = sum(row["seconds"][part] for row in until)
+                told = values[f'isobit_trainer_step_seconds_total{{part="{part}"}}']
+                self.assertAlmostEqual(told, seconds, delta=1e-3 * seconds)
+        in_python = TrainerMetrics()
+        with closing(in_python):
+            theirs = http_get(f"http://127.0.0.1:{in_python.serve(0)}/metrics")
+        described = re.compile("^# (?:HELP|TYPE) .*$", re.M)
+        self.assertEqual(sorted(described.findall(pages[-1])), sorted(described.findall(theirs)))
+        with self.subTest("the port is taken"), socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            said = self.train(services, self.folder(), f"--metrics_port={port}", status=1)
+            self.assertRegex(said, rf"error: .*{port}")
 
     def test_reinforce_as_in_python(self):
         services = self.addresses()

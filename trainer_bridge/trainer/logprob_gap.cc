@@ -31,7 +31,7 @@ absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
                                                    " completions, got ", trainer.size()));
   }
   LogprobGap gap;
-  std::vector<double> ratios;
+  std::vector<double> dlogps;
   for (size_t i = 0; i < completions.size(); ++i) {
     const std::vector<float>& sampled = completions[i].logprobs;
     if (sampled.size() != trainer[i].size()) {
@@ -47,11 +47,18 @@ absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
       double dlogp = double{a} - double{b};
       if (std::isnan(dlogp)) dlogp = std::numeric_limits<double>::infinity();
       gap.max_abs_dlogp = std::max(gap.max_abs_dlogp, std::abs(dlogp));
-      ratios.push_back(std::expm1(-dlogp) + dlogp);
+      dlogps.push_back(dlogp);
     }
   }
   // An equal token adds nothing.
-  gap.kl = ExactSum(ratios) / static_cast<double>(std::max<int64_t>(gap.tokens, 1));
+  const auto mean = [&](const auto& term) {
+    std::vector<double> terms(dlogps.size());
+    std::ranges::transform(dlogps, terms.begin(), term);
+    return ExactSum(terms) / static_cast<double>(std::max<int64_t>(gap.tokens, 1));
+  };
+  gap.kl = mean([](double dlogp) { return std::expm1(-dlogp) + dlogp; });
+  gap.kl_k1 = mean([](double dlogp) { return dlogp; });
+  gap.kl_k2 = mean([](double dlogp) { return 0.5 * dlogp * dlogp; });
   return gap;
 }
 

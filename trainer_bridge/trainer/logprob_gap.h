@@ -22,7 +22,9 @@ struct LogprobGap {
   int64_t unequal = 0;       // tokens whose bits differ, or that are NaN
   double max_abs_dlogp = 0;  // of the unequal ones
   double kl = 0;             // estimates KL(rollout || trainer): the mean of r - 1 - log r (k3)
-  std::string first;         // where the first unequal token is, with both; empty if all are equal
+  double kl_k1 = 0;          // the same KL by the mean of -log r
+  double kl_k2 = 0;          // and by the mean of its half square
+  std::string first{};       // where the first unequal token is, with both; empty if all are equal
 };
 
 // INVALID_ARGUMENT: `trainer` has not one logprob for each token.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,24 +38,25 @@ class Clock {
   void Lap(const char* part) {
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - last_).count();
-    parts_[part] = parts_.value(part, 0.0) + seconds;
+    parts_[part] += seconds;
     total_ += seconds;
     last_ = now;
   }
 
-  const Json& parts() const { return parts_; }
+  const std::map<std::string, double>& parts() const { return parts_; }
 
   std::string Told() const {
     std::string told;
-    for (const auto& part : parts_.items()) {
-      absl::StrAppendFormat(&told, "%s%s %.1f", told.empty() ? "" : ", ", part.key(),
-                            part.value().get<double>());
+    for (const char* part : TrainerMetrics::kParts) {
+      const auto found = parts_.find(part);
+      if (found == parts_.end()) continue;
+      absl::StrAppendFormat(&told, "%s%s %.1f", told.empty() ? "" : ", ", part, found->second);
     }
     return absl::StrFormat("%.1f s (%s)", total_, told);
   }
 
  private:
-  Json parts_ = Json::object();
+  std::map<std::string, double> parts_;  // some of TrainerMetrics::kParts
   double total_ = 0;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
@@ -62,8 +64,13 @@ class Clock {
 class Run {
  public:
   Run(const Settings& settings, const Task& task, Learner& learner, Services& services,
-      RunFolder& folder)
-      : settings_(settings), task_(task), learner_(learner), services_(services), folder_(folder) {}
+      RunFolder& folder, TrainerMetrics& metrics)
+      : settings_(settings),
+        task_(task),
+        learner_(learner),
+        services_(services),
+        folder_(folder),
+        metrics_(metrics) {}
 
   absl::Status Go() {
     ISOBIT_RETURN_IF_ERROR(Begin());
@@ -127,6 +134,7 @@ class Run {
   absl::Status Tell(Json values, const Clock& clock) {
     values["weights_digest"] = digest_;
     values["seconds"] = clock.parts();
+    metrics_.AddStep(step_, values["reward"].get<double>(), clock.parts());
     Say(absl::StrFormat("step %d/%d  reward %.3f  unequal %d of %d  KL %.3g  %s", step_,
                         settings_.steps, values["reward"].get<double>(),
                         values["unequal"].get<int64_t>(), values["compared"].get<int64_t>(),
@@ -164,6 +172,7 @@ class Run {
   absl::StatusOr<LogprobGap> Check(const Batch& batch, const Logprobs& trainer) {
     ISOBIT_ASSIGN_OR_RETURN(const LogprobGap gap, FindGap(batch.completions, trainer));
     ISOBIT_RETURN_IF_ERROR(services_.Record(batch.sides, trainer, gap));
+    metrics_.AddComparison(gap);
     if (gap.unequal == 0 || settings_.on_gap == "report") return gap;
     return absl::DataLossError(absl::StrFormat(
         "step %d: %d of %d tokens have another logprob in the trainer than in the rollout, by up "
@@ -176,13 +185,15 @@ class Run {
   Learner& learner_;
   Services& services_;
   RunFolder& folder_;
+  TrainerMetrics& metrics_;
   int64_t step_ = 0;    // optimizer steps so far
   std::string digest_;  // of the weights after them
 };
 
 }  // namespace
 
-absl::Status Train(const Settings& given, const ChannelSecurity& security) {
+absl::Status Train(const Settings& given, const ChannelSecurity& security,
+                   TrainerMetrics& metrics) {
   Settings settings = given;
   std::error_code error;
   const auto model = std::filesystem::canonical(settings.recipe.model, error);
@@ -204,7 +215,7 @@ absl::Status Train(const Settings& given, const ChannelSecurity& security) {
   ISOBIT_ASSIGN_OR_RETURN(RunFolder folder,
                           RunFolder::Open(settings.output, ToJson(recipe), settings.resume));
   Say(absl::StrCat(model.filename().string(), ", ", recipe.task, ", ", recipe.algorithm));
-  return Run(settings, *task, *learner, *services, folder).Go();
+  return Run(settings, *task, *learner, *services, folder, metrics).Go();
 }
 
 }  // namespace isobit::trainer

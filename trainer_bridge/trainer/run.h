@@ -6,13 +6,16 @@
 #include "absl/status/status.h"
 #include "common/rpc/channel_security.h"
 #include "trainer_bridge/trainer/settings.h"
+#include "trainer_bridge/trainer/trainer_metrics.h"
 
 namespace isobit::trainer {
 
 // Says on stdout how far it is. A stop signal drops the step under way, saves, and is no error.
 // After an error in a step the run is saved as it was before the step. DATA_LOSS: sampler and
-// trainer have different logprobs, and settings.on_gap is stop.
-absl::Status Train(const Settings& settings, const ChannelSecurity& security);
+// trainer have different logprobs, and settings.on_gap is stop. metrics: are given each step and
+// comparison.
+absl::Status Train(const Settings& settings, const ChannelSecurity& security,
+                   TrainerMetrics& metrics);
 
 }  // namespace isobit::trainer
 

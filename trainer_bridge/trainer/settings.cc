@@ -56,6 +56,8 @@ absl::Status CheckSettings(const Settings& settings) {
   ISOBIT_RETURN_IF_ERROR(RequireSet("rollout", settings.rollout));
   ISOBIT_RETURN_IF_ERROR(RequireSet("output", settings.output));
   ISOBIT_RETURN_IF_ERROR(RequireOneOf("on_gap", settings.on_gap, {"stop", "report"}));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("metrics_port", settings.metrics_port.value_or(0), 0, 65535));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("steps", settings.steps, 1, kMost));
   return RequireInRange("save_every", settings.save_every, 1, kMost);
 }

@@ -3,6 +3,7 @@
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_SETTINGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -38,6 +39,7 @@ struct Settings {
   int64_t steps = 100;
   int64_t save_every = 10;
   std::string on_gap = "stop";
+  std::optional<int> metrics_port;  // on 127.0.0.1; 0 chooses one
 };
 
 // INVALID_ARGUMENT names the flag, what was expected and what came.

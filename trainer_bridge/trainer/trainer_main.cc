@@ -1,17 +1,23 @@
 // The trainer process: isobit-trainer. Its flags are those of python/examples/on_policy/train.py.
 #include <cstdint>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/status/statusor.h"
 #include "common/base/exhaustion.h"
 #include "common/base/exit_code.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
+#include "common/http/http_server.h"
+#include "common/http/metrics_page.h"
 #include "common/rpc/channel_flags.h"
 #include "trainer_bridge/trainer/run.h"
 #include "trainer_bridge/trainer/settings.h"
 #include "trainer_bridge/trainer/stop_signal.h"
+#include "trainer_bridge/trainer/trainer_metrics.h"
 
 ABSL_FLAG(std::string, model, "",
           "The model that the services serve, a directory; the run begins there.");
@@ -23,6 +29,8 @@ ABSL_FLAG(std::string, output, "", "The run's folder: metrics, checkpoints, the 
 ABSL_FLAG(bool, resume, false, "Go on from the folder's latest checkpoint.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps in all.");
 ABSL_FLAG(int64_t, save_every, 10, "Steps between checkpoints; two are kept.");
+ABSL_FLAG(std::optional<int>, metrics_port, std::nullopt,
+          "Serve metrics for Prometheus there, on 127.0.0.1; 0 chooses one. Unset: none.");
 ABSL_FLAG(std::string, on_gap, "stop",
           "What a logprob does that differs: stop the run, or only report.");
 // What decides about the weights, and may not change with --resume.
@@ -74,7 +82,26 @@ trainer::Settings SettingsFromFlags() {
   settings.steps = absl::GetFlag(FLAGS_steps);
   settings.save_every = absl::GetFlag(FLAGS_save_every);
   settings.on_gap = absl::GetFlag(FLAGS_on_gap);
+  settings.metrics_port = absl::GetFlag(FLAGS_metrics_port);
   return settings;
+}
+
+// Null: the metrics have no port.
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(std::optional<int> port,
+                                                         const trainer::TrainerMetrics& metrics) {
+  if (!port) return nullptr;
+  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server, HttpServer::Listen({.port = *port}));
+  AddMetricsPage(*server, metrics.metrics());
+  server->Start();
+  std::cout << "metrics at http://127.0.0.1:" << server->port() << "/metrics" << std::endl;
+  return server;
+}
+
+absl::Status Train(const trainer::Settings& settings, const ChannelSecurity& security) {
+  trainer::TrainerMetrics metrics;
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
+                          ServeMetrics(settings.metrics_port, metrics));
+  return trainer::Train(settings, security, metrics);
 }
 
 int TrainerMain(int argc, char** argv) {
@@ -87,7 +114,7 @@ int TrainerMain(int argc, char** argv) {
   const absl::StatusOr<ChannelSecurity> security = ChannelSecurityFromFlags();
   if (!security.ok()) ExitForBadUsage(argv[0], security.status().message());
   trainer::HandleStopSignals();
-  const absl::Status trained = trainer::Train(settings, *security);
+  const absl::Status trained = Train(settings, *security);
   if (trained.ok()) return kExitStopped;
   std::cerr << "error: " << trained.message() << std::endl;
   return kExitFailed;

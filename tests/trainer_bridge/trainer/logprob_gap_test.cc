@@ -52,6 +52,8 @@ TEST_F(LogprobGapTest, SeesOneBit) {
   EXPECT_EQ(gap.unequal, 1);
   EXPECT_EQ(gap.max_abs_dlogp, 0x1p-23);
   EXPECT_GT(gap.kl, 0.0);
+  EXPECT_EQ(gap.kl_k1, -0x1p-23 / 6);
+  EXPECT_EQ(gap.kl_k2, 0x1p-47 / 6);
   EXPECT_EQ(gap.first,
             "prompt 7, sample 1, token 1: rollout -1.25 (0xbfa00000), trainer -1.24999988 "
             "(0xbf9fffff)");

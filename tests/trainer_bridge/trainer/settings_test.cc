@@ -39,6 +39,7 @@ TEST(SettingsTest, NamesWhatIsWrong) {
       {"--on_gap is go, expected stop or report", [](Settings& s) { s.on_gap = "go"; }},
       {"--steps is 0", [](Settings& s) { s.steps = 0; }},
       {"--save_every is -1", [](Settings& s) { s.save_every = -1; }},
+      {"--metrics_port is 65536", [](Settings& s) { s.metrics_port = 65536; }},
       {"--prompts is 0", [](Settings& s) { s.recipe.prompts = 0; }},
       {"--samples is 0", [](Settings& s) { s.recipe.samples = 0; }},
       {"--max_tokens is 0", [](Settings& s) { s.recipe.max_tokens = 0; }},
