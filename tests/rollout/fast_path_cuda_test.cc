@@ -19,6 +19,7 @@
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/tiny_model.h"
 
 namespace isobit {
 namespace {
@@ -28,6 +29,15 @@ using testing_support::StatusIs;
 
 class FastPathCudaTest : public CudaEngineFixture {
  protected:
+  // Sums of few terms have the same bfloat16 keys whichever way they are taken.
+  FastPathCudaTest() {
+    config_.num_layers = 4;
+    config_.hidden_size = 512;
+    config_.intermediate_size = 1024;
+    testing_support::WriteTinyModel(config_, 1, root_.File("v1"));
+    testing_support::WriteTinyModel(config_, 2, root_.File("v2"));
+  }
+
   ModelRunnerOptions OnGpus(const CudaRankOptions& ranks) const {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = static_cast<int>(ranks.devices.size());
