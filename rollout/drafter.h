@@ -46,8 +46,9 @@ class Drafter {
 struct DrafterRecord {
   std::unique_ptr<SequenceDrafter> drafter;
   double acceptance = 0.0;  // share of its guesses that were right, the latest weighing most
-  uint32_t misses = 0;      // drafts in a row of which nothing was right
-  size_t silent_until = 0;  // tokens that the sequence must have before it is asked again
+  // A guess that is only compared with the token at its place, once that is known.
+  int32_t compared_guess = 0;
+  size_t compared_place = SIZE_MAX;  // SIZE_MAX: there is none
 };
 
 // A sequence's part in speculation.
@@ -55,6 +56,7 @@ struct SequenceDraft {
   std::vector<DrafterRecord> records;  // by drafter
   size_t drafter = 0;                  // whose guesses Sequence::guesses are
   bool is_expected = false;  // the sequence waits for its pending token, to be guessed for then
+  bool pays_alone = false;   // that wait, also if the other sequences go on meanwhile
 };
 
 }  // namespace isobit

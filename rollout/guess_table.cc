@@ -50,6 +50,10 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
   }
 }
 
+bool GuessTable::PayAlone(size_t guesses, double acceptance) {
+  return TokensOf(acceptance, guesses) >= 2 * kLeastGain;
+}
+
 size_t GuessTable::Guesses(size_t num_running, double acceptance) const {
   const double place = std::clamp(acceptance, 0.0, 1.0) * kClasses;
   const auto& of_running = guesses_[std::min(num_running, guesses_.size() - 1)];

@@ -37,6 +37,10 @@ class GuessTable {
   // acceptance: how likely a guess is right if those before it are, in [0, 1].
   size_t Guesses(size_t num_running, double acceptance) const;
 
+  // Whether so many guesses promise enough tokens for a sequence that sits out the next step
+  // because of them, while the others take part in it.
+  static bool PayAlone(size_t guesses, double acceptance);
+
  private:
   static constexpr size_t kClasses = 20;                    // of acceptance
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences

@@ -172,7 +172,13 @@ void Scheduler::FindExpectedGuesses() {
       sequence->draft->is_expected = false;
     }
     if (room && ReadinessOf(*sequence) == Readiness::kFed) {
-      speculation_->Expects(*sequence, running_.size());
+      speculation_->Expect(*sequence, running_.size());
+    }
+  }
+  if (ShouldWait()) return;
+  for (Sequence* sequence : running_) {
+    if (sequence->draft != nullptr && !sequence->draft->pays_alone) {
+      sequence->draft->is_expected = false;
     }
   }
 }
@@ -184,6 +190,10 @@ int64_t Scheduler::FreePagesForGuesses() const {
 void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const ScheduledStep& step) {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
   int64_t room = std::min(left.draws, left.tokens);
+  // While this step is in flight, the sequences of the one that is in flight now may go on.
+  const bool sits_out = std::ranges::any_of(running_, [this](const Sequence* sequence) {
+    return sequence->num_pending > 0 && ReadinessOf(*sequence) != Readiness::kEnding;
+  });
   for (size_t i = 0; i < num_going_on && room > 0; ++i) {
     Sequence& sequence = *step.sequences[i];
     if (sequence.num_pending > 0) continue;
@@ -192,7 +202,7 @@ void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const Sche
     const int64_t most =
         std::min({room, MaxTokens(sequence) - tokens - 1, pages * pages_.page_size() - tokens});
     if (most <= 0) continue;
-    speculation_->Draft(sequence, running_.size(), static_cast<size_t>(most));
+    speculation_->Draft(sequence, running_.size(), static_cast<size_t>(most), sits_out);
     const auto guesses = static_cast<int64_t>(sequence.guesses.size());
     if (guesses == 0) continue;
     pages_.Grow(sequence.pages, tokens + guesses, MaxTokens(sequence));

@@ -9,18 +9,14 @@
 namespace isobit {
 namespace {
 
-// How fast a sequence's acceptance follows its latest draft, and its client's.
+// How fast a sequence's acceptance follows its latest draft, and a guess that was only compared.
 constexpr double kWeight = 0.25;
+constexpr double kWeightOfOne = 0.125;
+// And its client's either of them.
 constexpr double kClientWeight = 1.0 / 32;
-// Of a client of whom nothing is known, and how fast it goes to 1 with each sequence that begins.
-constexpr double kFirstAcceptance = 0.75;
-constexpr double kRise = 1.0 / 256;
+constexpr double kFirstAcceptance = 0.75;  // of a client of whom nothing is known
 // Clients beyond are forgotten, all at once: what is known of one is soon learnt again.
 constexpr size_t kMostClients = 4096;
-// A drafter that misses is asked again after 1, 2, 4, ... tokens, at most 2 to this power.
-constexpr uint32_t kMostDoublings = 6;
-// When it is asked again, for what it might do by now.
-constexpr double kLeastAcceptance = 0.25;
 
 void Increase(std::atomic<int64_t>& count, size_t by) {
   count.store(count.load(std::memory_order_relaxed) + static_cast<int64_t>(by),
@@ -52,9 +48,8 @@ SequenceDraft* Speculation::DraftOf(Sequence& sequence) {
   if (drafters_.empty() || !sequence.request->speculate) return nullptr;
   if (sequence.draft == nullptr) {
     sequence.draft = std::make_unique<SequenceDraft>();
-    Acceptances& acceptances = AcceptancesOf(sequence.request->client);
+    const Acceptances& acceptances = AcceptancesOf(sequence.request->client);
     for (size_t d = 0; d < drafters_.size(); ++d) {
-      acceptances[d] += kRise * (1.0 - acceptances[d]);
       sequence.draft->records.push_back(
           {.drafter = drafters_[d]->Begin(sequence), .acceptance = acceptances[d]});
     }
@@ -62,41 +57,67 @@ SequenceDraft* Speculation::DraftOf(Sequence& sequence) {
   return sequence.draft.get();
 }
 
-void Speculation::Ask(DrafterRecord& record, const Sequence& sequence, size_t known, size_t most,
-                      std::vector<int32_t>& guesses) const {
-  if (record.drafter == nullptr || known < record.silent_until || most == 0) return;
-  record.drafter->Guess(sequence.tokens, most, guesses);
+void Speculation::Learn(const Sequence& sequence, size_t drafter, double share, double weight) {
+  double& of_client = AcceptancesOf(sequence.request->client)[drafter];
+  of_client += kClientWeight * (share - of_client);
+  if (sequence.draft == nullptr) return;  // it has ended
+  double& own = sequence.draft->records[drafter].acceptance;
+  own += weight * (share - own);
 }
 
-bool Speculation::Expects(Sequence& sequence, size_t num_running) {
-  SequenceDraft* const draft = DraftOf(sequence);
-  if (draft == nullptr) return false;
-  draft->is_expected = false;
-  for (size_t d = 0; d < draft->records.size() && !draft->is_expected; ++d) {
-    DrafterRecord& record = draft->records[d];
-    const size_t most = table_.Guesses(num_running, std::max(record.acceptance, kLeastAcceptance));
-    if (most == 0) continue;
-    scratch_.clear();
-    Ask(record, sequence, sequence.tokens.size() + 1, 2, scratch_);
-    draft->drafter = d;
-    draft->is_expected = scratch_.size() == 2;  // the pending token's and one more
+void Speculation::Compare(const Sequence& sequence) {
+  std::vector<DrafterRecord>& records = sequence.draft->records;
+  for (size_t d = 0; d < records.size(); ++d) {
+    if (records[d].compared_place >= sequence.tokens.size()) continue;
+    const size_t place = std::exchange(records[d].compared_place, SIZE_MAX);
+    const bool is_right = sequence.tokens[place] == records[d].compared_guess;
+    Learn(sequence, d, is_right ? 1.0 : 0.0, kWeightOfOne);
   }
-  return draft->is_expected;
 }
 
-void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {
+void Speculation::GuessToCompare(DrafterRecord& record, const Sequence& sequence, size_t most) {
+  scratch_.clear();
+  record.drafter->Guess(sequence.tokens, most, scratch_);
+  if (scratch_.empty()) return;
+  record.compared_guess = scratch_[0];
+  record.compared_place = sequence.tokens.size();
+}
+
+void Speculation::Expect(Sequence& sequence, size_t num_running) {
   SequenceDraft* const draft = DraftOf(sequence);
   if (draft == nullptr) return;
-  const bool was_expected = std::exchange(draft->is_expected, false);
-  const size_t expected = draft->drafter;
-  for (size_t d = 0; d < draft->records.size() && sequence.guesses.empty(); ++d) {
-    DrafterRecord& record = draft->records[d];
-    const size_t guesses =
-        table_.Guesses(num_running, std::max(record.acceptance, kLeastAcceptance));
-    Ask(record, sequence, sequence.tokens.size(), std::min(guesses, most), sequence.guesses);
-    draft->drafter = d;
+  Compare(sequence);
+  draft->is_expected = false;
+  if (table_.Guesses(num_running, 1.0) == 0) return;
+  for (DrafterRecord& record : draft->records) {
+    if (record.drafter == nullptr) continue;
+    const size_t guesses = table_.Guesses(num_running, record.acceptance);
+    // The pending token's, and the next one's.
+    GuessToCompare(record, sequence, guesses > 0 ? 2 : 1);
+    draft->is_expected = scratch_.size() == 2;
+    draft->pays_alone = GuessTable::PayAlone(guesses, record.acceptance);
+    if (draft->is_expected) return;
   }
-  if (was_expected && sequence.guesses.empty()) Miss(draft->records[expected], sequence);
+}
+
+void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most, bool sits_out) {
+  SequenceDraft* const draft = DraftOf(sequence);
+  if (draft == nullptr) return;
+  Compare(sequence);
+  draft->is_expected = false;
+  if (table_.Guesses(num_running, 1.0) == 0) return;
+  for (size_t d = 0; d < draft->records.size(); ++d) {
+    DrafterRecord& record = draft->records[d];
+    if (record.drafter == nullptr) continue;
+    const size_t guesses = std::min(table_.Guesses(num_running, record.acceptance), most);
+    if (guesses == 0 || (sits_out && !GuessTable::PayAlone(guesses, record.acceptance))) {
+      GuessToCompare(record, sequence, 1);
+      continue;
+    }
+    record.drafter->Guess(sequence.tokens, guesses, sequence.guesses);
+    draft->drafter = d;
+    if (!sequence.guesses.empty()) return;
+  }
 }
 
 void Speculation::Settle(const Sequence& sequence, size_t drafter, const DraftResult& result) {
@@ -105,22 +126,7 @@ void Speculation::Settle(const Sequence& sequence, size_t drafter, const DraftRe
   Increase(counts.draft_tokens, result.guesses);
   for (size_t i = 0; i < result.accepted; ++i) Increase(counts.accepted[i], 1);
   const size_t tried = std::min(result.right + 1, result.guesses);
-  const double share = static_cast<double>(result.right) / static_cast<double>(tried);
-  double& of_client = AcceptancesOf(sequence.request->client)[drafter];
-  of_client += kClientWeight * (share - of_client);
-  if (sequence.draft == nullptr) return;  // it has ended
-  DrafterRecord& record = sequence.draft->records[drafter];
-  record.acceptance += kWeight * (share - record.acceptance);
-  if (result.right > 0) {
-    record.misses = 0;
-  } else {
-    Miss(record, sequence);
-  }
-}
-
-void Speculation::Miss(DrafterRecord& record, const Sequence& sequence) {
-  record.silent_until =
-      sequence.tokens.size() + (size_t{1} << std::min(record.misses++, kMostDoublings));
+  Learn(sequence, drafter, static_cast<double>(result.right) / static_cast<double>(tried), kWeight);
 }
 
 void Speculation::End(Sequence& sequence) {

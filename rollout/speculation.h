@@ -57,12 +57,13 @@ class Speculation {
   const char* name(size_t drafter) const { return drafters_[drafter]->name(); }
   const DraftCounts& counts(size_t drafter) const { return counts_[drafter]; }
 
-  // Whether a sequence, whose last token a step in flight draws, should wait for that token,
+  // Sets whether a sequence, whose last token a step in flight draws, should wait for that token,
   // because there will probably be guesses for what follows it.
-  bool Expects(Sequence& sequence, size_t num_running);
+  void Expect(Sequence& sequence, size_t num_running);
 
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
-  void Draft(Sequence& sequence, size_t num_running, size_t most);
+  // sits_out: it will miss a step of the others for them.
+  void Draft(Sequence& sequence, size_t num_running, size_t most, bool sits_out);
 
   void Settle(const Sequence& sequence, size_t drafter, const DraftResult& result);
 
@@ -70,19 +71,18 @@ class Speculation {
   void End(Sequence& sequence);
 
  private:
-  // How well each drafter has done for a client lately. A new sequence begins with it, and each
-  // that begins raises it a little, so that drafters which are no longer asked come to be tried
-  // again. By client: else the time of an answer would depend on what others ask.
+  // How well each drafter has done for a client lately. A new sequence begins with it. By client:
+  // else the time of an answer would depend on what others ask.
   using Acceptances = std::vector<double>;
 
   Acceptances& AcceptancesOf(const std::string& client);
   // Null: no drafter may guess for it.
   SequenceDraft* DraftOf(Sequence& sequence);
-  // Puts up to `most` guesses for the sequence behind `guesses`; none: the drafter is silent.
-  // known: the tokens that it must have to be asked.
-  void Ask(DrafterRecord& record, const Sequence& sequence, size_t known, size_t most,
-           std::vector<int32_t>& guesses) const;
-  static void Miss(DrafterRecord& record, const Sequence& sequence);
+  // Learns from the guesses that were to be compared with tokens which are known by now.
+  void Compare(const Sequence& sequence);
+  // Guesses up to `most` tokens into scratch_, the first of which is to be compared.
+  void GuessToCompare(DrafterRecord& record, const Sequence& sequence, size_t most);
+  void Learn(const Sequence& sequence, size_t drafter, double share, double weight);
 
   const size_t max_guesses_;
   const GuessTable table_;

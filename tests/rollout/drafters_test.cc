@@ -289,17 +289,34 @@ class AcceptanceTest : public testing::Test {
 
   // What a new sequence of the client guesses first; then all, or none, is right.
   size_t Begin(const std::string& client, bool is_right) {
-    GenerationRequest request;
-    request.prompt = Range(0, 10);
-    request.client = client;
-    Request one(request, 0, nullptr);
+    Request one(RequestOf(client), 0, nullptr);
     Sequence& sequence = *one.samples[0];
-    speculation_.Draft(sequence, kRunning, kMaxGuesses);
+    speculation_.Draft(sequence, kRunning, kMaxGuesses, /*sits_out=*/false);
     const size_t guesses = sequence.guesses.size();
     if (guesses == 0) return 0;
     const size_t right = is_right ? guesses : 0;
     speculation_.Settle(sequence, 0, {.guesses = guesses, .right = right, .accepted = right});
     return guesses;
+  }
+
+  // How many tokens a new sequence of the client has before it is guessed for, if all of them are
+  // `token`.
+  size_t TokensToAGuess(const std::string& client, int32_t token, size_t most) {
+    Request one(RequestOf(client), 0, nullptr);
+    Sequence& sequence = *one.samples[0];
+    for (size_t tokens = 0; tokens < most; ++tokens) {
+      speculation_.Draft(sequence, kRunning, kMaxGuesses, /*sits_out=*/false);
+      if (!sequence.guesses.empty()) return tokens;
+      sequence.tokens.push_back(token);
+    }
+    return most;
+  }
+
+  static GenerationRequest RequestOf(const std::string& client) {
+    GenerationRequest request;
+    request.prompt = Range(0, 10);
+    request.client = client;
+    return request;
   }
 
   Speculation speculation_{{.make_drafters = MakeDrafters}, 8};
@@ -314,11 +331,24 @@ TEST_F(AcceptanceTest, ASequenceBeginsWithItsClientsAcceptance) {
   EXPECT_EQ(Begin("b", true), 8u);
 }
 
-TEST_F(AcceptanceTest, WrongGuessesAreTriedAgainRarely) {
-  int tries = 0;
-  for (int i = 0; i < 2000; ++i) tries += Begin("a", false) > 0 ? 1 : 0;
-  EXPECT_GE(tries, 20);
-  EXPECT_LE(tries, 200);
+TEST_F(AcceptanceTest, WrongGuessesAreComparedUntilTheyAreRight) {
+  for (int i = 0; i < 100; ++i) Begin("a", false);
+  EXPECT_EQ(TokensToAGuess("a", /*token=*/1, /*most=*/1000), 1000u);
+  const size_t tokens = TokensToAGuess("a", /*token=*/0, /*most=*/1000);
+  EXPECT_GE(tokens, 4u) << "luck is not enough";
+  EXPECT_LE(tokens, 20u);
+  EXPECT_EQ(Begin("a", true), 0u) << "the client's follow more slowly";
+  for (int i = 0; i < 20; ++i) TokensToAGuess("a", /*token=*/0, /*most=*/1000);
+  EXPECT_GT(Begin("a", true), 0u);
+}
+
+TEST_F(AcceptanceTest, ToSitOutAStepGuessesMustPayTwice) {
+  Request one(RequestOf("a"), 0, nullptr);
+  Sequence& sequence = *one.samples[0];
+  speculation_.Draft(sequence, 1, 1, /*sits_out=*/true);  // 1 + 0.75 tokens
+  EXPECT_TRUE(sequence.guesses.empty());
+  speculation_.Draft(sequence, 1, 1, /*sits_out=*/false);
+  EXPECT_FALSE(sequence.guesses.empty());
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
