@@ -17,7 +17,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import median
@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=3, metavar="N", help="of these; the median counts")
     add("--lengths", nargs="+", default=["sharegpt", "1024x256", "1024x1024"], metavar="L", help="loads")
     add("--scale", type=float, default=1.0, metavar="F", help="factor of all lengths, for slow machines")
-    add("--shares", type=int, nargs="+", default=[2, 5, 10, 20, 50, 100], metavar="PERCENT")
+    add("--shares", type=int, nargs="*", default=[2, 5, 10, 20, 50, 100], metavar="PERCENT")
     add("--window", type=int, default=16, metavar="N", help="rows of a window in `shares`")
     add("--group", type=int, default=0, metavar="N", help="windows verified together there; 0: as fit")
     add("--windows", type=int, nargs="*", default=[16, 32, 64, 128, 256, 512], metavar="N")
@@ -177,7 +177,7 @@ def body(experiment: Experiment) -> None:
     rows: list[dict] = []
     expected: dict[str, list[Sample]] = {}
     loads: list[Load] = []
-    for numerics in ("tree", "vanilla"):
+    for numerics in ("tree", "vanilla") if arguments.shares else ("tree",):
         with system(experiment, numerics) as measured:
             loads = loads or [Load(name, arguments, measured.info) for name in arguments.lengths]
             for load in loads:
@@ -185,26 +185,41 @@ def body(experiment: Experiment) -> None:
                     measured.run(load)  # touches memory and graphs
                     rounds, row = measured.measure(load)
                 rows.append({"lengths": load.name, "system": numerics, "share": None, **row})
+                show(experiment, f"{numerics}, {load.name}", row)
                 if numerics == "tree":
                     expected[load.name] = rounds[0]
                     experiment.check(
                         all(bits(samples) == bits(rounds[0]) for samples in rounds),
                         f"tree, {load.name}: the same bits in each of {len(rounds)} rounds",
                     )
-    with system(
-        experiment, "tree", *fast_path_flags(arguments.window, arguments.group), variant="llm42"
-    ) as measured:
-        for load in loads:
-            measured.run(load)
-            for share in arguments.shares:
-                with screen.progress(f"LLM-42, {load.name}, {share} %"):
-                    rounds, row = measured.measure(load, share)
-                rows.append({"lengths": load.name, "system": "llm42", "share": share, **row})
-                what = f"LLM-42, {load.name}, {share} %"
-                check_bits(experiment, what, load, share, expected[load.name], rounds)
+    if arguments.shares:
+        measure_shares(experiment, loads, expected, rows)
     grid = measure_windows(experiment, loads[0], expected[loads[0].name])
     experiment.result = {"shares": rows, "windows": grid}
     report(experiment, loads, rows, grid)
+
+
+def measure_shares(
+    experiment: Experiment, loads: Sequence[Load], expected: Mapping[str, list[Sample]], rows: list[dict]
+) -> None:
+    arguments = experiment.arguments
+    flags = fast_path_flags(arguments.window, arguments.group)
+    with system(experiment, "tree", *flags, variant="llm42") as measured:
+        for load in loads:
+            measured.run(load)
+            for share in arguments.shares:
+                what = f"LLM-42, {load.name}, {share} %"
+                with experiment.screen.progress(what):
+                    rounds, row = measured.measure(load, share)
+                rows.append({"lengths": load.name, "system": "llm42", "share": share, **row})
+                check_bits(experiment, what, load, share, expected[load.name], rounds)
+                show(experiment, what, row)
+
+
+def show(experiment: Experiment, what: str, row: dict) -> None:
+    """At once, so that a run which is stopped has told what it found."""
+    again = f", {row['recomputed_share']:.2%} recomputed" if "recomputed_share" in row else ""
+    experiment.screen.line(f"  {what}: {row['rate']:.0f} tokens/s{again}")
 
 
 def measure_windows(experiment: Experiment, load: Load, expected: list[Sample]) -> list[dict]:
@@ -227,6 +242,7 @@ def measure_windows(experiment: Experiment, load: Load, expected: list[Sample]) 
                 rounds, row = measured.measure(load)
             check_bits(experiment, variant, load, 100, expected, rounds)
             grid.append({"window": window, "group": group, **row})
+            show(experiment, variant, row)
     return grid
 
 
@@ -236,7 +252,8 @@ def report(experiment: Experiment, loads: Sequence[Load], rows: list[dict], grid
         of_load = [row for row in rows if row["lengths"] == load.name]
         rate = {row["system"]: row["rate"] for row in of_load if row["share"] is None}
         for row in of_load:
-            row["to_vanilla"], row["to_tree"] = row["rate"] / rate["vanilla"], row["rate"] / rate["tree"]
+            row["to_vanilla"] = row["rate"] / rate["vanilla"] if "vanilla" in rate else None
+            row["to_tree"] = row["rate"] / rate["tree"]
             name = row["system"] if row["share"] is None else f"LLM-42 @{row['share']} %"
             table.append([load.name, name, *cells(row, "rate", "to_vanilla", "to_tree", *COUNTS)])
     header = ["lengths", "system", "tokens/s", "to vanilla", "to tree", "rollbacks", "windows", "recomputed"]

@@ -9,8 +9,9 @@ have the same bits; else the exit status is 1.
     wrong    draft_token_ids that mislead at every fourth token
     edit     the answer repeats text of the prompt with a change, for `lookup`; needs a model of text
     tail     groups of samples whose prompts were sampled before with other noise, for `history`
-    step     an RL step: samples of groups, whose lengths have a long tail. What the weights of --earlier drew
-             with the same seeds comes along as draft_token_ids
+    step     an RL step: samples of groups, whose lengths have a long tail: the model's, or drawn at random
+             without a model of text. What the weights of --earlier drew with the same seeds comes along as
+             draft_token_ids
     step_other  the same, drawn with other seeds
 
 Plain and guessed rounds alternate. "last s" is the time from the first finished request to the last, "CPU"
@@ -262,9 +263,13 @@ class Speculation:
         return found
 
     def _add_drafts(self, calls: Calls, samples: Sequence[Sample], misleading: bool = False) -> None:
-        for call, sample in zip(calls, samples, strict=True):
-            drawn = sample.tokens.token_ids.tolist()
-            call["draft_token_ids"] = mislead(drawn, self._vocab_size) if misleading else drawn
+        """`samples`: of each call all, one call after the other."""
+        texts = [sample.tokens.token_ids.tolist() for sample in samples]
+        if misleading:
+            texts = [mislead(text, self._vocab_size) for text in texts]
+        for call in calls:
+            count = call.get("n", 1)
+            call["draft_token_ids"], texts = texts[:count], texts[count:]
 
     def calls(self, number: int) -> Calls:
         """Requests whose prompts no other number has."""
@@ -291,30 +296,35 @@ class Speculation:
         return [{**call, "prompt_token_ids": prompt, "seed": seed + i} for i, prompt in enumerate(prompts)]
 
     def steps(self, name: str) -> list[Calls]:
-        """A request for each sample, with what other weights drew. Of a group the lengths are limited at
-        random: the logarithm is normal with deviation 1, one in fifty gets --max_tokens."""
+        """Steps with what other weights drew."""
         arguments = self._arguments
         generator = np.random.default_rng(arguments.seed)
-        steps, drafts = [], []
-        # Prompts that no other load has.
-        for number in range(arguments.rounds):
-            first = arguments.rounds * (LOADS.index(name) + 1)
-            step = []
-            for group, prompt in enumerate(self._prompts_of(first + number)):
-                for sample in range(arguments.samples):
-                    length = arguments.max_tokens / 8 * np.exp(generator.standard_normal())
-                    limit = int(np.clip(length, 1, arguments.max_tokens))
-                    seed = arguments.seed + group * arguments.samples + sample
-                    call = {"prompt_token_ids": prompt, "seed": seed, "max_tokens": limit}
-                    step.append({**self._common, **call})
-            steps.append(step)
-            offset = 0 if name == "step" else OTHER_SEEDS
-            drafts.append([{**call, "seed": call["seed"] + offset} for call in step])
+        first = arguments.rounds * (LOADS.index(name) + 1)  # prompts that no other load has
+        steps = [
+            self._step(self.groups(first + number, arguments.seed), generator)
+            for number in range(arguments.rounds)
+        ]
+        offset = 0 if name == "step" else OTHER_SEEDS
+        drafts = [[{**call, "seed": call["seed"] + offset} for call in calls] for calls in steps]
         with self._earlier_weights():
             drawn = [self.run(calls, False)[0] for calls in drafts]
         for calls, samples in zip(steps, drawn, strict=True):
             self._add_drafts(calls, samples)
         return steps
+
+    def _step(self, groups: Calls, generator: np.random.Generator) -> Calls:
+        """The requests of a step: groups that end where the model ends them, up to --max_tokens; without text
+        each sample for itself, with a limit whose logarithm is normal with deviation 1 (one in fifty has
+        --max_tokens)."""
+        if self._text:
+            return groups
+        most, samples = self._arguments.max_tokens, self._arguments.samples
+        limits = np.clip(most / 8 * np.exp(generator.standard_normal((len(groups), samples))), 1, most)
+        return [
+            {**group, "n": 1, "seed": group["seed"] * samples + i, "max_tokens": int(limit)}
+            for group, of_group in zip(groups, limits, strict=True)
+            for i, limit in enumerate(of_group)
+        ]
 
     @contextmanager
     def _earlier_weights(self) -> Iterator[None]:
