@@ -56,7 +56,8 @@ struct SequenceDraft {
   std::vector<DrafterRecord> records;  // by drafter
   size_t drafter = 0;                  // whose guesses Sequence::guesses are
   bool is_expected = false;  // the sequence waits for its pending token, to be guessed for then
-  bool pays_alone = false;   // that wait, also if the other sequences go on meanwhile
+  size_t num_guesses = 0;    // those it has, or expects
+  double promise = 0.0;      // tokens that they bring, in the mean
 };
 
 }  // namespace isobit

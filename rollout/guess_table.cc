@@ -20,17 +20,10 @@ double TimeOf(absl::Span<const StepCost> costs, double rows) {
   return a.time + (b.time - a.time) * (rows - a.rows) / (b.rows - a.rows);
 }
 
-// Of a step with so many guesses, the first draw included.
-double TokensOf(double acceptance, size_t guesses) {
-  double tokens = 1.0;
-  for (size_t i = 1; i <= guesses; ++i) tokens += std::pow(acceptance, static_cast<double>(i));
-  return tokens;
-}
-
 }  // namespace
 
 GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
-    : guesses_(max_running + 1) {
+    : costs_(costs), guesses_(max_running + 1) {
   ISOBIT_CHECK(costs.decode.size() >= 2 && costs.verify.size() >= 2 && most <= UINT8_MAX)
       << costs.decode.size() << " and " << costs.verify.size() << " times, " << most << " guesses";
   const auto measured = static_cast<size_t>(costs.decode.back().rows);
@@ -41,7 +34,7 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
       double best = kLeastGain / plain;
       for (size_t k = 1; k <= most; ++k) {
         const double time = TimeOf(costs.verify, static_cast<double>(running * (1 + k)));
-        const double rate = TokensOf(acceptance, k) / time;
+        const double rate = (1.0 + Promise(k, acceptance)) / time;
         if (rate <= best) continue;
         best = rate;
         guesses_[running][i] = static_cast<uint8_t>(k);
@@ -50,8 +43,17 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
   }
 }
 
-bool GuessTable::PayAlone(size_t guesses, double acceptance) {
-  return TokensOf(acceptance, guesses) >= 2 * kLeastGain;
+double GuessTable::Promise(size_t guesses, double acceptance) {
+  double tokens = 0.0;
+  for (size_t i = 1; i <= guesses; ++i) tokens += std::pow(acceptance, static_cast<double>(i));
+  return tokens;
+}
+
+bool GuessTable::Pay(size_t num_sequences, size_t guesses, double tokens) const {
+  const auto sequences = static_cast<double>(num_sequences);
+  const double plain = TimeOf(costs_.decode, sequences);
+  const double time = TimeOf(costs_.verify, sequences + static_cast<double>(guesses));
+  return (sequences + tokens) / time >= kLeastGain * sequences / plain;
 }
 
 size_t GuessTable::Guesses(size_t num_running, double acceptance) const {

@@ -33,15 +33,20 @@ class GuessTable {
   // most: guesses of a sequence in a step.
   GuessTable(const StepCosts& costs, size_t max_running, size_t most);
 
-  // The number of guesses that promises the most tokens in a time, 0 unless they pay for certain.
+  // The number of guesses for a sequence among such sequences that promises the most tokens in a
+  // time, 0 unless they pay for certain.
   // acceptance: how likely a guess is right if those before it are, in [0, 1].
   size_t Guesses(size_t num_running, double acceptance) const;
 
-  // Whether so many guesses promise enough tokens for a sequence that sits out the next step
-  // because of them, while the others take part in it.
-  static bool PayAlone(size_t guesses, double acceptance);
+  // Tokens beyond its first that a sequence gets by so many guesses, in the mean.
+  static double Promise(size_t guesses, double acceptance);
+
+  // Whether a step of so many sequences is worth its guesses: all of them together promise so many
+  // tokens more.
+  bool Pay(size_t num_sequences, size_t guesses, double tokens) const;
 
  private:
+  const StepCosts costs_;
   static constexpr size_t kClasses = 20;                    // of acceptance
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences
 };

@@ -167,20 +167,16 @@ void Scheduler::SettleWindow(size_t candidates, size_t accepted) {
 void Scheduler::FindExpectedGuesses() {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
   const bool room = running_.size() < limits_.max_running && FreePagesForGuesses() > 0;
+  std::vector<Sequence*> expected;
   for (Sequence* sequence : running_) {
     if (sequence->draft != nullptr && sequence->num_pending > 0) {
       sequence->draft->is_expected = false;
     }
-    if (room && ReadinessOf(*sequence) == Readiness::kFed) {
-      speculation_->Expect(*sequence, running_.size());
-    }
+    if (!room || ReadinessOf(*sequence) != Readiness::kFed) continue;
+    speculation_->Expect(*sequence, running_.size());
+    if (ReadinessOf(*sequence) == Readiness::kGuess) expected.push_back(sequence);
   }
-  if (ShouldWait()) return;
-  for (Sequence* sequence : running_) {
-    if (sequence->draft != nullptr && !sequence->draft->pays_alone) {
-      sequence->draft->is_expected = false;
-    }
-  }
+  speculation_->Weigh(expected, running_.size(), /*sit_out=*/!ShouldWait());
 }
 
 int64_t Scheduler::FreePagesForGuesses() const {
@@ -190,10 +186,7 @@ int64_t Scheduler::FreePagesForGuesses() const {
 void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const ScheduledStep& step) {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
   int64_t room = std::min(left.draws, left.tokens);
-  // While this step is in flight, the sequences of the one that is in flight now may go on.
-  const bool sits_out = std::ranges::any_of(running_, [this](const Sequence* sequence) {
-    return sequence->num_pending > 0 && ReadinessOf(*sequence) != Readiness::kEnding;
-  });
+  std::vector<Sequence*> drafted;
   for (size_t i = 0; i < num_going_on && room > 0; ++i) {
     Sequence& sequence = *step.sequences[i];
     if (sequence.num_pending > 0) continue;
@@ -202,11 +195,20 @@ void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const Sche
     const int64_t most =
         std::min({room, MaxTokens(sequence) - tokens - 1, pages * pages_.page_size() - tokens});
     if (most <= 0) continue;
-    speculation_->Draft(sequence, running_.size(), static_cast<size_t>(most), sits_out);
+    speculation_->Draft(sequence, running_.size(), static_cast<size_t>(most));
     const auto guesses = static_cast<int64_t>(sequence.guesses.size());
     if (guesses == 0) continue;
     pages_.Grow(sequence.pages, tokens + guesses, MaxTokens(sequence));
     room -= guesses;
+    drafted.push_back(&sequence);
+  }
+  // While this step is in flight, the sequences of the one that is in flight now may go on.
+  const bool sit_out = std::ranges::any_of(running_, [this](const Sequence* sequence) {
+    return sequence->num_pending > 0 && ReadinessOf(*sequence) != Readiness::kEnding;
+  });
+  speculation_->Weigh(drafted, num_going_on, sit_out);
+  for (Sequence* sequence : drafted) {
+    if (sequence->guesses.empty()) DropGuesses(*sequence);
   }
 }
 

@@ -15,6 +15,7 @@ constexpr double kWeightOfOne = 0.125;
 // And its client's either of them.
 constexpr double kClientWeight = 1.0 / 32;
 constexpr double kFirstAcceptance = 0.75;  // of a client of whom nothing is known
+constexpr double kLeastPromise = 0.1;      // tokens by guesses; less are not worth the trouble
 // Clients beyond are forgotten, all at once: what is known of one is soon learnt again.
 constexpr size_t kMostClients = 4096;
 
@@ -91,16 +92,16 @@ void Speculation::Expect(Sequence& sequence, size_t num_running) {
   if (table_.Guesses(num_running, 1.0) == 0) return;
   for (DrafterRecord& record : draft->records) {
     if (record.drafter == nullptr) continue;
-    const size_t guesses = table_.Guesses(num_running, record.acceptance);
+    draft->num_guesses = table_.Guesses(num_running, record.acceptance);
+    draft->promise = GuessTable::Promise(draft->num_guesses, record.acceptance);
     // The pending token's, and the next one's.
-    GuessToCompare(record, sequence, guesses > 0 ? 2 : 1);
+    GuessToCompare(record, sequence, draft->num_guesses > 0 ? 2 : 1);
     draft->is_expected = scratch_.size() == 2;
-    draft->pays_alone = GuessTable::PayAlone(guesses, record.acceptance);
     if (draft->is_expected) return;
   }
 }
 
-void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most, bool sits_out) {
+void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {
   SequenceDraft* const draft = DraftOf(sequence);
   if (draft == nullptr) return;
   Compare(sequence);
@@ -110,14 +111,44 @@ void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most, boo
     DrafterRecord& record = draft->records[d];
     if (record.drafter == nullptr) continue;
     const size_t guesses = std::min(table_.Guesses(num_running, record.acceptance), most);
-    if (guesses == 0 || (sits_out && !GuessTable::PayAlone(guesses, record.acceptance))) {
+    if (guesses == 0) {
       GuessToCompare(record, sequence, 1);
       continue;
     }
     record.drafter->Guess(sequence.tokens, guesses, sequence.guesses);
     draft->drafter = d;
+    draft->num_guesses = sequence.guesses.size();
+    draft->promise = GuessTable::Promise(draft->num_guesses, record.acceptance);
     if (!sequence.guesses.empty()) return;
   }
+}
+
+void Speculation::Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences,
+                        bool sit_out) {
+  size_t guesses = 0;
+  double tokens = 0.0;
+  for (Sequence* sequence : sequences) {
+    const SequenceDraft& draft = *sequence->draft;
+    const double promise = draft.promise - (sit_out ? 1.0 : 0.0);
+    if (promise < kLeastPromise) {
+      TakeBack(*sequence);
+    } else {
+      guesses += draft.num_guesses;
+      tokens += promise;
+    }
+  }
+  if (guesses == 0 || table_.Pay(num_sequences, guesses, tokens)) return;
+  for (Sequence* sequence : sequences) TakeBack(*sequence);
+}
+
+void Speculation::TakeBack(Sequence& sequence) {
+  SequenceDraft& draft = *sequence.draft;
+  draft.is_expected = false;
+  if (sequence.guesses.empty()) return;
+  DrafterRecord& record = draft.records[draft.drafter];
+  record.compared_guess = sequence.guesses[0];
+  record.compared_place = sequence.tokens.size();
+  sequence.guesses.clear();
 }
 
 void Speculation::Settle(const Sequence& sequence, size_t drafter, const DraftResult& result) {

@@ -62,8 +62,11 @@ class Speculation {
   void Expect(Sequence& sequence, size_t num_running);
 
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
-  // sits_out: it will miss a step of the others for them.
-  void Draft(Sequence& sequence, size_t num_running, size_t most, bool sits_out);
+  void Draft(Sequence& sequence, size_t num_running, size_t most);
+
+  // Takes back what Expect or Draft has set for these sequences, unless it pays in a step of
+  // num_sequences. sit_out: they miss a step of the others for it.
+  void Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences, bool sit_out);
 
   void Settle(const Sequence& sequence, size_t drafter, const DraftResult& result);
 
@@ -82,6 +85,7 @@ class Speculation {
   void Compare(const Sequence& sequence);
   // Guesses up to `most` tokens into scratch_, the first of which is to be compared.
   void GuessToCompare(DrafterRecord& record, const Sequence& sequence, size_t most);
+  static void TakeBack(Sequence& sequence);
   void Learn(const Sequence& sequence, size_t drafter, double share, double weight);
 
   const size_t max_guesses_;

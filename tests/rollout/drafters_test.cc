@@ -291,7 +291,7 @@ class AcceptanceTest : public testing::Test {
   size_t Begin(const std::string& client, bool is_right) {
     Request one(RequestOf(client), 0, nullptr);
     Sequence& sequence = *one.samples[0];
-    speculation_.Draft(sequence, kRunning, kMaxGuesses, /*sits_out=*/false);
+    speculation_.Draft(sequence, kRunning, kMaxGuesses);
     const size_t guesses = sequence.guesses.size();
     if (guesses == 0) return 0;
     const size_t right = is_right ? guesses : 0;
@@ -305,7 +305,7 @@ class AcceptanceTest : public testing::Test {
     Request one(RequestOf(client), 0, nullptr);
     Sequence& sequence = *one.samples[0];
     for (size_t tokens = 0; tokens < most; ++tokens) {
-      speculation_.Draft(sequence, kRunning, kMaxGuesses, /*sits_out=*/false);
+      speculation_.Draft(sequence, kRunning, kMaxGuesses);
       if (!sequence.guesses.empty()) return tokens;
       sequence.tokens.push_back(token);
     }
@@ -342,13 +342,20 @@ TEST_F(AcceptanceTest, WrongGuessesAreComparedUntilTheyAreRight) {
   EXPECT_GT(Begin("a", true), 0u);
 }
 
-TEST_F(AcceptanceTest, ToSitOutAStepGuessesMustPayTwice) {
+TEST_F(AcceptanceTest, GuessesArePaidForByAllWhoAreInTheStep) {
   Request one(RequestOf("a"), 0, nullptr);
   Sequence& sequence = *one.samples[0];
-  speculation_.Draft(sequence, 1, 1, /*sits_out=*/true);  // 1 + 0.75 tokens
-  EXPECT_TRUE(sequence.guesses.empty());
-  speculation_.Draft(sequence, 1, 1, /*sits_out=*/false);
-  EXPECT_FALSE(sequence.guesses.empty());
+  const auto draft = [&](size_t guesses, size_t num_sequences, bool sit_out) {
+    sequence.guesses.clear();
+    speculation_.Draft(sequence, 1, guesses);
+    EXPECT_EQ(sequence.guesses.size(), guesses);
+    speculation_.Weigh({&sequence}, num_sequences, sit_out);
+    return sequence.guesses.size();
+  };
+  EXPECT_EQ(draft(2, 1, /*sit_out=*/false), 2u);
+  EXPECT_EQ(draft(2, 32, /*sit_out=*/false), 0u) << "2 rows for 1.3 tokens";
+  EXPECT_EQ(draft(1, 1, /*sit_out=*/false), 1u) << "0.75 tokens";
+  EXPECT_EQ(draft(1, 1, /*sit_out=*/true), 0u) << "less than the one that it sits out";
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
