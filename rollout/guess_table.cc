@@ -9,9 +9,6 @@
 namespace isobit {
 namespace {
 
-// How much more guessing must promise than not guessing: other loads and models have other times.
-constexpr double kLeastGain = 1.05;
-
 double TimeOf(absl::Span<const StepCost> costs, double rows) {
   size_t right = 1;
   while (right + 1 < costs.size() && costs[right].rows < rows) ++right;
@@ -31,7 +28,7 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
     const double plain = TimeOf(costs.decode, static_cast<double>(running));
     for (size_t i = 0; i <= kClasses; ++i) {
       const double acceptance = static_cast<double>(i) / kClasses;
-      double best = kLeastGain / plain;
+      double best = costs.least_gain / plain;
       for (size_t k = 1; k <= most; ++k) {
         const double time = TimeOf(costs.verify, static_cast<double>(running * (1 + k)));
         const double rate = (1.0 + Promise(k, acceptance)) / time;
@@ -53,7 +50,7 @@ bool GuessTable::Pay(size_t num_sequences, size_t guesses, double tokens) const 
   const auto sequences = static_cast<double>(num_sequences);
   const double plain = TimeOf(costs_.decode, sequences);
   const double time = TimeOf(costs_.verify, sequences + static_cast<double>(guesses));
-  return (sequences + tokens) / time >= kLeastGain * sequences / plain;
+  return (sequences + tokens) / time >= costs_.least_gain * sequences / plain;
 }
 
 size_t GuessTable::Guesses(size_t num_running, double acceptance) const {
@@ -67,7 +64,7 @@ size_t GuessTable::Guesses(size_t num_running, double acceptance) const {
 StepCosts CpuStepCosts() {
   const std::vector<StepCost> costs = {{1, 35},   {2, 46},   {4, 75},   {8, 139},
                                        {16, 272}, {32, 526}, {64, 1038}};
-  return {costs, costs};
+  return {.decode = costs, .verify = costs, .least_gain = 1.15};
 }
 
 // Qwen3-8B on one H100 at TP 1, microseconds. A step of so many rows takes longer with more

@@ -24,6 +24,9 @@ struct StepCost {
 struct StepCosts {
   std::vector<StepCost> decode;  // steps of one row a sequence
   std::vector<StepCost> verify;  // steps in which sequences have several rows
+  // How much more guessing must promise than not guessing: other machines, models and loads have
+  // other times.
+  double least_gain = 1.1;
 };
 StepCosts CpuStepCosts();
 StepCosts GpuStepCosts();
