@@ -36,9 +36,9 @@ class GuessTable {
   // most: guesses of a sequence in a step.
   GuessTable(const StepCosts& costs, size_t max_running, size_t most);
 
-  // The number of guesses for a sequence among such sequences that promises the most tokens in a
-  // time, 0 unless they pay for certain.
-  // acceptance: how likely a guess is right if those before it are, in [0, 1].
+  // The number of guesses for each of num_running such sequences that promises the most tokens in a
+  // time, 0 unless they pay for certain. acceptance: how likely a guess is right if those before it
+  // are, in [0, 1].
   size_t Guesses(size_t num_running, double acceptance) const;
 
   // Tokens beyond its first that a sequence gets by so many guesses, in the mean.
@@ -49,8 +49,9 @@ class GuessTable {
   bool Pay(size_t num_sequences, size_t guesses, double tokens) const;
 
  private:
+  static constexpr size_t kClasses = 20;  // of acceptance
+
   const StepCosts costs_;
-  static constexpr size_t kClasses = 20;                    // of acceptance
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences
 };
 
