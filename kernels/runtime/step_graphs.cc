@@ -33,7 +33,7 @@ std::vector<GraphShape> GuessGraphShapes(int64_t max_draws, int max_guesses) {
                                                                                   : rows < 64
                                                                                       ? 16
                                                                                       : 32) {
-    shapes.push_back({rows, rows / 4, 1 + max_guesses});
+    shapes.push_back({rows, rows, 1 + max_guesses});
   }
   return shapes;
 }

@@ -11,21 +11,33 @@
 namespace isobit::cuda {
 namespace {
 
-constexpr int32_t kDecodeRows = 16;  // query rows of a KV head that one pass over its keys takes
-// Up to so many passes, the decode schedule is faster for several rows than the prefill schedule.
-// The latter makes one pass for many rows, but in a long context few multiprocessors do it all.
-constexpr int64_t kDecodePasses = 160;
+// Up to so many passes, the decode schedule is faster than the prefill schedule also for sequences
+// that it passes over several times. The latter makes one pass for many rows, but in a long context
+// few multiprocessors do it all.
+constexpr int64_t kDecodePasses = 512;
 constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for single tokens
+
+// Query rows of a KV head that one pass of the decode schedule over its keys takes.
+int64_t DecodeRows(int32_t head_dim) { return head_dim <= 128 ? 16 : 8; }
+
+// Sequences of so many rows that the step can hold.
+int64_t MostSequences(const DeviceSequences& sequences, int32_t tokens) {
+  const bool padded = sequences.min_rows == 0;  // sequences may have no row
+  const int64_t surplus = std::max(sequences.num_rows - sequences.num_sequences, 0);
+  return padded ? sequences.num_rows / tokens
+                : std::min<int64_t>(sequences.num_sequences, CeilDiv(surplus, tokens - 1));
+}
 
 // Whether the decode schedule takes sequences of `tokens` rows, if the step holds as many of them
 // as it can.
 bool IsDecoded(const AttentionArgs& args, const DeviceSequences& sequences, int32_t tokens) {
   if (tokens == 1) return true;
-  if (DecodeWorkspaceBytes(args, sequences, tokens) > kWorkspaceGoal) return false;
-  const int64_t passes = CeilDiv(int64_t{tokens} * (args.heads / args.kv.kv_heads), kDecodeRows);
-  const int64_t surplus = std::max(sequences.num_rows - sequences.num_sequences, 0);
-  const int64_t count = std::min<int64_t>(sequences.num_sequences, CeilDiv(surplus, tokens - 1));
-  return args.kv.kv_heads * count * passes <= kDecodePasses;
+  const size_t bytes = DecodeWorkspaceBytes(args, sequences, tokens);
+  if (bytes > std::max(kWorkspaceGoal, DecodeWorkspaceBytes(args, sequences, 1))) return false;
+  const int64_t rows = int64_t{tokens} * (args.heads / args.kv.kv_heads);
+  const int64_t passes = CeilDiv(rows, DecodeRows(args.kv.head_dim));
+  return passes == 1 ||
+         args.kv.kv_heads * passes * MostSequences(sequences, tokens) <= kDecodePasses;
 }
 
 // The decode schedule takes sequences of up to so many rows.

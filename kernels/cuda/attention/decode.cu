@@ -124,19 +124,35 @@ __device__ __forceinline__ void FoldMany(const contract::SplitSum* sums, const f
   StoreFolded(total, sum, head_dim, out);
 }
 
+// The sequence and token of a block of FoldKernel's grid; sequence -1: there is none.
+struct FoldedRow {
+  int32_t sequence;
+  int32_t token;
+
+  static __device__ __forceinline__ FoldedRow Of(const DecodeParams& p, int32_t block) {
+    if (!p.by_row) return {p.first_sequence + block / p.max_tokens, block % p.max_tokens};
+    const int32_t sequence = p.sequences.sequence_of_row[block];
+    const int32_t listed = sequence - p.first_sequence;
+    if (sequence < 0 || listed < 0 || listed >= p.num_listed) return {-1, 0};
+    return {sequence, block - p.sequences.first_row[sequence]};
+  }
+};
+
 // Folds the splits of one row and head, left to right.
 __global__ void __launch_bounds__(kMaxFoldThreads)
     FoldKernel(const __grid_constant__ DecodeParams p, int32_t chunk) {
   ReleaseSuccessor();
-  const int32_t listed = static_cast<int32_t>(blockIdx.x) / p.max_tokens;
-  const int32_t token = static_cast<int32_t>(blockIdx.x) % p.max_tokens;
+  const auto [sequence, token] = FoldedRow::Of(p, static_cast<int32_t>(blockIdx.x));
+  if (sequence < 0) {
+    WaitForPredecessor();
+    return;
+  }
   const int32_t head = static_cast<int32_t>(blockIdx.y);
-  const int32_t sequence = p.first_sequence + listed;
   const int32_t first_row = p.sequences.first_row[sequence];
   const int32_t tokens = p.sequences.first_row[sequence + 1] - first_row;
   const SplitRange range = SplitsOf(p, p.sequences.first_position[sequence], tokens);
   const int32_t splits = range.end - range.first;
-  const int64_t first = SplitIndex(p, sequence, token, head, 0);
+  const int64_t first = SplitIndex(p, sequence, first_row, token, head, 0);
   const contract::SplitSum* const sums = p.split_sums + first;
   const float* const acc = p.split_acc + first * p.acc_stride;
   const int32_t head_dim = p.kv.head_dim;
@@ -162,11 +178,17 @@ int64_t MaxSplits(const AttentionArgs& args, const DeviceSequences& sequences, i
   return std::min(all, (keys + 2 * contract::kSplit - 2) / contract::kSplit);
 }
 
+// Rows that have results, or room for them: by sequence and token, or by row of the batch where
+// that is less. Steps with padding, and with guesses for some, have far fewer rows.
+int64_t ResultRows(const DeviceSequences& sequences, int32_t max_tokens) {
+  return std::min(int64_t{sequences.num_sequences} * max_tokens, int64_t{sequences.num_rows});
+}
+
 int64_t MaxSplitResults(const AttentionArgs& args, const DeviceSequences& sequences,
                         int32_t max_tokens) {
   const int64_t splits = MaxSplits(args, sequences, max_tokens);
   if (splits <= 1) return 0;
-  return int64_t{sequences.num_sequences} * max_tokens * args.heads * splits;
+  return ResultRows(sequences, max_tokens) * args.heads * splits;
 }
 
 bool WholeUnits(const PagedKv& kv) {
@@ -327,6 +349,8 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
   if (!params.ok()) return params.status();
   if (shares) params->one_token = false;
+  params->by_row =
+      ResultRows(sequences, max_tokens) < int64_t{sequences.num_sequences} * max_tokens;
   const int64_t max_splits = MaxSplits(args, sequences, max_tokens);
   params->max_splits = static_cast<int32_t>(max_splits);
   params->split_sums = reinterpret_cast<contract::SplitSum*>(workspace.data);
@@ -346,13 +370,14 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
     const int64_t threads = std::max<int64_t>(128, RoundUp(args.kv.head_dim, 32));
     const int64_t acc_bytes = params->acc_stride * int64_t{sizeof(float)};
     const int64_t chunk = std::min({threads, max_splits, kFoldBytes / acc_bytes});
-    const absl::Status status =
-        Launch(FoldKernel,
-               {.blocks = dim3(static_cast<unsigned>(params->num_listed * max_tokens),
-                               static_cast<unsigned>(args.heads)),
-                .threads = dim3(static_cast<unsigned>(threads)),
-                .shared_bytes = static_cast<size_t>(chunk * acc_bytes)},
-               stream, *params, chunk);
+    const absl::Status status = Launch(
+        FoldKernel,
+        {.blocks = dim3(static_cast<unsigned>(params->by_row ? sequences.num_rows
+                                                             : params->num_listed * max_tokens),
+                        static_cast<unsigned>(args.heads)),
+         .threads = dim3(static_cast<unsigned>(threads)),
+         .shared_bytes = static_cast<size_t>(chunk * acc_bytes)},
+        stream, *params, chunk);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -140,7 +140,7 @@ class DecodeCluster {
     if (thread_ >= item_.rows) return;
     const int32_t token = item_.TokenOf(p_, thread_);
     const int32_t head = item_.HeadOf(p_, thread_);
-    shared_.result[thread_] = SplitIndex(p_, item_.sequence, token, head, 0);
+    shared_.result[thread_] = SplitIndex(p_, item_.sequence, item_.first_row, token, head, 0);
     shared_.out[thread_] = (item_.first_row + token) * p_.ldo + int64_t{head} * p_.kv.head_dim;
   }
 

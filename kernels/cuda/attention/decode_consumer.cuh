@@ -428,8 +428,8 @@ class DecodeConsumer {
   __device__ void StoreSplit(const DecodeItem& item, int32_t split,
                              const contract::SplitSum (&sums)[kColumnBlocks][2]) {
     ForEachRow(item, [&](int b, int i, int32_t row) {
-      const int64_t index =
-          SplitIndex(p_, item.sequence, item.TokenOf(p_, row), item.HeadOf(p_, row), split);
+      const int64_t index = SplitIndex(p_, item.sequence, item.first_row, item.TokenOf(p_, row),
+                                       item.HeadOf(p_, row), split);
       if (warp_ == 0 && g() == 0) p_.split_sums[index] = sums[b][i];
       float* const to = p_.split_acc + index * p_.acc_stride;
       ForEachColumn(p_.acc_stride, [&](int m, int half, int32_t column) {

@@ -34,6 +34,7 @@ struct DecodeParams {
   int32_t min_tokens;
   int32_t max_tokens;
   bool one_token;  // every block of query rows is of one row of the batch
+  bool by_row;  // the results of splits lie by row of the batch: fewer than by sequence and token
   const Bf16* q;
   int64_t ldq;
   bool aligned_q;  // pairs of elements can be read as words
@@ -47,7 +48,8 @@ struct DecodeParams {
   int32_t window;  // 2^31 - 1: none
   Bf16* out;
   int64_t ldo;
-  // [sequence][token < max_tokens][head][split < max_splits]: the results of each split.
+  // [sequence][token < max_tokens][head][split < max_splits], or with by_row [row][head][split]:
+  // the results of each split.
   contract::SplitSum* split_sums;
   float* split_acc;  // likewise, acc_stride each
   int32_t acc_stride;
@@ -80,8 +82,10 @@ __device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t fi
 
 // Index of a split of one row and head among the split results.
 __device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
-                                              int32_t token, int32_t head, int32_t split) {
-  return ((int64_t{sequence} * p.max_tokens + token) * p.heads + head) * p.max_splits + split;
+                                              int32_t first_row, int32_t token, int32_t head,
+                                              int32_t split) {
+  const int64_t row = (p.by_row ? int64_t{first_row} : int64_t{sequence} * p.max_tokens) + token;
+  return (row * p.heads + head) * p.max_splits + split;
 }
 
 // kShares: the splits that sequences share are computed once for all of them (device_sequences.h).

@@ -2,6 +2,7 @@
 // mixed batches, streams, replayed graphs, and what it may read before its predecessor has ended.
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -136,17 +137,15 @@ TEST_F(AttentionFrontTest, WaitsForThisStepsRows) {
   }
 }
 
-// One captured call serves steps of other lengths, other numbers of sequences and other pages, up
-// to its bounds.
-TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
-  Random random(10);
-  const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .page_size = 16};
-  const StepBounds bounds = {
-      .num_rows = 8, .num_sequences = 8, .max_rows = 1, .max_positions = 4096};
-  // The largest step comes first: the graph uses its memory.
-  Batch largest(shape, std::vector<Rows>(8, {1, 3000}), 1);
-  DeviceBatch device(largest, bounds);
-  ASSERT_TRUE(device.upload().Reserve(8, 8, 8 * 4096 / 16).ok());
+// Captures one call for the bounds, with the memory that `largest` needs, and replays it with the
+// tables of other steps.
+void ExpectReplays(const Shape& shape, const StepBounds& bounds, const std::vector<Rows>& largest,
+                   Random& random, const std::function<std::vector<Rows>()>& other_step) {
+  Batch first(shape, largest, 1);
+  DeviceBatch device(first, bounds);
+  ASSERT_TRUE(device.upload()
+                  .Reserve(bounds.num_rows, bounds.num_sequences, bounds.num_sequences * 4096 / 16)
+                  .ok());
   device.Upload(bounds);
   const size_t bytes = AttentionWorkspaceBytes(device.Args());
   DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
@@ -161,9 +160,7 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   const int64_t generation = device.upload().generation();
   for (int i = 0; i < 30; ++i) {
-    std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
-    for (Rows& s : sequences) s = {Below(random, 5) == 0 ? 0 : 1, LogUniform(random, 3000) - 1};
-    Batch batch(shape, sequences, random());
+    Batch batch(shape, other_step(), random());
     device.k().CopyIn(batch.k());
     device.v().CopyIn(batch.v());
     device.q().CopyIn(batch.q());
@@ -174,11 +171,48 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
     std::vector<Bf16> actual = device.out().CopyOut();
     actual.resize(static_cast<size_t>(batch.rows() * batch.ldo()));
     ASSERT_TRUE(SameBits<Bf16>(actual, batch.Expected())) << i;
+    EXPECT_TRUE(workspace.GuardsIntact());
   }
   EXPECT_EQ(device.upload().generation(), generation);
   ISOBIT_CHECK_CUDA(cudaGraphExecDestroy(exec));
   ISOBIT_CHECK_CUDA(cudaGraphDestroy(graph));
   ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+// One captured call serves steps of other lengths, other numbers of sequences and other pages, up
+// to its bounds.
+TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
+  Random random(10);
+  const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .page_size = 16};
+  ExpectReplays(shape, {.num_rows = 8, .num_sequences = 8, .max_rows = 1, .max_positions = 4096},
+                std::vector<Rows>(8, {1, 3000}), random, [&random] {
+                  std::vector<Rows> sequences(static_cast<size_t>(1 + Below(random, 8)));
+                  for (Rows& s : sequences) {
+                    s = {Below(random, 5) == 0 ? 0 : 1, LogUniform(random, 3000) - 1};
+                  }
+                  return sequences;
+                });
+}
+
+// So it does where some sequences have guesses: by one schedule (2 KV heads) or by two (16).
+TEST_F(AttentionFrontTest, GraphReplaysWithGuesses) {
+  Random random(11);
+  constexpr int32_t kRows = 64;
+  for (const int32_t kv_heads : {2, 16}) {
+    const Shape shape = {
+        .heads = 4 * kv_heads, .kv_heads = kv_heads, .head_dim = 64, .page_size = 16};
+    ExpectReplays(shape,
+                  {.num_rows = kRows, .num_sequences = kRows, .max_rows = 9, .max_positions = 4096},
+                  std::vector<Rows>(kRows, {1, 1600}), random, [&random] {
+                    std::vector<Rows> sequences;
+                    for (int64_t left = kRows - Below(random, kRows); left > 0;) {
+                      const int64_t rows = Below(random, 2) == 0 ? 1 : 2 + Below(random, 8);
+                      sequences.push_back({std::min(rows, left), LogUniform(random, 1500) - 1});
+                      left -= sequences.back().rows;
+                    }
+                    return sequences;
+                  });
+  }
 }
 
 TEST_F(AttentionFrontTest, RefusesWhatItCannotRun) {
