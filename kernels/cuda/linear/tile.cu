@@ -85,8 +85,14 @@ absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedu
   work.weight_tiles = static_cast<int32_t>(NumTiles(shape));
   work.row_tiles = static_cast<int32_t>(CeilDiv(args.m, schedule.rows));
   work.column_tiles = static_cast<int32_t>(CeilDiv(PackedRows(shape), schedule.columns));
-  ISOBIT_ASSIGN_OR_RETURN(
-      work.x, MapMatrix(args.x, args.m, shape.k, args.ldx, schedule.rows, kBlockColumns));
+  const auto map_x = [&](int rows) {
+    return MapMatrix(args.x, args.m, shape.k, args.ldx, rows, kBlockColumns);
+  };
+  ISOBIT_ASSIGN_OR_RETURN(work.x, map_x(schedule.rows));
+  // Copies of rows beyond x's last one are slow: with them layers of 144 rows take longer than
+  // layers of 256 (docs/benchmarks/operators.md).
+  work.last_x_rows = static_cast<int32_t>(RoundUp((args.m - 1) % schedule.rows + 1, 8));
+  ISOBIT_ASSIGN_OR_RETURN(work.last_x, map_x(work.last_x_rows));
   work.weight_policy = work.row_tiles == 1 ? kEvictFirst : kEvictNormal;
   work.out.target = TargetOf(args);
   work.out.kind = OutputOf(args);

@@ -47,7 +47,11 @@ __device__ __forceinline__ bool ElectLane() {
 
 // The kernels' parameter: a product.
 struct Work {
+  // x in boxes of a tile's rows, and in boxes of those that the last tile has, rounded up to 8.
+  // What then lies in place of the others reaches no row of y.
   CUtensorMap x;
+  CUtensorMap last_x;
+  int32_t last_x_rows = 0;
   const std::byte* weights = nullptr;
   uint64_t weight_policy = 0;
   LeafBlocks leaves;
@@ -56,6 +60,20 @@ struct Work {
   int32_t column_tiles = 0;
   TileOutput out;
 };
+
+// Bytes of the box of x that a row tile takes.
+template <class Size>
+__device__ __forceinline__ int XBytes(const Work& work, int row_tile) {
+  return (row_tile == work.row_tiles - 1 ? work.last_x_rows : Size::kRows) * kRowBytes;
+}
+
+// Starts the copy of that box, from column `column` of x on.
+template <class Size>
+__device__ __forceinline__ void CopyX(const Work& work, int row_tile, int column, uint32_t to,
+                                      uint32_t barrier) {
+  const CUtensorMap& x = row_tile == work.row_tiles - 1 ? work.last_x : work.x;
+  CopyBox(to, x, row_tile * Size::kRows, column, barrier, kEvictNormal);
+}
 
 struct TilePosition {
   int row_tile;

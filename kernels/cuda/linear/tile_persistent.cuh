@@ -57,12 +57,12 @@ struct TileLoader {
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
     const int first_row = tile.column_tile * Traits::Size::kColumns;
     const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
-    ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
+    ExpectBytes(ring.full(stage),
+                XBytes<typename Traits::Size>(work, tile.row_tile) + rows * kRowBytes);
     CopyWeightRows(work, first_row, rows, block, ring.weight(stage), ring.full(stage));
   }
   __device__ __forceinline__ void LoadX(int stage, int column) const {
-    CopyBox(ring.x(stage), work.x, tile.row_tile * Traits::Size::kRows, column, ring.full(stage),
-            kEvictNormal);
+    CopyX<typename Traits::Size>(work, tile.row_tile, column, ring.x(stage), ring.full(stage));
   }
 };
 

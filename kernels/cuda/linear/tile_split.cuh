@@ -145,7 +145,7 @@ struct SplitLoader {
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
     const int first_row = column_tile * Traits::Size::kColumns;
     const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
-    ExpectBytes(ring.full(stage), RingT::kXBytes + rows * kRowBytes);
+    ExpectBytes(ring.full(stage), XBytes<typename Traits::Size>(work, row_tile) + rows * kRowBytes);
 #pragma unroll 1
     for (int i = 0; i < Traits::Size::kColumns / kRun; ++i) {
       const int run = (i ^ rank) * kRun;
@@ -154,8 +154,7 @@ struct SplitLoader {
     }
   }
   __device__ __forceinline__ void LoadX(int stage, int column) const {
-    CopyBox(ring.x(stage), work.x, row_tile * Traits::Size::kRows, column, ring.full(stage),
-            kEvictNormal);
+    CopyX<typename Traits::Size>(work, row_tile, column, ring.x(stage), ring.full(stage));
   }
 };
 
