@@ -79,7 +79,9 @@ absl::Status ModelRunner::Launch(const ModelStep& step) {
 }
 
 absl::Status ModelRunner::Collect(ModelStep& step) {
-  return OnEachRank([&step](RankExecutor& rank, size_t /*r*/) { return rank.Collect(step); });
+  step.is_awaited = step.is_awaited && threads_.has_spare_cores();
+  const auto collect = [&](size_t rank) { return ranks_[rank]->Collect(step); };
+  return step.is_awaited ? threads_.Run(collect, kMostAwake) : threads_.Run(collect);
 }
 
 absl::Status ModelRunner::Serve(const std::vector<PreparedBlocks>& prepared) {

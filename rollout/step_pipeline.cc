@@ -107,7 +107,11 @@ void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   step.sequences = std::move(scheduled.sequences);
 }
 
-absl::Status StepPipeline::Collect() { return runner_.Collect(SlotOf(num_collected_).model); }
+absl::Status StepPipeline::Collect() {
+  ModelStep& step = SlotOf(num_collected_).model;
+  step.is_awaited = depth_ > 1 && num_in_flight() == 1;
+  return runner_.Collect(step);
+}
 
 void StepPipeline::Commit(RequestTable& table) {
   StepInFlight& step = SlotOf(num_collected_);

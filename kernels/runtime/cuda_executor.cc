@@ -20,6 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "common/parallel/nccl_weight_senders.h"
+#include "common/parallel/spin_wait.h"
 #include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
@@ -171,6 +172,7 @@ class CudaExecutor final : public RankExecutor {
   }
 
   absl::Status CollectStep(ModelStep& step) {
+    if (step.is_awaited) AwaitAwake(events_->oldest_end());
     ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end(), step.fast));
     ISOBIT_ASSIGN_OR_RETURN(const DeviceTimes times, events_->Take());
     if (rank() == 0) step.times = times;
@@ -327,6 +329,14 @@ class CudaExecutor final : public RankExecutor {
       ISOBIT_RETURN_IF_ERROR(capture(fast_->transformer(), {}, fast_->graphs()));
     }
     return CheckPeers();
+  }
+
+  // Polls until the event has come, or for kMostAwake.
+  static void AwaitAwake(cudaEvent_t event) {
+    const auto end = std::chrono::steady_clock::now() + kMostAwake;
+    while (cudaEventQuery(event) == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
+      RelaxCore();
+    }
   }
 
   // Waits for the end of the oldest step. With NCCL a peer that fails or hangs must end the wait.

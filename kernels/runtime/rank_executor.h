@@ -3,6 +3,7 @@
 #ifndef ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_RANK_EXECUTOR_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,10 @@ struct DeviceTimes {
   double draw = 0;     // from the logits to the results in host memory
 };
 
+// How long it is waited awake for a step (ModelStep::is_awaited). Of a longer one the wake-up is a
+// small part.
+inline constexpr std::chrono::milliseconds kMostAwake(20);
+
 // One step: the rows of some sequences, and what is done with the logits of some of these rows. A
 // sequence may have one request or several, such as a draw after each of k tokens. In host memory,
 // and left as it is, but for the results, from Launch to Collect, with all that it points to.
@@ -48,6 +53,9 @@ struct ModelStep {
   std::vector<LogProbResult> results;    // [requests], set by Collect
   // Computed by the fast path (RankExecutor::has_fast_path): its bits are promised to nobody.
   bool fast = false;
+  // Before Collect: no other step is in flight, so the device idles until the host has the results.
+  // Who waits for them stays awake.
+  bool is_awaited = false;
   DeviceTimes times;  // set by Collect of rank 0, with RankOptions::time_steps
 };
 

@@ -28,12 +28,13 @@ RankThreads::~RankThreads() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-absl::Status RankThreads::Run(absl::FunctionRef<absl::Status(size_t)> job) {
+absl::Status RankThreads::Run(absl::FunctionRef<absl::Status(size_t)> job,
+                              std::chrono::microseconds awake) {
   if (!failure_.ok()) return failure_;
   auto num_busy = static_cast<uint32_t>(threads_.size());
   num_busy_.store(num_busy, std::memory_order_relaxed);
   Publish(&job);
-  while (num_busy > 0) num_busy = AwaitChange(num_busy_, num_busy, awake_);
+  while (num_busy > 0) num_busy = AwaitChange(num_busy_, num_busy, awake);
   return failure_;
 }
 

@@ -31,7 +31,15 @@ class RankThreads {
   // all of them. One call at a time, from any thread but those of the ranks.
   // The error is that of the rank that failed first, in time. It is final: later calls return it
   // and run nothing.
-  absl::Status Run(absl::FunctionRef<absl::Status(size_t rank)> job);
+  absl::Status Run(absl::FunctionRef<absl::Status(size_t rank)> job) { return Run(job, awake_); }
+  // The same, and the caller waits for its end awake for so long before it sleeps.
+  absl::Status Run(absl::FunctionRef<absl::Status(size_t rank)> job,
+                   std::chrono::microseconds awake);
+
+  // Whether there are so many cores that ranks and their caller may wait awake for long.
+  bool has_spare_cores() const {
+    return std::thread::hardware_concurrency() >= 2 * (threads_.size() + 1);
+  }
 
  private:
   using Job = absl::FunctionRef<absl::Status(size_t rank)>;
