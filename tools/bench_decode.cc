@@ -50,6 +50,9 @@ ABSL_FLAG(
     std::vector<std::string>, decode_guesses, std::vector<std::string>({"0"}),
     "decode: guesses of each sequence, for which steps of 1 + guesses rows a sequence are timed "
     "too; 0: none. rollout/guess_table.cc holds such times");
+ABSL_FLAG(int64_t, decode_max_context, 0,
+          "decode: positions that a sequence may have, as --max_context of a rollout; 0: no more "
+          "than it gets");
 ABSL_FLAG(int, decode_steps, 100, "decode: steps that are timed");
 ABSL_FLAG(int64_t, decode_prefill_rows, 8192, "decode: rows of a prefill step");
 ABSL_FLAG(int64_t, decode_overlap_rows, isobit::kOverlapRows,
@@ -63,8 +66,9 @@ ABSL_FLAG(std::vector<std::string>, decode_push_gb, std::vector<std::string>({"-
 ABSL_FLAG(int, decode_share, 1,
           "decode: divides the model's heads and intermediate size. With 2, a rank at TP 2 has the "
           "layers that the whole model's has at TP 4");
-ABSL_FLAG(bool, decode_kernels, false,
-          "decode: print every kernel's share, not only each class's, also for prefill");
+ABSL_FLAG(
+    bool, decode_kernels, false,
+    "decode: print every kernel's share, not only each class's, also for guesses and prefill");
 
 namespace isobit::bench {
 namespace {
@@ -211,23 +215,11 @@ absl::StatusOr<double> RunGuesses(ModelRunner& runner, const Load& load, int64_t
   const Clock::time_point start = Clock::now();
   for (int64_t i = 0; i < steps; ++i) {
     ModelStep step = load.Guess(i, guesses);
+    step.is_awaited = true;
     ISOBIT_RETURN_IF_ERROR(runner.Launch(step));
     ISOBIT_RETURN_IF_ERROR(runner.Collect(step));
   }
   return SecondsSince(start);
-}
-
-absl::Status BenchGuesses(ModelRunner& runner, const Load& load, int64_t batch,
-                          const std::vector<int64_t>& guesses) {
-  const int64_t steps = absl::GetFlag(FLAGS_decode_steps);
-  for (const int64_t k : guesses) {
-    if (k == 0) continue;
-    ISOBIT_RETURN_IF_ERROR(RunGuesses(runner, load, 10, k).status());
-    ISOBIT_ASSIGN_OR_RETURN(const double seconds, RunGuesses(runner, load, steps, k));
-    absl::PrintF("        %d guesses, %d rows: %.1f us/step\n", k, batch * (1 + k),
-                 seconds * 1e6 / static_cast<double>(steps));
-  }
-  return absl::OkStatus();
 }
 
 // Prefills all sequences. Returns the number of steps.
@@ -285,6 +277,24 @@ void PrintShares(const std::vector<KernelRecord>& records, int64_t steps) {
     absl::PrintF("        %8.1f us  %-10s %s\n", per_step(time), kClassNames[ClassOf(name)],
                  name.substr(0, 150));
   }
+}
+
+absl::Status BenchGuesses(ModelRunner& runner, const Load& load, int64_t batch,
+                          const std::vector<int64_t>& guesses) {
+  const int64_t steps = absl::GetFlag(FLAGS_decode_steps);
+  for (const int64_t k : guesses) {
+    if (k == 0) continue;
+    ISOBIT_RETURN_IF_ERROR(RunGuesses(runner, load, 10, k).status());
+    ISOBIT_ASSIGN_OR_RETURN(const double seconds, RunGuesses(runner, load, steps, k));
+    absl::PrintF("        %d guesses, %d rows: %.1f us/step\n", k, batch * (1 + k),
+                 seconds * 1e6 / static_cast<double>(steps));
+    if (!absl::GetFlag(FLAGS_decode_kernels)) continue;
+    ISOBIT_RETURN_IF_ERROR(StartKernelTrace());
+    ISOBIT_RETURN_IF_ERROR(RunGuesses(runner, load, kTracedSteps, k).status());
+    ISOBIT_ASSIGN_OR_RETURN(const std::vector<KernelRecord> records, StopKernelTrace());
+    PrintShares(records, kTracedSteps);
+  }
+  return absl::OkStatus();
 }
 
 struct Times {
@@ -379,11 +389,12 @@ absl::StatusOr<std::vector<Times>> BenchVariant(const std::string& root, const M
   const int tp_size = absl::GetFlag(FLAGS_decode_tp);
   const int64_t most_guesses = *std::ranges::max_element(guesses);
   const int64_t most = *std::ranges::max_element(batches);
-  const int64_t positions =
+  const int64_t used =
       absl::GetFlag(FLAGS_decode_context) + absl::GetFlag(FLAGS_decode_steps) + 64 + most_guesses;
+  const int64_t positions = std::max(used, absl::GetFlag(FLAGS_decode_max_context));
   std::vector<int> devices(static_cast<size_t>(tp_size));
   std::iota(devices.begin(), devices.end(), 0);
-  const int64_t pages = most * ((positions + kPageSize) / kPageSize + 1);
+  const int64_t pages = most * ((used + kPageSize) / kPageSize + 1);
   const int64_t prefill_rows = absl::GetFlag(FLAGS_decode_prefill_rows);
   CudaRankOptions ranks;
   ranks.devices = devices;
@@ -441,6 +452,8 @@ absl::Status BenchModel(const ModelConfig& config, const std::string& root) {
   ISOBIT_RETURN_IF_ERROR(CheckSwitch("decode_times", absl::GetFlag(FLAGS_decode_times)));
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("decode_steps", absl::GetFlag(FLAGS_decode_steps), 1, 1 << 20));
+  ISOBIT_RETURN_IF_ERROR(
+      RequireInRange("decode_max_context", absl::GetFlag(FLAGS_decode_max_context), 0, 1 << 20));
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
                           Numbers("decode_batch", absl::GetFlag(FLAGS_decode_batch), 4096));
   std::vector<int64_t> guesses;
