@@ -9,28 +9,48 @@
 namespace isobit {
 namespace {
 
-double TimeOf(absl::Span<const StepCost> costs, double rows) {
+// Measured on one H200 at TP 1, in microseconds: SmolLM2-135M and Qwen3-8B, whose weights have so
+// many bytes.
+constexpr double kSmallBytes = 0.27e9;
+constexpr double kLargeBytes = 16.4e9;
+struct GpuCost {
+  double number;
+  double small;
+  double large;
+};
+constexpr GpuCost kGpuDecode[] = {{1, 684, 4092},    {8, 773, 4323},   {16, 817, 4722},
+                                  {32, 986, 5581},   {64, 1076, 7171}, {128, 1607, 10517},
+                                  {256, 2064, 17873}};
+// What a row costs depends also on how many sequences share a step's rows; these lie in the middle.
+// Rows beyond 64, 128 and 256 need one more tile of each layer.
+constexpr GpuCost kGpuRows[] = {{8, 0, 0},         {16, 0, 10},        {32, 60, 120},
+                                {64, 150, 500},    {65, 560, 1300},    {128, 590, 1500},
+                                {129, 660, 4000},  {256, 690, 4400},   {257, 800, 8000},
+                                {512, 950, 11000}, {1024, 2100, 25500}};
+
+double TimeOf(absl::Span<const StepCost> costs, double number) {
   size_t right = 1;
-  while (right + 1 < costs.size() && costs[right].rows < rows) ++right;
+  while (right + 1 < costs.size() && costs[right].number < number) ++right;
   const StepCost& a = costs[right - 1];
   const StepCost& b = costs[right];
-  return a.time + (b.time - a.time) * (rows - a.rows) / (b.rows - a.rows);
+  return a.time + (b.time - a.time) * (number - a.number) / (b.number - a.number);
 }
 
 }  // namespace
 
 GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
     : costs_(costs), guesses_(max_running + 1) {
-  ISOBIT_CHECK(costs.decode.size() >= 2 && costs.verify.size() >= 2 && most <= UINT8_MAX)
-      << costs.decode.size() << " and " << costs.verify.size() << " times, " << most << " guesses";
-  const auto measured = static_cast<size_t>(costs.decode.back().rows);
+  ISOBIT_CHECK(costs.decode.size() >= 2 && costs.rows.size() >= 2 && most <= UINT8_MAX)
+      << costs.decode.size() << " and " << costs.rows.size() << " times, " << most << " guesses";
+  const auto measured = static_cast<size_t>(costs.decode.back().number);
   for (size_t running = 1; running <= std::min(max_running, measured); ++running) {
-    const double plain = TimeOf(costs.decode, static_cast<double>(running));
+    const auto sequences = static_cast<double>(running);
+    const double plain = TimeOf(costs.decode, sequences);
     for (size_t i = 0; i <= kClasses; ++i) {
       const double acceptance = static_cast<double>(i) / kClasses;
       double best = costs.least_gain / plain;
       for (size_t k = 1; k <= most; ++k) {
-        const double time = TimeOf(costs.verify, static_cast<double>(running * (1 + k)));
+        const double time = TimeOfStep(sequences, sequences * static_cast<double>(k));
         const double rate = (1.0 + Promise(k, acceptance)) / time;
         if (rate <= best) continue;
         best = rate;
@@ -38,6 +58,11 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
       }
     }
   }
+}
+
+double GuessTable::TimeOfStep(double sequences, double guesses) const {
+  return TimeOf(costs_.decode, sequences) + TimeOf(costs_.rows, sequences + guesses) -
+         TimeOf(costs_.rows, sequences) + costs_.alone;
 }
 
 double GuessTable::Promise(size_t guesses, double acceptance) {
@@ -49,7 +74,7 @@ double GuessTable::Promise(size_t guesses, double acceptance) {
 bool GuessTable::Pay(size_t num_sequences, size_t guesses, double tokens) const {
   const auto sequences = static_cast<double>(num_sequences);
   const double plain = TimeOf(costs_.decode, sequences);
-  const double time = TimeOf(costs_.verify, sequences + static_cast<double>(guesses));
+  const double time = TimeOfStep(sequences, static_cast<double>(guesses));
   return (sequences + tokens) / time >= costs_.least_gain * sequences / plain;
 }
 
@@ -64,21 +89,20 @@ size_t GuessTable::Guesses(size_t num_running, double acceptance) const {
 StepCosts CpuStepCosts() {
   const std::vector<StepCost> costs = {{1, 35},   {2, 46},   {4, 75},   {8, 139},
                                        {16, 272}, {32, 526}, {64, 1038}};
-  return {.decode = costs, .verify = costs, .least_gain = 1.15};
+  return {.decode = costs, .rows = costs, .least_gain = 1.15};
 }
 
-// Qwen3-8B on one H100 at TP 1, microseconds. A step of so many rows takes longer with more
-// sequences, each with less guesses; verify has the longest.
-StepCosts GpuStepCosts() {
-  return {.decode = {{1, 5506}, {8, 5947}, {32, 7437}, {64, 9527}},
-          .verify = {{2, 6283},
-                     {16, 6719},
-                     {32, 6821},
-                     {64, 10340},
-                     {128, 11882},
-                     {256, 13353},
-                     {512, 18784},
-                     {1024, 32785}}};
+StepCosts GpuStepCosts(double weight_bytes) {
+  const double share =
+      std::clamp((weight_bytes - kSmallBytes) / (kLargeBytes - kSmallBytes), 0.0, 1.0);
+  const auto between = [share](double small, double large) {
+    return small + share * (large - small);
+  };
+  StepCosts costs;
+  costs.alone = between(315, 350);
+  for (const auto& c : kGpuDecode) costs.decode.push_back({c.number, between(c.small, c.large)});
+  for (const auto& c : kGpuRows) costs.rows.push_back({c.number, between(c.small, c.large)});
+  return costs;
 }
 
 }  // namespace isobit

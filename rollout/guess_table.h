@@ -12,24 +12,28 @@
 
 namespace isobit {
 
-// The time of a step with so many rows, in any unit.
+// A time, in any unit, by a number of sequences or rows.
 struct StepCost {
-  double rows = 0.0;
+  double number = 0.0;
   double time = 0.0;
 };
 
-// From `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md). Rows ascend;
-// between two entries the time is interpolated, beyond the last of `verify` it grows as between the
-// last two. Nothing is guessed for more sequences than `decode` has rows.
+// What steps cost, from `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md).
+// A step of n sequences and r > n rows takes decode(n) + rows(r) - rows(n) + alone. Numbers ascend;
+// between two entries the time is interpolated, beyond the last of `rows` it grows as between the
+// last two. Nothing is guessed for more sequences than `decode` has.
 struct StepCosts {
-  std::vector<StepCost> decode;  // steps of one row a sequence
-  std::vector<StepCost> verify;  // steps in which sequences have several rows
+  std::vector<StepCost> decode;  // steps of one row a sequence, by sequences
+  std::vector<StepCost> rows;    // what a step's rows cost beside reading keys and values
+  // What a step takes longer because no other is prepared while it is computed.
+  double alone = 0.0;
   // How much more guessing must promise than not guessing: other machines, models and loads have
   // other times.
   double least_gain = 1.1;
 };
 StepCosts CpuStepCosts();
-StepCosts GpuStepCosts();
+// weight_bytes: of a rank, on which the time of a step depends most.
+StepCosts GpuStepCosts(double weight_bytes);
 
 class GuessTable {
  public:
@@ -50,6 +54,8 @@ class GuessTable {
 
  private:
   static constexpr size_t kClasses = 20;  // of acceptance
+
+  double TimeOfStep(double sequences, double guesses) const;
 
   const StepCosts costs_;
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences

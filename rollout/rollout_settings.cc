@@ -314,7 +314,11 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
-  if (settings.backend.backend == Backend::kCuda) options.speculation.costs = GpuStepCosts();
+  if (settings.backend.backend == Backend::kCuda) {
+    const auto bytes =
+        static_cast<double>(NumParameters(Describe(config)) * sizeof(contract::Bf16));
+    options.speculation.costs = GpuStepCosts(bytes / runner.tensor_parallel_size);
+  }
   return options;
 }
 

@@ -359,7 +359,7 @@ TEST_F(AcceptanceTest, GuessesArePaidForByAllWhoAreInTheStep) {
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
-  for (const StepCosts& costs : {CpuStepCosts(), GpuStepCosts()}) {
+  for (const StepCosts& costs : {CpuStepCosts(), GpuStepCosts(0.3e9), GpuStepCosts(16e9)}) {
     const GuessTable table(costs, 512, 8);
     for (const size_t running : {1u, 8u, 64u, 512u}) {
       size_t last = 0;
@@ -373,7 +373,7 @@ TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
     EXPECT_EQ(table.Guesses(1, 0.0), 0u);
     EXPECT_EQ(table.Guesses(512, 0.5), 0u) << "a full batch gains nothing";
   }
-  EXPECT_EQ(GuessTable(GpuStepCosts(), 512, 8).Guesses(8, 1.0), 8u);
+  EXPECT_GE(GuessTable(GpuStepCosts(4e9), 512, 8).Guesses(8, 1.0), 7u);
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ IsRight Mixed(double probability) {
 
 StepCosts FreeGuesses() {
   const std::vector<StepCost> constant = {{1, 1}, {512, 1}};
-  return {constant, constant};
+  return {.decode = constant, .rows = constant};
 }
 
 SpeculationOptions Scripted(const std::shared_ptr<const Script>& script, const IsRight& is_right,
