@@ -33,7 +33,7 @@ struct StepCosts {
 };
 StepCosts CpuStepCosts();
 // weight_bytes: of a rank, on which the time of a step depends most.
-StepCosts GpuStepCosts(double weight_bytes);
+StepCosts GpuStepCosts(double weight_bytes, int num_ranks);
 
 class GuessTable {
  public:

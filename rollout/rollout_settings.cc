@@ -317,7 +317,8 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (settings.backend.backend == Backend::kCuda) {
     const auto bytes =
         static_cast<double>(NumParameters(Describe(config)) * sizeof(contract::Bf16));
-    options.speculation.costs = GpuStepCosts(bytes / runner.tensor_parallel_size);
+    options.speculation.costs =
+        GpuStepCosts(bytes / runner.tensor_parallel_size, runner.tensor_parallel_size);
   }
   return options;
 }

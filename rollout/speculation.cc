@@ -11,7 +11,7 @@ namespace {
 
 // How fast a sequence's acceptance follows its latest draft, and a guess that was only compared.
 constexpr double kWeight = 0.25;
-constexpr double kWeightOfOne = 0.125;
+constexpr double kWeightOfOne = 0.2;
 // And its client's either of them.
 constexpr double kClientWeight = 1.0 / 32;
 constexpr double kFirstAcceptance = 0.75;  // of a client of whom nothing is known
@@ -93,7 +93,8 @@ void Speculation::Expect(Sequence& sequence, size_t num_running) {
   for (DrafterRecord& record : draft->records) {
     if (record.drafter == nullptr) continue;
     draft->num_guesses = table_.Guesses(num_running, record.acceptance);
-    draft->promise = GuessTable::Promise(draft->num_guesses, record.acceptance);
+    // Nothing comes of it unless the pending token is the one that is guessed for it.
+    draft->promise = record.acceptance * GuessTable::Promise(draft->num_guesses, record.acceptance);
     // The pending token's, and the next one's.
     GuessToCompare(record, sequence, draft->num_guesses > 0 ? 2 : 1);
     draft->is_expected = scratch_.size() == 2;

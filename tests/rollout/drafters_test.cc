@@ -358,8 +358,28 @@ TEST_F(AcceptanceTest, GuessesArePaidForByAllWhoAreInTheStep) {
   EXPECT_EQ(draft(1, 1, /*sit_out=*/true), 0u) << "less than the one that it sits out";
 }
 
+// Of a sequence that waits for its pending token, which may not be the one that is guessed for it.
+TEST_F(AcceptanceTest, WaitingForATokenMustPromiseMoreThanATokenMissed) {
+  const std::vector<StepCost> constant = {{1, 1}, {8, 1}};
+  Speculation speculation({.make_drafters = MakeDrafters, .costs = {constant, constant}}, 8);
+  Request one(RequestOf("a"), 0, nullptr);
+  Sequence& sequence = *one.samples[0];
+  const auto waits = [&](double acceptance, bool sit_out) {
+    speculation.Draft(sequence, 1, 1);
+    sequence.guesses.clear();
+    sequence.draft->records[0].acceptance = acceptance;
+    speculation.Expect(sequence, 1);
+    EXPECT_TRUE(sequence.draft->is_expected);
+    speculation.Weigh({&sequence}, 1, sit_out);
+    return sequence.draft->is_expected;
+  };
+  EXPECT_TRUE(waits(0.7, /*sit_out=*/true)) << "0.7 x 2.2 tokens";
+  EXPECT_FALSE(waits(0.6, /*sit_out=*/true)) << "0.6 x 1.5";
+  EXPECT_TRUE(waits(0.6, /*sit_out=*/false));
+}
+
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
-  for (const StepCosts& costs : {CpuStepCosts(), GpuStepCosts(0.3e9), GpuStepCosts(16e9)}) {
+  for (const StepCosts& costs : {CpuStepCosts(), GpuStepCosts(0.3e9, 1), GpuStepCosts(16e9, 1)}) {
     const GuessTable table(costs, 512, 8);
     for (const size_t running : {1u, 8u, 64u, 512u}) {
       size_t last = 0;
@@ -373,7 +393,7 @@ TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
     EXPECT_EQ(table.Guesses(1, 0.0), 0u);
     EXPECT_EQ(table.Guesses(512, 0.5), 0u) << "a full batch gains nothing";
   }
-  EXPECT_GE(GuessTable(GpuStepCosts(4e9), 512, 8).Guesses(8, 1.0), 7u);
+  EXPECT_GE(GuessTable(GpuStepCosts(4e9, 4), 512, 8).Guesses(8, 1.0), 7u);
 }
 
 }  // namespace
