@@ -166,14 +166,15 @@ void Scheduler::SettleWindow(size_t candidates, size_t accepted) {
 
 void Scheduler::FindExpectedGuesses() {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
-  const bool room = running_.size() < limits_.max_running && FreePagesForGuesses() > 0;
+  const size_t most = FreePagesForGuesses() > 0 ? limits_.max_running : 0;
+  size_t room = most - std::min(running_.size(), most);
   std::vector<Sequence*> expected;
   for (Sequence* sequence : running_) {
     if (sequence->draft != nullptr && sequence->num_pending > 0) {
       sequence->draft->is_expected = false;
     }
-    if (!room || ReadinessOf(*sequence) != Readiness::kFed) continue;
-    speculation_->Expect(*sequence, running_.size());
+    if (ReadinessOf(*sequence) != Readiness::kFed) continue;
+    room -= speculation_->Expect(*sequence, running_.size(), room);
     if (ReadinessOf(*sequence) == Readiness::kGuess) expected.push_back(sequence);
   }
   speculation_->Weigh(expected, running_.size(), /*sit_out=*/!ShouldWait());

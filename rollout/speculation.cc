@@ -84,22 +84,23 @@ void Speculation::GuessToCompare(DrafterRecord& record, const Sequence& sequence
   record.compared_place = sequence.tokens.size();
 }
 
-void Speculation::Expect(Sequence& sequence, size_t num_running) {
+size_t Speculation::Expect(Sequence& sequence, size_t num_running, size_t most) {
   SequenceDraft* const draft = DraftOf(sequence);
-  if (draft == nullptr) return;
+  if (draft == nullptr) return 0;
   Compare(sequence);
   draft->is_expected = false;
-  if (table_.Guesses(num_running, 1.0) == 0) return;
+  if (table_.Guesses(num_running, 1.0) == 0) return 0;
   for (DrafterRecord& record : draft->records) {
     if (record.drafter == nullptr) continue;
-    draft->num_guesses = table_.Guesses(num_running, record.acceptance);
+    draft->num_guesses = std::min(table_.Guesses(num_running, record.acceptance), most);
     // Nothing comes of it unless the pending token is the one that is guessed for it.
     draft->promise = record.acceptance * GuessTable::Promise(draft->num_guesses, record.acceptance);
     // The pending token's, and the next one's.
     GuessToCompare(record, sequence, draft->num_guesses > 0 ? 2 : 1);
     draft->is_expected = scratch_.size() == 2;
-    if (draft->is_expected) return;
+    if (draft->is_expected) return draft->num_guesses;
   }
+  return 0;
 }
 
 void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {

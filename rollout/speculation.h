@@ -58,8 +58,9 @@ class Speculation {
   const DraftCounts& counts(size_t drafter) const { return counts_[drafter]; }
 
   // Sets whether a sequence, whose last token a step in flight draws, should wait for that token,
-  // because there will probably be guesses for what follows it.
-  void Expect(Sequence& sequence, size_t num_running);
+  // because there will probably be guesses for what follows it. Returns how many: at most `most`, 0
+  // if it should not wait.
+  size_t Expect(Sequence& sequence, size_t num_running, size_t most);
 
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
   void Draft(Sequence& sequence, size_t num_running, size_t most);

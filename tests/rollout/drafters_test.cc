@@ -368,7 +368,7 @@ TEST_F(AcceptanceTest, WaitingForATokenMustPromiseMoreThanATokenMissed) {
     speculation.Draft(sequence, 1, 1);
     sequence.guesses.clear();
     sequence.draft->records[0].acceptance = acceptance;
-    speculation.Expect(sequence, 1);
+    speculation.Expect(sequence, 1, kMaxGuesses);
     EXPECT_TRUE(sequence.draft->is_expected);
     speculation.Weigh({&sequence}, 1, sit_out);
     return sequence.draft->is_expected;

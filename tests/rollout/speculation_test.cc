@@ -212,6 +212,24 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
 
 // One sequence has guesses, always wrong, beside others that need a page now and then. As long as
 // the others have no more tokens than fit without guesses, nobody is preempted.
+// Of two sequences with right guesses among ten, the step has room for one guess.
+TEST_P(SpeculationTest, NobodyWaitsForGuessesThatFindNoRoom) {
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 10; ++i) {
+    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
+    requests.back().sampling.max_tokens = 40;
+    requests.back().speculate = i < 2;
+  }
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 11;
+  options.runner.num_pages = 200;
+  const auto script = ScriptOf(requests, RunAll(options, requests));
+  const auto engine = MakeEngine(WithGuesses(options, script, Always()));
+  for (const GenerationRequest& request : requests) Submit(*engine, request);
+  Run(*engine);
+  EXPECT_LE(engine->step_times().num_steps(), 42);
+}
+
 TEST_P(SpeculationTest, GuessesPreemptNobody) {
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 6; ++i) {
