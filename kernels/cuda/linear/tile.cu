@@ -90,7 +90,7 @@ absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedu
   };
   ISOBIT_ASSIGN_OR_RETURN(work.x, map_x(schedule.rows));
   // Copies of rows beyond x's last one are slow: with them layers of 144 rows take longer than
-  // layers of 256 (docs/benchmarks/operators.md).
+  // layers of 256 (docs/benchmarks/linear.md).
   work.last_x_rows = static_cast<int32_t>(RoundUp((args.m - 1) % schedule.rows + 1, 8));
   ISOBIT_ASSIGN_OR_RETURN(work.last_x, map_x(work.last_x_rows));
   work.weight_policy = work.row_tiles == 1 ? kEvictFirst : kEvictNormal;
