@@ -394,6 +394,12 @@ TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
     EXPECT_EQ(table.Guesses(512, 0.5), 0u) << "a full batch gains nothing";
   }
   EXPECT_GE(GuessTable(GpuStepCosts(4e9, 4), 512, 8).Guesses(8, 1.0), 7u);
+  // Steps of few bytes, and of many ranks, lose more by being alone.
+  const auto guesses = [](double weight_bytes, int num_ranks) {
+    return GuessTable(GpuStepCosts(weight_bytes, num_ranks), 512, 8).Guesses(8, 0.3);
+  };
+  EXPECT_LT(guesses(0.3e9, 1), guesses(16e9, 1));
+  EXPECT_LT(guesses(16e9, 8), guesses(16e9, 1));
 }
 
 }  // namespace

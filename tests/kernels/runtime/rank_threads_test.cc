@@ -61,10 +61,12 @@ TEST(RankThreadsTest, EveryRankRunsEveryJobOnce) {
     std::vector<int> counts(num_ranks);
     constexpr int kJobs = 2000;
     for (int j = 0; j < kJobs; ++j) {
-      ASSERT_THAT(threads.Run([&](size_t rank) {
+      const auto count = [&](size_t rank) {
         ++counts[rank];
         return absl::OkStatus();
-      }),
+      };
+      const bool awake = j % 2 == 0;
+      ASSERT_THAT(awake ? threads.Run(count, std::chrono::milliseconds(1)) : threads.Run(count),
                   IsOk());
       ASSERT_THAT(counts, testing::Each(j + 1));
     }

@@ -194,11 +194,12 @@ TEST_F(AttentionFrontTest, GraphReplaysWithOtherTables) {
                 });
 }
 
-// So it does where some sequences have guesses: by one schedule (2 KV heads) or by two (16).
+// So it does where some sequences have guesses: by one schedule (2 KV heads), or sequences
+// of 9 rows by another (32).
 TEST_F(AttentionFrontTest, GraphReplaysWithGuesses) {
   Random random(11);
   constexpr int32_t kRows = 64;
-  for (const int32_t kv_heads : {2, 16}) {
+  for (const int32_t kv_heads : {2, 32}) {
     const Shape shape = {
         .heads = 4 * kv_heads, .kv_heads = kv_heads, .head_dim = 64, .page_size = 16};
     ExpectReplays(shape,
