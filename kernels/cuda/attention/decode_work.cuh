@@ -84,8 +84,8 @@ __device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t fi
 __device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
                                               int32_t first_row, int32_t token, int32_t head,
                                               int32_t split) {
-  const int64_t row = (p.by_row ? int64_t{first_row} : int64_t{sequence} * p.max_tokens) + token;
-  return (row * p.heads + head) * p.max_splits + split;
+  const int32_t row = (p.by_row ? first_row : sequence * p.max_tokens) + token;
+  return (int64_t{row} * p.heads + head) * p.max_splits + split;
 }
 
 // kShares: the splits that sequences share are computed once for all of them (device_sequences.h).
