@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -31,10 +32,10 @@ Interval Common(const Interval& a, const Interval& b) {
 
 class BlockReader final : public SliceSource {
  public:
-  BlockReader(const std::vector<Tensor>& tensors, const WeightBlocks& blocks,
-              std::vector<ForeignMemory> memory)
+  BlockReader(const std::vector<Tensor>& tensors, const WeightBlocks& blocks)
       : tensors_(tensors),
-        memory_(std::move(memory)),
+        handles_(blocks.handles),
+        memory_(blocks.handles.size()),
         blocks_of_(BlocksOfTensors(tensors, blocks)) {}
 
   absl::Status Fetch(absl::Span<const WantedSlice> slices, DevicePacker& packer) override {
@@ -48,15 +49,15 @@ class BlockReader final : public SliceSource {
 
  private:
   absl::Status FetchPart(const WantedSlice& wanted, const WeightBlock& block,
-                         DevicePacker& packer) const {
+                         DevicePacker& packer) {
     const Slice& slice = wanted.slice;
     const auto [rows, columns] = CommonPart(slice, block);
     if (rows.size() == 0 || columns.size() == 0) return absl::OkStatus();
     const DType dtype = tensors_[wanted.tensor].dtype;
     const int64_t first =
         (rows.begin - block.first_row) * block.row_stride + columns.begin - block.first_column;
-    const StoredMatrix from = {.values = memory_[block.holder].begin + block.offset +
-                                         static_cast<size_t>(first) * ItemSize(dtype),
+    ISOBIT_ASSIGN_OR_RETURN(const std::byte* const values, BeginOf(block, packer));
+    const StoredMatrix from = {.values = values + static_cast<size_t>(first) * ItemSize(dtype),
                                .stored_as = StoredAsOf(dtype),
                                .rows = rows.size(),
                                .columns = columns.size(),
@@ -68,8 +69,27 @@ class BlockReader final : public SliceSource {
         width);
   }
 
+  // The block's first value.
+  absl::StatusOr<const std::byte*> BeginOf(const WeightBlock& block, DevicePacker& packer) {
+    std::optional<ForeignMemory>& memory = memory_[block.holder];
+    if (!memory.has_value()) {
+      ISOBIT_ASSIGN_OR_RETURN(memory, packer.MapForeign(handles_[block.holder]));
+    }
+    const Tensor& tensor = tensors_[block.tensor];
+    const auto values =
+        static_cast<uint64_t>((block.num_rows - 1) * block.row_stride + block.num_columns);
+    const uint64_t bytes = values * ItemSize(tensor.dtype);
+    if (block.offset > memory->bytes || bytes > memory->bytes - block.offset) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ": ", bytes,
+                                                     " bytes from ", block.offset,
+                                                     ", the memory has ", memory->bytes));
+    }
+    return memory->begin + block.offset;
+  }
+
   const std::vector<Tensor>& tensors_;
-  const std::vector<ForeignMemory> memory_;  // [holder]
+  const std::vector<std::string>& handles_;
+  std::vector<std::optional<ForeignMemory>> memory_;  // [holder]
   const std::vector<std::vector<const WeightBlock*>> blocks_of_;
 };
 
@@ -265,32 +285,9 @@ Slice CommonPart(const Slice& slice, const WeightBlock& block) {
               Common(slice.columns, {block.first_column, block.first_column + block.num_columns})};
 }
 
-absl::StatusOr<std::unique_ptr<SliceSource>> ReadBlocks(const std::vector<Tensor>& tensors,
-                                                        const WeightBlocks& blocks,
-                                                        std::vector<ForeignMemory> memory) {
-  for (const WeightBlock& block : blocks.blocks) {
-    const Tensor& tensor = tensors[block.tensor];
-    const size_t size = memory[block.holder].bytes;
-    const auto values =
-        static_cast<uint64_t>((block.num_rows - 1) * block.row_stride + block.num_columns);
-    const uint64_t bytes = values * ItemSize(tensor.dtype);
-    if (block.offset <= size && bytes <= size - block.offset) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ": ", bytes,
-                                                   " bytes from ", block.offset,
-                                                   ", the memory has ", size));
-  }
-  return std::make_unique<BlockReader>(tensors, blocks, std::move(memory));
-}
-
-absl::StatusOr<std::unique_ptr<SliceSource>> MapForeignWeights(const std::vector<Tensor>& tensors,
-                                                               const WeightBlocks& blocks,
-                                                               DevicePacker& packer) {
-  std::vector<ForeignMemory> memory;
-  for (const std::string& handle : blocks.handles) {
-    ISOBIT_ASSIGN_OR_RETURN(const ForeignMemory mapped, packer.MapForeign(handle));
-    memory.push_back(mapped);
-  }
-  return ReadBlocks(tensors, blocks, std::move(memory));
+std::unique_ptr<SliceSource> ReadBlocks(const std::vector<Tensor>& tensors,
+                                        const WeightBlocks& blocks) {
+  return std::make_unique<BlockReader>(tensors, blocks);
 }
 
 absl::StatusOr<std::string> PackFromDevice(

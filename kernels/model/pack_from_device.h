@@ -53,18 +53,14 @@ std::vector<std::vector<const WeightBlock*>> BlocksOfTensors(const std::vector<T
 // What of a slice a block holds; empty intervals if it holds nothing.
 Slice CommonPart(const Slice& slice, const WeightBlock& block);
 
-// Reads blocks that lie in memory which the device can read: that of the holders of `blocks`.
-// `blocks` holds the tensors, as ValidateBlocks has accepted, and outlives the source, like
-// `tensors`. INVALID_ARGUMENT, naming the tensor: a block that does not lie within its memory.
-absl::StatusOr<std::unique_ptr<SliceSource>> ReadBlocks(const std::vector<Tensor>& tensors,
-                                                        const WeightBlocks& blocks,
-                                                        std::vector<ForeignMemory> memory);
-
-// The same of other processes' memory, by the handles of `blocks`. Errors also those of
-// DevicePacker::MapForeign.
-absl::StatusOr<std::unique_ptr<SliceSource>> MapForeignWeights(const std::vector<Tensor>& tensors,
-                                                               const WeightBlocks& blocks,
-                                                               DevicePacker& packer);
+// Reads blocks in other processes' memory, by the handles of `blocks`, which
+// DevicePacker::MapForeign maps as they are needed: a rank needs few of them. `blocks` holds the
+// tensors, as ValidateBlocks has accepted, and outlives the source, like `tensors`. Errors of
+// Fetch: MapForeign's; INVALID_ARGUMENT, naming the tensor: a block that does not lie within its
+// memory. INVARIANT: a rank maps a memory once, and only one that it reads
+// (ReadBlocksTest.ARankMapsOnlyWhatItReads).
+std::unique_ptr<SliceSource> ReadBlocks(const std::vector<Tensor>& tensors,
+                                        const WeightBlocks& blocks);
 
 // Packs the weights `tensors`, which ValidateTensors has accepted, into `store`, one thread for
 // each rank, and returns their digest, 64 hex digits. make_source: of one rank, on

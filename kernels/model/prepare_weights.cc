@@ -38,7 +38,7 @@ absl::StatusOr<std::string> PackHeld(const StreamedSource& stream, const WeightU
   const auto make_source =
       [&](size_t rank, size_t num_ranks,
           DevicePacker& packer) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
-    if (!blocks.senders) return MapForeignWeights(stream.tensors(), blocks, packer);
+    if (!blocks.senders) return ReadBlocks(stream.tensors(), blocks);
     if (blocks.senders->group_ids.size() != num_ranks) {
       return absl::InvalidArgumentError(
           absl::StrCat("weights by NCCL: ", blocks.senders->group_ids.size(), " groups, expected ",

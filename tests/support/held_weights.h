@@ -16,8 +16,8 @@
 namespace isobit::testing_support {
 
 struct HeldWeights {
-  std::vector<Tensor> tensors;  // sorted by name, without data
-  WeightBlocks blocks;
+  std::vector<Tensor> tensors;                 // sorted by name, without data
+  WeightBlocks blocks;                         // a handle is the number of its memory
   std::vector<std::vector<std::byte>> memory;  // [holder]
   absl::Status ends_with{};                    // of holders that send: what becomes of their group
 };
@@ -29,13 +29,15 @@ struct HoldingRules {
   int column_parts = 1;  // of matrices whose columns are a multiple of 4 * column_parts
   int64_t gap = 0;       // values between rows
   DType dtype = DType::kBf16;
+  bool apart = false;  // a memory for each block instead, as allocators give to large ones
 };
 
 inline HeldWeights Hold(const TensorSource& source, const HoldingRules& rules) {
   HeldWeights held;
-  held.memory.resize(static_cast<size_t>(rules.row_parts) *
-                     static_cast<size_t>(rules.column_parts));
-  held.blocks.handles.resize(held.memory.size());
+  if (!rules.apart) {
+    held.memory.resize(static_cast<size_t>(rules.row_parts) *
+                       static_cast<size_t>(rules.column_parts));
+  }
   const size_t item = ItemSize(rules.dtype);
   for (size_t t = 0; t < source.tensors().size(); ++t) {
     Tensor tensor = source.tensors()[t];
@@ -50,9 +52,10 @@ inline HeldWeights Hold(const TensorSource& source, const HoldingRules& rules) {
     const bool cut_columns = columns % (4 * rules.column_parts) == 0;
     const int64_t width = cut_columns ? columns / rules.column_parts : columns;
     const int64_t height = (rows + rules.row_parts - 1) / rules.row_parts;
-    size_t holder = 0;
+    size_t holder = rules.apart ? held.memory.size() : 0;
     for (int64_t row = 0; row < rows; row += height) {
       for (int64_t column = 0; column < columns; column += width, ++holder) {
+        if (rules.apart) held.memory.emplace_back();
         std::vector<std::byte>& memory = held.memory[holder];
         // Any whole value may be the first.
         memory.resize(memory.size() + item);
@@ -80,6 +83,9 @@ inline HeldWeights Hold(const TensorSource& source, const HoldingRules& rules) {
         held.blocks.blocks.push_back(block);
       }
     }
+  }
+  for (size_t holder = 0; holder < held.memory.size(); ++holder) {
+    held.blocks.handles.push_back(std::to_string(holder));
   }
   return held;
 }

@@ -4,12 +4,15 @@
 // and tests/torch/nccl_weights_test.py sends by NCCL.
 #include "kernels/model/pack_from_device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
@@ -34,11 +37,32 @@ using testing_support::Hold;
 using testing_support::HoldingRules;
 using testing_support::StatusIs;
 
+// A packer that maps the holders' memory, and to which they send.
+class HeldPacker final : public testing_support::HostPacker {
+ public:
+  HeldPacker(const HeldWeights& held, std::vector<size_t>& mapped)
+      : held_(held), mapped_(mapped), senders_(held) {}
+  ~HeldPacker() override { EXPECT_EQ(senders_.num_kept(), 0U); }
+  absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) override {
+    mapped_.push_back(std::stoul(handle));
+    const std::vector<std::byte>& memory = held_.memory[mapped_.back()];
+    return ForeignMemory{memory.data(), memory.size()};
+  }
+  HeldWeightSenders* senders() override { return &senders_; }
+
+ private:
+  const HeldWeights& held_;
+  std::vector<size_t>& mapped_;
+  HeldWeightSenders senders_;
+};
+
 // Blocks of `num_ranks` ranks. By turns they are packed in place, elsewhere for Put, and into host
 // memory; for PackModel, which knows no devices, in the latter two ways.
 class TurningStore final : public WeightStore {
  public:
-  TurningStore(const ModelConfig& config, int num_ranks) {
+  // held: null: nobody holds the weights.
+  TurningStore(const ModelConfig& config, int num_ranks, const HeldWeights* held)
+      : held_(held), mapped_(static_cast<size_t>(num_ranks)) {
     for (int rank = 0; rank < num_ranks; ++rank) {
       layouts_.push_back(std::make_unique<WeightLayout>(
           config, *ShapeOfRank(config, rank, num_ranks), CpuWeightPacker()));
@@ -66,12 +90,15 @@ class TurningStore final : public WeightStore {
     std::memcpy(PlaceOf(task), packed, task.bytes);
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t /*rank*/) override {
-    return std::make_unique<testing_support::HostPacker>();
+  absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t rank) override {
+    return std::make_unique<HeldPacker>(*held_, mapped_[rank]);
   }
   std::byte* DevicePlaceOf(const PackTask& task) const override {
     return task.block % 3 == 0 ? PlaceOf(task) : nullptr;
   }
+
+  // The memories that a rank has mapped, in order.
+  const std::vector<size_t>& mapped(size_t rank) const { return mapped_[rank]; }
 
   std::vector<std::string> Digests() const {
     std::vector<std::string> digests;
@@ -87,19 +114,11 @@ class TurningStore final : public WeightStore {
     return blocks_[task.rank * blocks + static_cast<size_t>(task.block)].get();
   }
 
+  const HeldWeights* const held_;
+  std::vector<std::vector<size_t>> mapped_;  // [rank]
   std::vector<std::unique_ptr<WeightLayout>> layouts_;
   std::vector<AlignedBytes> blocks_;  // [rank][block]
   std::vector<size_t> sizes_;
-};
-
-// A packer to which the holders send.
-class SentPacker final : public testing_support::HostPacker {
- public:
-  explicit SentPacker(const HeldWeights& held) : senders_(held) {}
-  HeldWeightSenders* senders() override { return &senders_; }
-
- private:
-  HeldWeightSenders senders_;
 };
 
 struct Packed {
@@ -109,36 +128,29 @@ struct Packed {
 
 enum class Way { kRead, kSent };
 
+// Returns the digest.
+absl::StatusOr<std::string> PackInto(TurningStore& store, const HeldWeights& held, Way way) {
+  const auto make_source =
+      [&](size_t /*rank*/, size_t /*num_ranks*/,
+          DevicePacker& packer) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
+    if (way == Way::kRead) return ReadBlocks(held.tensors, held.blocks);
+    SenderGroup group;
+    group.num_senders = static_cast<int>(held.memory.size());
+    return ReceiveWeights(held.tensors, held.blocks, group, packer);
+  };
+  return PackFromDevice(
+      held.tensors, make_source, [] { return absl::OkStatus(); }, store);
+}
+
 absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& config, int num_ranks,
                                 Way way = Way::kRead) {
-  TurningStore store(config, num_ranks);
-  std::vector<std::unique_ptr<SentPacker>> packers;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    packers.push_back(std::make_unique<SentPacker>(held));
-  }
-  const auto make_source =
-      [&](size_t rank, size_t /*num_ranks*/,
-          DevicePacker& /*packer*/) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
-    if (way == Way::kSent) {
-      SenderGroup group;
-      group.num_senders = static_cast<int>(held.memory.size());
-      return ReceiveWeights(held.tensors, held.blocks, group, *packers[rank]);
-    }
-    std::vector<ForeignMemory> memory;
-    for (const auto& bytes : held.memory) memory.push_back({bytes.data(), bytes.size()});
-    return ReadBlocks(held.tensors, held.blocks, std::move(memory));
-  };
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest,
-                          PackFromDevice(
-                              held.tensors, make_source, [] { return absl::OkStatus(); }, store));
-  if (way == Way::kSent) {
-    for (const auto& packer : packers) EXPECT_EQ(packer->senders()->num_kept(), 0U);
-  }
+  TurningStore store(config, num_ranks, &held);
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackInto(store, held, way));
   return Packed{std::move(digest), store.Digests()};
 }
 
 Packed PackAsFiles(const TensorSource& source, const ModelConfig& config, int num_ranks) {
-  TurningStore store(config, num_ranks);
+  TurningStore store(config, num_ranks, nullptr);
   const auto digest = PackModel(source, "", store);
   ISOBIT_EXPECT_OK(digest);
   return {*digest, store.Digests()};
@@ -158,6 +170,7 @@ class PackFromDeviceTest : public testing::TestWithParam<ModelConfig> {
 TEST_P(PackFromDeviceTest, GivesPackModelsBytesAndDigest) {
   const std::vector<HoldingRules> rules = {{},
                                            {.row_parts = 3},
+                                           {.row_parts = 3, .apart = true},
                                            {.row_parts = 2, .column_parts = 2, .gap = 3},
                                            {.row_parts = 5, .gap = 1, .dtype = DType::kF32},
                                            {.column_parts = 2, .dtype = DType::kF32},
@@ -203,12 +216,13 @@ TEST_P(PackFromDeviceTest, OneBitOfAnyTensorIsSeen) {
 
 TEST_P(PackFromDeviceTest, SaysWhatIsWrong) {
   const HeldWeights held = Hold(*checkpoint_, {.row_parts = 2});
-  const std::string name = held.tensors[held.blocks.blocks.front().tensor].name;
   HeldWeights shorter = held;
   for (auto& memory : shorter.memory) memory.resize(1);
   EXPECT_THAT(PackHeld(shorter, GetParam(), 2),
-              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(name)));
-  TurningStore store(GetParam(), 2);
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::ContainsRegex("^tensor \"model.*\": [0-9]+ bytes from [0-9]+, "
+                                              "the memory has 1$")));
+  TurningStore store(GetParam(), 2, &held);
   const auto fails = [](size_t, size_t,
                         DevicePacker&) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
     return absl::DataLossError("gone");
@@ -223,6 +237,46 @@ INSTANTIATE_TEST_SUITE_P(, PackFromDeviceTest,
                                          testing_support::TinyConfig(Architecture::kQwen2),
                                          testing_support::TinyConfig(Architecture::kLlama)),
                          [](const auto& info) { return absl::StrCat("Model", info.index); });
+
+// Rank r of two reads the rows of q, gate and up that holder r has, and columns of all rows of o
+// and down.
+TEST(ReadBlocksTest, ARankMapsOnlyWhatItReads) {
+  ModelConfig config = testing_support::TinyConfig(Architecture::kQwen3);
+  config.num_heads = 8;  // two ranks share them equally
+  config.num_kv_heads = 4;
+  config.intermediate_size = 256;
+  const testing_support::TempDir root;
+  testing_support::WriteTinyModel(config, 1, root.File("model"));
+  const Checkpoint checkpoint = *Checkpoint::Open(root.File("model"));
+
+  const HeldWeights apart = Hold(checkpoint, {.row_parts = 2, .apart = true});
+  TurningStore store(config, 2, &apart);
+  ISOBIT_ASSERT_OK(PackInto(store, apart, Way::kRead).status());
+  for (const WeightBlock& block : apart.blocks.blocks) {
+    const std::string& name = apart.tensors[block.tensor].name;
+    const auto is_of = [&](absl::Span<const char* const> layers) {
+      return std::any_of(layers.begin(), layers.end(), [&](const char* layer) {
+        return absl::StrContains(name, absl::StrCat(layer, "_proj.weight"));
+      });
+    };
+    for (const size_t rank : {size_t{0}, size_t{1}}) {
+      const std::vector<size_t>& mapped = store.mapped(rank);
+      const auto times = std::count(mapped.begin(), mapped.end(), block.holder);
+      if (is_of({"q", "gate", "up"})) {
+        EXPECT_EQ(times, (block.first_row == 0) == (rank == 0) ? 1 : 0) << name << " " << rank;
+      } else if (is_of({"o", "down"})) {
+        EXPECT_EQ(times, 1) << name << " " << rank;
+      }
+    }
+  }
+
+  const HeldWeights together = Hold(checkpoint, {.row_parts = 2});
+  TurningStore other(config, 2, &together);
+  ISOBIT_ASSERT_OK(PackInto(other, together, Way::kRead).status());
+  for (const size_t rank : {size_t{0}, size_t{1}}) {
+    EXPECT_THAT(other.mapped(rank), testing::UnorderedElementsAre(0, 1));
+  }
+}
 
 }  // namespace
 }  // namespace isobit
