@@ -94,12 +94,14 @@ def twins(arguments: argparse.Namespace) -> list[Training]:
     ]
     if arguments.backend == "cuda":
         found.append(twin("GPU, CUDA IPC, resumed", "cuda", "--transport=cuda_ipc", resumed=True))
-        if len(gpu_names()) > 1:
+        gpus = len(gpu_names())
+        for n in (n for n in (4, 2) if n <= gpus):
             found += [
-                twin("2 GPUs, TP 2, stream", "cuda", processes=2, tp_size=2),
-                twin("2 GPUs, TP 2, CUDA IPC", "cuda", "--transport=cuda_ipc", processes=2, tp_size=2),
-                twin("GPU, rollout on another, NCCL", "cuda", "--transport=nccl", devices="1"),
+                twin(f"{n} GPUs, TP {n}, stream", "cuda", processes=n, tp_size=n),
+                twin(f"{n} GPUs, TP {n}, CUDA IPC", "cuda", "--transport=cuda_ipc", processes=n, tp_size=n),
             ]
+        if gpus > 1:
+            found.append(twin("GPU, rollout on another, NCCL", "cuda", "--transport=nccl", devices="1"))
     control = Training("vanilla, CPU", "vanilla", arguments.seeds[0], "cpu", processes=2, tp_size=2)
     return [*found, control]
 
