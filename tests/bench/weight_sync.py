@@ -39,6 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--trainer_devices", type=int, nargs="+", default=[0], metavar="N", help="GPUs of the trainer's ranks"
     )
     add("--transport", choices=("cuda_ipc", "nccl"), default="cuda_ipc", help="of the trainer's weights")
+    add("--one_allocation", action="store_true", help="lays the weights of each trainer's rank in one")
 
 
 def timed(client: RolloutClient, update: Callable) -> dict[str, float]:
@@ -90,6 +91,12 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
 
     torch.cuda.set_device(devices[rank])
     config, dtype = AutoConfig.from_pretrained(model), getattr(torch, arguments.trainer_dtype)
+    with torch.device("meta"):
+        trained = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if arguments.one_allocation:
+        # PyTorch keeps memory that is freed, and cuts the next tensors out of it. FSDP2 pads shards.
+        values = sum(p.numel() for p in trained.parameters())
+        torch.empty(int(1.02 * values / len(devices)), dtype=dtype, device="cuda")
     if len(devices) > 1:
         dist.init_process_group(
             "nccl",
@@ -98,8 +105,6 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
             world_size=len(devices),
             device_id=torch.device("cuda", devices[rank]),
         )
-        with torch.device("meta"):
-            trained = AutoModelForCausalLM.from_config(config, dtype=dtype)
         for layer in trained.model.layers:
             fully_shard(layer)
         fully_shard(trained).to_empty(device="cuda")
