@@ -13,11 +13,12 @@ from concurrent import futures
 
 import client_test
 import grpc
+import numpy as np
 from connection_test import reserved_port
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from isobit import aio
-from isobit.errors import CancelledError, InvalidArgumentError, UnavailableError
+from isobit.errors import CancelledError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from isobit.results import Chunk
 from isobit.v1 import comparator_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 
@@ -66,6 +67,10 @@ class SlowRollout(client_test.FakeRollout):
 
     def GetLoad(self, request, context):
         return rollout_pb2.GetLoadResponse()
+
+    def UpdateWeightsFromStream(self, requests, context):
+        next(requests)
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no place")
 
 
 class SlowComparator(client_test.FakeComparator):
@@ -388,6 +393,14 @@ class RecordTest(AsyncioTest):
         with self.assertRaisesRegex(KeyError, "lost"):
             await asyncio.wait_for(self.comparator.record(pairs()), 20)
         await self.wait_until(self.comparator_service.ended.is_set, "the call goes on")
+
+
+class RefusedTest(AsyncioTest):
+    async def test_a_refusal_is_raised_while_requests_are_written(self):
+        tensors = {f"layer {i}": np.zeros(1 << 14, np.uint16) for i in range(64)}
+        for _ in range(150):
+            with self.assertRaisesRegex(ResourceExhaustedError, "no place"):
+                await self.client.update_weights_from_stream(tensors)
 
 
 if __name__ == "__main__":

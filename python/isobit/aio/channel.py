@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -15,6 +15,7 @@ from isobit.errors import CancelledError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_COULD_NOT_WRITE = "Internal error from Core"
 
 
 async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
@@ -24,6 +25,34 @@ async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
     while (item := await asyncio.to_thread(next, iterator, end)) is not end:
         if item is not None:
             yield item
+
+
+@contextlib.contextmanager
+def _true_status(call: grpc.aio.Call) -> Iterator[None]:
+    """Raises the status that the service gave `call`. If a request could not be written because the call had
+    ended, grpc.aio puts one of its own in its place (https://github.com/grpc/grpc/issues/36066)."""
+    given = []
+
+    def note(call: grpc.aio.Call) -> None:
+        code, details, trailing = (_now(of()) for of in (call.code, call.details, call.trailing_metadata))
+        given.append(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+
+    call.add_done_callback(note)  # at each status
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.details() == _COULD_NOT_WRITE and given:
+            raise given[0] from None
+        raise
+
+
+def _now(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("expected a call that has ended")
 
 
 class ServiceClient:
@@ -95,7 +124,7 @@ class ServiceClient:
     async def _unary(self, method: str, request, timeout: float):
         """The response to `request`, or to an asynchronous iterator of requests."""
         call = await self._start(method, request, timeout)
-        with self._reachability.of_call(), self._in_flight(call):
+        with self._reachability.of_call(), self._in_flight(call), _true_status(call):
             return await call
 
     async def _upload(self, method: str, requests: AsyncIterable, timeout: float):
