@@ -1,6 +1,8 @@
 // See service_main.h.
 #include "common/rpc/service_main.h"
 
+#include <cstdlib>
+
 #include "common/base/allocator.h"
 #include "common/base/exhaustion.h"
 #include "common/base/log.h"
@@ -15,8 +17,10 @@ void PrepareProcess(int argc, const char* const* argv, const std::string& usage)
   ParseFlagsOrExit(argc, argv, usage);
 }
 
-void LogCannotStart(const absl::Status& error) {
+int FailToStart(const absl::Status& error) {
   ISOBIT_LOG(Error) << "cannot start: " << error.ToString();
+  if (absl::IsResourceExhausted(error)) std::_Exit(kExitFailed);
+  return kExitFailed;
 }
 
 }  // namespace isobit

@@ -20,8 +20,10 @@ namespace isobit {
 // `usage`: for --help.
 void PrepareProcess(int argc, const char* const* argv, const std::string& usage);
 
-// Logs why the service could not start.
-void LogCannotStart(const absl::Status& error);
+// Logs why the service could not start, and returns kExitFailed. After RESOURCE_EXHAUSTED it ends
+// the process with that at once: gRPC's shutdown would wait forever for a thread that could not
+// start.
+int FailToStart(const absl::Status& error);
 
 // read_settings: checks the flags, without a look at the model; after an error the process ends
 // with kExitBadUsage. serve: returns ServerRunner::Wait's exit code, or why it could not start,
@@ -34,9 +36,7 @@ int ServiceMain(int argc, const char* const* argv, const std::string& usage,
   const absl::StatusOr<Settings> settings = read_settings();
   if (!settings.ok()) ExitForBadUsage(argv[0], settings.status().message());
   const absl::StatusOr<int> exit_code = serve(*settings);
-  if (exit_code.ok()) return *exit_code;
-  LogCannotStart(exit_code.status());
-  return kExitFailed;
+  return exit_code.ok() ? *exit_code : FailToStart(exit_code.status());
 }
 
 }  // namespace isobit
