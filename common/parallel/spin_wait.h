@@ -19,25 +19,17 @@ inline void RelaxCore() {
 }
 
 // Waits until `number` differs from `old`, and returns it. Polls for the time `awake`, then sleeps.
-// Whoever changes `number` must call notify_all (or notify_one) afterwards. Loads with acquire
-// order.
-inline uint32_t AwaitChange(const std::atomic<uint32_t>& number, uint32_t old,
-                            std::chrono::microseconds awake) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point end = Clock::now() + awake;
-  uint32_t now = number.load(std::memory_order_acquire);
-  while (now == old && Clock::now() < end) {
-    for (int i = 0; i < 16 && now == old; ++i) {
-      RelaxCore();
-      now = number.load(std::memory_order_acquire);
-    }
-  }
-  while (now == old) {
-    number.wait(old, std::memory_order_acquire);
-    now = number.load(std::memory_order_acquire);
-  }
-  return now;
-}
+// Whoever changes `number` must call WakeOne or WakeAll afterwards. Loads with acquire order.
+//
+// std::atomic's own wait gives its core away several times by sched_yield before it sleeps. Where
+// other processes keep all cores busy, each of these calls can cost a time slice.
+// INVARIANT: no wait yields (SpinWaitTest.NeverYields).
+uint32_t AwaitChange(const std::atomic<uint32_t>& number, uint32_t old,
+                     std::chrono::microseconds awake);
+
+// Wake one thread, or all, that sleep until `number` changes, which nobody needs to own any more.
+void WakeOne(const std::atomic<uint32_t>& number);
+void WakeAll(const std::atomic<uint32_t>& number);
 
 }  // namespace isobit
 

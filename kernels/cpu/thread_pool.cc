@@ -1,12 +1,18 @@
-// Workers sleep in std::atomic::wait, which spins briefly and then blocks: ranks that share cores
-// must not burn each other's time.
+// Workers that wait sleep at once: ranks that share cores must not burn each other's time.
 #include "kernels/cpu/thread_pool.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "common/base/check.h"
+#include "common/parallel/spin_wait.h"
 
 namespace isobit::cpu {
+namespace {
+
+constexpr std::chrono::microseconds kAsleep(0);
+
+}  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
   ISOBIT_CHECK(num_threads >= 1) << "threads " << num_threads << ", at least 1";
@@ -18,7 +24,7 @@ ThreadPool::ThreadPool(int num_threads) {
 ThreadPool::~ThreadPool() {
   stopping_ = true;
   ++epoch_;
-  epoch_.notify_all();
+  WakeAll(epoch_);
   for (std::thread& thread : workers_) thread.join();
 }
 
@@ -34,19 +40,19 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body fn) {
   grain_ = grain;
   next_ = 0;
   // Every worker passes through every loop, so none can carry an old body into the next one.
-  busy_ = static_cast<int>(workers_.size());
+  busy_ = static_cast<uint32_t>(workers_.size());
   ++epoch_;
-  epoch_.notify_all();
+  WakeAll(epoch_);
   RunShare(0);
-  for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
+  for (uint32_t busy = busy_; busy != 0;) busy = AwaitChange(busy_, busy, kAsleep);
 }
 
 void ThreadPool::Work(int worker) {
   for (uint32_t seen = 0;; ++seen) {
-    epoch_.wait(seen);
+    AwaitChange(epoch_, seen, kAsleep);
     if (stopping_) return;
     RunShare(worker);
-    if (--busy_ == 0) busy_.notify_one();
+    if (--busy_ == 0) WakeOne(busy_);
   }
 }
 

@@ -40,7 +40,7 @@ class ThreadPool {
   std::atomic<int64_t> next_{0};
 
   std::atomic<uint32_t> epoch_{0};  // counts loops; a change wakes the workers
-  std::atomic<int> busy_{0};        // workers that have not yet left this loop
+  std::atomic<uint32_t> busy_{0};   // workers that have not yet left this loop
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };

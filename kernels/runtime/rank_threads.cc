@@ -41,7 +41,7 @@ absl::Status RankThreads::Run(absl::FunctionRef<absl::Status(size_t)> job,
 void RankThreads::Publish(const Job* job) {
   job_ = job;
   num_jobs_.fetch_add(1, std::memory_order_release);
-  num_jobs_.notify_all();
+  WakeAll(num_jobs_);
 }
 
 void RankThreads::Serve(size_t rank) {
@@ -51,7 +51,7 @@ void RankThreads::Serve(size_t rank) {
     if (job_ == nullptr) return;
     const absl::Status status = (*job_)(rank);
     if (!status.ok()) Fail(status);
-    if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();
+    if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) WakeOne(num_busy_);
   }
 }
 

@@ -7,6 +7,18 @@
 
 #include "gtest/gtest.h"
 
+namespace {
+
+std::atomic<int> yields{0};
+
+}  // namespace
+
+// In the C library's place.
+extern "C" int sched_yield() noexcept {
+  ++yields;
+  return 0;
+}
+
 namespace isobit {
 namespace {
 
@@ -26,7 +38,7 @@ TEST(SpinWaitTest, SeesAChangeAwakeOrAsleep) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       handed_over = 7;
       number.store(1, std::memory_order_release);
-      number.notify_all();
+      WakeAll(number);
     });
     EXPECT_EQ(AwaitChange(number, 0, awake), 1u);
     EXPECT_EQ(handed_over, 7);
@@ -42,13 +54,28 @@ TEST(SpinWaitTest, MissesNoTurn) {
     for (uint32_t t = mine; t < kTurns; t += 2) {
       for (uint32_t now = turn.load(); now != t;) now = AwaitChange(turn, now, microseconds(2));
       turn.store(t + 1, std::memory_order_release);
-      turn.notify_all();
+      WakeAll(turn);
     }
   };
   std::thread other([&] { play(1); });
   play(0);
   other.join();
   EXPECT_EQ(turn, kTurns);
+}
+
+TEST(SpinWaitTest, NeverYields) {
+  yields = 0;
+  std::this_thread::yield();
+  EXPECT_EQ(yields.exchange(0), 1) << "the control: a call is seen";
+  std::atomic<uint32_t> number{0};
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    number.store(1, std::memory_order_release);
+    WakeOne(number);
+  });
+  EXPECT_EQ(AwaitChange(number, 0, microseconds(0)), 1u);
+  other.join();
+  EXPECT_EQ(yields, 0);
 }
 
 }  // namespace
