@@ -167,17 +167,21 @@ void Scheduler::SettleWindow(size_t candidates, size_t accepted) {
 void Scheduler::FindExpectedGuesses() {
   if (speculation_ == nullptr || speculation_->num_drafters() == 0) return;
   const size_t most = FreePagesForGuesses() > 0 ? limits_.max_running : 0;
+  // Of the step after the one in flight. Those with guesses in flight will have as many again.
   size_t room = most - std::min(running_.size(), most);
+  for (const Sequence* sequence : running_) {
+    if (sequence->num_pending > 0) room -= std::min(sequence->guesses.size(), room);
+  }
   std::vector<Sequence*> expected;
   for (Sequence* sequence : running_) {
     if (sequence->draft != nullptr && sequence->num_pending > 0) {
       sequence->draft->is_expected = false;
     }
     if (ReadinessOf(*sequence) != Readiness::kFed) continue;
-    room -= speculation_->Expect(*sequence, running_.size(), room);
+    speculation_->Expect(*sequence, running_.size(), room);
     if (ReadinessOf(*sequence) == Readiness::kGuess) expected.push_back(sequence);
   }
-  speculation_->Weigh(expected, running_.size(), /*sit_out=*/!ShouldWait());
+  speculation_->Weigh(expected, running_.size(), /*sit_out=*/!ShouldWait(), room);
 }
 
 int64_t Scheduler::FreePagesForGuesses() const {
@@ -207,7 +211,7 @@ void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& left, const Sche
   const bool sit_out = std::ranges::any_of(running_, [this](const Sequence* sequence) {
     return sequence->num_pending > 0 && ReadinessOf(*sequence) != Readiness::kEnding;
   });
-  speculation_->Weigh(drafted, num_going_on, sit_out);
+  speculation_->Weigh(drafted, num_going_on, sit_out, limits_.max_running);
   for (Sequence* sequence : drafted) {
     if (sequence->guesses.empty()) DropGuesses(*sequence);
   }

@@ -84,12 +84,12 @@ void Speculation::GuessToCompare(DrafterRecord& record, const Sequence& sequence
   record.compared_place = sequence.tokens.size();
 }
 
-size_t Speculation::Expect(Sequence& sequence, size_t num_running, size_t most) {
+void Speculation::Expect(Sequence& sequence, size_t num_running, size_t most) {
   SequenceDraft* const draft = DraftOf(sequence);
-  if (draft == nullptr) return 0;
+  if (draft == nullptr) return;
   Compare(sequence);
   draft->is_expected = false;
-  if (table_.Guesses(num_running, 1.0) == 0) return 0;
+  if (table_.Guesses(num_running, 1.0) == 0) return;
   for (DrafterRecord& record : draft->records) {
     if (record.drafter == nullptr) continue;
     draft->num_guesses = std::min(table_.Guesses(num_running, record.acceptance), most);
@@ -98,9 +98,8 @@ size_t Speculation::Expect(Sequence& sequence, size_t num_running, size_t most) 
     // The pending token's, and the next one's.
     GuessToCompare(record, sequence, draft->num_guesses > 0 ? 2 : 1);
     draft->is_expected = scratch_.size() == 2;
-    if (draft->is_expected) return draft->num_guesses;
+    if (draft->is_expected) return;
   }
-  return 0;
 }
 
 void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {
@@ -125,14 +124,14 @@ void Speculation::Draft(Sequence& sequence, size_t num_running, size_t most) {
   }
 }
 
-void Speculation::Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences,
-                        bool sit_out) {
+void Speculation::Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences, bool sit_out,
+                        size_t room) {
   size_t guesses = 0;
   double tokens = 0.0;
   for (Sequence* sequence : sequences) {
     const SequenceDraft& draft = *sequence->draft;
     const double promise = draft.promise - (sit_out ? 1.0 : 0.0);
-    if (promise < kLeastPromise) {
+    if (promise < kLeastPromise || draft.num_guesses > room - guesses) {
       TakeBack(*sequence);
     } else {
       guesses += draft.num_guesses;

@@ -58,16 +58,16 @@ class Speculation {
   const DraftCounts& counts(size_t drafter) const { return counts_[drafter]; }
 
   // Sets whether a sequence, whose last token a step in flight draws, should wait for that token,
-  // because there will probably be guesses for what follows it. Returns how many: at most `most`, 0
-  // if it should not wait.
-  size_t Expect(Sequence& sequence, size_t num_running, size_t most);
+  // because there will probably be guesses, at most `most`, for what follows it.
+  void Expect(Sequence& sequence, size_t num_running, size_t most);
 
   // Sets the guesses of a sequence that has none, at most `most`, all of whose tokens are known.
   void Draft(Sequence& sequence, size_t num_running, size_t most);
 
   // Takes back what Expect or Draft has set for these sequences, unless it pays in a step of
-  // num_sequences. sit_out: they miss a step of the others for it.
-  void Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences, bool sit_out);
+  // num_sequences, which has room for so many guesses. sit_out: they miss a step of the others.
+  void Weigh(const std::vector<Sequence*>& sequences, size_t num_sequences, bool sit_out,
+             size_t room);
 
   void Settle(const Sequence& sequence, size_t drafter, const DraftResult& result);
 

@@ -349,7 +349,7 @@ TEST_F(AcceptanceTest, GuessesArePaidForByAllWhoAreInTheStep) {
     sequence.guesses.clear();
     speculation_.Draft(sequence, 1, guesses);
     EXPECT_EQ(sequence.guesses.size(), guesses);
-    speculation_.Weigh({&sequence}, num_sequences, sit_out);
+    speculation_.Weigh({&sequence}, num_sequences, sit_out, kMaxGuesses);
     return sequence.guesses.size();
   };
   EXPECT_EQ(draft(2, 1, /*sit_out=*/false), 2u);
@@ -370,12 +370,38 @@ TEST_F(AcceptanceTest, WaitingForATokenMustPromiseMoreThanATokenMissed) {
     sequence.draft->records[0].acceptance = acceptance;
     speculation.Expect(sequence, 1, kMaxGuesses);
     EXPECT_TRUE(sequence.draft->is_expected);
-    speculation.Weigh({&sequence}, 1, sit_out);
+    speculation.Weigh({&sequence}, 1, sit_out, kMaxGuesses);
     return sequence.draft->is_expected;
   };
   EXPECT_TRUE(waits(0.7, /*sit_out=*/true)) << "0.7 x 2.2 tokens";
   EXPECT_FALSE(waits(0.6, /*sit_out=*/true)) << "0.6 x 1.5";
   EXPECT_TRUE(waits(0.6, /*sit_out=*/false));
+}
+
+TEST_F(AcceptanceTest, RoomGoesToThoseWhoseGuessesPay) {
+  const std::vector<StepCost> constant = {{1, 1}, {8, 1}};
+  Speculation speculation({.make_drafters = MakeDrafters, .costs = {constant, constant}}, 8);
+  Request poor(RequestOf("a"), 0, nullptr);
+  Request good(RequestOf("a"), 0, nullptr);
+  Request late(RequestOf("a"), 0, nullptr);
+  const auto expect = [&](Request& request, double acceptance) {
+    Sequence& sequence = *request.samples[0];
+    speculation.Draft(sequence, 1, 1);
+    sequence.guesses.clear();
+    sequence.draft->records[0].acceptance = acceptance;
+    speculation.Expect(sequence, 3, kMaxGuesses);
+    EXPECT_TRUE(sequence.draft->is_expected);
+    return &sequence;
+  };
+  const std::vector<Sequence*> all = {expect(poor, 0.5), expect(good, 1.0), expect(late, 1.0)};
+  const size_t guesses = all[1]->draft->num_guesses;
+  speculation.Weigh(all, 3, /*sit_out=*/true, /*room=*/2 * guesses - 1);
+  EXPECT_FALSE(all[0]->draft->is_expected) << "poor guesses";
+  EXPECT_TRUE(all[1]->draft->is_expected);
+  EXPECT_FALSE(all[2]->draft->is_expected) << "no room";
+  for (Sequence* sequence : all) speculation.Expect(*sequence, 3, kMaxGuesses);
+  speculation.Weigh(all, 3, /*sit_out=*/true, /*room=*/2 * guesses);
+  EXPECT_TRUE(all[2]->draft->is_expected) << "poor guesses take no room";
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {

@@ -207,8 +207,6 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
   EXPECT_GT(num_preemptions, 10);
 }
 
-// One sequence has guesses, always wrong, beside others that need a page now and then. As long as
-// the others have no more tokens than fit without guesses, nobody is preempted.
 // Of two sequences with right guesses among ten, the step has room for one guess.
 TEST_P(SpeculationTest, NobodyWaitsForGuessesThatFindNoRoom) {
   std::vector<GenerationRequest> requests;
@@ -227,6 +225,31 @@ TEST_P(SpeculationTest, NobodyWaitsForGuessesThatFindNoRoom) {
   EXPECT_LE(engine->step_times().num_steps(), 42);
 }
 
+// Of three with right guesses, the step has room for those of one.
+TEST_P(SpeculationTest, NobodyWaitsForRoomThatOthersTake) {
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 27; ++i) {
+    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
+    requests.back().sampling.max_tokens = 60;
+    requests.back().speculate = i < 3;
+  }
+  EngineOptions options = DefaultOptions();
+  options.scheduler.max_running = 32;
+  options.runner.num_pages = 800;
+  const auto script = ScriptOf(requests, RunAll(options, requests));
+  const auto engine = MakeEngine(WithGuesses(options, script, Always()));
+  Results results;
+  for (const GenerationRequest& request : requests) results.push_back(Submit(*engine, request));
+  while (engine->Step()) {
+    const size_t plain = results.back()->samples[0].tokens.size();
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_GE(results[i]->samples[0].tokens.size() + 2, plain) << i;
+    }
+  }
+}
+
+// Three sequences have guesses, always wrong, beside others that need a page now and then. As long
+// as the others have no more tokens than fit without guesses, nobody is preempted.
 TEST_P(SpeculationTest, GuessesPreemptNobody) {
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 6; ++i) {
