@@ -20,8 +20,8 @@ struct StepCost {
 
 // What steps cost, from `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md).
 // A step of n sequences and r > n rows takes decode(n) + rows(r) - rows(n) + alone. Numbers ascend;
-// between two entries the time is interpolated, beyond the last of `rows` it grows as between the
-// last two. Nothing is guessed for more sequences than `decode` has.
+// between two entries the time is interpolated, below the first and beyond the last of `rows` it
+// goes on as between the two nearest. Nothing is guessed for more sequences than `decode` has.
 struct StepCosts {
   std::vector<StepCost> decode;  // steps of one row a sequence, by sequences
   std::vector<StepCost> rows;    // what a step's rows cost beside reading keys and values

@@ -11,7 +11,8 @@ namespace isobit {
 
 namespace {
 
-// Beyond, guesses pay for few sequences (rollout/guess_table.h).
+// Steps with more rows replay no graph: few of them pay (rollout/guess_table.h), and each graph
+// takes memory.
 constexpr int64_t kMaxGuessGraphRows = 128;
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 // that it passes over several times. The latter makes one pass for many rows, but in a long context
 // few multiprocessors do it all.
 constexpr int64_t kDecodePasses = 512;
-constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more than that only for single tokens
+constexpr size_t kWorkspaceGoal = size_t{256} << 20;  // more only where single tokens need it
 
 // Query rows of a KV head that one pass of the decode schedule over its keys takes.
 int64_t DecodeRows(int32_t head_dim) { return head_dim <= 128 ? 16 : 8; }
