@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/spin_wait.h"
 #include "common/base/status_macros.h"
-#include "common/parallel/spin_wait.h"
 
 namespace isobit {
 

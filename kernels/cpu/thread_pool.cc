@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "common/base/check.h"
-#include "common/parallel/spin_wait.h"
+#include "common/base/spin_wait.h"
 
 namespace isobit::cpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/parallel/spin_wait.h"
+#include "common/base/spin_wait.h"
 
 namespace isobit {
 namespace {

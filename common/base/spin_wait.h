@@ -1,7 +1,7 @@
 // Waiting for an atomic number to change, first awake, then asleep: for threads that hand work to
 // each other many times a millisecond and must not burn a core when there is none.
-#ifndef ISOBIT_COMMON_PARALLEL_SPIN_WAIT_H_
-#define ISOBIT_COMMON_PARALLEL_SPIN_WAIT_H_
+#ifndef ISOBIT_COMMON_BASE_SPIN_WAIT_H_
+#define ISOBIT_COMMON_BASE_SPIN_WAIT_H_
 
 #include <atomic>
 #include <chrono>
@@ -33,4 +33,4 @@ void WakeAll(const std::atomic<uint32_t>& number);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_PARALLEL_SPIN_WAIT_H_
+#endif  // ISOBIT_COMMON_BASE_SPIN_WAIT_H_

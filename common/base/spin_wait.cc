@@ -1,5 +1,5 @@
 // See spin_wait.h.
-#include "common/parallel/spin_wait.h"
+#include "common/base/spin_wait.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

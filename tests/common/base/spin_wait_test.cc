@@ -1,5 +1,5 @@
 // A number that changes before, during and after the time awake.
-#include "common/parallel/spin_wait.h"
+#include "common/base/spin_wait.h"
 
 #include <atomic>
 #include <chrono>
