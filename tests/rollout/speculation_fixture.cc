@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
 
@@ -73,6 +74,17 @@ std::vector<GenerationRequest> SpeculationFixture::AllParameters(uint32_t n,
     r.sampling.min_tokens = max_tokens / 2;
     r.sampling.ignore_eos = false;
   });
+  return requests;
+}
+
+std::vector<GenerationRequest> SpeculationFixture::FirstWithGuesses(int with_guesses, int all,
+                                                                    uint32_t max_tokens) const {
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < all; ++i) {
+    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
+    requests.back().sampling.max_tokens = max_tokens;
+    requests.back().speculate = i < with_guesses;
+  }
   return requests;
 }
 

@@ -31,6 +31,10 @@ class SpeculationFixture : public EngineDepthFixture {
   // Requests over all sampling parameters, `n` samples each.
   std::vector<GenerationRequest> AllParameters(uint32_t n, uint32_t max_tokens = 20) const;
 
+  // `all` requests, of which so many, the first ones, may have guesses.
+  std::vector<GenerationRequest> FirstWithGuesses(int with_guesses, int all,
+                                                  uint32_t max_tokens) const;
+
   // What happens to the engine between two of its steps; the number counts up from 0.
   using Disturb = std::function<void(Engine& engine, int step)>;
 

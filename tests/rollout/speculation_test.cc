@@ -141,12 +141,7 @@ TEST_P(SpeculationTest, AWrongDrafterIsAskedRarely) {
 
 // Two steps in flight: one with guesses in one of them is not in the other.
 TEST_P(SpeculationTest, AFewWithPoorGuessesDoNotFallBehind) {
-  std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 5; ++i) {
-    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
-    requests.back().sampling.max_tokens = 40;
-    requests.back().speculate = i == 0;
-  }
+  const std::vector<GenerationRequest> requests = FirstWithGuesses(1, 5, 40);
   const auto script = ScriptOf(requests, RunAll(DefaultOptions(), requests));
   const auto steps = [&](const EngineOptions& options) {
     const auto engine = MakeEngine(options);
@@ -209,12 +204,7 @@ TEST_P(SpeculationTest, SharedPromptsPreemptionAndSmallBudgets) {
 
 // Of two sequences with right guesses among ten, the step has room for one guess.
 TEST_P(SpeculationTest, NobodyWaitsForGuessesThatFindNoRoom) {
-  std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 10; ++i) {
-    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
-    requests.back().sampling.max_tokens = 40;
-    requests.back().speculate = i < 2;
-  }
+  const std::vector<GenerationRequest> requests = FirstWithGuesses(2, 10, 40);
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 11;
   options.runner.num_pages = 200;
@@ -227,12 +217,7 @@ TEST_P(SpeculationTest, NobodyWaitsForGuessesThatFindNoRoom) {
 
 // Of three with right guesses, the step has room for those of one.
 TEST_P(SpeculationTest, NobodyWaitsForRoomThatOthersTake) {
-  std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 27; ++i) {
-    requests.push_back(MakeRequest(absl::StrCat(i), static_cast<uint64_t>(i)));
-    requests.back().sampling.max_tokens = 60;
-    requests.back().speculate = i < 3;
-  }
+  const std::vector<GenerationRequest> requests = FirstWithGuesses(3, 27, 60);
   EngineOptions options = DefaultOptions();
   options.scheduler.max_running = 32;
   options.runner.num_pages = 800;
