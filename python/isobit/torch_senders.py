@@ -18,7 +18,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from isobit import nccl
-from isobit.torch_weights import LocalPart, _parameters, _sent_dtype, local_parts, model_digest
+from isobit.torch_weights import (
+    LocalPart,
+    _parameters,
+    _sent_dtype,
+    local_parts,
+    model_digest,
+    told_by_all,
+    told_by_first,
+)
 from isobit.weights import DistributedWeights, HeldBlock, WeightSpec
 
 _REQUEST_WORDS = 6
@@ -34,18 +42,17 @@ def init_weights_update_group(client: Any = None) -> "WeightsUpdateGroup":
     Raises:
         On every rank: what the service's GetServerInfo raised on the first.
     """
-    told = [None]
+    told: Any = None
     if _rank() == 0:
         try:
             # Of a scorer, one rank packs for all.
-            told = [getattr(client.get_server_info(), "tensor_parallel_size", 1)]
+            told = getattr(client.get_server_info(), "tensor_parallel_size", 1)
         except Exception as error:
-            told = [error]
-    if _world() > 1:
-        dist.broadcast_object_list(told)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    return WeightsUpdateGroup(told[0])
+            told = error
+    told = told_by_first(told)
+    if isinstance(told, Exception):
+        raise told
+    return WeightsUpdateGroup(told)
 
 
 class WeightsUpdateGroup:
@@ -104,10 +111,7 @@ class WeightsUpdateGroup:
             ids = [nccl.new_id() for _ in range(self._num_receivers)] if _rank() == 0 else []
         except Exception as error:
             own, ids = error, []
-        together: list[Any] = [(own, ids, bool(self._senders))]
-        if _world() > 1:
-            together = [None] * _world()
-            dist.all_gather_object(together, (own, ids, bool(self._senders)))
+        together = told_by_all((own, ids, bool(self._senders)))
         for of_rank, _, _ in together:
             if isinstance(of_rank, Exception):
                 raise of_rank

@@ -9,6 +9,7 @@ It needs torch, but not the operators of isobit.torch: any trainer's weights can
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,10 +100,7 @@ def held_weights(model: nn.Module) -> HeldWeights:
         torch.cuda.synchronize()
     except Exception as error:
         own = error
-    together = [own]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        together = [None] * dist.get_world_size()
-        dist.all_gather_object(together, own)
+    together = told_by_all(own)
     for failed in together:
         if isinstance(failed, Exception):
             raise failed
@@ -157,12 +155,44 @@ def update_weights(
 
 def _raise_on_all(failure: Exception | None) -> None:
     """Raises what the first rank has to say, on every rank."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        told = [failure]
-        dist.broadcast_object_list(told)
-        failure = failure or told[0]
-    if failure is not None:
-        raise failure
+    told = told_by_first(failure)
+    if failure or told:
+        raise failure or told
+
+
+def told_by_first(told: Any) -> Any:
+    """What the first rank tells, on every rank. Each of them calls it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return told
+    objects = [told]
+    dist.broadcast_object_list(objects, group=_cpu_group())
+    return objects[0]
+
+
+def told_by_all(own: Any) -> list[Any]:
+    """What each rank tells, in their order, on every rank. Each of them calls it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [own]
+    together = [None] * dist.get_world_size()
+    dist.all_gather_object(together, own, group=_cpu_group())
+    return together
+
+
+_cpu_groups: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
+
+
+def _cpu_group() -> dist.ProcessGroup:
+    """All ranks of the default group, on the CPU; made at the first call, which every rank makes.
+
+    NCCL has the GPU of a rank that waits for the others run a kernel meanwhile. A service on that GPU would
+    share its time with it, and NCCL cannot set up a sender beside it: all would wait for each other.
+    """
+    world = dist.group.WORLD
+    if dist.get_backend() == "gloo":
+        return world
+    if world not in _cpu_groups:
+        _cpu_groups[world] = dist.new_group(backend="gloo")
+    return _cpu_groups[world]
 
 
 def _stream(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:

@@ -8,6 +8,7 @@ import traceback
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -30,10 +31,10 @@ weights = importlib.import_module("isobit.torch_weights")
 PROMPT = [1, 2, 3]
 
 
-def run_rank(rank: int, world: int, folder: str, work, args) -> None:
+def run_rank(rank: int, world: int, folder: str, backend: str, work, args) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
         result = work(rank, world, *args)
         dist.barrier()
         dist.destroy_process_group()
@@ -42,10 +43,10 @@ def run_rank(rank: int, world: int, folder: str, work, args) -> None:
     torch.save(result, Path(folder) / f"{rank}.pt")
 
 
-def on_ranks(world: int, work, *args: Any) -> list[Any]:
+def on_ranks(world: int, work, *args: Any, backend: str = "gloo") -> list[Any]:
     """The results of work(rank, world, *args), in rank order. New processes, since gRPC cannot be forked."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, (world, folder, work, args), nprocs=world, start_method="spawn")
+        mp.start_processes(run_rank, (world, folder, backend, work, args), nprocs=world, start_method="spawn")
         results = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
     for result in results:
         if isinstance(result, Exception):
@@ -70,6 +71,20 @@ def stir(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
             parameter += torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.01
     return model
+
+
+def tell(rank: int, world: int, folder: str) -> list[Any]:
+    """What ranks tell each other where their group seems to be NCCL's, in two worlds, and the groups made."""
+    found = []
+    with mock.patch.object(dist, "get_backend", lambda: "nccl"):
+        for number in range(2):
+            dist.destroy_process_group()
+            store = f"file://{folder}/{number}"
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+            for _ in range(2):
+                found.append((weights.told_by_all(rank), weights.told_by_first(f"by {rank}")))
+            found.append((weights._cpu_group() is not dist.group.WORLD, len(weights._cpu_groups)))
+    return found
 
 
 def sync(rank: int, world: int, directory: Path, targets: list[str], bad_digest: bool) -> list[Any]:
@@ -155,6 +170,13 @@ class WeightsTest(unittest.TestCase):
         self.assertEqual([spec.name for spec in weights.named_weights(plain).specs], ["0.bias", "0.weight"])
         with self.assertRaisesRegex(TypeError, "0.weight: expected float32, bfloat16 or float16"):
             weights.named_weights(copy.deepcopy(plain).double())
+
+    # On NCCL a rank that waits keeps its GPU busy.
+    def test_ranks_of_nccl_tell_each_other_on_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            of_ranks = on_ranks(2, tell, folder)
+        of_world = [([0, 1], "by 0"), ([0, 1], "by 0"), (True, 1)]
+        self.assertEqual(of_ranks, [of_world * 2] * 2)
 
 
 class ServicesTest(ServiceTest):
