@@ -211,7 +211,7 @@ class Engine {
   absl::Status CheckProbe(const std::vector<int32_t>& tokens) const;
   bool IsQuiet() { return gate_.IsQuiet(pipeline_.num_in_flight()); }
   absl::StatusOr<bool> QuiesceFor(const WeightUpdate& update);
-  absl::Status SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
+  absl::Status SwapWeights(const PreparedRanks& prepared, InFlightMode mode,
                            WeightUpdateResult& result);
 
   const ModelConfig config_;

@@ -78,7 +78,7 @@ absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
       PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
                      config_, store));
   auto tensors = std::make_shared<const TensorDigests>(store.tensor_digests());
-  auto blocks = std::make_shared<const std::vector<PreparedBlocks>>(store.Take());
+  auto blocks = std::make_shared<const PreparedRanks>(store.Take());
   return PreparedUpdate{
       std::move(digest),
       [this, blocks = std::move(blocks), tensors = std::move(tensors), mode = update.mode,
@@ -126,7 +126,7 @@ absl::StatusOr<bool> Engine::QuiesceFor(const WeightUpdate& update) {
 
 // INVARIANT: afterwards no sequence holds or finds keys of the old weights
 // (EngineUpdateTest.UpdateRecomputeKv*, EngineSharingTest.AnUpdateForgetsThePrefixes).
-absl::Status Engine::SwapWeights(const std::vector<PreparedBlocks>& prepared, InFlightMode mode,
+absl::Status Engine::SwapWeights(const PreparedRanks& prepared, InFlightMode mode,
                                  WeightUpdateResult& result) {
   if (mode == InFlightMode::kAbort) {
     result.num_aborted = table_.AbortAll("the weights were updated");

@@ -84,8 +84,9 @@ absl::Status ModelRunner::Collect(ModelStep& step) {
   return step.is_awaited ? threads_.Run(collect, kMostAwake) : threads_.Run(collect);
 }
 
-absl::Status ModelRunner::Serve(const std::vector<PreparedBlocks>& prepared) {
-  return OnEachRank([&prepared](RankExecutor& rank, size_t r) { return rank.Serve(prepared[r]); });
+absl::Status ModelRunner::Serve(const PreparedRanks& prepared) {
+  return OnEachRank(
+      [&prepared](RankExecutor& rank, size_t r) { return rank.Serve(prepared.blocks[r]); });
 }
 
 absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,

@@ -58,7 +58,7 @@ class ModelRunner {
   bool has_fast_path() const { return ranks_.front()->has_fast_path(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
-  absl::Status Serve(const std::vector<PreparedBlocks>& prepared);  // [rank]
+  absl::Status Serve(const PreparedRanks& prepared);
 
   // What a pass over `tokens` computes, beside the steps. No step is in flight. UNIMPLEMENTED, with
   // no effect: not on this backend. RESOURCE_EXHAUSTED, likewise: no memory. Else the error is

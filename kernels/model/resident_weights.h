@@ -19,6 +19,17 @@ namespace isobit {
 // memory, or in host memory if that had no room; null: Commit has nothing to copy.
 using PreparedBlocks = std::vector<Memory>;
 
+// Those of all ranks, [rank]. Their devices take the memory back at the same time: of 16 GB a GPU
+// needs some 25 ms for that.
+struct PreparedRanks {
+  explicit PreparedRanks(size_t num_ranks = 0) : blocks(num_ranks) {}
+  PreparedRanks(PreparedRanks&&) = default;
+  PreparedRanks& operator=(PreparedRanks&&) = default;
+  ~PreparedRanks();
+
+  std::vector<PreparedBlocks> blocks;
+};
+
 // INVARIANT: a block stays at one address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
 class ResidentWeights final : public WeightSource {
@@ -70,7 +81,8 @@ class ResidentWeights final : public WeightSource {
 class ResidentStore final : public WeightStore {
  public:
   // [rank]; null for one without weights. They outlive the object.
-  explicit ResidentStore(std::vector<ResidentWeights*> ranks) : ranks_(std::move(ranks)) {}
+  explicit ResidentStore(std::vector<ResidentWeights*> ranks)
+      : ranks_(std::move(ranks)), prepared_(ranks_.size()) {}
 
   absl::StatusOr<std::vector<PackTask>> Plan() override;
   absl::Status Put(const PackTask& task, const std::byte* packed) override;
@@ -78,13 +90,19 @@ class ResidentStore final : public WeightStore {
   std::byte* DevicePlaceOf(const PackTask& task) const override;
 
   // What PackModel has filled, for Commit on each rank.
-  std::vector<PreparedBlocks> Take() { return std::move(prepared_); }
+  PreparedRanks Take() { return std::move(prepared_); }
 
  private:
+  struct RankPlan {
+    std::vector<PackTask> tasks;
+    size_t on_host = 0;  // bytes that wait there
+  };
+
+  absl::StatusOr<RankPlan> PlanRank(size_t rank);
   std::byte* PlaceOf(const PackTask& task) const;
 
   std::vector<ResidentWeights*> ranks_;
-  std::vector<PreparedBlocks> prepared_;  // [rank]
+  PreparedRanks prepared_;
 };
 
 }  // namespace isobit

@@ -107,8 +107,9 @@ def held_weights(model: nn.Module) -> HeldWeights:
     if not _is_first():
         return HeldWeights(specs, [], [])
     handles = sorted({handle for of_rank in together for handle, _ in of_rank})
+    number_of = {handle: number for number, handle in enumerate(handles)}
     blocks = [
-        dataclasses.replace(block, memory=handles.index(handle))
+        dataclasses.replace(block, memory=number_of[handle])
         for of_rank in together
         for handle, block in of_rank
     ]

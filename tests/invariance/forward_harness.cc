@@ -161,8 +161,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
       const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size),
                                 ops->packer());
       const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
-      Must(weights->Commit(
-          Must(testing_support::PrepareBlocks(*checkpoint_, "", {weights.get()})).ranks.front()));
+      Must(weights->Commit(Must(testing_support::PrepareBlocks(*checkpoint_, "", {weights.get()}))
+                               .ranks.blocks.front()));
       const KvCache cache =
           Must(KvCache::Create(config_, layout.shape(), num_pages, schedule.page_size,
                                /*shared_layers=*/false, ops->device()));

@@ -15,7 +15,7 @@
 namespace isobit::testing_support {
 
 struct PreparedWeights {
-  std::vector<PreparedBlocks> ranks;
+  PreparedRanks ranks;
   std::string digest;  // of exactly these weights, 64 hex digits
 };
 

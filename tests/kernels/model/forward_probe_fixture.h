@@ -138,7 +138,7 @@ class ForwardProbeFixture : public ::testing::Test {
     const WeightLayout layout(config_, shape, ops.packer());
     const auto weights = *ResidentWeights::Create(layout, ops.device());
     ISOBIT_ASSERT_OK(weights->Commit(
-        testing_support::PrepareBlocks(checkpoint, "", {weights.get()})->ranks.front()));
+        testing_support::PrepareBlocks(checkpoint, "", {weights.get()})->ranks.blocks.front()));
     const contract::RopeTable rope = RopeTableOf(config_, 64);
     GatherAllReduce all_reduce(ops, comm);
     Transformer transformer(layout, rope, ops, shape.size > 1 ? &all_reduce : nullptr);

@@ -5,16 +5,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "common/base/round_up.h"
+#include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -41,6 +44,20 @@ struct MemoryRules {
   absl::Status beside;               // or always answers with this error
   absl::Status upload;               // that of each Upload
   std::atomic<int> num_refused = 0;
+
+  // Whether calls that take memory or give it back wait for one of another device.
+  std::atomic<bool> wait = false;
+  std::atomic<int> num_waiting = 0;
+  std::atomic<bool> met = false;
+
+  void Meet() {
+    if (!wait || met) return;
+    if (++num_waiting == 2) met = true;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!met && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    wait = met.load();
+    --num_waiting;
+  }
 };
 
 class RuledDevice final : public HostDevice {
@@ -55,9 +72,17 @@ class RuledDevice final : public HostDevice {
   }
   absl::StatusOr<Memory> AllocateBeside(size_t bytes) override {
     if (!rules_.beside.ok()) return rules_.beside;
-    if (bytes <= rules_.largest_beside) return HostDevice::AllocateBeside(bytes);
-    ++rules_.num_refused;
-    return absl::ResourceExhaustedError("full");
+    if (bytes > rules_.largest_beside) {
+      ++rules_.num_refused;
+      return absl::ResourceExhaustedError("full");
+    }
+    rules_.Meet();
+    ISOBIT_ASSIGN_OR_RETURN(Memory memory, HostDevice::AllocateBeside(bytes));
+    const auto free = memory.get_deleter();
+    return Memory(memory.release(), [this, free](std::byte* p) {
+      rules_.Meet();
+      free(p);
+    });
   }
   absl::Status Upload(void* to, const void* from, size_t bytes) override {
     return rules_.upload.ok() ? HostDevice::Upload(to, from, bytes) : rules_.upload;
@@ -113,7 +138,7 @@ class ResidentWeightsTest : public testing::Test {
   }
   void Commit(const PreparedWeights& prepared) {
     for (size_t r = 0; r < ranks_.size(); ++r)
-      ISOBIT_EXPECT_OK(ranks_[r]->Commit(prepared.ranks[r]));
+      ISOBIT_EXPECT_OK(ranks_[r]->Commit(prepared.ranks.blocks[r]));
   }
   void Load(int model) {
     const auto prepared = Prepare(model);
@@ -157,7 +182,7 @@ class ResidentWeightsTest : public testing::Test {
 
 TEST_F(ResidentWeightsTest, TheFirstGoStraightToTheirPlace) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(0));
-  for (const PreparedBlocks& blocks : prepared.ranks) {
+  for (const PreparedBlocks& blocks : prepared.ranks.blocks) {
     for (const Memory& block : blocks) EXPECT_EQ(block, nullptr);
   }
   Commit(prepared);
@@ -210,6 +235,22 @@ TEST_F(ResidentWeightsTest, WhatHasNoRoomInTheBackendWaitsInHostMemory) {
       ExpectServing(model);
     }
   }
+}
+
+// A GPU needs tens of milliseconds for either.
+TEST_F(ResidentWeightsTest, DevicesTakeMemoryAndGiveItBackAtTheSameTime) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one core";
+  Load(0);
+  rules_.wait = true;
+  {
+    ISOBIT_ASSERT_OK_AND_ASSIGN(const PreparedWeights prepared, Prepare(1));
+    EXPECT_TRUE(rules_.met) << "to take it";
+    Commit(prepared);
+    rules_.met = false;
+    rules_.wait = true;
+  }
+  EXPECT_TRUE(rules_.met) << "to give it back";
+  ExpectServing(1);
 }
 
 TEST_F(ResidentWeightsTest, ErrorsLeaveTheOldOnesServing) {

@@ -192,7 +192,7 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreI
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), ops->packer());
   const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
   Must(weights->Commit(
-      Must(testing_support::PrepareBlocks(checkpoint, "", {weights.get()})).ranks.front()));
+      Must(testing_support::PrepareBlocks(checkpoint, "", {weights.get()})).ranks.blocks.front()));
   const contract::RopeTable rope = RopeTableOf(config, config.max_position_embeddings);
   Transformer transformer(layout, rope, *ops, /*all_reduce=*/nullptr);
 
