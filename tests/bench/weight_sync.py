@@ -88,6 +88,7 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import isobit.torch as it
+    from isobit.torch_weights import told_by_all
 
     torch.cuda.set_device(devices[rank])
     config, dtype = AutoConfig.from_pretrained(model), getattr(torch, arguments.trainer_dtype)
@@ -124,7 +125,7 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
             getattr(first, "to_local", lambda: first)().view(-1)[0] += 1
         torch.cuda.synchronize()
         if len(devices) > 1:
-            dist.barrier()
+            told_by_all(None)  # on the CPU: a barrier of NCCL would take time from the rollout's GPUs
         start = time.monotonic()
         digest = it.model_digest(trained)
         digested = time.monotonic() - start
