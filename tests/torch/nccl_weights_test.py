@@ -52,9 +52,14 @@ def named_shards(rank: int, world: int, directory: Path):
     return model
 
 
-def send_shards(rank: int, world: int, directory: Path, target: str) -> list:
-    """Two updates by one group, then one by another."""
-    as_host(1 + rank)
+def send_shards(rank: int, world: int, directory: Path, target: str, first_gpu: int | None = None) -> list:
+    """Two updates by one group, then one by another. first_gpu: of the ranks' own, on the service's host."""
+    if first_gpu is None:
+        as_host(1 + rank)
+    else:
+        as_host(0)
+        torch.cuda.set_device(first_gpu + rank)
+        torch.cuda.init()  # else a device mesh takes the GPU of the rank's number
     model = named_shards(rank, world, directory)
     digest = weights.model_digest(model)
     found = []
@@ -199,7 +204,6 @@ class NcclWeightsTest(ServiceTest):
             old = witness()
             whole = stir(load(self.model))
             digest = weights.model_digest(whole)
-            # A rank that waits for the others, in a group of its own, keeps no sender from its work.
             for backend in ("gloo", "nccl"):
                 sent = on_ranks(2, send_shards, self.model, self.target, backend=backend)
                 self.assertEqual(sent, [[digest, [True] * 3]] * 2, backend)
@@ -207,6 +211,20 @@ class NcclWeightsTest(ServiceTest):
             self.assertNotEqual(found, old)
             client.update_weights_from_stream(weights.named_weights(whole))
             self.assertEqual(witness(), found, tp_size)
+
+    # INVARIANT: a trainer's ranks that wait for the first one keep no sender from its work.
+    def test_shards_on_gpus_of_their_own(self):
+        if torch.cuda.device_count() < 4:
+            self.skipTest(f"SKIPPED: it needs 4 GPUs, and there are {torch.cuda.device_count()}")
+        self.model = self.scratch / "tiny-qwen2"
+        client, witness = self.rollout(tp_size=2)
+        whole = stir(load(self.model))
+        digest = weights.model_digest(whole)
+        sent = on_ranks(2, send_shards, self.model, self.target, 2, backend="nccl")
+        self.assertEqual(sent, [[digest, [True] * 3]] * 2)
+        found = witness()
+        client.update_weights_from_stream(weights.named_weights(whole))
+        self.assertEqual(witness(), found)
 
     def test_what_is_refused(self):
         self.model = self.scratch / "tiny-qwen2"
