@@ -115,11 +115,12 @@ def nothing_to_send() -> bool:
 def held_weight_chunks(
     weights: HeldWeights | DistributedWeights,
     weight_version: int | None,
-    expected_digest: str,
+    expected_digest: str | Callable[[], str],
     in_flight: InFlightMode | None,
     has_sent: Callable[[], bool] = nothing_to_send,
 ) -> Iterator[types_pb2.WeightChunk | None]:
-    """The messages of weights that come on another way. None: nothing yet, until `has_sent`."""
+    """The messages of weights that come on another way. None: nothing yet, until `has_sent`. A function
+    `expected_digest` is called once the service has what it needs to begin."""
     begin = types_pb2.WeightStreamBegin(
         tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
         weight_version=weight_version,
@@ -145,7 +146,8 @@ def held_weight_chunks(
     while not has_sent():
         yield None
         time.sleep(0.001)
-    yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=expected_digest))
+    digest = expected_digest if isinstance(expected_digest, str) else expected_digest()
+    yield types_pb2.WeightChunk(end=types_pb2.WeightStreamEnd(expected_digest=digest))
 
 
 def pause_request(mode: PauseMode) -> rollout_pb2.PauseGenerationRequest:

@@ -88,7 +88,7 @@ class _ModelServiceClient(ServiceClient):
         weights: HeldWeights,
         *,
         weight_version: int | None = None,
-        expected_digest: str = "",
+        expected_digest: str | Callable[[], str] = "",
         in_flight: InFlightMode | None = None,
         timeout: float = WORK_TIMEOUT_S,
     ) -> types_pb2.UpdateWeightsResponse:
@@ -97,7 +97,8 @@ class _ModelServiceClient(ServiceClient):
         Args:
           weights: where they lie. Nobody may change or free them until the call returns, and what computes
             them must have ended on the GPU.
-          weight_version, expected_digest, in_flight: as for update_weights.
+          weight_version, expected_digest, in_flight: as for update_weights. A function may compute the
+            digest while the service reads the weights.
 
         Raises:
           UnimplementedError: the service computes on CPUs, or is a scorer of several processes.

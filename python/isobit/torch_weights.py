@@ -213,15 +213,20 @@ def _stream(model: nn.Module, client: Any, expected_digest: str | None, argument
 
 
 def _share(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:
-    if expected_digest is None:
-        expected_digest = model_digest(model)
     held = held_weights(model)
+
+    @functools.cache
+    def digest() -> str:
+        return model_digest(model) if expected_digest is None else expected_digest
+
+    failure = None
     if _is_first():
         try:
-            client.update_weights_from_tensor(held, expected_digest=expected_digest, **arguments)
+            client.update_weights_from_tensor(held, expected_digest=digest, **arguments)
         except Exception as error:
-            return error
-    return None
+            failure = error
+    digest()  # every rank takes part in it, also where the service had refused the weights before
+    return failure
 
 
 def _is_first() -> bool:

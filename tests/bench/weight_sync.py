@@ -124,23 +124,23 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
         with torch.no_grad():
             getattr(first, "to_local", lambda: first)().view(-1)[0] += 1
         torch.cuda.synchronize()
-        if len(devices) > 1:
-            told_by_all(None)  # on the CPU: a barrier of NCCL would take time from the rollout's GPUs
         start = time.monotonic()
         digest = it.model_digest(trained)
         digested = time.monotonic() - start
-        it.update_weights(trained, client, transport=arguments.transport, group=group, expected_digest=digest)
+        told_by_all(None)  # on the CPU: a barrier of NCCL would take time from the rollout's GPUs
+        start = time.monotonic()
+        it.update_weights(trained, client, transport=arguments.transport, group=group)
         updated = time.monotonic() - start
         if rank == 0:
             (sample,) = client.generate([1, 2, 3], max_tokens=1)
-            seconds = (digested, updated - digested, client.response.stage_micros * 1e-6,
+            seconds = (digested, updated, client.response.stage_micros * 1e-6,
                        client.response.switch_micros * 1e-6, time.monotonic() - start)  # fmt: skip
             if (sample.weight_version.id, sample.weight_version.digest) != (
                 client.response.current.id,
                 digest,
             ):
                 raise ValueError(f"a token of {sample.weight_version}, expected those that were sent")
-            rounds.append(dict(zip(("digest", *PARTS), seconds, strict=True)))
+            rounds.append(dict(zip(("digest, alone", *PARTS), seconds, strict=True)))
     if rank == 0:
         torch.save(rounds, Path(folder) / "rounds.pt")
     if len(devices) > 1:

@@ -21,8 +21,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from transformers import AutoModelForCausalLM
 
 from isobit import RolloutClient, ScorerClient, weight_digest
+from isobit.calls import held_weight_chunks
 from isobit.errors import FailedPreconditionError, InvalidArgumentError
-from isobit.weights import digest_of
+from isobit.weights import HeldWeights, digest_of
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
@@ -177,6 +178,44 @@ class WeightsTest(unittest.TestCase):
             of_ranks = on_ranks(2, tell, folder)
         of_world = [([0, 1], "by 0"), ([0, 1], "by 0"), (True, 1)]
         self.assertEqual(of_ranks, [of_world * 2] * 2)
+
+
+class SharedTest(unittest.TestCase):
+    """Weights that a service reads in place, without a GPU or a service."""
+
+    def share(self, update, expected_digest: str | None = None) -> tuple[list[str], Exception | None]:
+        """The order of what happens, and what update(expected_digest) raised."""
+        events = []
+
+        def update_weights_from_tensor(held, expected_digest):
+            update(events, expected_digest)
+
+        client = mock.Mock(update_weights_from_tensor=update_weights_from_tensor)
+        with (
+            mock.patch.object(weights, "held_weights", lambda model: events.append("held")),
+            mock.patch.object(weights, "model_digest", lambda model: events.append("digest") or "0123"),
+        ):
+            failure = weights._share(nn.Linear(1, 1), client, expected_digest, {})
+        return events, failure
+
+    def test_the_service_reads_while_the_digest_is_computed(self):
+        def update(events, expected_digest):
+            chunks = held_weight_chunks(HeldWeights([], [], []), None, expected_digest, None)
+            self.assertTrue(next(chunks).HasField("begin"))
+            events.append("begun")
+            self.assertEqual(next(chunks).end.expected_digest, "0123")
+
+        self.assertEqual(self.share(update), (["held", "begun", "digest"], None))
+        self.assertEqual(self.share(update, "0123"), (["held", "begun"], None))
+
+    # The other ranks wait for this one in it.
+    def test_a_refused_rank_takes_part_in_the_digest(self):
+        error = ValueError("refused")
+
+        def update(events, expected_digest):
+            raise error
+
+        self.assertEqual(self.share(update), (["held", "digest"], error))
 
 
 class ServicesTest(ServiceTest):
