@@ -80,9 +80,7 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
   std::vector<RankPlan> plans(ranks_.size());
   // A GPU takes some 30 ms to find memory for 16 GB.
   ISOBIT_RETURN_IF_ERROR(ParallelFor(ranks_.size(), ranks_.size(), [&](size_t rank, size_t) {
-    absl::StatusOr<RankPlan> plan = PlanRank(rank);
-    if (plan.ok()) plans[rank] = *std::move(plan);
-    return plan.status();
+    return PlanRank(rank, plans[rank]);
   }));
   std::vector<PackTask> tasks;
   size_t on_host = 0;
@@ -98,9 +96,8 @@ absl::StatusOr<std::vector<PackTask>> ResidentStore::Plan() {
   return tasks;
 }
 
-absl::StatusOr<ResidentStore::RankPlan> ResidentStore::PlanRank(size_t rank) {
-  RankPlan plan;
-  if (ranks_[rank] == nullptr) return plan;
+absl::Status ResidentStore::PlanRank(size_t rank, RankPlan& plan) {
+  if (ranks_[rank] == nullptr) return absl::OkStatus();
   ResidentWeights& weights = *ranks_[rank];
   ISOBIT_RETURN_IF_ERROR(weights.memory_->Restore());
   PreparedBlocks& prepared = prepared_.blocks[rank];
@@ -122,7 +119,7 @@ absl::StatusOr<ResidentStore::RankPlan> ResidentStore::PlanRank(size_t rank) {
         {.layout = &weights.layout_, .block = block, .bytes = bytes, .rank = rank});
     if (is_host) plan.tasks.back().place = PlaceOf(plan.tasks.back());
   }
-  return plan;
+  return absl::OkStatus();
 }
 
 std::byte* ResidentStore::PlaceOf(const PackTask& task) const {

@@ -98,7 +98,7 @@ class ResidentStore final : public WeightStore {
     size_t on_host = 0;  // bytes that wait there
   };
 
-  absl::StatusOr<RankPlan> PlanRank(size_t rank);
+  absl::Status PlanRank(size_t rank, RankPlan& plan);
   std::byte* PlaceOf(const PackTask& task) const;
 
   std::vector<ResidentWeights*> ranks_;
