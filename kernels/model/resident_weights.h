@@ -24,7 +24,6 @@ using PreparedBlocks = std::vector<Memory>;
 struct PreparedRanks {
   explicit PreparedRanks(size_t num_ranks = 0) : blocks(num_ranks) {}
   PreparedRanks(PreparedRanks&&) = default;
-  PreparedRanks& operator=(PreparedRanks&&) = default;
   ~PreparedRanks();
 
   std::vector<PreparedBlocks> blocks;

@@ -239,7 +239,7 @@ TEST_F(ResidentWeightsTest, WhatHasNoRoomInTheBackendWaitsInHostMemory) {
 
 // A GPU needs tens of milliseconds for either.
 TEST_F(ResidentWeightsTest, DevicesTakeMemoryAndGiveItBackAtTheSameTime) {
-  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one core";
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "SKIPPED: one core";
   Load(0);
   rules_.wait = true;
   {
