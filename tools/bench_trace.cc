@@ -70,6 +70,7 @@ absl::StatusOr<std::vector<KernelRecord>> StopKernelTrace() {
   ISOBIT_RETURN_IF_ERROR(Check(cuptiActivityFlushAll(1), "flushing the kernel trace"));
   ISOBIT_RETURN_IF_ERROR(
       Check(cuptiActivityDisable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL), "ending the trace"));
+  ISOBIT_RETURN_IF_ERROR(Check(cuptiFinalize(), "detaching CUPTI"));
   const std::lock_guard lock(mutex);
   std::vector<KernelRecord> result;
   if (records != nullptr) result.swap(*records);

@@ -21,7 +21,8 @@ struct KernelRecord {
 // Records every kernel of the process from Start to Stop, also those of replayed graphs. Only one
 // trace at a time. Tracing adds a little time to every kernel. INTERNAL: CUPTI refused.
 absl::Status StartKernelTrace();
-// Waits for the devices, and returns the records in the order of their start.
+// Returns the records in the order of their start, once the traced kernels have ended. CUPTI is
+// detached: while it is attached, launching a graph takes the host up to 1 ms instead of 5 us.
 absl::StatusOr<std::vector<KernelRecord>> StopKernelTrace();
 
 }  // namespace isobit::bench
