@@ -21,14 +21,17 @@ struct GpuCost {
 constexpr GpuCost kGpuDecode[] = {{1, 684, 4092},     {8, 773, 4323},    {16, 817, 4722},
                                   {32, 986, 5581},    {64, 1076, 7171},  {128, 1607, 10517},
                                   {256, 2064, 17873}, {512, 2745, 24790}};
-// Of each rank: with two it was 640 to 780 in all.
-constexpr GpuCost kGpuAlone = {1, 315, 350};
+// A step of one rank; each further one adds so much. With two, four: 170 to 340, 250 to 450.
+constexpr GpuCost kGpuAlone = {1, 190, 250};
+constexpr double kGpuAloneOfRank = 30;
+// A step's results and the next step's plan take the host some 0.4 to 0.9 us a sequence.
+constexpr double kGpuAloneOfSequence = 1;
 // What a row costs depends also on how many sequences share a step's rows; these lie in the middle.
 // Rows beyond 64, 128 and 256 need one more tile of each layer.
-constexpr GpuCost kGpuRows[] = {{8, 0, 0},         {16, 0, 10},         {32, 60, 120},
-                                {64, 150, 500},    {65, 560, 1300},     {128, 590, 1500},
-                                {129, 660, 4000},  {256, 690, 4400},    {257, 800, 8000},
-                                {512, 950, 11000}, {1024, 1800, 25000}, {2048, 3300, 55500}};
+constexpr GpuCost kGpuRows[] = {{8, 0, 0},          {16, 10, 10},        {32, 80, 130},
+                                {64, 200, 620},     {65, 600, 1400},     {128, 640, 1650},
+                                {129, 760, 4200},   {256, 880, 4700},    {257, 950, 8500},
+                                {512, 1100, 11500}, {1024, 1900, 25000}, {2048, 3500, 55500}};
 
 double TimeOf(absl::Span<const StepCost> costs, double number) {
   size_t right = 1;
@@ -64,7 +67,7 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
 
 double GuessTable::TimeOfStep(double sequences, double guesses) const {
   return TimeOf(costs_.decode, sequences) + TimeOf(costs_.rows, sequences + guesses) -
-         TimeOf(costs_.rows, sequences) + costs_.alone;
+         TimeOf(costs_.rows, sequences) + costs_.alone + sequences * costs_.alone_of_sequence;
 }
 
 double GuessTable::Promise(size_t guesses, double acceptance) {
@@ -101,7 +104,8 @@ StepCosts GpuStepCosts(double weight_bytes, int num_ranks) {
     return small + share * (large - small);
   };
   StepCosts costs;
-  costs.alone = num_ranks * between(kGpuAlone.small, kGpuAlone.large);
+  costs.alone = between(kGpuAlone.small, kGpuAlone.large) + (num_ranks - 1) * kGpuAloneOfRank;
+  costs.alone_of_sequence = kGpuAloneOfSequence;
   for (const auto& c : kGpuDecode) costs.decode.push_back({c.number, between(c.small, c.large)});
   for (const auto& c : kGpuRows) costs.rows.push_back({c.number, between(c.small, c.large)});
   return costs;

@@ -19,14 +19,17 @@ struct StepCost {
 };
 
 // What steps cost, from `isobit-bench decode --decode_guesses` (docs/architecture/speculation.md).
-// A step of n sequences and r > n rows takes decode(n) + rows(r) - rows(n) + alone. Numbers ascend;
-// between two entries the time is interpolated, below the first and beyond the last of `rows` it
-// goes on as between the two nearest. Nothing is guessed for more sequences than `decode` has.
+// A step of n sequences and r > n rows takes decode(n) + rows(r) - rows(n) + alone +
+// n alone_of_sequence. Numbers ascend; between two entries the time is interpolated, below the
+// first and beyond the last of `rows` it goes on as between the two nearest. Nothing is guessed for
+// more sequences than `decode` has.
 struct StepCosts {
   std::vector<StepCost> decode;  // steps of one row a sequence, by sequences
   std::vector<StepCost> rows;    // what a step's rows cost beside reading keys and values
-  // What a step takes longer because no other is prepared while it is computed.
+  // What a step takes longer because no other is prepared while it is computed; and for each of its
+  // sequences.
   double alone = 0.0;
+  double alone_of_sequence = 0.0;
   // How much more guessing must promise than not guessing: other machines, models and loads have
   // other times.
   double least_gain = 1.1;

@@ -425,7 +425,7 @@ TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
     return GuessTable(GpuStepCosts(weight_bytes, num_ranks), 512, 8).Guesses(8, 0.3);
   };
   EXPECT_LT(guesses(0.3e9, 1), guesses(16e9, 1));
-  EXPECT_LT(guesses(16e9, 8), guesses(16e9, 1));
+  EXPECT_LT(guesses(4e9, 8), guesses(4e9, 1));
 }
 
 }  // namespace
