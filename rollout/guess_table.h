@@ -55,10 +55,11 @@ class GuessTable {
   // tokens more.
   bool Pay(size_t num_sequences, size_t guesses, double tokens) const;
 
+  // Of a step in which these sequences have so many guesses together.
+  double TimeOfStep(double sequences, double guesses) const;
+
  private:
   static constexpr size_t kClasses = 20;  // of acceptance
-
-  double TimeOfStep(double sequences, double guesses) const;
 
   const StepCosts costs_;
   std::vector<std::array<uint8_t, kClasses + 1>> guesses_;  // by running sequences

@@ -11,7 +11,7 @@ namespace {
 
 // How fast a sequence's acceptance follows its latest draft, and a guess that was only compared.
 constexpr double kWeight = 0.25;
-constexpr double kWeightOfOne = 0.2;
+constexpr double kWeightOfOne = 0.1;
 // And its client's either of them.
 constexpr double kClientWeight = 1.0 / 32;
 constexpr double kFirstAcceptance = 0.75;  // of a client of whom nothing is known
