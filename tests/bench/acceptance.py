@@ -37,7 +37,7 @@ from divergence import first_difference
 from experiment import CONTRACT_MODE, Experiment, Source, run
 from prompts import make_prompts
 from rl_loads import unequal_tokens
-from speculation import accepted_by_position, count_of, free_port, read_counters
+from speculation import accepted_by_position, count_of, free_port, grown, read_counters
 
 from isobit.client import RolloutClient
 from isobit.results import Sample, TokenLogprobs
@@ -88,7 +88,7 @@ class Outcome:
 
     def count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Adds what the rollout has counted of this load."""
-        counted = {name: value - before.get(name, 0) for name, value in after.items()}
+        counted = grown(before, after)
         self.drafts += count_of(counted, "num_drafts_total", DRAFTER)
         pairs = zip_longest(self.by_position, accepted_by_position(counted, DRAFTER), fillvalue=0)
         self.by_position = [old + new for old, new in pairs]

@@ -61,6 +61,7 @@ EDIT = (
     " the port is loud, and children run along the wall before the sun is up."
 )
 COUNTERS = "isobit_spec_decode_"
+STEPS = "isobit_step"
 OTHER_SEEDS = 1_000_000  # are so much higher
 
 # What all clients ask at once: each call's arguments.
@@ -83,13 +84,18 @@ class Times:
     cpu_rate: float  # tokens by the rollout's CPU seconds; 0 if these are not known
     last_s: float  # from the first end to the last
     last_cpu_s: float
+    steps: int  # of the engine; this and the next one are 0 of a rollout that ran already
+    device_s: float  # that the first rank's device worked
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], ends: Sequence[End]) -> Self:
+    def of(cls, samples: Sequence[Sample], ends: Sequence[End], counted: Mapping[str, float]) -> Self:
         tokens = sum(len(one.tokens.token_ids) for one in samples)
         seconds, cpu = [end.seconds for end in ends], [end.cpu_s for end in ends]
         cpu_rate = tokens / max(cpu) if max(cpu) else 0.0
-        return cls(tokens / max(seconds), cpu_rate, max(seconds) - min(seconds), max(cpu) - min(cpu))
+        device_s = sum(value for name, value in counted.items() if "device_seconds" in name)
+        steps = int(counted.get("isobit_steps_total", 0))
+        last = max(seconds) - min(seconds), max(cpu) - min(cpu)
+        return cls(tokens / max(seconds), cpu_rate, *last, steps, device_s)
 
 
 @dataclass
@@ -148,6 +154,10 @@ def read_counters(port: int | None, prefix: str = COUNTERS) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0) for name, value in after.items()}
+
+
 def count_of(counters: Mapping[str, float], name: str, drafter: str) -> int:
     return int(counters.get(f'{COUNTERS}{name}{{drafter="{drafter}"}}', 0))
 
@@ -198,14 +208,16 @@ class Speculation:
                 self.run([{**call, **only_prompts} for call in calls], False)
             before = read_counters(self._port)
             for number, calls in enumerate(load.rounds):
-                order = (True, False) if number % 2 else (False, True)
-                both = {guesses: self.run(calls, guesses) for guesses in order}
-                for guesses, (samples, ends) in both.items():
-                    times[guesses].append(Times.of(samples, ends))
-                guessed = both[True][0]
+                both = {}
+                for guesses in (True, False) if number % 2 else (False, True):
+                    counters = read_counters(self._port, STEPS)
+                    both[guesses], ends = self.run(calls, guesses)
+                    counted = grown(counters, read_counters(self._port, STEPS))
+                    times[guesses].append(Times.of(both[guesses], ends, counted))
+                guessed = both[True]
                 drafted += sum(sample.num_draft_tokens for sample in guessed)
                 accepted += sum(sample.num_accepted_tokens for sample in guessed)
-                same = bits(both[False][0]) == bits(guessed)
+                same = bits(both[False]) == bits(guessed)
                 self._experiment.check(same, f"{load.name}: {len(guessed)} samples have the same bits")
                 progress.done += 1
             after = read_counters(self._port)
@@ -232,7 +244,7 @@ class Speculation:
             "draft_tokens": drafted,
             "accepted_tokens": accepted,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-            "counters": {name: value - before.get(name, 0) for name, value in after.items()},
+            "counters": grown(before, after),
             "rounds": {
                 "plain": [asdict(one) for one in times[False]],
                 "guessed": [asdict(one) for one in times[True]],
