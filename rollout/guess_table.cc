@@ -21,10 +21,10 @@ struct GpuCost {
 constexpr GpuCost kGpuDecode[] = {{1, 684, 4092},     {8, 773, 4323},    {16, 817, 4722},
                                   {32, 986, 5581},    {64, 1076, 7171},  {128, 1607, 10517},
                                   {256, 2064, 17873}, {512, 2745, 24790}};
-// A step of one rank; each further one adds so much. With two, four: 170 to 340, 250 to 450.
+// Of one rank. With two it was 170 to 230, with four 250 to 450.
 constexpr GpuCost kGpuAlone = {1, 190, 250};
-constexpr double kGpuAloneOfRank = 30;
-// A step's results and the next step's plan take the host some 0.4 to 0.9 us a sequence.
+constexpr double kGpuAloneOfRank = 30;  // each further one
+// In the engine, a step's results and the next one's plan take 0.4 to 0.9 us a sequence.
 constexpr double kGpuAloneOfSequence = 1;
 // What a row costs depends also on how many sequences share a step's rows; these lie in the middle.
 // Rows beyond 64, 128 and 256 need one more tile of each layer.
