@@ -108,7 +108,7 @@ class MetricsTest(ServiceTest):
         self.assertEqual(http_get(http_url(rollout, "metrics", "/readyz")), "serving\n")
         # While a call is in flight, a service that was told to stop still answers.
         with RolloutClient(rollout.target) as client:
-            stream = client.generate([1, 2], max_tokens=400, ignore_eos=True, stream=True)
+            stream = client.generate([1, 2], n=64, max_tokens=1900, ignore_eos=True, stream=True)
             next(stream)
             rollout.process.terminate()
             self.wait_until(lambda: self.ready_status(rollout) == 503, "it is not ready any more")
