@@ -94,13 +94,14 @@ __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
 #define ISOBIT_SUMS_120 ISOBIT_SUMS_112, ISOBIT_8_SUMS(112)
 #define ISOBIT_SUMS_128 ISOBIT_SUMS_120, ISOBIT_8_SUMS(120)
 
-// The text of the instruction with N columns and n sums, up to its operands. p: the number of the
-// operand that says whether to accumulate.
+// The text of the instruction for N columns and n sums, up to A and B. p: the number of the operand
+// that says whether to accumulate.
 #define ISOBIT_WGMMA(N, n, p)                                                          \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
   "k16.f32.bf16.bf16 {" ISOBIT_NAMES_##n "}, "
 
-// The functions of Wgmma<N> below. n: of its sums; what follows are the next operands' numbers.
+// The functions of Wgmma<N> below, which has n = N / 2 sums a thread. The other arguments number
+// the operands after operand %n: n + 1, n + 2 and so on, since the preprocessor cannot add.
 #define ISOBIT_MMA(N, n, a1, p)                                                    \
   static __device__ __forceinline__ void Mma(float(&d)[n], uint64_t a, uint64_t b, \
                                              bool accumulate) {                    \
