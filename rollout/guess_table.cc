@@ -2,6 +2,7 @@
 #include "rollout/guess_table.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "common/base/check.h"
@@ -9,29 +10,39 @@
 namespace isobit {
 namespace {
 
-// Measured on one H200 at TP 1, in microseconds: SmolLM2-135M at a context of 256 tokens and
-// Qwen3-8B at 1,024 (512 for 512 sequences), whose weights have so many bytes.
-constexpr double kSmallBytes = 0.27e9;
-constexpr double kLargeBytes = 16.4e9;
+// Measured on H200 with SmolLM2-135M at TP 1 at a context of 256 tokens, and with Qwen3-8B at TP 4,
+// 2 and 1 at 1,024 (512 for 512 sequences), of which a rank has so many bytes of weights. Beyond 64
+// sequences of TP 4, two ranks with the layers of four stand in (isobit-bench, --decode_share).
+constexpr std::array<double, 4> kGpuBytes = {0.27e9, 4.1e9, 8.2e9, 16.4e9};
+// Microseconds.
 struct GpuCost {
   double number;
-  double small;
-  double large;
+  std::array<double, kGpuBytes.size()> times;
 };
-constexpr GpuCost kGpuDecode[] = {{1, 684, 4092},     {8, 773, 4323},    {16, 817, 4722},
-                                  {32, 986, 5581},    {64, 1076, 7171},  {128, 1607, 10517},
-                                  {256, 2064, 17873}, {512, 2745, 24790}};
-// Of one rank. With two it was 170 to 230, with four 250 to 450.
-constexpr GpuCost kGpuAlone = {1, 190, 250};
+constexpr GpuCost kGpuDecode[] = {
+    {1, {684, 1672, 2625, 4092}},      {8, {773, 1890, 2650, 4323}},
+    {16, {817, 2020, 2842, 4722}},     {32, {986, 2290, 3308, 5581}},
+    {64, {1076, 2741, 4268, 7171}},    {128, {1607, 3946, 6016, 10517}},
+    {256, {2064, 6490, 10540, 17873}}, {512, {2745, 8735, 14661, 24790}}};
+// Of one rank. With two it was 160 to 230, with four 250 to 450.
+constexpr GpuCost kGpuAlone = {1, {190, 205, 220, 250}};
 constexpr double kGpuAloneOfRank = 30;  // each further one
 // In the engine, a step's results and the next one's plan take 0.4 to 0.9 us a sequence.
 constexpr double kGpuAloneOfSequence = 1;
 // What a row costs depends also on how many sequences share a step's rows; these lie in the middle.
 // Rows beyond 64, 128 and 256 need one more tile of each layer.
-constexpr GpuCost kGpuRows[] = {{8, 0, 0},          {16, 10, 10},        {32, 80, 130},
-                                {64, 200, 620},     {65, 600, 1400},     {128, 640, 1650},
-                                {129, 760, 4200},   {256, 880, 4700},    {257, 950, 8500},
-                                {512, 1100, 11500}, {1024, 1900, 25000}, {2048, 3500, 55500}};
+constexpr GpuCost kGpuRows[] = {{8, {0, 0, 0, 0}},
+                                {16, {10, 10, 40, 10}},
+                                {32, {80, 170, 200, 130}},
+                                {64, {200, 250, 320, 620}},
+                                {65, {600, 330, 430, 1400}},
+                                {128, {640, 640, 880, 1650}},
+                                {129, {760, 1100, 2000, 4200}},
+                                {256, {880, 1980, 3050, 4700}},
+                                {257, {950, 2650, 4700, 8500}},
+                                {512, {1100, 4450, 6900, 11500}},
+                                {1024, {1900, 9100, 15450, 25000}},
+                                {2048, {3500, 17800, 31400, 55500}}};
 
 double TimeOf(absl::Span<const StepCost> costs, double number) {
   size_t right = 1;
@@ -98,16 +109,16 @@ StepCosts CpuStepCosts() {
 }
 
 StepCosts GpuStepCosts(double weight_bytes, int num_ranks) {
-  const double share =
-      std::clamp((weight_bytes - kSmallBytes) / (kLargeBytes - kSmallBytes), 0.0, 1.0);
-  const auto between = [share](double small, double large) {
-    return small + share * (large - small);
+  const auto of_weights = [weight_bytes](const GpuCost& cost) {
+    std::array<StepCost, kGpuBytes.size()> by_bytes;
+    for (size_t i = 0; i < by_bytes.size(); ++i) by_bytes[i] = {kGpuBytes[i], cost.times[i]};
+    return TimeOf(by_bytes, std::clamp(weight_bytes, kGpuBytes.front(), kGpuBytes.back()));
   };
   StepCosts costs;
-  costs.alone = between(kGpuAlone.small, kGpuAlone.large) + (num_ranks - 1) * kGpuAloneOfRank;
+  costs.alone = of_weights(kGpuAlone) + (num_ranks - 1) * kGpuAloneOfRank;
   costs.alone_of_sequence = kGpuAloneOfSequence;
-  for (const auto& c : kGpuDecode) costs.decode.push_back({c.number, between(c.small, c.large)});
-  for (const auto& c : kGpuRows) costs.rows.push_back({c.number, between(c.small, c.large)});
+  for (const GpuCost& cost : kGpuDecode) costs.decode.push_back({cost.number, of_weights(cost)});
+  for (const GpuCost& cost : kGpuRows) costs.rows.push_back({cost.number, of_weights(cost)});
   return costs;
 }
 

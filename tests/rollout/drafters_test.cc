@@ -422,7 +422,10 @@ TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {
   EXPECT_GE(GuessTable(GpuStepCosts(4e9, 4), 512, 8).Guesses(8, 1.0), 7u);
   // Steps of few bytes, and of many ranks, lose more by being alone.
   const auto guesses = [](double weight_bytes, int num_ranks) {
-    return GuessTable(GpuStepCosts(weight_bytes, num_ranks), 512, 8).Guesses(8, 0.3);
+    const GuessTable table(GpuStepCosts(weight_bytes, num_ranks), 512, 8);
+    size_t of_all = 0;
+    for (int a = 0; a <= 20; ++a) of_all += table.Guesses(8, a / 20.0);
+    return of_all;
   };
   EXPECT_LT(guesses(0.3e9, 1), guesses(16e9, 1));
   EXPECT_LT(guesses(4e9, 8), guesses(4e9, 1));
