@@ -16,7 +16,8 @@ have the same bits; else the exit status is 1.
 
 Plain and guessed rounds alternate. "last s" is the time from the first finished request to the last, "CPU"
 the rollout's CPU time: on a shared machine it says more than the clock, at --tp_size 1 (more ranks wait for
-each other, which takes CPU time, too).
+each other, which takes CPU time, too). "engine ratio" compares the times that the engine had work, from the
+first request to the last token: this client, whose threads share a core, takes what follows.
 """
 
 import argparse
@@ -84,18 +85,26 @@ class Times:
     cpu_rate: float  # tokens by the rollout's CPU seconds; 0 if these are not known
     last_s: float  # from the first end to the last
     last_cpu_s: float
-    steps: int  # of the engine; this and the next one are 0 of a rollout that ran already
+    steps: int  # of the engine; this and the next ones are 0 of a rollout that ran already
     device_s: float  # that the first rank's device worked
+    engine_s: float  # that the engine had work
 
     @classmethod
     def of(cls, samples: Sequence[Sample], ends: Sequence[End], counted: Mapping[str, float]) -> Self:
         tokens = sum(len(one.tokens.token_ids) for one in samples)
         seconds, cpu = [end.seconds for end in ends], [end.cpu_s for end in ends]
         cpu_rate = tokens / max(cpu) if max(cpu) else 0.0
-        device_s = sum(value for name, value in counted.items() if "device_seconds" in name)
+        device_s, engine_s = (
+            sum(
+                value
+                for name, value in counted.items()
+                if name.startswith(f"isobit_step{kind}_seconds_total")
+            )
+            for kind in ("_device", "")
+        )
         steps = int(counted.get("isobit_steps_total", 0))
         last = max(seconds) - min(seconds), max(cpu) - min(cpu)
-        return cls(tokens / max(seconds), cpu_rate, *last, steps, device_s)
+        return cls(tokens / max(seconds), cpu_rate, *last, steps, device_s, engine_s)
 
 
 @dataclass
@@ -237,6 +246,7 @@ class Speculation:
             "ratio": ratio("rate"),
             "goal": load.goal,
             "cpu_ratio": ratio("cpu_rate") or None,
+            "engine_ratio": 1 / (ratio("engine_s") or 1) if self._port else None,
             "plain_last_s": middle("last_s", False),
             "guessed_last_s": middle("last_s", True),
             "plain_last_cpu_s": middle("last_cpu_s", False),
@@ -377,6 +387,7 @@ def body(experiment: Experiment) -> None:
         "ratio",
         "goal",
         "cpu_ratio",
+        "engine_ratio",
         "plain_last_s",
         "guessed_last_s",
         "plain_last_cpu_s",
