@@ -7,6 +7,7 @@ have the same bits; else the exit status is 1.
 
     replay   an earlier trajectory of the same weights comes along as draft_token_ids
     wrong    draft_token_ids that mislead at every fourth token
+    all_wrong  draft_token_ids of which none is right
     edit     the answer repeats text of the prompt with a change, for `lookup`; needs a model of text
     tail     groups of samples whose prompts were sampled before with other noise, for `history`
     step     an RL step: samples of groups, whose lengths have a long tail: the model's, or drawn at random
@@ -25,7 +26,7 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ QUICK = {
     "groups": 4,
     "samples": 2,
 }
-LOADS = ("wrong", "replay", "edit", "tail", "step", "step_other")
+LOADS = ("wrong", "all_wrong", "replay", "edit", "tail", "step", "step_other")
 EDIT = (
     "Task {number}: repeat the following text word for word, but write 'harbour' instead of 'port'. Answer"
     " with the text alone.\n\n"
@@ -119,7 +120,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, "rollout")
     add = parser.add_argument
     add("--tp_size", type=int, default=1, metavar="N", help="of the rollout started")
-    add("--batch", type=int, default=8, metavar="N", help="requests at once in replay, wrong and edit")
+    add(
+        "--batch",
+        type=int,
+        default=8,
+        metavar="N",
+        help="requests at once in replay, wrong, all_wrong and edit",
+    )
     add("--max_tokens", type=int, default=256, metavar="N", help="of each completion")
     add("--rounds", type=int, default=3, metavar="N", help="of these; the median counts")
     add(
@@ -146,6 +153,15 @@ def mislead(tokens: Sequence[int], vocab_size: int) -> list[int]:
     for i in range(3, len(tokens), 4):
         text += [*tokens[i - 3 : i], (tokens[i] + 1) % vocab_size]
     return text
+
+
+def other_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    return [(token + 1) % vocab_size for token in tokens]
+
+
+# The drafts of loads that gain nothing, from what the samples will be.
+Change = Callable[[Sequence[int], int], list[int]]
+USELESS: dict[str, Change] = {"wrong": mislead, "all_wrong": other_tokens}
 
 
 def free_port() -> int:
@@ -269,12 +285,13 @@ class Speculation:
                 calls = self.calls(0)
                 self._add_drafts(calls, self.run(calls, False)[0])
                 found.append(Load(name, [calls for _ in rounds], 4.0))
-            elif name == "wrong":
+            elif name in USELESS:
                 # Prompts of their own, so that `history` knows no more than what comes along.
-                wrong = [self.calls(1 + number) for number in rounds]
-                for calls in wrong:
-                    self._add_drafts(calls, self.run(calls, False)[0], misleading=True)
-                found.append(Load(name, wrong, 0.98))
+                first = 1 + list(USELESS).index(name) * len(rounds)
+                useless = [self.calls(first + number) for number in rounds]
+                for calls in useless:
+                    self._add_drafts(calls, self.run(calls, False)[0], USELESS[name])
+                found.append(Load(name, useless, 0.98))
             elif name == "edit" and self._text:
                 found.append(Load(name, [self.edits(number) for number in rounds], 1.3))
             elif name == "tail":
@@ -284,11 +301,11 @@ class Speculation:
                 found.append(Load(name, self.steps(name), None))
         return found
 
-    def _add_drafts(self, calls: Calls, samples: Sequence[Sample], misleading: bool = False) -> None:
+    def _add_drafts(self, calls: Calls, samples: Sequence[Sample], change: Change | None = None) -> None:
         """`samples`: of each call all, one call after the other."""
         texts = [sample.tokens.token_ids.tolist() for sample in samples]
-        if misleading:
-            texts = [mislead(text, self._vocab_size) for text in texts]
+        if change is not None:
+            texts = [change(text, self._vocab_size) for text in texts]
         for call in calls:
             count = call.get("n", 1)
             call["draft_token_ids"], texts = texts[:count], texts[count:]
