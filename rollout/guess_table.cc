@@ -11,8 +11,7 @@ namespace isobit {
 namespace {
 
 // Measured on H200 with SmolLM2-135M at TP 1 at a context of 256 tokens, and with Qwen3-8B at TP 4,
-// 2 and 1 at 1,024 (512 for 512 sequences), of which a rank has so many bytes of weights. Beyond 64
-// sequences of TP 4, two ranks with the layers of four stand in (isobit-bench, --decode_share).
+// 2 and 1 at 1,024 (512 for 512 sequences), of which a rank has so many bytes of weights.
 constexpr std::array<double, 4> kGpuBytes = {0.27e9, 4.1e9, 8.2e9, 16.4e9};
 // Microseconds.
 struct GpuCost {
@@ -22,8 +21,8 @@ struct GpuCost {
 constexpr GpuCost kGpuDecode[] = {
     {1, {684, 1672, 2625, 4092}},      {8, {773, 1890, 2650, 4323}},
     {16, {817, 2020, 2842, 4722}},     {32, {986, 2290, 3308, 5581}},
-    {64, {1076, 2741, 4268, 7171}},    {128, {1607, 3946, 6016, 10517}},
-    {256, {2064, 6490, 10540, 17873}}, {512, {2745, 8735, 14661, 24790}}};
+    {64, {1076, 2741, 4268, 7171}},    {128, {1607, 3860, 6016, 10517}},
+    {256, {2064, 6490, 10540, 17873}}, {512, {2745, 9248, 14661, 24790}}};
 // Of one rank. With two it was 160 to 230, with four 250 to 450.
 constexpr GpuCost kGpuAlone = {1, {190, 205, 220, 250}};
 constexpr double kGpuAloneOfRank = 30;  // each further one
@@ -36,13 +35,13 @@ constexpr GpuCost kGpuRows[] = {{8, {0, 0, 0, 0}},
                                 {32, {80, 170, 200, 130}},
                                 {64, {200, 250, 320, 620}},
                                 {65, {600, 330, 430, 1400}},
-                                {128, {640, 640, 880, 1650}},
-                                {129, {760, 1100, 2000, 4200}},
-                                {256, {880, 1980, 3050, 4700}},
-                                {257, {950, 2650, 4700, 8500}},
-                                {512, {1100, 4450, 6900, 11500}},
-                                {1024, {1900, 9100, 15450, 25000}},
-                                {2048, {3500, 17800, 31400, 55500}}};
+                                {128, {640, 620, 880, 1650}},
+                                {129, {760, 1150, 2000, 4200}},
+                                {256, {880, 2080, 3050, 4700}},
+                                {257, {950, 2850, 4700, 8500}},
+                                {512, {1100, 4850, 6900, 11500}},
+                                {1024, {1900, 10650, 15450, 25000}},
+                                {2048, {3500, 17500, 31400, 55500}}};
 
 double TimeOf(absl::Span<const StepCost> costs, double number) {
   size_t right = 1;
