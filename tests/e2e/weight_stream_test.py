@@ -196,7 +196,8 @@ class WeightStreamTest(ServiceTest):
                     with self.assertRaisesRegex(RuntimeError, "a rank has gone"):
                         await other.update_weights_from_stream(Lazy(self.tensors, 5))
                     with self.assertRaisesRegex(InvalidArgumentError, "missing tensors"):
-                        await self.when_free(other, {})
+                        await other.update_weights_from_stream({})  # refused before the switch is asked
+                    await self.when_free(other, self.tensors)
                     stalled = asyncio.create_task(other.update_weights_from_stream(Slow(self.tensors)))
                     await asyncio.sleep(0.3)
                     stalled.cancel()
