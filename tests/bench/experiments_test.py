@@ -67,11 +67,13 @@ class ExperimentsTest(unittest.TestCase):
 
     def test_speculation(self):
         loads = {row["load"]: row for row in self.run_quick("speculation")["loads"]}
-        self.assertEqual(list(loads), ["wrong", "replay", "tail", "step", "step_other"])
+        self.assertEqual(list(loads), ["wrong", "all_wrong", "replay", "tail", "step", "step_other"])
         for name in ("replay", "step"):
             self.assertGreater(loads[name]["accepted_tokens"], 0)
         self.assertEqual(loads["step_other"]["accepted_tokens"], 0)
         for load in loads.values():
+            self.assertGreater(load["engine_ratio"], 0)
+            self.assertGreaterEqual(min(one["engine_s"] for one in load["rounds"]["plain"]), 0.001)
             drafted = sum(v for name, v in load["counters"].items() if "num_draft_tokens" in name)
             self.assertEqual(drafted, load["draft_tokens"])
 
