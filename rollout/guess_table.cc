@@ -11,7 +11,9 @@ namespace isobit {
 namespace {
 
 // Measured on H200 with SmolLM2-135M at TP 1 at a context of 256 tokens, and with Qwen3-8B at TP 4,
-// 2 and 1 at 1,024 (512 for 512 sequences), of which a rank has so many bytes of weights.
+// 2 and 1 at 1,024 (512 for 512 sequences), of which a rank has so many bytes of weights. At TP 4,
+// 16 sequences and 65, 129 and 257 rows are estimates after two ranks with the layers of four
+// (isobit-bench decode --decode_share=2).
 constexpr std::array<double, 4> kGpuBytes = {0.27e9, 4.1e9, 8.2e9, 16.4e9};
 // Microseconds.
 struct GpuCost {
@@ -23,7 +25,7 @@ constexpr GpuCost kGpuDecode[] = {
     {16, {817, 2020, 2842, 4722}},     {32, {986, 2290, 3308, 5581}},
     {64, {1076, 2741, 4268, 7171}},    {128, {1607, 3860, 6016, 10517}},
     {256, {2064, 6490, 10540, 17873}}, {512, {2745, 9248, 14661, 24790}}};
-// Of one rank. With two it was 160 to 230, with four 250 to 450.
+// Of one rank; at TP 4 and 2 interpolated. With two it was 160 to 230, with four 250 to 450.
 constexpr GpuCost kGpuAlone = {1, {190, 205, 220, 250}};
 constexpr double kGpuAloneOfRank = 30;  // each further one
 // In the engine, a step's results and the next one's plan take 0.4 to 0.9 us a sequence.

@@ -262,7 +262,7 @@ class Speculation:
             "ratio": ratio("rate"),
             "goal": load.goal,
             "cpu_ratio": ratio("cpu_rate") or None,
-            "engine_ratio": 1 / (ratio("engine_s") or 1) if self._port else None,
+            "engine_ratio": 1 / engine if (engine := ratio("engine_s")) else None,
             "plain_last_s": middle("last_s", False),
             "guessed_last_s": middle("last_s", True),
             "plain_last_cpu_s": middle("last_cpu_s", False),
