@@ -1,4 +1,4 @@
-// See http_stream.h.
+// Sockets and OpenSSL under one interface, with a time limit on every wait.
 #include "common/http/http_stream.h"
 
 #include <arpa/inet.h>
@@ -7,28 +7,15 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/string_view.h"
+#include "common/http/request_head.h"
 
 namespace isobit {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Whether `socket` is ready for `events` before `deadline`.
-bool WaitFor(int socket, short events, Clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    if (left.count() <= 0) return false;
-    pollfd event = {socket, events, 0};
-    const int num_ready = poll(&event, 1, static_cast<int>(left.count()));
-    if (num_ready > 0) return true;
-    if (num_ready < 0 && errno != EINTR) return false;
-  }
-}
 
 void AddressOf(const sockaddr_storage& address, std::string& ip, int& port) {
   std::array<char, INET6_ADDRSTRLEN> text{};
@@ -46,9 +33,12 @@ void AddressOf(const sockaddr_storage& address, std::string& ip, int& port) {
 
 }  // namespace
 
-HttpStream::HttpStream(Descriptor connection, SSL_CTX* context)
+HttpStream::HttpStream(Descriptor connection, SSL_CTX* context, int stop)
     : connection_(std::move(connection)),
-      ssl_(context == nullptr ? nullptr : SSL_new(context), &SSL_free) {
+      ssl_(context == nullptr ? nullptr : SSL_new(context), &SSL_free),
+      stop_(stop),
+      wanted_events_(POLLIN),
+      is_shaken_(context == nullptr) {
   if (context != nullptr && (ssl_ == nullptr || SSL_set_fd(ssl_.get(), connection_.get()) != 1)) {
     failed_ = true;
   }
@@ -61,77 +51,116 @@ HttpStream::~HttpStream() {
 }
 
 template <typename Transfer>
-ssize_t HttpStream::Repeat(const Transfer& transfer, short events, Clock::time_point deadline) {
+HttpStream::Progress HttpStream::Try(const Transfer& transfer, short events, ssize_t& done) {
   while (!failed_) {
-    const ssize_t done = transfer();
-    if (done > 0) return done;
+    done = transfer();
+    if (done > 0) return Progress::kDone;
+    wanted_events_ = events;
     if (ssl_ == nullptr) {
-      if (done == 0) return 0;
-      if (errno == EINTR) continue;
-      failed_ = errno != EAGAIN && errno != EWOULDBLOCK;
+      if (done < 0 && errno == EINTR) continue;
+      failed_ = done == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
     } else {
       const int error = SSL_get_error(ssl_.get(), static_cast<int>(done));
       ERR_clear_error();
-      if (error == SSL_ERROR_ZERO_RETURN) return 0;
       // In a handshake, either direction may be waited for.
       failed_ = error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE;
-      events = error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN;
+      wanted_events_ = error == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN;
     }
-    if (!failed_) failed_ = !WaitFor(connection_.get(), events, deadline);
+    if (!failed_) return Progress::kWaits;
   }
-  return -1;
+  return Progress::kFailed;
 }
 
-bool HttpStream::Handshake() {
-  if (ssl_ == nullptr) return true;
-  return Repeat([this]() -> ssize_t { return SSL_accept(ssl_.get()); }, POLLIN, deadline_) > 0;
+HttpStream::Progress HttpStream::Advance() {
+  ssize_t done = 0;
+  if (!is_shaken_) {
+    const Progress progress =
+        Try([this]() -> ssize_t { return SSL_accept(ssl_.get()); }, POLLIN, done);
+    if (progress != Progress::kDone) return progress;
+    is_shaken_ = true;
+  }
+  std::array<char, 4096> buffer;
+  while (true) {
+    const size_t room = std::min(buffer.size(), kMaxRequestBytes - received_.size());
+    if (room == 0) return Progress::kFailed;
+    const Progress progress = Try(
+        [&]() -> ssize_t {
+          return ssl_ == nullptr ? recv(connection_.get(), buffer.data(), room, 0)
+                                 : SSL_read(ssl_.get(), buffer.data(), static_cast<int>(room));
+        },
+        POLLIN, done);
+    if (progress != Progress::kDone) return progress;
+    received_.append(buffer.data(), static_cast<size_t>(done));
+    head_size_ = HeadSize(received_);
+    if (head_size_ > 0) return Progress::kDone;
+  }
 }
 
-ssize_t HttpStream::ReadSome(char* data, size_t size) {
-  return Repeat(
+void HttpStream::SendAtOnce(absl::string_view answer) {
+  ssize_t done = 0;
+  Try(
       [&]() -> ssize_t {
-        return ssl_ == nullptr ? recv(connection_.get(), data, size, 0)
-                               : SSL_read(ssl_.get(), data, static_cast<int>(size));
+        return ssl_ == nullptr
+                   ? send(connection_.get(), answer.data(), answer.size(), MSG_NOSIGNAL)
+                   : SSL_write(ssl_.get(), answer.data(), static_cast<int>(answer.size()));
       },
-      POLLIN, deadline_);
+      POLLOUT, done);
+  if (ssl_ != nullptr) return;
+  // What came behind the head would make the kernel throw away the answer with the connection.
+  shutdown(connection_.get(), SHUT_WR);
+  std::array<char, 4096> rest;
+  for (int i = 0; i < 16 && recv(connection_.get(), rest.data(), rest.size(), 0) > 0; ++i) {
+  }
 }
 
-ssize_t HttpStream::WriteSome(const char* data, size_t size) {
-  return Repeat(
-      [&]() -> ssize_t {
-        return ssl_ == nullptr ? send(connection_.get(), data, size, MSG_NOSIGNAL)
-                               : SSL_write(ssl_.get(), data, static_cast<int>(size));
-      },
-      POLLOUT, Clock::now() + kWriteTimeout);
+void HttpStream::Pass(std::string head, std::chrono::seconds answer_limit) {
+  received_ = std::move(head);
+  num_taken_ = 0;
+  if (answer_limit != std::chrono::seconds::max()) answer_deadline_ = Clock::now() + answer_limit;
 }
 
-bool HttpStream::is_readable() const { return !failed_; }
-
-bool HttpStream::is_writable() const { return !failed_; }
+bool HttpStream::WaitUntilWritable() {
+  auto deadline = std::min(Clock::now() + kWriteTimeout, answer_deadline_);
+  std::array<pollfd, 2> events = {{{connection_.get(), wanted_events_, 0}, {stop_, POLLIN, 0}}};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0) return false;
+    const int num_ready = poll(events.data(), events.size(), static_cast<int>(left.count()));
+    if (num_ready < 0 && errno != EINTR) return false;
+    if (num_ready > 0 && events[0].revents != 0) return true;
+    if (num_ready > 0) {  // the server stops
+      answer_deadline_ = std::min(answer_deadline_, Clock::now() + kStopTimeout);
+      deadline = std::min(deadline, answer_deadline_);
+      events[1].fd = -1;
+    }
+  }
+}
 
 ssize_t HttpStream::read(char* data, size_t size) {
-  if (begin_ == end_) {
-    const size_t room = std::min(buffer_.size(), kMaxRequestBytes - num_read_);
-    if (room == 0) return -1;
-    const ssize_t got = ReadSome(buffer_.data(), room);
-    if (got <= 0) return got;
-    begin_ = 0;
-    end_ = static_cast<size_t>(got);
-    num_read_ += end_;
-  }
-  const size_t taken = std::min(size, end_ - begin_);
-  std::memcpy(data, buffer_.data() + begin_, taken);
-  begin_ += taken;
+  const size_t taken = std::min(size, received_.size() - num_taken_);
+  std::memcpy(data, received_.data() + num_taken_, taken);
+  num_taken_ += taken;
   return static_cast<ssize_t>(taken);
 }
 
 ssize_t HttpStream::write(const char* data, size_t size) {
   absl::string_view rest(data, size);
   while (!rest.empty()) {
+    ssize_t done = 0;
     // A TLS record at a time, so that each has its own time limit.
-    const ssize_t sent = WriteSome(rest.data(), std::min<size_t>(rest.size(), 16 << 10));
-    if (sent <= 0) return -1;
-    rest.remove_prefix(static_cast<size_t>(sent));
+    const size_t part = std::min<size_t>(rest.size(), 16 << 10);
+    const Progress progress = Try(
+        [&]() -> ssize_t {
+          return ssl_ == nullptr ? send(connection_.get(), rest.data(), part, MSG_NOSIGNAL)
+                                 : SSL_write(ssl_.get(), rest.data(), static_cast<int>(part));
+        },
+        POLLOUT, done);
+    if (progress == Progress::kDone) {
+      rest.remove_prefix(static_cast<size_t>(done));
+    } else if (progress == Progress::kFailed || !WaitUntilWritable()) {
+      failed_ = true;
+      return -1;
+    }
   }
   return static_cast<ssize_t>(size);
 }

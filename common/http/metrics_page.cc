@@ -1,4 +1,4 @@
-// See metrics_page.h.
+// Serializes metrics, and answers probes.
 #include "common/http/metrics_page.h"
 
 #include <prometheus/text_serializer.h>
@@ -22,26 +22,31 @@ void AddMetricsPage(HttpServer& server, std::shared_ptr<const Metrics> metrics) 
 }
 
 void AddHealthPages(HttpServer& server, ServerRunner& runner) {
-  server.GetOpen("/healthz", [](const httplib::Request&, httplib::Response& response) {
-    response.set_content("alive\n", "text/plain");
-  });
-  server.GetOpen("/readyz", [&runner](const httplib::Request&, httplib::Response& response) {
-    const bool serves = runner.is_serving();
-    response.status = serves ? 200 : 503;
-    response.set_content(serves ? "serving\n" : "not serving\n", "text/plain");
-  });
+  server.GetOpen(
+      "/healthz",
+      [](const httplib::Request&, httplib::Response& response) {
+        response.set_content("alive\n", "text/plain");
+      },
+      HttpServer::Kind::kHealth);
+  server.GetOpen(
+      "/readyz",
+      [&runner](const httplib::Request&, httplib::Response& response) {
+        const bool serves = runner.is_serving();
+        response.status = serves ? 200 : 503;
+        response.set_content(serves ? "serving\n" : "not serving\n", "text/plain");
+      },
+      HttpServer::Kind::kHealth);
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const ServerOptions& options,
                                                          ServerRunner& runner) {
   if (!options.metrics_port) return nullptr;
-  // Prometheus scrapes with one connection.
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
                           HttpServer::Listen({.host = options.host,
                                               .port = *options.metrics_port,
                                               .tls = options.security.tls,
                                               .gate = options.security.gate,
-                                              .max_connections = 16}));
+                                              .host_names = options.http_hosts}));
   AddMetricsPage(*server, options.metrics);
   AddHealthPages(*server, runner);
   server->Start();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "common/base/status_macros.h"
@@ -47,6 +48,10 @@ ABSL_FLAG(
 ABSL_FLAG(std::optional<int>, metrics_port, std::nullopt,
           "A port for HTTP, or HTTPS with --tls_cert, where Prometheus reads /metrics; 0 lets the "
           "system choose one.");
+ABSL_FLAG(std::vector<std::string>, http_hosts, {},
+          "Names, separated by commas, by which HTTP ports may be called, beside localhost, "
+          "addresses and --host; others are refused, so that no site can read them through a "
+          "reader's browser. *: every name.");
 ABSL_FLAG(std::string, audit_log, "",
           "File that gets a line for each admin call; empty: the lines go to the log.");
 ABSL_FLAG(double, max_client_share, 0.5,
@@ -122,6 +127,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags() {
                           MakeServerSecurity(security, absl::GetFlag(FLAGS_host)));
   options.admin_port = absl::GetFlag(FLAGS_admin_port);
   options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
+  options.http_hosts = absl::GetFlag(FLAGS_http_hosts);
   options.host = absl::GetFlag(FLAGS_host);
   options.port = absl::GetFlag(FLAGS_port);
   options.max_connections = absl::GetFlag(FLAGS_max_connections);

@@ -50,6 +50,8 @@ struct ServerOptions {
   std::optional<int> admin_port{};
   // As `port`, for HTTP with /metrics (common/http/metrics_page.h).
   std::optional<int> metrics_port{};
+  // Names by which HTTP ports may be called (common/http/request_head.h).
+  std::vector<std::string> http_hosts{};
   // If not empty, a regular file to which the bound port is written atomically, in decimal and with
   // a newline, once the server listens. The admin port and the metrics port go to the files with
   // ".admin" and ".metrics" after its name.

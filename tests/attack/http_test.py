@@ -1,5 +1,5 @@
-"""HTTP under attack: who may read metrics and page, TLS as at the gRPC port, new certificates, and a port
-full of callers who say nothing."""
+"""HTTP under attack: who may read metrics and page, TLS as at the gRPC port, new certificates, ports
+full of callers who send half a request, and the names by which the ports may be called."""
 
 import json
 import socket
@@ -13,7 +13,6 @@ from pathlib import Path
 from certificates import Authority
 from guarded_services import GuardedServicesTest, token_hash
 
-from isobit import RolloutClient
 from isobit_tools.testing import http_get, http_url
 
 
@@ -64,7 +63,7 @@ class HttpTest(GuardedServicesTest):
         header = "Authorization: Bearer token-watch\r\n"
         for count, expected in ((1, b" 200 "), (2, b" 401 ")):
             with socket.create_connection(address, timeout=10) as connection:
-                connection.sendall(f"GET /metrics HTTP/1.1\r\n{header * count}\r\n".encode())
+                connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{header * count}\r\n".encode())
                 self.assertIn(expected, connection.recv(100))
         # What the page consists of tells nothing, and must load before a token can be asked for.
         for path in ("/", "/page.js", "/page.css"):
@@ -122,26 +121,34 @@ class HttpTest(GuardedServicesTest):
         with self.assertRaises((urllib.error.URLError, OSError)):
             http_get(url, context=self.context(watcher))
 
-    def test_a_port_full_of_silence(self):
-        service = self.start("rollout", "--metrics_port=0")
-        url = http_url(service, "metrics")
+    def test_a_port_full_of_halves(self):
+        """Probes and metrics are answered while anonymous callers send half a request, again and again."""
+        service = self.start("rollout", self.write_access(), "--metrics_port=0", token="token-watch")
         address = ("127.0.0.1", int(Path(f"{service.port_file}.metrics").read_text()))
-        silent = [socket.create_connection(address) for _ in range(200)]
+        halves = []
         try:
-            with RolloutClient(service.target) as client:
-                self.assertEqual(len(client.generate([1, 2], max_tokens=4, ignore_eos=True)), 1)
-            # The silent ones are cut off, and the port is free again.
-            self.wait_until(lambda: self.answers(url), "metrics are served again", timeout=20)
+            for text in (b"", b"GET /metrics HTTP/1.1\r\nX: ", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n"):
+                for _ in range(200):
+                    halves.append(socket.create_connection(address))
+                    halves[-1].sendall(text)
+                self.assertIn("alive", http_get(http_url(service, "metrics", "/healthz")))
+                self.assertEqual(self.status(http_url(service, "metrics", "/readyz")), 200)
+                metrics = http_get(http_url(service, "metrics"), Authorization="Bearer token-watch")
+                self.assertIn("isobit_tokens_generated_total 0", metrics)
         finally:
-            for connection in silent:
+            for connection in halves:
                 connection.close()
-        self.assertIn("isobit_tokens_generated_total 4", http_get(url))
 
-    def answers(self, url: str) -> bool:
-        try:
-            return bool(http_get(url))
-        except OSError:
-            return False
+    def test_names(self):
+        """DNS rebinding: a page of another site must not read a port of this host by that site's name."""
+        service = self.start("comparator", "--http_port=0", "--metrics_port=0", "--http_hosts=page.example,b")
+        for port, path in (("http", "/"), ("http", "/events"), ("http", "/metrics"), ("metrics", "/metrics")):
+            url = http_url(service, port, path)
+            for host in ("rebound.example", "rebound.example:8080", "127.0.0.1.rebound.example"):
+                self.assertEqual(self.status(url, Host=host), 421, (path, host))
+            if path != "/events":
+                for host in ("page.example:8080", "B", "localhost", "[::1]:8080"):
+                    self.assertEqual(self.status(url, Host=host), 200, (path, host))
 
     def test_bad_flags(self):
         taken = self.start("rollout", "--metrics_port=0")
@@ -159,7 +166,7 @@ class HttpTest(GuardedServicesTest):
         comparator = self.start("comparator", "--http_port=0")
         address = ("127.0.0.1", int(Path(f"{comparator.port_file}.http").read_text()))
         with socket.create_connection(address, timeout=10) as connection:
-            connection.sendall(b"GET /events HTTP/1.1\r\n\r\n")
+            connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             text = b""
             while b"\n\ndata" not in text.replace(b"\r\n", b"") and b'"state"' not in text:
                 text += connection.recv(65536)

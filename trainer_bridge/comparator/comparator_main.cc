@@ -48,8 +48,6 @@ constexpr char kUsage[] =
     "  isobit-comparator --rollout=HOST:PORT --scorer=HOST:PORT [--host=IP] [--port=N]";
 
 constexpr char kHttpSuffix[] = ".http";  // after the name of the port file
-// A reader of the page keeps one open.
-constexpr int kMaxPageConnections = 128;
 
 struct Settings {
   ServerOptions server;
@@ -107,7 +105,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> ServePage(const Settings& settings,
                                               .port = *settings.http_port,
                                               .tls = options.security.tls,
                                               .gate = options.security.gate,
-                                              .max_connections = kMaxPageConnections}));
+                                              .host_names = options.http_hosts}));
   AddMetricsPage(*server, options.metrics);
   AddHealthPages(*server, runner);
   AddPage(*server, service.history(), service.side_watch(), settings.texts);

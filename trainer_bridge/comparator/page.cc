@@ -70,15 +70,17 @@ void AddPage(HttpServer& server, std::shared_ptr<const History> history,
   add("/", page::kPageHtml, "text/html; charset=utf-8");
   add("/page.css", page::kPageCss, "text/css; charset=utf-8");
   add("/page.js", page::kPageJs, "text/javascript; charset=utf-8");
-  server.Get("/events",
-             [&server, history = std::move(history), sides = std::move(sides),
-              texts = std::move(texts)](const httplib::Request&, httplib::Response& response) {
-               response.set_header("X-Accel-Buffering", "no");  // else nginx keeps events back
-               response.set_chunked_content_provider(
-                   "text/event-stream",
-                   [source = std::make_shared<EventSource>(server, history, sides, texts)](
-                       size_t, httplib::DataSink& sink) { return (*source)(sink); });
-             });
+  server.Get(
+      "/events",
+      [&server, history = std::move(history), sides = std::move(sides), texts = std::move(texts)](
+          const httplib::Request&, httplib::Response& response) {
+        response.set_header("X-Accel-Buffering", "no");  // else nginx keeps events back
+        response.set_chunked_content_provider(
+            "text/event-stream",
+            [source = std::make_shared<EventSource>(server, history, sides, texts)](
+                size_t, httplib::DataSink& sink) { return (*source)(sink); });
+      },
+      HttpServer::Kind::kStream);
 }
 
 }  // namespace isobit
