@@ -1,6 +1,6 @@
 """Typed synchronous clients of rollout and scorer: token ids in, numpy arrays out.
 
-    with RolloutClient("localhost:50051") as rollout, ScorerClient("localhost:50052") as scorer:
+    with RolloutClient("localhost:7001") as rollout, ScorerClient("localhost:7002") as scorer:
         rollout.wait_until_serving()
         sample = rollout.generate(prompt_ids, max_tokens=64, seed=1)[0]
         score = scorer.score([(prompt_ids, sample.tokens.token_ids)])[0]

@@ -20,8 +20,8 @@
 #include "trainer_bridge/comparator/page.h"
 #include "trainer_bridge/comparator/token_texts.h"
 
-ABSL_FLAG(std::string, rollout, "127.0.0.1:50051", "Address of the rollout service.");
-ABSL_FLAG(std::string, scorer, "127.0.0.1:50052", "Address of the scorer service.");
+ABSL_FLAG(std::string, rollout, "127.0.0.1:7001", "Address of the rollout service.");
+ABSL_FLAG(std::string, scorer, "127.0.0.1:7002", "Address of the scorer service.");
 
 ABSL_FLAG(std::optional<int>, http_port, std::nullopt,
           "A port for HTTP, or HTTPS with --tls_cert, with the live page at / and the metrics at "

@@ -1,6 +1,6 @@
 """The clients of `isobit` for asyncio: the same names, arguments, results and errors.
 
-    async with aio.RolloutClient("localhost:50051") as rollout:
+    async with aio.RolloutClient("localhost:7001") as rollout:
         await rollout.wait_until_serving()
         (sample,) = await rollout.generate(prompt_ids, max_tokens=64, seed=1)
         async for event in rollout.generate(prompt_ids, stream=True, max_tokens=64, seed=1):
