@@ -6,6 +6,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/steady_time.h"
 
 namespace isobit {
 
@@ -34,7 +35,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int max_m
 
 absl::Status WaitForReady(grpc::Channel& channel, const std::string& address,
                           std::chrono::milliseconds timeout) {
-  if (channel.WaitForConnected(std::chrono::system_clock::now() + timeout)) {
+  if (channel.WaitForConnected(std::chrono::steady_clock::now() + timeout)) {
     return absl::OkStatus();
   }
   return absl::UnavailableError(

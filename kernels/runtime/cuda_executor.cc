@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/log.h"
 #include "common/base/round_up.h"
@@ -345,8 +344,9 @@ class CudaExecutor final : public RankExecutor {
       ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(event));
       return absl::OkStatus();
     }
-    const absl::Time limit = absl::Now() + cuda_.peer_timeout + kLongestStep;
-    while (absl::Now() < limit) {
+    const auto limit = std::chrono::steady_clock::now() +
+                       absl::ToChronoNanoseconds(cuda_.peer_timeout + kLongestStep);
+    while (std::chrono::steady_clock::now() < limit) {
       const cudaError_t state = cudaEventQuery(event);
       if (state != cudaErrorNotReady) return cuda::CudaStatus(state, "a step");
       ISOBIT_RETURN_IF_ERROR(group_->nccl[rank()]->Check());

@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/service_metrics.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/steady_time.h"
 #include "common/rpc/unary_call.h"
 #include "trainer_bridge/comparator/comparator_metrics.h"
 #include "trainer_bridge/comparator/compare_session.h"
@@ -122,11 +123,10 @@ grpc::ServerUnaryReactor* ComparatorService::GetServerInfo(grpc::CallbackServerC
   info->set_version(ISOBIT_VERSION);
   info->set_uptime_seconds(history_->UptimeSeconds());
   *info->mutable_total() = history_->Total();
-  using Deadline = std::chrono::system_clock::time_point;
-  const Deadline deadline =
-      std::min<Deadline>(context->deadline(), std::chrono::system_clock::now() + kInfoTimeout);
-  return AnswerLater(context, *gate_, absl::StatusOr<Deadline>(deadline), nullptr,
-                     [&](Deadline until, const std::shared_ptr<UnaryCall>& call) {
+  const SteadyTime deadline =
+      std::min<SteadyTime>(DeadlineOf(*context), std::chrono::steady_clock::now() + kInfoTimeout);
+  return AnswerLater(context, *gate_, absl::StatusOr<SteadyTime>(deadline), nullptr,
+                     [&](SteadyTime until, const std::shared_ptr<UnaryCall>& call) {
                        FetchInfos(*upstreams_, until, [info, call](const UpstreamInfos& infos) {
                          if (infos.rollout.ok()) *info->mutable_rollout() = *infos.rollout;
                          if (infos.scorer.ok()) *info->mutable_scorer() = *infos.scorer;

@@ -55,7 +55,7 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
     std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
     std::shared_ptr<Recording> recording, HeldBytes memory, AdmitTokens admit) {
   const std::shared_ptr<CompareSession> session(new CompareSession(
-      std::move(request), context->deadline(), std::move(upstreams), std::move(history),
+      std::move(request), DeadlineOf(*context), std::move(upstreams), std::move(history),
       std::move(recording), std::move(memory), std::move(admit)));
   session->writer_ = StreamWriter<v1::CompareEvent>::Start(
       context, {.on_cancel = [session] { session->OnCancel(); },
@@ -65,8 +65,7 @@ grpc::ServerWriteReactor<v1::CompareEvent>* CompareSession::Start(
   return reactor;
 }
 
-CompareSession::CompareSession(v1::CompareRequest request,
-                               std::chrono::system_clock::time_point deadline,
+CompareSession::CompareSession(v1::CompareRequest request, SteadyTime deadline,
                                std::shared_ptr<Upstreams> upstreams,
                                std::shared_ptr<History> history,
                                std::shared_ptr<Recording> recording, HeldBytes memory,
@@ -92,7 +91,7 @@ void CompareSession::Begin() {
     std::lock_guard<std::mutex> lock(mutex_);
     return Fail(valid);
   }
-  const auto deadline = std::min(deadline_, std::chrono::system_clock::now() + kInfoTimeout);
+  const auto deadline = std::min(deadline_, std::chrono::steady_clock::now() + kInfoTimeout);
   FetchInfos(*upstreams_, deadline,
              [self = shared_from_this()](const UpstreamInfos& infos) { self->OnInfos(infos); });
 }

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "common/rpc/held_bytes.h"
+#include "common/rpc/steady_time.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
@@ -70,7 +71,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
     uint32_t next_position;  // the first token whose gap is not written
   };
 
-  CompareSession(v1::CompareRequest request, std::chrono::system_clock::time_point deadline,
+  CompareSession(v1::CompareRequest request, SteadyTime deadline,
                  std::shared_ptr<Upstreams> upstreams, std::shared_ptr<History> history,
                  std::shared_ptr<Recording> recording, HeldBytes memory, AdmitTokens admit);
 
@@ -109,7 +110,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   std::string SequenceId(size_t prompt, size_t sample) const;
 
   const v1::CompareRequest request_;
-  const std::chrono::system_clock::time_point deadline_;
+  const SteadyTime deadline_;
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
   const std::shared_ptr<Recording> recording_;

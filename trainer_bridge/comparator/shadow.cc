@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "common/rpc/steady_time.h"
 #include "trainer_bridge/comparator/pairing.h"
 
 namespace isobit {
@@ -73,7 +74,7 @@ void Shadow::OpenTap() {
   v1::TapRequest request;
   request.set_fraction(fraction_);
   tap_ = TapStream::Begin(
-      std::chrono::system_clock::time_point::max(), std::move(request),
+      SteadyTime::max(), std::move(request),
       [this](auto* context, auto* message, auto* reactor) {
         upstreams_->rollout->async()->Tap(context, message, reactor);
       },
@@ -106,7 +107,7 @@ void Shadow::OnTapDone(const absl::Status& status, const TapStream::Context& cal
   }
   // A new alarm each time: setting the old one again would destroy the callback that runs this.
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(std::chrono::system_clock::now() + retry_, [self = shared_from_this()](bool fired) {
+  alarm_->Set(std::chrono::steady_clock::now() + retry_, [self = shared_from_this()](bool fired) {
     if (fired) self->OpenTap();
   });
   retry_ = std::min(2 * retry_, kMaxRetry);
@@ -120,7 +121,7 @@ void Shadow::StartScores() {
     queued_bytes_ -= std::min(queued_bytes_, scoring->sample.SpaceUsedLong());
     if (queue_.empty()) queued_bytes_ = 0;
     scores_.insert(ScoreStream::Begin(
-        std::chrono::system_clock::now() + kScoreTimeout, ScoreRequestOf(scoring->sample),
+        std::chrono::steady_clock::now() + kScoreTimeout, ScoreRequestOf(scoring->sample),
         [this](auto* context, auto* message, auto* reactor) {
           upstreams_->scorer->async()->Score(context, message, reactor);
         },

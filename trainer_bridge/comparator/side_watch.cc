@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "common/rpc/steady_time.h"
 #include "trainer_bridge/comparator/pairing.h"
 
 namespace isobit {
@@ -35,7 +36,7 @@ void SideWatch::Stop() {
 }
 
 void SideWatch::Ask() {
-  FetchInfos(*upstreams_, std::chrono::system_clock::now() + kTimeout,
+  FetchInfos(*upstreams_, std::chrono::steady_clock::now() + kTimeout,
              [self = shared_from_this()](const UpstreamInfos& infos) { self->Take(infos); });
 }
 
@@ -47,7 +48,7 @@ void SideWatch::Take(const UpstreamInfos& infos) {
   if (infos.scorer.ok()) MarkChange("scorer", infos.scorer->server(), scorer_);
   // A new alarm each time: setting the old one again would destroy the callback that runs this.
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(std::chrono::system_clock::now() + kInterval,
+  alarm_->Set(std::chrono::steady_clock::now() + kInterval,
               [self = shared_from_this()](bool fired) {
                 if (fired) self->Ask();
               });

@@ -51,7 +51,7 @@ Upstreams::Upstreams(const std::string& rollout_address, const std::string& scor
     : rollout(v1::RolloutService::NewStub(LastingChannel(rollout_address, security))),
       scorer(v1::ScorerService::NewStub(LastingChannel(scorer_address, security))) {}
 
-void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
+void FetchInfos(const Upstreams& upstreams, SteadyTime deadline,
                 std::function<void(const UpstreamInfos&)> done) {
   auto fetch = std::make_shared<InfoFetch>();
   fetch->done = std::move(done);

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/rpc/channel_security.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/steady_time.h"
 #include "isobit/v1/comparator.pb.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "isobit/v1/scorer.grpc.pb.h"
@@ -37,7 +38,7 @@ struct UpstreamInfos {
 };
 
 // Asks both services and calls `done` once, from a gRPC thread, when both have answered or failed.
-void FetchInfos(const Upstreams& upstreams, std::chrono::system_clock::time_point deadline,
+void FetchInfos(const Upstreams& upstreams, SteadyTime deadline,
                 std::function<void(const UpstreamInfos&)> done);
 
 // The arithmetic and weights of a service, by its own answer.
@@ -56,8 +57,8 @@ class UpstreamStream final : public grpc::ClientReadReactor<Response> {
   // `on_done` gets the status and the same context, once. gRPC threads call both, never this
   // function itself.
   template <typename Start>
-  static Context Begin(std::chrono::system_clock::time_point deadline, Request request,
-                       const Start& start, MessageCallback on_message, DoneCallback on_done) {
+  static Context Begin(SteadyTime deadline, Request request, const Start& start,
+                       MessageCallback on_message, DoneCallback on_done) {
     auto* stream =
         new UpstreamStream(std::move(request), std::move(on_message), std::move(on_done));
     const Context context = stream->context_;

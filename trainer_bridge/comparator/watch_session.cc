@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/steady_time.h"
 
 namespace isobit {
 namespace {
@@ -62,7 +63,7 @@ void WatchSession::Tick() {
   writer_->Write(std::move(response));  // if a slow reader's queue is full, this summary is dropped
   // A new alarm each time: setting the old one again would destroy the callback that runs this.
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(std::chrono::system_clock::now() + interval_,
+  alarm_->Set(std::chrono::steady_clock::now() + interval_,
               [self = shared_from_this()](bool fired) {
                 if (fired) self->Tick();
               });

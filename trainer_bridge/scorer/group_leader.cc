@@ -16,6 +16,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/steady_time.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit {
@@ -59,7 +60,7 @@ GroupLeader::~GroupLeader() {
   if (in_order) SayGoodbye(true);
   if (server_ != nullptr) {
     acceptor_->Stop();
-    server_->Shutdown(std::chrono::system_clock::now() + kGoodbyeTimeout);
+    server_->Shutdown(std::chrono::steady_clock::now() + kGoodbyeTimeout);
     server_->Wait();
   }
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/steady_time.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {
@@ -149,7 +150,7 @@ class Calls {
   }
 
   GroupResult Generate(const v1::GenerateRequest& request, grpc::ClientContext& context) {
-    context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
+    context.set_deadline(std::chrono::steady_clock::now() + kCallTimeout);
     const auto reader = stub_.Generate(&context, request);
     Group group(request.sampling().n());
     v1::GenerateResponse response;

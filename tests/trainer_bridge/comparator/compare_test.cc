@@ -15,6 +15,7 @@
 #include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/wall_clock.h"
 #include "tests/trainer_bridge/comparator/fake_upstreams.h"
 #include "trainer_bridge/comparator/comparator_service.h"
 
@@ -391,6 +392,19 @@ TEST_F(CompareTest, PassedDeadlineCancelsTheCallsToBothServices) {
   auto reader = stub_->Compare(&context, request);
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   WaitFor(scorer_.num_cancelled, 2);
+}
+
+TEST_F(CompareTest, AStepOfTheWallClockEndsNothing) {
+  // The first score comes with the step; the calls that follow begin after it.
+  scorer_.mutate = [](v1::ScoreResponse&) {
+    testing_support::SetWallClockAhead(std::chrono::hours(2));
+  };
+  v1::CompareRequest request = Request(8, 4);
+  request.set_max_concurrency(1);
+  const Comparison result = Compare(request);
+  testing_support::SetWallClockAhead(std::chrono::seconds(0));
+  ISOBIT_EXPECT_OK(result.status);
+  EXPECT_EQ(result.reports.size(), 8u);
 }
 
 // The client reads nothing until the comparator can do nothing more without it.

@@ -1,0 +1,38 @@
+// Lets gRPC take times of the steady clock, for deadlines and alarms: a step of the wall clock must
+// not end a call, nor prolong it.
+//
+//   context.set_deadline(std::chrono::steady_clock::now() + std::chrono::seconds(5));
+#ifndef ISOBIT_COMMON_RPC_STEADY_TIME_H_
+#define ISOBIT_COMMON_RPC_STEADY_TIME_H_
+
+#include <grpc/support/time.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/time.h>
+
+#include <chrono>
+
+namespace isobit {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+// max() is never.
+gpr_timespec ToGprTime(SteadyTime time);
+
+// A call's deadline; max(): none.
+SteadyTime DeadlineOf(const grpc::ServerContextBase& context);
+
+}  // namespace isobit
+
+// gRPC's place for clocks of others: see grpcpp/support/time.h.
+template <>
+class grpc::TimePoint<isobit::SteadyTime> {
+ public:
+  TimePoint(const isobit::SteadyTime& time)  // NOLINT(google-explicit-constructor)
+      : time_(isobit::ToGprTime(time)) {}
+  gpr_timespec raw_time() const { return time_; }
+
+ private:
+  gpr_timespec time_;
+};
+
+#endif  // ISOBIT_COMMON_RPC_STEADY_TIME_H_
