@@ -1,33 +1,43 @@
-// Counts the calls of a server that are in flight, so that a drain can wait for them while the
-// server still answers new calls.
+// The calls of a server that are in flight, so that a drain can wait for them while the server
+// still answers new calls, and end those that take too long.
 #ifndef ISOBIT_COMMON_RPC_CALL_COUNT_H_
 #define ISOBIT_COMMON_RPC_CALL_COUNT_H_
 
 #include <grpcpp/support/server_interceptor.h>
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
+
+#include "absl/status/status.h"
+#include "common/rpc/end_call.h"
+#include "common/rpc/steady_time.h"
 
 namespace isobit {
 
 class CallCount {
  public:
   // Returns when no call is in flight, or at the deadline.
-  void WaitForNone(std::chrono::system_clock::time_point deadline);
+  void WaitForNone(SteadyTime deadline);
+
+  // Ends the calls in flight with `status`, and those whose headers come later. Returns how many
+  // are in flight.
+  size_t EndAll(const absl::Status& status);
 
   int64_t calls();
 
  private:
   friend class CountedCall;
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows
   std::condition_variable none_;
-  int64_t calls_ = 0;  // guarded by mutex_
+  // Null until a call's headers have come.
+  std::unordered_map<const void*, OpenCall> calls_;
+  absl::Status end_;  // of all calls; OK: none
 };
 
 // An interceptor factory for the server's builder, which counts the calls of the named services.

@@ -7,7 +7,8 @@
 //   server = builder.BuildAndStart();
 //   acceptor->Start();
 //   ...
-//   acceptor->Stop();      // before the server's Shutdown
+//   acceptor->Stop();            // before the server's Shutdown
+//   acceptor->EndConnections();  // then, too
 #ifndef ISOBIT_COMMON_RPC_CONNECTION_ACCEPTOR_H_
 #define ISOBIT_COMMON_RPC_CONNECTION_ACCEPTOR_H_
 
@@ -76,6 +77,10 @@ class ConnectionAcceptor {
   // Shutdown: a connection that the server gets later would leak.
   void Stop();
 
+  // Tells the callers of all open connections that nothing more comes: for them they have ended,
+  // as if the process had. What was written before still arrives. Call it after Stop.
+  void EndConnections() { connections_.End(); }
+
   int port() const { return port_; }
   int64_t max_connections() const { return max_connections_; }
 
@@ -105,7 +110,7 @@ class ConnectionAcceptor {
   OpenConnections connections_;
   std::chrono::steady_clock::time_point next_log_;
   double num_logged_ = 0;  // of num_refused_
-  std::thread thread_;     // the only one to use the three above
+  std::thread thread_;     // the only one to use the three above, while it runs
 };
 
 }  // namespace isobit

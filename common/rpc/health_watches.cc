@@ -1,12 +1,10 @@
 // See health_watches.h.
 #include "common/rpc/health_watches.h"
 
-#include <grpc/grpc.h>
-
-#include <string>
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "common/rpc/end_call.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/quota.h"
 
@@ -29,9 +27,7 @@ class CountedWatch final : public grpc::experimental::Interceptor {
         lease_ = *std::move(lease);
       } else {
         // gRPC's handler, which comes next, sees a call that is cancelled.
-        const std::string message(lease.status().message());
-        grpc_call_cancel_with_status(context_.c_call(), GRPC_STATUS_RESOURCE_EXHAUSTED,
-                                     message.c_str(), nullptr);
+        EndCall(OpenCallOf(context_), lease.status());
       }
     }
     methods->Proceed();

@@ -2,6 +2,7 @@
 #include "common/rpc/open_connections.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/descriptor.h"
 
 namespace isobit {
 namespace {
@@ -71,6 +73,15 @@ absl::Status OpenConnections::Add(int socket, const CallerAddress& caller) {
   connections_[socket] = {*inode, caller.name};
   ++num_by_address_[caller.name];
   return absl::OkStatus();
+}
+
+void OpenConnections::End() {
+  for (const auto& [number, connection] : connections_) {
+    // A descriptor of our own: gRPC may close the other one meanwhile, and another file may get its
+    // number.
+    const Descriptor socket(fcntl(number, F_DUPFD_CLOEXEC, 0));
+    if (InodeOf(socket.get()) == connection.inode) shutdown(socket.get(), SHUT_WR);
+  }
 }
 
 absl::Status OpenConnections::CheckRoom(const CallerAddress& caller) const {

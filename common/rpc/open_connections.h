@@ -33,6 +33,9 @@ class OpenConnections {
   // address.
   absl::Status Add(int socket, const CallerAddress& caller);
 
+  // Ends what goes to the callers of all open connections, after what has been written.
+  void End();
+
  private:
   struct Connection {
     uint64_t inode;

@@ -29,7 +29,8 @@ ABSL_FLAG(std::string, port_file, "",
           "If set, the bound port is written to this file once the server listens, and those of "
           "--admin_port and --metrics_port to the same name with .admin or .metrics after it.");
 ABSL_FLAG(int, drain_timeout_ms, 30000,
-          "How many milliseconds calls in flight may take to finish after SIGTERM or SIGINT.");
+          "How many milliseconds calls in flight may take to finish after SIGTERM or SIGINT; those "
+          "that do not end with UNAVAILABLE.");
 ABSL_FLAG(std::string, tls_cert, "",
           "Serve TLS with this certificate (PEM, with its chain). Files of these three flags are "
           "read again when they change.");

@@ -103,7 +103,7 @@ ServerRunner::ServerRunner(ServerOptions options)
 
 ServerRunner::~ServerRunner() {
   StopAccepting();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  if (server_ != nullptr) server_->Shutdown(std::chrono::steady_clock::now());
   close(wake_fd_);
 }
 
@@ -263,13 +263,22 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
     draining_ = true;
   }
   if (drain) drain();
-  const auto deadline = std::chrono::system_clock::now() + options_.drain_timeout;
+  const auto deadline = std::chrono::steady_clock::now() + options_.drain_timeout;
   // While the calls in flight finish, the services themselves refuse new ones with UNAVAILABLE;
   // gRPC's Shutdown would cancel them.
   calls_->WaitForNone(deadline);
+  // INVARIANT: what is late ends with UNAVAILABLE, which clients retry; never with CANCELLED
+  // (ServerProcessTest.*, tests/e2e/drain_test.py).
+  if (const size_t late = calls_->EndAll(absl::UnavailableError("the server has stopped"))) {
+    ISOBIT_LOG(Warning) << late << " calls that have not finished are ended";
+  }
+  calls_->WaitForNone(std::chrono::steady_clock::now() + kGoodbyeTimeout);
   StopAccepting();
-  // Only health watches, which never end, and connections are left.
-  server_->Shutdown(std::min(deadline, std::chrono::system_clock::now() + kGoodbyeTimeout));
+  // From here on a client sees that its connection has ended, so that its calls are UNAVAILABLE.
+  // Calls that reach gRPC's Shutdown are cancelled.
+  acceptor_->EndConnections();
+  if (admin_acceptor_ != nullptr) admin_acceptor_->EndConnections();
+  server_->Shutdown(std::chrono::steady_clock::now() + kGoodbyeTimeout);
   server_->Wait();
 
   std::lock_guard<std::mutex> lock(mutex_);

@@ -58,7 +58,8 @@ struct ServerOptions {
   std::string port_file{};
   // Gets the server's own figures.
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
-  // How long calls in flight may take to finish after a stop signal; then they are cancelled.
+  // How long calls in flight may take to finish after a stop signal; then they end with
+  // UNAVAILABLE.
   std::chrono::milliseconds drain_timeout{30000};
 };
 

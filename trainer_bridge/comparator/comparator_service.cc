@@ -53,9 +53,19 @@ ComparatorService::ComparatorService(std::shared_ptr<Upstreams> upstreams, const
   observations_.push_back(ObserveHeldBytes(*metrics_, "calls", memory_));
 }
 
+absl::Status ComparatorService::Available() {
+  const std::lock_guard lock(mutex_);
+  return draining_ ? absl::UnavailableError("the comparator is draining") : absl::OkStatus();
+}
+
+absl::Status ComparatorService::Admit(const grpc::CallbackServerContext& context) {
+  ISOBIT_RETURN_IF_ERROR(Available());
+  return gate_->Admit(context, {.requests = 1, .streams = 1});
+}
+
 grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
     grpc::CallbackServerContext* context, const v1::CompareRequest* request) {
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
+  const absl::Status admitted = Admit(*context);
   if (!admitted.ok()) return Refuse<v1::CompareEvent>(context, admitted);
   v1::CompareRequest content = *request;
   DropContent(request);
@@ -68,7 +78,7 @@ grpc::ServerWriteReactor<v1::CompareEvent>* ComparatorService::Compare(
 
 grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(
     grpc::CallbackServerContext* context, v1::CompareSummary* summary) {
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1, .streams = 1});
+  const absl::Status admitted = Admit(*context);
   if (!admitted.ok()) return new RefusedRecord(ToGrpcStatus(admitted, *context));
   return new RecordSession(*context, history_, summary, memory_->Open(gate_->ClientOf(*context)));
 }
@@ -95,6 +105,7 @@ grpc::ServerUnaryReactor* ComparatorService::Localise(grpc::CallbackServerContex
                                                       v1::LocaliseResponse* response) {
   absl::StatusOr<const v1::LocaliseRequest*> valid = request;
   if (const absl::Status status = ValidateLocaliseRequest(*request); !status.ok()) valid = status;
+  if (const absl::Status available = Available(); !available.ok()) valid = available;
   return AnswerLater(
       context, *gate_, valid, nullptr,
       [&](const v1::LocaliseRequest* what, const std::shared_ptr<UnaryCall>& call) {

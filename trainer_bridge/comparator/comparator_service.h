@@ -56,11 +56,16 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
                                           const v1::GetServerInfoRequest* request,
                                           v1::ComparatorServerInfo* info) override;
 
-  // Refuses new Watch streams, and ends all others with UNAVAILABLE, as they would never end by
-  // themselves. Comparisons in flight go on. Thread-safe.
+  // Refuses new calls except GetServerInfo with UNAVAILABLE, and ends Watch streams with it, as
+  // they would never end by themselves. Comparisons in flight go on. Thread-safe.
   void BeginDrain();
 
  private:
+  // UNAVAILABLE: draining.
+  absl::Status Available();
+  // Whether a stream of comparisons may begin. Errors: those of Available and CallGate::Admit.
+  absl::Status Admit(const grpc::CallbackServerContext& context);
+
   const std::shared_ptr<Upstreams> upstreams_;
   const std::shared_ptr<History> history_;
   const std::shared_ptr<ByteBudget> memory_;

@@ -5,9 +5,13 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -137,7 +141,7 @@ TEST(ServerProcessTest, SigtermLetsACallInFlightFinishAndExitsZero) {
       << "this client, idle now, held the server";
 }
 
-TEST(ServerProcessTest, SigintCancelsAStuckCallAtTheDrainTimeoutAndExitsZero) {
+TEST(ServerProcessTest, SigintEndsAStuckCallAtTheDrainTimeoutAndExitsZero) {
   RunnerProcess process({"--drain_timeout_ms=300"});
   grpc::ClientContext context;
   v1::GenerateRequest request;
@@ -147,11 +151,47 @@ TEST(ServerProcessTest, SigintCancelsAStuckCallAtTheDrainTimeoutAndExitsZero) {
   ASSERT_TRUE(reader->Read(&response));
   const auto start = std::chrono::steady_clock::now();
   process.Signal(SIGINT);
-  EXPECT_FALSE(reader->Finish().ok());
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(process.Join(), 0);
   const auto elapsed = std::chrono::steady_clock::now() - start;
   EXPECT_GE(elapsed, milliseconds(250)) << "the drain time was not granted";
   EXPECT_LT(elapsed, milliseconds(20000));
+}
+
+// Calls that begin at any moment of the drain, on connections that are open.
+TEST(ServerProcessTest, CallsThatMeetTheEndAreUnavailable) {
+  constexpr int kThreads = 8;
+  std::map<grpc::StatusCode, int> seen;
+  for (int round = 0; round < 4; ++round) {
+    RunnerProcess process({});
+    std::mutex mutex;  // guards seen
+    std::atomic<int> num_answered{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        const auto stub = v1::RolloutService::NewStub(process.Connect());
+        v1::GenerateRequest request;  // answered at once
+        grpc::StatusCode last = grpc::StatusCode::OK;
+        while (last == grpc::StatusCode::OK) {
+          grpc::ClientContext context;
+          v1::GenerateResponse response;
+          const auto reader = stub->Generate(&context, request);
+          while (reader->Read(&response)) {
+          }
+          last = reader->Finish().error_code();
+          if (last == grpc::StatusCode::OK) ++num_answered;
+          const std::lock_guard lock(mutex);
+          ++seen[last];
+        }
+      });
+    }
+    while (num_answered < 20 * kThreads) std::this_thread::yield();
+    process.Signal(SIGTERM);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(process.Join(), 0);
+  }
+  EXPECT_EQ(seen[grpc::StatusCode::UNAVAILABLE], 4 * kThreads);
+  EXPECT_EQ(seen.size(), 2u) << "only OK besides";
 }
 
 TEST(ServerProcessTest, AFaultExitsOne) {

@@ -169,7 +169,7 @@ TEST_F(ComparatorServiceTest, WatchRefusesBadRanges) {
   }
 }
 
-TEST_F(ComparatorServiceTest, DrainEndsWatchesAndRefusesNewOnes) {
+TEST_F(ComparatorServiceTest, DrainEndsWatchesAndRefusesNewCalls) {
   grpc::ClientContext context;
   v1::WatchResponse response;
   auto reader = stub_->Watch(&context, v1::WatchRequest());
@@ -180,6 +180,17 @@ TEST_F(ComparatorServiceTest, DrainEndsWatchesAndRefusesNewOnes) {
   grpc::ClientContext late;
   EXPECT_EQ(stub_->Watch(&late, v1::WatchRequest())->Finish().error_code(),
             grpc::StatusCode::UNAVAILABLE);
+  grpc::ClientContext compare, localise;
+  v1::CompareRequest comparison;
+  comparison.add_prompts()->add_token_ids(1);
+  EXPECT_EQ(stub_->Compare(&compare, comparison)->Finish().error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  v1::CompareSummary summary;
+  EXPECT_THAT(Record({Pair({-1})}, &summary), StatusIs(absl::StatusCode::kUnavailable));
+  v1::LocaliseRequest where;
+  where.add_prompt_token_ids(1);
+  v1::LocaliseResponse found;
+  EXPECT_EQ(stub_->Localise(&localise, where, &found).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST_F(ComparatorServiceTest, ServerInfoDescribesBothSidesAndTheObstacle) {
