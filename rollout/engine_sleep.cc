@@ -29,8 +29,12 @@ void Engine::WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned) {
   {
     const std::lock_guard lock(mutex_);
     if (!lacks_weights()) {
-      paused_calls_.push_back([this, reply = std::move(reply)] {
-        outbox_.push_back([reply, result = GetUp()] { reply(result); });
+      paused_calls_.push_back([this, reply = std::move(reply), is_abandoned] {
+        const absl::Status awaited = CheckAwaited(is_abandoned, "wake-up");
+        outbox_.push_back(
+            [reply, result = awaited.ok() ? GetUp() : absl::StatusOr<size_t>(awaited)] {
+              reply(result);
+            });
       });
       WakeThread();
       return;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/probe_proto.h"
 #include "common/rpc/server_info.h"
@@ -181,19 +182,23 @@ grpc::ServerUnaryReactor* RolloutService::Abort(grpc::CallbackServerContext* con
                                absl::StrCat("request_ids: expected none together with all, got ",
                                             request->request_ids_size())));
   }
-  if (request->all()) {
-    const absl::Status admin = gate_->CheckAdmin(*context);
-    if (!admin.ok()) return Answer(context, admin);
-  }
   const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
-  for (const std::string& id : request->all() ? engine_.AbortAll() : EndRequests(*context, ids)) {
-    response->add_request_ids(id);
-  }
+  const auto ended = request->all() ? EndAllRequests(*context) : EndRequests(*context, ids);
+  if (!ended.ok()) return Answer(context, ended.status());
+  for (const std::string& id : *ended) response->add_request_ids(id);
   return Answer(context, absl::OkStatus());
 }
 
-std::vector<std::string> RolloutService::EndRequests(const grpc::CallbackServerContext& context,
-                                                     absl::Span<const std::string> ids) {
+absl::StatusOr<std::vector<std::string>> RolloutService::EndAllRequests(
+    const grpc::CallbackServerContext& context) {
+  ISOBIT_RETURN_IF_ERROR(gate_->Recheck(context));
+  ISOBIT_RETURN_IF_ERROR(gate_->CheckAdmin(context));
+  return engine_.AbortAll();
+}
+
+absl::StatusOr<std::vector<std::string>> RolloutService::EndRequests(
+    const grpc::CallbackServerContext& context, absl::Span<const std::string> ids) {
+  ISOBIT_RETURN_IF_ERROR(gate_->Recheck(context));
   std::optional<std::string> owner;  // the client whose requests may be ended; unset: all clients
   if (!gate_->CheckAdmin(context).ok()) owner = gate_->ClientOf(context);
   return engine_.Abort(ids, owner);
@@ -218,6 +223,9 @@ grpc::ServerUnaryReactor* RolloutService::PauseGeneration(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* RolloutService::ContinueGeneration(
     grpc::CallbackServerContext* context, const v1::ContinueGenerationRequest* /*request*/,
     v1::ContinueGenerationResponse* response) {
+  if (const absl::Status allowed = gate_->Recheck(*context); !allowed.ok()) {
+    return Answer(context, allowed);
+  }
   const absl::StatusOr<size_t> resumed = engine_.Continue();
   if (resumed.ok()) response->set_num_resumed(static_cast<uint32_t>(*resumed));
   return Answer(context, resumed.status());
@@ -268,10 +276,8 @@ grpc::ServerUnaryReactor* RolloutService::UpdateWeights(grpc::CallbackServerCont
 
 grpc::ServerReadReactor<v1::WeightChunk>* RolloutService::UpdateWeightsFromStream(
     grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) {
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
-  if (!admitted.ok()) return WeightStream::Refuse(context, admitted);
   return WeightStream::Start(
-      context,
+      context, *gate_,
       {.config = engine_.config(),
        .policy = engine_.options().load_policy,
        .limits = weight_stream_,

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/rpc/call_gate.h"
 #include "isobit/v1/rollout.grpc.pb.h"
@@ -71,9 +73,10 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   // go to the writer that `open` makes.
   void Begin(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
              OpenGenerateWriter open);
-  // Ends the caller's requests, or an admin's anybody's. The ids that were in flight.
-  std::vector<std::string> EndRequests(const grpc::CallbackServerContext& context,
-                                       absl::Span<const std::string> ids);
+  // Ends the caller's requests, or an admin's anybody's. The ids that were in flight. Errors: those
+  // of CallGate::Recheck.
+  absl::StatusOr<std::vector<std::string>> EndRequests(const grpc::CallbackServerContext& context,
+                                                       absl::Span<const std::string> ids);
   // Without weights and uptime, which change.
   const v1::RolloutServerInfo& info() const { return info_; }
 
@@ -82,6 +85,10 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   // Charges the client's quota for what `request` brings and may generate.
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      const v1::GenerateRequest& request) const;
+
+  // Ends the requests of all clients. Errors: those of CallGate::Recheck and CheckAdmin.
+  absl::StatusOr<std::vector<std::string>> EndAllRequests(
+      const grpc::CallbackServerContext& context);
 
   // Carries out `update`, writes `response`, and then calls `answer`.
   void Update(WeightUpdate update, v1::UpdateWeightsResponse* response,

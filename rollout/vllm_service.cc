@@ -62,8 +62,7 @@ grpc::ServerUnaryReactor* VllmService::Abort(grpc::CallbackServerContext* contex
                                              const vllm_wire::AbortRequest* request,
                                              vllm_wire::AbortResponse* /*response*/) {
   const std::vector<std::string> ids(request->request_ids().begin(), request->request_ids().end());
-  rollout_.EndRequests(*context, ids);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, rollout_.EndRequests(*context, ids).status());
 }
 
 grpc::ServerUnaryReactor* VllmService::HealthCheck(grpc::CallbackServerContext* context,

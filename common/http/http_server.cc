@@ -80,6 +80,17 @@ HostNames NamesOf(const HttpServer::Options& options) {
   return HostNames(names);
 }
 
+// Has the response, if it is a stream, end once the gate lets the request pass no more: its client
+// may leave the access file meanwhile.
+void KeepChecking(const CallCheck& check, const httplib::Request& request,
+                  httplib::Response& response) {
+  if (response.content_provider_ == nullptr) return;
+  response.content_provider_ = [check, &request, provider = std::move(response.content_provider_)](
+                                   size_t offset, size_t length, httplib::DataSink& sink) {
+    return Check(check, request).ok() && provider(offset, length, sink);
+  };
+}
+
 std::string PatternOf(const std::string& path) { return absl::StrReplaceAll(path, {{".", "\\."}}); }
 
 }  // namespace
@@ -134,7 +145,10 @@ void HttpServer::Get(const std::string& path, Handler handler, Kind kind) {
       [check = options_.gate->CheckFor(Listener::kMain), handler = std::move(handler)](
           const httplib::Request& request, httplib::Response& response) {
         const absl::Status allowed = Check(check, request);
-        if (allowed.ok()) return handler(request, response);
+        if (allowed.ok()) {
+          handler(request, response);
+          return KeepChecking(check, request, response);
+        }
         response.status = HttpStatusOf(allowed);
         if (response.status == 401) response.set_header("WWW-Authenticate", "Bearer");
         response.set_content(absl::StrCat(allowed.message(), "\n"), "text/plain");

@@ -3,6 +3,7 @@
 
 #include <grpc/grpc_security_constants.h>
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/method_roles.h"
 #include "common/rpc/status_convert.h"
@@ -18,13 +21,12 @@
 namespace isobit {
 namespace {
 
-constexpr char kOurPackage[] = "/isobit.v1.";
 constexpr char kAbort[] = "/isobit.v1.RolloutService/Abort";
-constexpr char kVllmService[] = "/vllm.grpc.engine.VllmEngine/";  // RolloutService by another name
 constexpr char kVllmAbort[] = "/vllm.grpc.engine.VllmEngine/Abort";
 // Every gRPC client sends this header. A call without it counts as one of the main port, where
 // fewer methods are allowed.
 constexpr char kMarkHeader[] = "user-agent";
+constexpr std::chrono::seconds kLookInterval(1);  // of looks at the access file
 
 // The access file's client that calls; an error says why it is none.
 absl::StatusOr<const AccessClient*> Authenticate(const AccessList& list,
@@ -51,6 +53,11 @@ absl::StatusOr<const AccessClient*> Authenticate(const AccessList& list,
 absl::Status LacksRole(absl::string_view client, RoleSet needed, absl::string_view what) {
   return absl::PermissionDeniedError(absl::StrCat("client \"", client, "\" lacks the role ",
                                                   needed.Names(), ", which ", what, " takes"));
+}
+
+absl::Status CheckRole(const AccessClient& client, absl::string_view method) {
+  const RoleSet needed = RolesFor(method);
+  return client.roles.HasAnyOf(needed) ? absl::OkStatus() : LacksRole(client.name, needed, method);
 }
 
 absl::Status WrongPort(absl::string_view what, Listener listener) {
@@ -92,7 +99,7 @@ class GatedCall final : public grpc::experimental::Interceptor {
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_INITIAL_METADATA)) {
-      gate_->Enter(context_);
+      gate_->Enter(context_, method_);
     }
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
       Look(methods->GetRecvMessage());
@@ -121,15 +128,23 @@ class GatedCall final : public grpc::experimental::Interceptor {
   }
 
   void End(grpc::experimental::InterceptorBatchMethods& methods) {
-    const grpc::Status status = methods.GetSendStatus();
-    if (is_audited_ && gate_->options_.audit != nullptr) {
+    grpc::Status status = methods.GetSendStatus();
+    // What has taken effect is told and noted as it is. What has not ends as a new call would.
+    const absl::Status refusal = gate_->RefusalOf(context_);
+    const bool was_refused = !status.ok() && !refusal.ok();
+    if (was_refused) {
+      status = ToGrpcStatus(refusal);
+      methods.ModifySendStatus(status);
+    }
+    const bool has_line = !was_refused && gate_->HasAuditLine(context_);
+    if (is_audited_ && !has_line && gate_->options_.audit != nullptr) {
       const AuditEntry entry = {.client = gate_->ClientOf(context_),
                                 .caller_address = context_.peer(),
                                 .method = method_,
                                 .arguments = arguments_,
                                 .outcome = FromGrpcStatus(status)};
-      // Anybody can try to abort all requests.
-      const bool is_admin = gate_->CheckAdmin(context_).ok();
+      // Anybody can try to abort all requests. A method for admins alone has let an admin in.
+      const bool is_admin = IsAdminMethod(method_) || gate_->CheckAdmin(context_).ok();
       is_admin ? gate_->options_.audit->Write(entry) : gate_->options_.audit->WriteRefused(entry);
     }
     // Before the client sees the end: its next call must not find the quota still taken.
@@ -141,7 +156,7 @@ class GatedCall final : public grpc::experimental::Interceptor {
   }
 
   const std::shared_ptr<CallGate> gate_;
-  const grpc::ServerContextBase& context_;
+  grpc::ServerContextBase& context_;
   const std::string method_;
   bool is_audited_;
   std::string arguments_;
@@ -155,9 +170,7 @@ class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInte
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    const bool is_ours = absl::StartsWith(info->method(), kOurPackage) ||
-                         absl::StartsWith(info->method(), kVllmService);
-    return is_ours ? new GatedCall(gate_, info) : nullptr;
+    return IsOpenToAll(info->method()) ? nullptr : new GatedCall(gate_, info);
   }
 
  private:
@@ -168,6 +181,47 @@ class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInte
 
 std::shared_ptr<CallGate> CallGate::Create(CallGateOptions options) {
   return std::shared_ptr<CallGate>(new CallGate(std::move(options)));
+}
+
+CallGate::CallGate(CallGateOptions options) : options_(std::move(options)) {
+  if (options_.access != nullptr) watcher_ = std::thread([this] { WatchAccessFile(); });
+}
+
+CallGate::~CallGate() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    stopped_.notify_all();
+  }
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void CallGate::WatchAccessFile() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
+    lock.unlock();
+    EndRefusedCalls();
+    lock.lock();
+  }
+}
+
+void CallGate::EndRefusedCalls() {
+  const std::shared_ptr<const AccessList> list = options_.access->Current();
+  std::vector<std::pair<OpenCall, absl::Status>> refused;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [context, call] : calls_) {
+      const absl::Status refusal = Judge(list, call);
+      if (refusal.ok() || std::exchange(call.has_been_ended, true)) continue;
+      refused.emplace_back(call.handle, refusal);
+    }
+  }
+  if (refused.empty()) return;
+  ISOBIT_LOG(Info) << "the access file lets " << refused.size()
+                   << " calls in flight go on no longer, the first because "
+                   << refused.front().second.message();
+  // Without the lock: handlers that see the end ask the gate.
+  for (const auto& [call, refusal] : refused) EndCall(call, refusal);
 }
 
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGate::Interceptor() {
@@ -186,21 +240,16 @@ std::string CallGate::HiddenHeaderOf(Listener listener) const {
 
 absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
   if (IsOpenToAll(facts.method)) return absl::OkStatus();
-  const RoleSet needed = RolesFor(facts.method);
   absl::Status refusal;
   std::string client;
   if (options_.access != nullptr) {
     const std::shared_ptr<const AccessList> list = options_.access->Current();
     const auto caller = Authenticate(*list, facts.authorization, facts.certificate_names);
-    if (!caller.ok()) {
-      refusal = caller.status();
-    } else {
-      client = (*caller)->name;
-      if (!(*caller)->roles.HasAnyOf(needed)) refusal = LacksRole(client, needed, facts.method);
-    }
+    refusal = caller.ok() ? CheckRole(**caller, facts.method) : caller.status();
+    if (caller.ok()) client = (*caller)->name;
   }
-  const bool is_here =
-      listener == Listener::kAdmin ? needed.Has(CallerRole::kAdmin) : !IsAdminMethod(facts.method);
+  const bool is_here = listener == Listener::kAdmin ? RolesFor(facts.method).Has(CallerRole::kAdmin)
+                                                    : !IsAdminMethod(facts.method);
   if (refusal.ok() && options_.has_admin_port && !is_here) {
     refusal = WrongPort(facts.method, listener);
   }
@@ -214,32 +263,66 @@ absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
   return refusal;
 }
 
-CallGate::Call CallGate::Identify(const grpc::ServerContextBase& context) const {
-  Call call;
+absl::Status CallGate::Judge(std::shared_ptr<const AccessList> list, Call& call) {
+  if (!call.refusal.ok() || (list != nullptr && list == call.list)) return call.refusal;
   RoleSet roles(CallerRole::kAdmin, CallerRole::kWatch);
-  call.client = isobit::ClientOf(context);
-  if (options_.access != nullptr) {
-    // The check has admitted the call, but the access file may have changed since. A client that it
-    // no longer names has no role.
-    const std::shared_ptr<const AccessList> list = options_.access->Current();
+  if (list != nullptr) {
     const auto caller =
-        Authenticate(*list, HeaderOf(context, "authorization"), CertificateNames(context));
-    roles = caller.ok() ? (*caller)->roles : RoleSet();
-    if (caller.ok()) call.client = (*caller)->name;
+        Authenticate(*list, call.credentials.authorization, call.credentials.certificate_names);
+    call.refusal = caller.ok() ? CheckRole(**caller, call.method) : caller.status();
+    roles = call.refusal.ok() ? (*caller)->roles : RoleSet();
+    // The name stays what it was at first: quotas and audit lines are of one client.
+    if (call.list == nullptr && caller.ok()) call.client = (*caller)->name;
   }
+  call.list = std::move(list);
   call.sees_paths = roles.HasAnyOf(RoleSet(CallerRole::kWatch, CallerRole::kAdmin));
+  call.admin = absl::OkStatus();
   if (!roles.Has(CallerRole::kAdmin)) {
     call.admin = LacksRole(call.client, RoleSet(CallerRole::kAdmin), "this");
-  } else if (options_.has_admin_port && !HeaderOf(context, kMarkHeader)) {
+  } else if (call.is_at_main_port) {
     call.admin = WrongPort("this", Listener::kMain);
   }
-  return call;
+  return call.refusal;
 }
 
-void CallGate::Enter(const grpc::ServerContextBase& context) {
-  Call call = Identify(context);
+void CallGate::Enter(grpc::ServerContextBase& context, const std::string& method) {
+  Call call;
+  call.method = method;
+  call.handle = OpenCallOf(context);
+  call.client = isobit::ClientOf(context);
+  call.is_at_main_port = options_.has_admin_port && !HeaderOf(context, kMarkHeader);
+  if (options_.access != nullptr) {
+    if (const auto header = HeaderOf(context, "authorization")) {
+      call.credentials.authorization.emplace(*header);
+    }
+    call.credentials.certificate_names = CertificateNames(context);
+  }
+  // The check has admitted the call, but the access file may have changed since: a unary call comes
+  // here with its message, which may be an hour behind its headers.
+  const absl::Status refusal =
+      Judge(options_.access != nullptr ? options_.access->Current() : nullptr, call);
+  call.has_been_ended = !refusal.ok();
+  const OpenCall handle = call.handle;
+  {
+    const std::lock_guard lock(mutex_);
+    calls_.insert_or_assign(&context, std::move(call));
+  }
+  // The handler, which comes next, sees a call that is cancelled, and asks Recheck.
+  if (!refusal.ok()) EndCall(handle, refusal);
+}
+
+absl::Status CallGate::Recheck(const grpc::ServerContextBase& context) {
+  if (options_.access == nullptr) return absl::OkStatus();
+  std::shared_ptr<const AccessList> list = options_.access->Current();
   const std::lock_guard lock(mutex_);
-  calls_.insert_or_assign(&context, std::move(call));
+  const auto call = calls_.find(&context);
+  return call == calls_.end() ? absl::OkStatus() : Judge(std::move(list), call->second);
+}
+
+absl::Status CallGate::RefusalOf(const grpc::ServerContextBase& context) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  return call == calls_.end() ? absl::OkStatus() : call->second.refusal;
 }
 
 void CallGate::ReturnQuota(const grpc::ServerContextBase& context) {
@@ -248,11 +331,13 @@ void CallGate::ReturnQuota(const grpc::ServerContextBase& context) {
 }
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {
+  decltype(calls_)::node_type gone;  // freed without the lock, as gRPC's call may go with it
   const std::lock_guard lock(mutex_);
-  calls_.erase(&context);
+  gone = calls_.extract(&context);
 }
 
 absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts) {
+  ISOBIT_RETURN_IF_ERROR(Recheck(context));
   if (options_.quota == nullptr) return absl::OkStatus();
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
@@ -264,14 +349,26 @@ absl::Status CallGate::Admit(const grpc::ServerContextBase& context, const Quota
 }
 
 void CallGate::Audit(const grpc::ServerContextBase& context, std::string method,
-                     std::string arguments, const absl::Status& outcome) const {
+                     std::string arguments, const absl::Status& outcome) {
   if (options_.audit == nullptr) return;
-  const AuditEntry entry = {.client = Identify(context).client,
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto call = calls_.find(&context); call != calls_.end()) {
+      call->second.has_audit_line = true;
+    }
+  }
+  const AuditEntry entry = {.client = ClientOf(context),
                             .caller_address = context.peer(),
                             .method = std::move(method),
                             .arguments = std::move(arguments),
                             .outcome = outcome};
   outcome.ok() ? options_.audit->Write(entry) : options_.audit->WriteRefused(entry);
+}
+
+bool CallGate::HasAuditLine(const grpc::ServerContextBase& context) const {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(&context);
+  return call != calls_.end() && call->second.has_audit_line;
 }
 
 std::string CallGate::ClientOf(const grpc::ServerContextBase& context) const {

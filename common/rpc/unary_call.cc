@@ -11,9 +11,9 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
   return reactor;
 }
 
-std::shared_ptr<UnaryCall> UnaryCall::Start(grpc::CallbackServerContext* context,
+std::shared_ptr<UnaryCall> UnaryCall::Start(grpc::CallbackServerContext* context, CallGate& gate,
                                             std::function<void()> on_abandoned) {
-  const std::shared_ptr<UnaryCall> call(new UnaryCall(context, std::move(on_abandoned)));
+  const std::shared_ptr<UnaryCall> call(new UnaryCall(context, gate, std::move(on_abandoned)));
   call->self_ = call;
   return call;
 }

@@ -22,24 +22,28 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
 // A call that another thread answers. Lives until both gRPC and whoever answers are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  // Call in the handler, and return get() from there. on_abandoned: as in AnswerLater.
-  static std::shared_ptr<UnaryCall> Start(grpc::CallbackServerContext* context,
+  // Call in the handler, and return get() from there. `gate` outlives the call. on_abandoned: as in
+  // AnswerLater.
+  static std::shared_ptr<UnaryCall> Start(grpc::CallbackServerContext* context, CallGate& gate,
                                           std::function<void()> on_abandoned);
 
   // Ends the call as isobit::Answer does; exactly once, on any thread.
   void Answer(const absl::Status& status);
 
-  // Whether nobody waits for the answer any more. Once true, it stays true. Thread-safe.
-  bool is_abandoned() const { return is_abandoned_; }
+  // Whether nobody waits for the answer any more, or the caller may not have it any more. Ask right
+  // before the call takes effect. Once true, it stays true. Thread-safe.
+  bool is_abandoned() const { return is_abandoned_ || !gate_.Recheck(context_).ok(); }
 
  private:
-  UnaryCall(grpc::CallbackServerContext* context, std::function<void()> on_abandoned)
-      : context_(*context), on_abandoned_(std::move(on_abandoned)) {}
+  UnaryCall(grpc::CallbackServerContext* context, CallGate& gate,
+            std::function<void()> on_abandoned)
+      : context_(*context), gate_(gate), on_abandoned_(std::move(on_abandoned)) {}
 
   void OnCancel() override;
   void OnDone() override { const std::shared_ptr<UnaryCall> self = std::move(self_); }
 
   grpc::CallbackServerContext& context_;
+  CallGate& gate_;
   const std::function<void()> on_abandoned_;
   std::shared_ptr<UnaryCall> self_;
   std::atomic<bool> is_abandoned_{false};
@@ -56,7 +60,7 @@ grpc::ServerUnaryReactor* AnswerLater(grpc::CallbackServerContext* context, Call
   if (!input.ok()) return Answer(context, input.status());
   const absl::Status admitted = gate.Admit(*context, {.requests = 1});
   if (!admitted.ok()) return Answer(context, admitted);
-  const std::shared_ptr<UnaryCall> call = UnaryCall::Start(context, std::move(on_abandoned));
+  const std::shared_ptr<UnaryCall> call = UnaryCall::Start(context, gate, std::move(on_abandoned));
   start(*std::move(input), call);
   return call.get();
 }

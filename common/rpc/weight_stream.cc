@@ -65,16 +65,19 @@ absl::Status SenderHasGone() { return absl::CancelledError("the sender has gone"
 
 }  // namespace
 
-WeightStream* WeightStream::Start(grpc::CallbackServerContext* context, Options options) {
-  const std::shared_ptr<WeightStream> call(new WeightStream(context, std::move(options)));
+WeightStream* WeightStream::Start(grpc::CallbackServerContext* context, CallGate& gate,
+                                  Options options) {
+  const absl::Status admitted = gate.Admit(*context, {.requests = 1});
+  if (!admitted.ok()) return Refuse(context, gate, admitted);
+  const std::shared_ptr<WeightStream> call(new WeightStream(context, gate, std::move(options)));
   call->self_ = call;
   call->Receive();
   return call.get();
 }
 
-WeightStream* WeightStream::Refuse(grpc::CallbackServerContext* context,
+WeightStream* WeightStream::Refuse(grpc::CallbackServerContext* context, CallGate& gate,
                                    const absl::Status& status) {
-  const std::shared_ptr<WeightStream> call(new WeightStream(context, {}));
+  const std::shared_ptr<WeightStream> call(new WeightStream(context, gate, {}));
   call->self_ = call;
   call->Answer(status);
   return call.get();

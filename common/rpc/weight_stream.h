@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/streamed_source.h"
 #include "common/checkpoint/weight_switch.h"
+#include "common/rpc/call_gate.h"
 #include "isobit/v1/types.pb.h"
 
 namespace isobit {
@@ -37,21 +38,24 @@ class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
     std::function<void()> on_abandoned;
   };
 
-  // Call in the handler, and return the result from there.
-  static WeightStream* Start(grpc::CallbackServerContext* context, Options options);
+  // The handler of the call: takes one request of the client's quota, and reads. `gate` outlives
+  // the call.
+  static WeightStream* Start(grpc::CallbackServerContext* context, CallGate& gate, Options options);
   // For a call that is refused before anything is read.
-  static WeightStream* Refuse(grpc::CallbackServerContext* context, const absl::Status& status);
+  static WeightStream* Refuse(grpc::CallbackServerContext* context, CallGate& gate,
+                              const absl::Status& status);
 
   // Ends the call; exactly once, on any thread. If `status` is OK, the client gets the response as
   // it is now.
   void Answer(const absl::Status& status);
 
-  // Whether nobody waits for the answer any more. Once true, it stays true. Thread-safe.
-  bool is_abandoned() const { return is_abandoned_; }
+  // Whether nobody waits for the answer any more, or the sender may not send any more. Ask right
+  // before the update takes effect. Once true, it stays true. Thread-safe.
+  bool is_abandoned() const { return is_abandoned_ || !gate_.Recheck(context_).ok(); }
 
  private:
-  WeightStream(grpc::CallbackServerContext* context, Options options)
-      : context_(*context), options_(std::move(options)) {}
+  WeightStream(grpc::CallbackServerContext* context, CallGate& gate, Options options)
+      : context_(*context), gate_(gate), options_(std::move(options)) {}
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -63,6 +67,7 @@ class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
   absl::Status Begin(const v1::WeightStreamBegin& begin);
 
   grpc::CallbackServerContext& context_;
+  CallGate& gate_;
   Options options_;
   std::shared_ptr<WeightStream> self_;  // until OnDone
   v1::WeightChunk chunk_;

@@ -80,7 +80,8 @@ grpc::ServerReadReactor<v1::RecordRequest>* ComparatorService::Record(
     grpc::CallbackServerContext* context, v1::CompareSummary* summary) {
   const absl::Status admitted = Admit(*context);
   if (!admitted.ok()) return new RefusedRecord(ToGrpcStatus(admitted, *context));
-  return new RecordSession(*context, history_, summary, memory_->Open(gate_->ClientOf(*context)));
+  return new RecordSession(*context, *gate_, history_, summary,
+                           memory_->Open(gate_->ClientOf(*context)));
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* ComparatorService::Watch(

@@ -20,9 +20,11 @@ v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
 
 }  // namespace
 
-RecordSession::RecordSession(grpc::CallbackServerContext& context, std::shared_ptr<History> history,
-                             v1::CompareSummary* summary, HeldBytes memory)
+RecordSession::RecordSession(grpc::CallbackServerContext& context, CallGate& gate,
+                             std::shared_ptr<History> history, v1::CompareSummary* summary,
+                             HeldBytes memory)
     : context_(context),
+      gate_(gate),
       history_(std::move(history)),
       comparison_(history_->Begin()),
       summary_(summary),
@@ -31,6 +33,9 @@ RecordSession::RecordSession(grpc::CallbackServerContext& context, std::shared_p
 }
 
 void RecordSession::OnReadDone(bool ok) {
+  if (const absl::Status allowed = gate_.Recheck(context_); !allowed.ok()) {
+    return Finish(ToGrpcStatus(allowed));
+  }
   if (!ok) {  // the client has sent everything
     summary_->MergeFrom(builder_.Build());
     return Finish(grpc::Status::OK);

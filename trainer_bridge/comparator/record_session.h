@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "common/rpc/call_gate.h"
 #include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
@@ -20,9 +21,10 @@ namespace isobit {
 // call with its error; those before it stay in the history.
 class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
  public:
-  // `context` and `summary`, the response, belong to the call. memory: what the call may hold.
-  RecordSession(grpc::CallbackServerContext& context, std::shared_ptr<History> history,
-                v1::CompareSummary* summary, HeldBytes memory);
+  // `context` and `summary`, the response, belong to the call. `gate` outlives it. memory: what the
+  // call may hold.
+  RecordSession(grpc::CallbackServerContext& context, CallGate& gate,
+                std::shared_ptr<History> history, v1::CompareSummary* summary, HeldBytes memory);
 
  private:
   void OnReadDone(bool ok) override;
@@ -31,6 +33,7 @@ class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
   absl::Status Compare();
 
   grpc::CallbackServerContext& context_;
+  CallGate& gate_;
   const std::shared_ptr<History> history_;
   const History::Comparison comparison_;
   v1::CompareSummary* const summary_;

@@ -103,22 +103,21 @@ grpc::ServerUnaryReactor* ScorerService::UpdateWeights(grpc::CallbackServerConte
 grpc::ServerReadReactor<v1::WeightChunk>* ScorerService::UpdateWeightsFromStream(
     grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) {
   const absl::StatusOr<Scorer*> available = Available();
-  if (!available.ok()) return WeightStream::Refuse(context, available.status());
-  const absl::Status admitted = gate_->Admit(*context, {.requests = 1});
-  if (!admitted.ok()) return WeightStream::Refuse(context, admitted);
+  if (!available.ok()) return WeightStream::Refuse(context, *gate_, available.status());
   Scorer& scorer = **available;
   return WeightStream::Start(
-      context, {.config = scorer.config(),
-                .policy = scorer.options().load_policy,
-                .limits = options_.weight_stream,
-                .parse = ParseUpdateWeightsRequest,
-                .begin =
-                    [this, &scorer, response](WeightUpdate update,
-                                              const std::shared_ptr<WeightStream>& call) {
-                      Update(scorer, std::move(update), response,
-                             [call](const absl::Status& status) { call->Answer(status); });
-                    },
-                .on_abandoned = [&scorer] { scorer.Wake(); }});
+      context, *gate_,
+      {.config = scorer.config(),
+       .policy = scorer.options().load_policy,
+       .limits = options_.weight_stream,
+       .parse = ParseUpdateWeightsRequest,
+       .begin =
+           [this, &scorer, response](WeightUpdate update,
+                                     const std::shared_ptr<WeightStream>& call) {
+             Update(scorer, std::move(update), response,
+                    [call](const absl::Status& status) { call->Answer(status); });
+           },
+       .on_abandoned = [&scorer] { scorer.Wake(); }});
 }
 
 void ScorerService::Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/digest.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/channel_security.h"
 #include "common/rpc/server_security.h"
@@ -72,6 +73,52 @@ TEST_F(ShardGroupJoinTest, WhoDoesNotShowTheGroupSecretGetsNothingButAnAuditLine
   EXPECT_THAT(lines.front(), HasSubstr("UNAUTHENTICATED"));
   EXPECT_THAT(lines.back(), AllOf(HasSubstr("ShardGroupService/Join"), HasSubstr("rank: 1"),
                                   HasSubstr("\"OK\"")));
+}
+
+TEST_F(ShardGroupJoinTest, AMemberThatLeavesTheAccessFileIsLost) {
+  const std::string hash = Sha256Hex("token", 5);
+  const std::string access = dir_.Write(
+      "access.json", R"({"clients": [{"name": "member", "roles": ["admin"], "token_sha256": [")" +
+                         hash + R"("]}]})");
+  ISOBIT_ASSERT_OK_AND_ASSIGN(
+      const ServerSecurity server,
+      MakeServerSecurity({.access_file = access, .audit_log = dir_.File("audit")}, "127.0.0.1"));
+  GroupLeaderOptions options = LeaderOptions(2);
+  options.credentials = server.admin_credentials;
+  options.gate = server.gate;
+  std::promise<absl::Status> lost;
+  options.on_lost = [&lost](const absl::Status& status) { lost.set_value(status); };
+  auto leading = std::async(std::launch::async, [options, first = First()] {
+    return GroupLeader::Assemble(options, first);
+  });
+  GroupMemberOptions joining = MemberOptions(1, 2);
+  ISOBIT_ASSERT_OK_AND_ASSIGN(joining.security,
+                              MakeChannelSecurity({.token_file = dir_.Write("token", "token")}));
+  std::promise<void> joined, enough;
+  joining.make_backend = [&](const std::string&) -> absl::StatusOr<RankBackend> {
+    joined.set_value();
+    enough.get_future().wait();
+    return absl::InternalError("enough");
+  };
+  GroupMember member(std::move(joining));
+  auto end = std::async(std::launch::async, [&member] { return member.Run(); });
+  ISOBIT_ASSERT_OK_AND_ASSIGN(std::shared_ptr<GroupLeader> leader, leading.get());
+  joined.get_future().wait();
+  dir_.Write("access.json", R"({"clients": []})");
+  std::future<absl::Status> why = lost.get_future();
+  ASSERT_EQ(why.wait_for(kPatience), std::future_status::ready);
+  EXPECT_THAT(why.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 has gone")));
+  enough.set_value();
+  EXPECT_FALSE(end.get().ok());
+  leader.reset();  // whose calls have ended then
+
+  std::vector<std::string> lines;
+  std::ifstream file(dir_.File("audit"));
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(lines.front(), HasSubstr("\"OK\""));
+  EXPECT_THAT(lines.back(),
+              AllOf(HasSubstr("ShardGroupService/Join"), HasSubstr("UNAUTHENTICATED")));
 }
 
 // A self-signed certificate of 127.0.0.1 in `directory`, and its key. It is also the CA to trust.
