@@ -29,6 +29,7 @@ absl::StatusOr<uint64_t> WeightSwitch::Begin(const WeightUpdate& update,
   update_.emplace(Pending{.update = update});
   update_->result.previous = present;
   update_->result.current.id = next;
+  if (update.on_begun) update.on_begun();
   return next;
 }
 

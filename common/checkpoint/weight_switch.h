@@ -35,6 +35,8 @@ struct WeightUpdate {
   InFlightMode mode = InFlightMode::kAbort;
   IsAbandoned is_abandoned = nullptr;
   std::shared_ptr<const StreamedSource> stream = nullptr;  // instead of model_path and digest
+  // Called by WeightSwitch::Begin once it has accepted the update; null: nobody needs to know.
+  std::function<void()> on_begun = nullptr;
 };
 
 struct WeightUpdateResult {

@@ -90,6 +90,13 @@ void WeightStream::Answer(const absl::Status& status) {
   Finish(ToGrpcStatus(status, context_));
 }
 
+void WeightStream::Accept() {
+  const std::lock_guard lock(mutex_);
+  if (answered_) return;
+  context_.AddInitialMetadata(kWeightsAcceptedKey, "1");
+  StartSendInitialMetadata();
+}
+
 void WeightStream::Receive() {
   const std::lock_guard lock(mutex_);
   if (!answered_) StartRead(&chunk_);
@@ -143,6 +150,7 @@ absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
   if (is_abandoned_) source->Fail(SenderHasGone());  // OnCancel may have missed it
   update.stream = std::move(source);
   update.is_abandoned = [self = self_] { return self->is_abandoned(); };
+  update.on_begun = [self = self_] { self->Accept(); };
   options_.begin(std::move(update), self_);
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 // The server's end of UpdateWeightsFromStream: checks the order of messages and hands the pieces to
 // a StreamedSource, no faster than the source wants them. A service begins the update and answers.
+// The sender is told, by initial metadata, once the update has begun, and sends no tensor before.
 #ifndef ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
 #define ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
 
@@ -20,6 +21,9 @@
 #include "isobit/v1/types.pb.h"
 
 namespace isobit {
+
+// In the initial metadata of a call whose begin is accepted.
+inline constexpr char kWeightsAcceptedKey[] = "weights-accepted";
 
 // One call. Lives until both gRPC and whoever answers are done with it. Once it has begun, every
 // fault goes to the source, whose reader then ends the update with it.
@@ -61,6 +65,8 @@ class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
   void OnCancel() override;
   void OnDone() override;
 
+  // Tells the sender that the update has begun.
+  void Accept();
   // Reads the next message, unless the call has been answered.
   void Receive();
   absl::Status Take();

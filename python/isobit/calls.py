@@ -45,6 +45,9 @@ COMPARE_TIMEOUT_S = 3600.0
 TokenIds = Sequence[int] | np.ndarray
 DraftTokenIds = TokenIds | Sequence[TokenIds]
 
+# The key of the initial metadata by which a service accepts the begin of a stream of weights.
+WEIGHTS_ACCEPTED = "weights-accepted"
+
 _MAX_TOKEN_ID = 2**32 - 1
 
 _Result = TypeVar("_Result")
@@ -80,7 +83,8 @@ def update_weights_request(
 def weight_chunks(
     tensors: Weights, weight_version: int | None, expected_digest: str | None, in_flight: InFlightMode | None
 ) -> Iterator[types_pb2.WeightChunk]:
-    """The messages of a stream of weights. Each tensor is asked for once those before it are sent."""
+    """The messages of a stream of weights. Each tensor is asked for once those before it are sent, and the
+    first once the service has accepted the begin."""
     specs, items = specs_of(tensors)
     yield types_pb2.WeightChunk(
         begin=types_pb2.WeightStreamBegin(

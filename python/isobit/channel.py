@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from isobit.connection import OPTIONS, Reachability, ServingWait
+from isobit.connection import OPTIONS, Reachability, ServingWait, accepts
 from isobit.credentials import Security, connect
 from isobit.errors import CancelledError
 
@@ -93,18 +93,23 @@ class ServiceClient:
         with self._connection(timeout) as left:
             return call(request, timeout=left)
 
-    def _upload(self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float):
-        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire. A None
-        among them says that there is nothing to send yet."""
+    def _upload(self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float, accepted: str):
+        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire. The
+        second is made once the service has accepted the first, by initial metadata with the key `accepted`. A
+        None among them says that there is nothing to send yet."""
         with self._connection(timeout) as left:
             queue = Queue(maxsize=4)
             response = call.future(iter(queue.get, None), timeout=left)
+            has_accepted = False
             try:
                 for request in requests:
                     if request is None and not response.done():
                         continue  # there is none yet
                     if request is None or not _put(queue, request, response):
                         break  # the service has answered: it wants no more
+                    if not has_accepted and not accepts(response.initial_metadata(), accepted):
+                        break  # it has refused them
+                    has_accepted = True
                 else:
                     _put(queue, None, response)
                 return response.result()

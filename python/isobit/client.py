@@ -81,7 +81,7 @@ class _ModelServiceClient(ServiceClient):
           Others: the fault of a tensor, by its name. The old weights serve on after any of them.
         """
         chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
+        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def update_weights_from_tensor(
         self,
@@ -106,7 +106,7 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
+        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def update_weights_from_distributed(
         self,
@@ -134,7 +134,7 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout)
+        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def probe(
         self,

@@ -198,34 +198,45 @@ def _cpu_group() -> dist.ProcessGroup:
 
 def _stream(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:
     weights = named_weights(model)
-    gathered = iter(weights)
+    if not _is_first():
+        if told_by_first(None):
+            for _ in weights:
+                pass
+        return None
+    accepted = _Accepted(weights)
     failure = None
-    if _is_first():
-        try:
-            client.update_weights_from_stream(
-                _Begun(weights, gathered), expected_digest=expected_digest, **arguments
-            )
-        except Exception as error:
-            failure = error
-    for _ in gathered:  # the other ranks; and the first, if it failed, since they wait for it
-        pass
+    try:
+        client.update_weights_from_stream(accepted, expected_digest=expected_digest, **arguments)
+    except Exception as error:
+        failure = error
+    accepted.end()
     return failure
 
 
 def _share(model: nn.Module, client: Any, expected_digest: str | None, arguments: dict) -> Exception | None:
     held = held_weights(model)
+    needs_digest = expected_digest is None
+    if not _is_first():
+        if needs_digest and told_by_first(None):
+            model_digest(model)
+        return None
+    is_told = False
 
-    @functools.cache
-    def digest() -> str:
-        return model_digest(model) if expected_digest is None else expected_digest
+    def digest() -> str:  # once the service has accepted the weights
+        nonlocal is_told
+        is_told = True
+        told_by_first(True)
+        return model_digest(model)
 
     failure = None
-    if _is_first():
-        try:
-            client.update_weights_from_tensor(held, expected_digest=digest, **arguments)
-        except Exception as error:
-            failure = error
-    digest()  # every rank takes part in it, also where the service had refused the weights before
+    try:
+        client.update_weights_from_tensor(
+            held, expected_digest=digest if needs_digest else expected_digest, **arguments
+        )
+    except Exception as error:
+        failure = error
+    if needs_digest and not is_told:
+        told_by_first(False)
     return failure
 
 
@@ -290,15 +301,27 @@ def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldB
     return found
 
 
-class _Begun:
-    """Weights whose iteration somebody else goes on with."""
+class _Accepted:
+    """The weights on the first rank. The others learn from it whether the service has accepted them, which is
+    when the first tensor is asked for; then all ranks gather, also after a failure."""
 
-    def __init__(self, weights: NamedWeights, iterator: Iterator[tuple[str, Tensor]]):
+    def __init__(self, weights: NamedWeights):
         self.specs = weights.specs
-        self._iterator = iterator
+        self._weights = weights
+        self._gathered: Iterator[tuple[str, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self._iterator
+        told_by_first(True)
+        self._gathered = iter(self._weights)
+        return self._gathered
+
+    def end(self) -> None:
+        """What is left to do once the call is over."""
+        if self._gathered is None:
+            told_by_first(False)
+        else:
+            for _ in self._gathered:  # the others wait for this rank
+                pass
 
 
 def model_digest(model: nn.Module) -> str:

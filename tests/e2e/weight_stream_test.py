@@ -2,6 +2,8 @@
 to a call whose tensors fail."""
 
 import asyncio
+import contextlib
+import threading
 import time
 import unittest
 from dataclasses import replace
@@ -10,7 +12,7 @@ import grpc
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient, aio
-from isobit.calls import held_weight_chunks
+from isobit.calls import WEIGHTS_ACCEPTED, held_weight_chunks
 from isobit.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -137,7 +139,7 @@ class WeightStreamTest(ServiceTest):
             both = list(held_weight_chunks(held, None, "", None))
             both[0].begin.nccl.num_senders = 1
             with self.assertRaisesRegex(InvalidArgumentError, "expected cuda_ipc or nccl, got both"):
-                client._upload(client._stub.UpdateWeightsFromStream, both, 20)
+                client._upload(client._stub.UpdateWeightsFromStream, both, 20, WEIGHTS_ACCEPTED)
             self.assertEqual(witness(), old)
             client.update_weights_from_stream(self.tensors)
             self.assertNotEqual(witness(), old)
@@ -179,11 +181,58 @@ class WeightStreamTest(ServiceTest):
         self.wait_until(updated, "the service never gives the broken stream up")
 
     def test_a_refusal_comes_before_the_tensors(self):
-        rollout = self.enterContext(RolloutClient(self.start("rollout").target))
-        tensors = Lazy({**self.tensors, "unknown": np.zeros(3, np.uint16)})
-        with self.assertRaisesRegex(InvalidArgumentError, 'unexpected tensors: "unknown"'):
-            rollout.update_weights_from_stream(tensors)
-        self.assertLess(tensors.made, len(tensors.specs))
+        """Whatever the load: the client asks for no tensor until the service has accepted the list."""
+        wrong = {**self.tensors, "unknown": np.zeros(3, np.uint16)}
+        for name, client, witness in self.both():
+            old = witness()
+            kind = {"rollout": aio.RolloutClient, "scorer": aio.ScorerClient}[name]
+
+            async def update(tensors, kind=kind, target=client.target, **arguments):
+                async with kind(target) as other:
+                    await other.update_weights_from_stream(tensors, **arguments)
+
+            ways = {
+                "sync": client.update_weights_from_stream,
+                "aio": lambda *a, update=update, **k: asyncio.run(update(*a, **k)),
+            }
+            for way, send in ways.items():
+                with self.subTest(service=name, way=way):
+                    tensors = Lazy(wrong)
+                    with self.assertRaisesRegex(InvalidArgumentError, 'unexpected tensors: "unknown"'):
+                        send(tensors)
+                    self.assertEqual(tensors.made, 0)
+                    tensors = Lazy(self.tensors)
+                    with self.assertRaisesRegex(InvalidArgumentError, "weight_version"):
+                        send(tensors, weight_version=1)
+                    self.assertEqual(tensors.made, 0)
+                    with self.second_update(client) as tensors, self.assertRaises(AbortedError):
+                        send(tensors)
+                    self.assertEqual(tensors.made, 0)
+            self.assertEqual(witness(), old)
+
+    @contextlib.contextmanager
+    def second_update(self, client):
+        """Tensors for an update that comes while another one, which then fails, has begun."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        class Waiting(Lazy):
+            def __iter__(self):
+                begun.set()
+                go_on.wait()
+                raise RuntimeError("given up")
+
+        def first():
+            with contextlib.suppress(RuntimeError):
+                client.update_weights_from_stream(Waiting(self.tensors))
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        try:
+            begun.wait()
+            yield Lazy(self.tensors)
+        finally:
+            go_on.set()
+            thread.join()
 
     def test_asyncio(self):
         for name, client, witness in self.both():

@@ -18,6 +18,7 @@ from connection_test import reserved_port
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from isobit import aio
+from isobit.calls import WEIGHTS_ACCEPTED
 from isobit.errors import CancelledError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from isobit.results import Chunk
 from isobit.v1 import comparator_pb2_grpc, rollout_pb2, rollout_pb2_grpc
@@ -70,6 +71,7 @@ class SlowRollout(client_test.FakeRollout):
 
     def UpdateWeightsFromStream(self, requests, context):
         next(requests)
+        context.send_initial_metadata(((WEIGHTS_ACCEPTED, "1"),))
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no place")
 
 
@@ -205,6 +207,7 @@ class CancellationTest(AsyncioTest):
 
         task = asyncio.create_task(self.comparator.record(pairs()))
         await asyncio.wait_for(sent.wait(), 20)
+        await self.wait_until(self.comparator_service.begun.is_set, "the call never comes")
         await self.assert_cancelled(task)
         await self.wait_until(self.comparator_service.ended.is_set, "the call goes on")
 

@@ -1,5 +1,7 @@
 // Weights that come by stream, over the wire: they serve as those of a directory do, and whatever a
 // sender does wrong, the old weights serve on and the next stream works.
+#include "common/rpc/weight_stream.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -276,8 +278,7 @@ TEST_F(WeightStreamTest, TheSecondOfTwoTrainersIsRefused) {
   const auto refused =
       StatusIs(StatusCode::kAborted, HasSubstr("another weight update is in progress"));
   v1::UpdateWeightsResponse ignored;
-  // The first has begun once its bytes are read.
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  writer->WaitForInitialMetadata();  // the first has begun
   EXPECT_THAT(testing_support::Send(*stub_, Of(3), ignored), refused);
   v1::UpdateWeightsRequest directory;
   directory.set_model_path("v2");
@@ -286,6 +287,29 @@ TEST_F(WeightStreamTest, TheSecondOfTwoTrainersIsRefused) {
   writer->WritesDone();
   ISOBIT_EXPECT_OK(FromGrpcStatus(writer->Finish(), context));
   EXPECT_EQ(Serving().id(), 2u);
+}
+
+TEST_F(WeightStreamTest, TheBeginIsAnsweredBeforeAnyPieceComes) {
+  Start();
+  const Messages messages = Of();
+  {
+    grpc::ClientContext context;
+    const auto writer = stub_->UpdateWeightsFromStream(&context, &response_);
+    ASSERT_TRUE(writer->Write(messages.front()));
+    writer->WaitForInitialMetadata();
+    EXPECT_EQ(context.GetServerInitialMetadata().count(kWeightsAcceptedKey), 1u);
+    for (size_t i = 1; i < messages.size(); ++i) ASSERT_TRUE(writer->Write(messages[i]));
+    writer->WritesDone();
+    ISOBIT_EXPECT_OK(FromGrpcStatus(writer->Finish(), context));
+  }
+  Messages wrong = Of();
+  wrong.front().mutable_begin()->mutable_tensors(0)->set_name("unknown");
+  grpc::ClientContext context;
+  const auto writer = stub_->UpdateWeightsFromStream(&context, &response_);
+  ASSERT_TRUE(writer->Write(wrong.front()));
+  writer->WaitForInitialMetadata();
+  EXPECT_EQ(context.GetServerInitialMetadata().count(kWeightsAcceptedKey), 0u);
+  EXPECT_THAT(FromGrpcStatus(writer->Finish(), context), StatusIs(StatusCode::kInvalidArgument));
 }
 
 TEST_F(WeightStreamTest, ASenderMayStopAtAnyMoment) {

@@ -68,7 +68,9 @@ class PlantingRollout:
     def UpdateWeightsFromStream(self, request, context):
         if next(self._updates) == self._failing_update:
             context.abort(grpc.StatusCode.UNAVAILABLE, "planted")
-        return self._stub.UpdateWeightsFromStream(request)
+        answer = self._stub.UpdateWeightsFromStream.future(request)
+        context.send_initial_metadata(answer.initial_metadata())
+        return answer.result()
 
     def stop(self) -> None:
         self._server.stop(None)

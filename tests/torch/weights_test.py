@@ -208,14 +208,17 @@ class SharedTest(unittest.TestCase):
         self.assertEqual(self.share(update), (["held", "begun", "digest"], None))
         self.assertEqual(self.share(update, "0123"), (["held", "begun"], None))
 
-    # The other ranks wait for this one in it.
-    def test_a_refused_rank_takes_part_in_the_digest(self):
+    def test_no_rank_computes_the_digest_of_refused_weights(self):
+        told = self.enterContext(
+            mock.patch.object(weights, "told_by_first", mock.Mock(side_effect=lambda told: told))
+        )
         error = ValueError("refused")
 
         def update(events, expected_digest):
             raise error
 
-        self.assertEqual(self.share(update), (["held", "digest"], error))
+        self.assertEqual(self.share(update), (["held"], error))
+        told.assert_called_once_with(False)  # the other ranks wait for it
 
 
 class ServicesTest(ServiceTest):

@@ -14,6 +14,8 @@
 #include "common/checkpoint/weight_digest.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status_convert.h"
+#include "common/rpc/steady_time.h"
+#include "common/rpc/weight_stream.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {
@@ -21,7 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using std::chrono::system_clock;
+using std::chrono::steady_clock;
 
 constexpr seconds kStartTimeout{60};
 constexpr seconds kAskTimeout{5};
@@ -37,12 +39,12 @@ bool MayServeSoon(const absl::Status& status) {
 // Asks a service until it has weights that serve. `info`: of the answer.
 template <typename Info, typename Stub>
 absl::StatusOr<v1::ServerInfo> WaitUntilServing(Stub& stub, const std::string& what) {
-  const auto deadline = system_clock::now() + kStartTimeout;
+  const auto deadline = steady_clock::now() + kStartTimeout;
   absl::Status last;
-  while (system_clock::now() < deadline) {
+  while (steady_clock::now() < deadline) {
     if (StopAsked()) return absl::CancelledError("stopped");
     grpc::ClientContext context;
-    context.set_deadline(system_clock::now() + kAskTimeout);
+    context.set_deadline(steady_clock::now() + kAskTimeout);
     Info info;
     last = FromGrpcStatus(stub.GetServerInfo(&context, v1::GetServerInfoRequest(), &info));
     if (last.ok() && !info.server().weight_version().digest().empty()) return info.server();
@@ -98,10 +100,13 @@ template <typename Stub>
 absl::Status SendTo(Stub& stub, absl::Span<const Tensor> weights,
                     const v1::WeightVersion& version) {
   grpc::ClientContext context;
-  context.set_deadline(system_clock::now() + kWorkTimeout);
+  context.set_deadline(steady_clock::now() + kWorkTimeout);
   v1::UpdateWeightsResponse response;
   const auto writer = stub.UpdateWeightsFromStream(&context, &response);
-  if (writer->Write(BeginOf(weights, version.id())) && WritePieces(weights, *writer)) {
+  const bool has_begun = writer->Write(BeginOf(weights, version.id()));
+  writer->WaitForInitialMetadata();
+  const bool is_accepted = context.GetServerInitialMetadata().count(kWeightsAcceptedKey) > 0;
+  if (has_begun && is_accepted && WritePieces(weights, *writer)) {
     v1::WeightChunk end;
     end.mutable_end()->set_expected_digest(version.digest());
     if (writer->Write(end)) writer->WritesDone();
@@ -170,7 +175,7 @@ absl::Status Services::Record(absl::Span<const v1::RecordSide> sides, const Logp
                               const LogprobGap& gap) {
   if (!comparator_) return absl::OkStatus();
   grpc::ClientContext context;
-  context.set_deadline(system_clock::now() + kWorkTimeout);
+  context.set_deadline(steady_clock::now() + kWorkTimeout);
   v1::CompareSummary summary;
   const auto writer = comparator_->Record(&context, &summary);
   v1::RecordRequest request;

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from isobit.connection import OPTIONS, Reachability, ServingWait
+from isobit.connection import OPTIONS, Reachability, ServingWait, accepts
 from isobit.credentials import Security, endpoint
 from isobit.errors import CancelledError
 
@@ -121,26 +121,43 @@ class ServiceClient:
     async def __aexit__(self, *_) -> None:
         await self.close()
 
-    async def _unary(self, method: str, request, timeout: float):
-        """The response to `request`, or to an asynchronous iterator of requests."""
+    async def _unary(
+        self,
+        method: str,
+        request,
+        timeout: float,
+        on_start: Callable[[grpc.aio.Call], None] = lambda call: None,
+    ):
+        """The response to `request`, or to an asynchronous iterator of requests. on_start: gets the call,
+        before any request is asked for."""
         call = await self._start(method, request, timeout)
+        on_start(call)
         with self._reachability.of_call(), self._in_flight(call), _true_status(call):
             return await call
 
-    async def _upload(self, method: str, requests: AsyncIterable, timeout: float):
-        """The response to `requests`. An exception that they raise ends the call, and is raised here."""
-        raised = []
+    async def _upload(
+        self, method: str, requests: AsyncIterable, timeout: float, accepted: str | None = None
+    ):
+        """The response to `requests`. An exception that they raise ends the call, and is raised here.
+        accepted: the second is made once the service has accepted the first, by initial metadata with this
+        key."""
+        raised, started = [], []
 
         async def watched() -> AsyncGenerator[Any, None]:
+            has_accepted = accepted is None
             try:
                 async for request in requests:
                     yield request
+                    if not has_accepted and not accepts(await started[0].initial_metadata(), accepted):
+                        await started[0].code()  # the service has refused them
+                        return
+                    has_accepted = True
             except Exception as error:
                 raised.append(error)
                 raise
 
         try:
-            return await self._unary(method, watched(), timeout)
+            return await self._unary(method, watched(), timeout, started.append)
         except asyncio.CancelledError:
             # gRPC cancels a call whose requests fail, and would hide why.
             if raised and not asyncio.current_task().cancelling():

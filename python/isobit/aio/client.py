@@ -73,7 +73,9 @@ class _ModelServiceClient(ServiceClient):
           Others: the fault of a tensor, by its name. The old weights serve on after any of them.
         """
         chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
-        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
+        return await self._upload(
+            "UpdateWeightsFromStream", in_threads(chunks), timeout, calls.WEIGHTS_ACCEPTED
+        )
 
     async def update_weights_from_tensor(
         self,
@@ -98,7 +100,9 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
-        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
+        return await self._upload(
+            "UpdateWeightsFromStream", in_threads(chunks), timeout, calls.WEIGHTS_ACCEPTED
+        )
 
     async def update_weights_from_distributed(
         self,
@@ -126,7 +130,9 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream. The old weights serve on after any of them.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
-        return await self._upload("UpdateWeightsFromStream", in_threads(chunks), timeout)
+        return await self._upload(
+            "UpdateWeightsFromStream", in_threads(chunks), timeout, calls.WEIGHTS_ACCEPTED
+        )
 
     async def probe(
         self,
