@@ -1,4 +1,5 @@
-"""Checks the structure: which folder may include and link which, and which compiler flags never appear.
+"""Checks the structure: which folder may include and link which, which compiler flags never appear, and who
+may ask the wall clock.
 
 The rules are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
 build's link lists must keep it. The table itself must have no cycle, and must not allow a lower folder to
@@ -63,6 +64,17 @@ BIT_CHANGING_FLAGS = re.compile(
     r"|-fno-signed-zeros|-ffp-contract=(fast|on)|-ftz=true|-prec-(div|sqrt)=false"
     r"|-mrecip|-mdaz-ftz|fp\s+contract\s*\(\s*(fast|on)|FP_CONTRACT\s+ON|float_control|fast-math\""
 )
+# For times that people read, and those of files. A deadline by it would end with a step of the clock.
+WALL_CLOCK = re.compile(r"\bsystem_clock\b|\babsl::Now\(|\bGetCurrentTimeNanos\(|\bCLOCK_REALTIME\b")
+MAY_ASK_THE_WALL_CLOCK = {
+    "common/base/log.cc",
+    "common/rpc/audit_log.cc",
+    "common/rpc/file_stamp.cc",
+    "rollout/vllm_service.cc",
+    "trainer_bridge/comparator/history.cc",
+    "trainer_bridge/comparator/history.h",
+    "trainer_bridge/comparator/page_event.cc",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Folders of programs that share no flags with the services, so that theirs count apart.
 SEPARATE_PROGRAMS = ("tools/", "trainer_bridge/trainer/")
@@ -191,6 +203,16 @@ def flag_breaches(root: Path) -> list[str]:
     return breaches
 
 
+def wall_clock_breaches(root: Path) -> list[str]:
+    """One line for each source that asks the wall clock and is not known to."""
+    return [
+        f"{name} has {found.group()}"
+        for path in sources(root)
+        if (name := path.relative_to(root).as_posix()) not in MAY_ASK_THE_WALL_CLOCK
+        and (found := WALL_CLOCK.search(path.read_text("utf-8")))
+    ]
+
+
 class RepositoryTest(unittest.TestCase):
     def setUp(self):
         self.table = read_table(PAGE.read_text("utf-8"))
@@ -211,6 +233,9 @@ class RepositoryTest(unittest.TestCase):
 
     def test_no_flag_is_declared_twice(self):
         self.assertEqual(twice_declared(ROOT), [])
+
+    def test_no_deadline_is_by_the_wall_clock(self):
+        self.assertEqual(wall_clock_breaches(ROOT), [])
 
 
 class ControlTest(unittest.TestCase):
@@ -330,6 +355,13 @@ class ControlTest(unittest.TestCase):
             twice_declared(self.root),
             ["--port: kernels/a.cc and rollout/a.cc", "--own: kernels/a.cc and rollout/a.cc"],
         )
+
+    def test_wall_clocks_are_found(self):
+        for asks in ("std::chrono::system_clock::now()", "absl::Now()", "absl::GetCurrentTimeNanos()"):
+            with self.subTest(asks=asks):
+                self.write("rollout/a.cc", f"const auto deadline = {asks} + kTimeout;\n")
+                self.write("trainer_bridge/comparator/history.cc", f"const auto now = {asks};\n")
+                self.assertEqual(len(wall_clock_breaches(self.root)), 1)
 
     def test_flags_are_found(self):
         cases = {
