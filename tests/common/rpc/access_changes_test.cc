@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -190,6 +191,7 @@ TEST_F(AccessChangesTest, AStreamEndsWithTheRefusalOfANewCall) {
   EXPECT_THAT(FromGrpcStatus(leaves->Finish(), of_leaves),
               StatusIs(kDenied, HasSubstr("client \"leaves\" lacks the role compare")));
 
+  while (service_->num_cancelled == 0) std::this_thread::yield();  // its handler learns it, too
   EXPECT_EQ(service_->num_cancelled, 1) << "the other stream goes on";
   Allow({{"other", R"("compare")"}});
   EXPECT_FALSE(stays->Read(&sample));
