@@ -22,7 +22,8 @@ _NAMES = {
 }
 # Greedy decoding uses none of these.
 _FILTERS = ("top_p", "top_k", "min_p")
-# Fields that isobit lacks and that can change the output, each with the values that change nothing.
+# Fields that isobit lacks and that can change the output, each with the values that change nothing. A field
+# that stands nowhere here is refused, too: a later transformers may have added it.
 _NOT_OFFERED = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -45,16 +46,38 @@ _NOT_OFFERED = {
     "exponential_decay_length_penalty": (),
     "watermarking_config": (),
     "stop_strings": ([],),
+    "min_length": (0,),
+    "num_return_sequences": (1,),
+    "token_healing": (False,),
+    "max_time": (),
+    "force_words_ids": ([],),
+    "forced_decoder_ids": ([],),
+    "constraints": ([],),
+    "dola_layers": (),
+    "assistant_ensemble_weight": (),
 }
+# Fields that change no token, or only under a field that is refused: who pads and what begins a prompt, how
+# transformers searches with beams, caches, compiles, drafts tokens and answers.
+_INERT = frozenset((
+    "pad_token_id", "bos_token_id", "decoder_start_token_id", "max_length", "early_stopping",
+    "length_penalty", "low_memory", "renormalize_logits", "remove_invalid_values", "use_cache",
+    "cache_implementation", "cache_config", "max_cache_len", "return_legacy_cache", "prefill_chunk_size",
+    "compile_config", "disable_compile", "continuous_batching_config", "output_attentions",
+    "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "is_assistant",
+    "use_mtp", "speculation_type", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind",
+    "prompt_lookup_num_tokens", "max_matching_ngram_size", "transformers_version",
+))  # fmt: skip
 
 
 def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
     """The sampling parameters that generation_config.json of `model_dir` names, as keyword arguments.
 
     `do_sample: false` gives temperature 0 and none of the filters. `eos_token_id` gives stop_token_ids,
-    `max_new_tokens` max_tokens and `min_new_tokens` min_tokens. What the file does not name is left out, so
-    the services' own defaults hold for it (temperature 1, no filter, 16 tokens), not those of transformers
-    (greedy, top_k 50). `max_length`, which counts the prompt, is not read.
+    `max_new_tokens` max_tokens and `min_new_tokens` min_tokens. Every other field that can change a token,
+    and every field that is not known, is an error, unless its value changes nothing. What the file does not
+    name is left out, so the services' own defaults hold for it (temperature 1, no filter, 16 tokens), not
+    those of transformers (greedy, top_k 50). `max_length`, which counts the prompt, is not read.
 
     Raises:
       FileNotFoundError: `model_dir` has no generation_config.json.
@@ -76,6 +99,10 @@ def _options(config: dict) -> SamplingOptions:
     for name, inert in _NOT_OFFERED.items():
         if (value := config.get(name)) is not None and value not in inert:
             raise ValueError(f"{name} is {value!r}, which isobit does not offer")
+    known = {*_NOT_OFFERED, *_NAMES, *_INERT, "do_sample", "eos_token_id"}
+    for name, value in config.items():
+        if name not in known and not name.startswith("_") and value not in (None, False, [], {}):
+            raise ValueError(f"{name} is {value!r}, a field that isobit does not know")
     options = {name: config[key] for key, name in _NAMES.items() if config.get(key) is not None}
     do_sample = config.get("do_sample")
     if not isinstance(do_sample, bool | None):

@@ -123,6 +123,15 @@ class DefaultsTest(unittest.TestCase):
         self.assertEqual(self.defaults(), {})
         self.assertEqual(self.defaults(temperature=None, top_p=0.8), {"top_p": 0.8})
 
+    def test_what_changes_nothing_passes(self):
+        inert = {
+            "min_length": 0, "num_return_sequences": 1, "token_healing": False, "max_time": None,
+            "force_words_ids": None, "constraints": None, "dola_layers": None, "forced_decoder_ids": [],
+            "a_field_of_tomorrow": None, "_from_model_config": True, "cache_implementation": "static",
+            "output_scores": True, "max_length": 4096, "prompt_lookup_num_tokens": 3,
+        }  # fmt: skip
+        self.assertEqual(self.defaults(do_sample=True, temperature=0.7, **inert), {"temperature": 0.7})
+
     def test_what_is_wrong_is_named(self):
         with self.assertRaisesRegex(FileNotFoundError, r"generation_config\.json"):
             sampling_defaults(self.directory)
@@ -135,6 +144,14 @@ class DefaultsTest(unittest.TestCase):
             ("temperature", math.nan),
             ("eos_token_id", [1.5]),
             ("do_sample", "no"),
+            ("min_length", 20),
+            ("num_return_sequences", 4),
+            ("token_healing", True),
+            ("max_time", 0.5),
+            ("force_words_ids", [[5]]),
+            ("constraints", [{}]),
+            ("dola_layers", "high"),
+            ("a_field_of_tomorrow", 1),
         ):
             with self.subTest(name=name, value=value):
                 where = "stop_token_ids" if name == "eos_token_id" else name
