@@ -7,12 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
-
-constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
-constexpr char kHeadName[] = "lm_head.weight";
 
 // The rows of one block, whose tensors are called "<prefix><module>.weight" and ".bias".
 class BlockTable {

@@ -12,6 +12,7 @@
 #include "common/checkpoint/model_directory.h"
 #include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/strict_json.h"
+#include "common/checkpoint/tensor_names.h"
 #include "common/checkpoint/validate_tensors.h"
 
 namespace isobit {
@@ -30,7 +31,9 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
 // "12 of 34 tensors are F16, model.norm.weight the first", or nothing.
 std::string TensorsOf(DType dtype, const TensorSource& weights) {
   const std::vector<Tensor>& tensors = weights.tensors();
-  const auto is_one = [dtype](const Tensor& tensor) { return tensor.dtype == dtype; };
+  const auto is_one = [dtype](const Tensor& tensor) {
+    return tensor.dtype == dtype && !IsRotaryBuffer(tensor.name);
+  };
   const auto first = std::find_if(tensors.begin(), tensors.end(), is_one);
   if (first == tensors.end()) return "";
   return absl::StrCat(std::count_if(first, tensors.end(), is_one), " of ", tensors.size(),
@@ -80,8 +83,8 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
 
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest) {
-  ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
   ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(plan, digests));
+  ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
   return std::move(digests.checkpoint);
 }
 

@@ -47,8 +47,8 @@ std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource&
 // the weights.
 absl::Status CheckDigest(const std::string& digest, const std::string& expected);
 
-// Returns the digest of the weights of `plan`, whose digests are given. Errors: CheckDigest's and
-// CheckTiedTensors'.
+// Returns the digest of the weights of `plan`, whose digests are given. Errors: CheckTiedTensors'
+// and CheckDigest's.
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest);
 

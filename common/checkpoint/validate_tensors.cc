@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
@@ -42,9 +42,7 @@ absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source) 
   }
   for (const TiedTensor& tied : plan.tied) known.insert(tied.name);
   for (const Tensor& tensor : source.tensors()) {
-    if (known.count(tensor.name) != 0 || absl::EndsWith(tensor.name, "rotary_emb.inv_freq")) {
-      continue;
-    }
+    if (known.count(tensor.name) != 0 || IsRotaryBuffer(tensor.name)) continue;
     unexpected.push_back(Quoted(tensor.name));
   }
   std::string problems;

@@ -11,7 +11,7 @@ namespace isobit {
 
 // INVALID_ARGUMENT, naming up to five tensors of each kind: missing, unexpected, or of another
 // shape. The plan's tied tensors may be there, and CheckTiedTensors judges their bytes; rotary
-// inv_freq buffers of old checkpoints are ignored.
+// buffers of old checkpoints (IsRotaryBuffer) are ignored.
 absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source);
 
 // INVALID_ARGUMENT: a tied tensor that is there, for instance an lm_head, differs from the one that

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/digest.h"
+#include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
@@ -134,11 +136,22 @@ std::string TensorDigest(const Tensor& tensor) {
   return digester.Hex();
 }
 
+TensorDigests DigestsOfWeights(const TensorDigests& tensors) {
+  TensorDigests weights = tensors;
+  std::erase_if(weights, [](const auto& tensor) { return IsRotaryBuffer(tensor.first); });
+  const auto head = weights.find(kHeadName);
+  const auto embedding = weights.find(kEmbeddingName);
+  if (head != weights.end() && embedding != weights.end() && head->second == embedding->second) {
+    weights.erase(head);
+  }
+  return weights;
+}
+
 std::string WeightDigest(const TensorDigests& tensors) {
   Sha256 hash;
   const auto add = [&hash](const std::string& line) { hash.Update(line.data(), line.size()); };
   add("isobit weights\n");
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : DigestsOfWeights(tensors)) {
     // The length comes first, so that a name with a line break cannot look like two entries.
     add(absl::StrCat(name.size(), " ", name, " ", ShapeString(tensor.shape), " ", tensor.digest,
                      "\n"));

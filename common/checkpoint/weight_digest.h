@@ -54,7 +54,12 @@ struct ShapedDigest {
 // Of all tensors of some weights, by name.
 using TensorDigests = std::map<std::string, ShapedDigest>;
 
-// The digest of weights, 64 hex digits, of those of their tensors.
+// Those of the tensors that are weights. Not among them: rotary buffers, which nobody reads, and an
+// lm_head that equals the embedding, as a model with tied embeddings may store it or not.
+TensorDigests DigestsOfWeights(const TensorDigests& tensors);
+
+// The digest of weights, 64 hex digits, of those of their tensors. INVARIANT: what a checkpoint
+// stores beside the weights does not change it (WeightDigestTest.OneModelHasOneDigest).
 std::string WeightDigest(const TensorDigests& tensors);
 
 }  // namespace isobit

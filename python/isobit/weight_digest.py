@@ -20,6 +20,9 @@ LANES = (0x94D049BB133111EB, 0xFF51AFD7ED558CCD)
 # Words that are mixed at one time: their intermediate results stay in a core's cache.
 _CHUNK = 1 << 14
 _U64 = 2**64
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_ROTARY_BUFFERS = ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
 
 
 def bf16_bits(array: np.ndarray) -> np.ndarray:
@@ -129,14 +132,29 @@ def tensor_digest(array: np.ndarray) -> str:
     return sums_hex(block_sums(bf16_bits(array).reshape(rows, columns), columns))
 
 
+def is_rotary_buffer(name: str) -> bool:
+    """Whether the tensor is a buffer of a rotary embedding, such as "model.rotary_emb.inv_freq", which old
+    checkpoints have and nobody reads."""
+    *modules, buffer = name.split(".")
+    return bool(modules) and modules[-1].startswith("rotary") and buffer in _ROTARY_BUFFERS
+
+
 def weight_digest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
     """The digest of weights, 64 hex digits, as a service reports it.
 
     Args:
-      tensors: shape and tensor digest by name.
+      tensors: shape and tensor digest by name. What a checkpoint may hold or not does not count: rotary
+        buffers, and an lm_head that equals the embedding.
     """
+    weights = {
+        name: (tuple(shape), digest)
+        for name, (shape, digest) in tensors.items()
+        if not is_rotary_buffer(name)
+    }
+    if weights.get(_HEAD) == weights.get(_EMBEDDING):
+        weights.pop(_HEAD, None)
     whole = hashlib.sha256(b"isobit weights\n")
-    for name, (shape, digest) in sorted((name.encode(), tensor) for name, tensor in tensors.items()):
+    for name, (shape, digest) in sorted((name.encode(), tensor) for name, tensor in weights.items()):
         text = f" [{', '.join(str(extent) for extent in shape)}] {digest}\n"
         whole.update(str(len(name)).encode() + b" " + name + text.encode())
     return whole.hexdigest()

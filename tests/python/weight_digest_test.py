@@ -91,6 +91,18 @@ class WeightDigestTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "float64"):
             wd.bf16_bits(np.zeros(3))
 
+    def test_one_model_has_one_digest(self):
+        """What a checkpoint may hold beside its weights does not count."""
+        plain = {"model.embed_tokens.weight": ((5, 2), "e"), "x": ((2,), "x")}
+        digest = wd.weight_digest(plain)
+        self.assertEqual(wd.weight_digest({**plain, "lm_head.weight": ([5, 2], "e")}), digest)
+        for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq",
+                     "rotary_emb.cos_cached", "model.rotary_pos_emb.sin_cached"):  # fmt: skip
+            self.assertEqual(wd.weight_digest({**plain, name: ((8,), "f")}), digest, name)
+        others = {"lm_head.weight": ((5, 2), "h"), "lm_head.bias": ((5, 2), "e"), "inv_freq": ((8,), "f")}
+        for name, tensor in others.items():
+            self.assertNotEqual(wd.weight_digest({**plain, name: tensor}), digest, f"control: {name}")
+
     def test_files_have_it(self):
         """A model in bf16 and in fp32."""
         tool = Path(os.environ["ISOBIT_BIN_DIR"]) / "isobit-model"

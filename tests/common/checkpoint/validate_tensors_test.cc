@@ -109,8 +109,15 @@ TEST(ValidateTensorsTest, TiedLmHeadMustEqualTheEmbedding) {
 TEST(ValidateTensorsTest, IgnoresRotaryBuffers) {
   const ModelConfig config = TinyConfig(Architecture::kLlama);
   Written written(ExpectedTensors(Describe(config)));
-  written.Add("model.layers.0.self_attn.rotary_emb.inv_freq", {1});
+  for (const char* name :
+       {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+        "model.rotary_emb.original_inv_freq", "model.layers.1.self_attn.rotary_emb.cos_cached"}) {
+    written.Add(name, {1}, '\xff');  // nobody reads its NaN
+  }
   ISOBIT_EXPECT_OK(written.Validate(config));
+  written.Add("model.layers.0.self_attn.inv_freq", {1});
+  EXPECT_THAT(written.Validate(config),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("self_attn.inv_freq")));
 }
 
 }  // namespace

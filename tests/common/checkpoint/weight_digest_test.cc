@@ -147,5 +147,29 @@ TEST(WeightDigestTest, OfAModelCoversNamesAndShapes) {
   EXPECT_NE(WeightDigest({{"x [2, 2] a\n1 y", b}}), digest);
 }
 
+TEST(WeightDigestTest, OneModelHasOneDigest) {
+  const ShapedDigest embedding = {{5, 2}, "e"};
+  const TensorDigests plain = {{"model.embed_tokens.weight", embedding}, {"x", {{2}, "x"}}};
+  const std::string digest = WeightDigest(plain);
+  const auto with = [&](const std::string& name, const ShapedDigest& tensor) {
+    TensorDigests more = plain;
+    more[name] = tensor;
+    return WeightDigest(more);
+  };
+  EXPECT_EQ(with("lm_head.weight", embedding), digest);
+  for (const char* buffer :
+       {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+        "rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq",
+        "model.layers.1.self_attn.rotary_emb.cos_cached", "model.rotary_pos_emb.sin_cached"}) {
+    EXPECT_EQ(with(buffer, {{8}, "f"}), digest) << buffer;
+  }
+  // Controls: a head of its own, another tensor that equals the embedding, names that only look so.
+  EXPECT_NE(with("lm_head.weight", {{5, 2}, "h"}), digest);
+  EXPECT_NE(with("lm_head.weight", {{2, 5}, "e"}), digest);
+  for (const char* name : {"lm_head.bias", "inv_freq", "rotary_emb.weight", "model.inv_freq"}) {
+    EXPECT_NE(with(name, embedding), digest) << name;
+  }
+}
+
 }  // namespace
 }  // namespace isobit
