@@ -56,9 +56,9 @@ class DevicePacker {
 
   virtual absl::Status FillWithZeros(std::byte* to, size_t bytes) = 0;
 
-  // Adds the sums of a part of a tensor, docs/API.md "The weight digest", to sums[0] and sums[1].
-  // values: [rows, columns] without gaps. part.first_column is a multiple of 4, and so is `columns`
-  // unless the part ends its rows.
+  // Adds the sums of a part of a tensor, docs/API.md "The weight digest", to sums[0] and sums[1],
+  // and raises sums[2] to what kWeightSums says. values: [rows, columns] without gaps.
+  // part.first_column is a multiple of 4, and so is `columns` unless the part ends its rows.
   virtual absl::Status AddSums(const Bf16* values, int64_t rows, int64_t columns,
                                const PartOfTensor& part, uint64_t* sums) = 0;
 

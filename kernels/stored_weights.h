@@ -1,5 +1,6 @@
 // Weights as a trainer or a checkpoint stores them, before they are packed: rounding to bf16, and
-// the sums of the weight digest (docs/API.md, "The weight digest"), on host and device. The same as
+// the sums of the weight digest (docs/API.md, "The weight digest") with the first value that is not
+// finite, on host and device. The same as
 // ConvertToBf16 and TensorDigester of common/checkpoint, which no backend may include.
 #ifndef ISOBIT_KERNELS_STORED_WEIGHTS_H_
 #define ISOBIT_KERNELS_STORED_WEIGHTS_H_
@@ -61,6 +62,25 @@ ISOBIT_HD contract::Bf16 LoadWeight(const void* values, int64_t index) {
   }
 }
 
+// What is kept of a tensor: the two sums of its digest, and of its first value that is not finite
+// in bf16, at the place i in row-major order, ~i; 0: there is none.
+inline constexpr int kWeightSums = 3;
+
+// Whether one of a word's four values is a NaN or an infinity: one in the last place of an exponent
+// of ones carries into the sign.
+ISOBIT_HD bool HasNonfinite(uint64_t word) {
+  return (((word & 0x7f807f807f807f80) + 0x0080008000800080) & 0x8000800080008000) != 0;
+}
+
+// ~i of the word's first value that is not finite; `column` is the word's first.
+ISOBIT_HD uint64_t NonfinitePlace(uint64_t word, const PartOfTensor& part, int64_t row,
+                                  int64_t column) {
+  int v = 0;
+  while (((word >> (16 * v)) & 0x7f80) != 0x7f80) ++v;
+  return ~static_cast<uint64_t>((part.first_row + row) * part.tensor_columns + part.first_column +
+                                column + v);
+}
+
 // The number of a word, four values of a row, in its tensor. `column` is a multiple of 4.
 ISOBIT_HD uint64_t WordIndex(const PartOfTensor& part, int64_t row, int64_t column) {
   return static_cast<uint64_t>((part.first_row + row) * ((part.tensor_columns + 3) / 4) +
@@ -89,11 +109,15 @@ void AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, uint64_t*
                 << (16 * v);
       }
       AddWeightWord(word, WordIndex(part, row, column), sums[0], sums[1]);
+      if (HasNonfinite(word)) {
+        const uint64_t place = NonfinitePlace(word, part, row, column);
+        if (place > sums[2]) sums[2] = place;
+      }
     }
   }
 }
 
-// On the host: the sums of a part of a tensor, added to sums[0] and sums[1].
+// On the host: the sums of a part of a tensor, added to those of its other parts, [kWeightSums].
 inline void AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, uint64_t* sums) {
   switch (from.stored_as) {
     case StoredAs::kBf16:

@@ -276,12 +276,12 @@ struct AdamWArgs {
 };
 
 // sums[0] and sums[1] += the sums of a part of a tensor, of its values rounded to bf16
-// (docs/API.md, "The weight digest"). part.first_column is a multiple of 4, and so is the number of
-// columns unless the part ends its rows.
+// (docs/API.md, "The weight digest"); sums[2]: see kWeightSums. part.first_column is a multiple of
+// 4, and so is the number of columns unless the part ends its rows.
 struct WeightSumsArgs {
   StoredMatrix from;
   PartOfTensor part;
-  uint64_t* sums = nullptr;  // [2]
+  uint64_t* sums = nullptr;  // [kWeightSums]
 };
 
 // ---- The ops

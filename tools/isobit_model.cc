@@ -39,7 +39,8 @@ constexpr char kUsage[] =
     "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
     "digest\n"
     "                              inspect and verify take a service's flags\n"
-    "                              --ignore_config_fields=A,B and --round_fp16_weights\n"
+    "                              --ignore_config_fields=A,B, --round_fp16_weights and\n"
+    "                              --allow_nonfinite_weights\n"
     "  isobit-model flip-bit DIR TENSOR INDEX BIT OUT_DIR\n"
     "                              a copy with one bit of one weight flipped; bit 0 is the "
     "lowest\n\n"
@@ -54,6 +55,7 @@ struct Arguments {
   std::optional<std::string> config;
   std::optional<std::string> ignored_fields;  // separated by commas
   bool round_fp16 = false;
+  bool allow_nonfinite = false;
 };
 
 absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) {
@@ -64,8 +66,8 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
       arguments.positional.push_back(word);
       continue;
     }
-    if (word == "--round_fp16_weights") {
-      arguments.round_fp16 = true;
+    if (word == "--round_fp16_weights" || word == "--allow_nonfinite_weights") {
+      (word == "--round_fp16_weights" ? arguments.round_fp16 : arguments.allow_nonfinite) = true;
       continue;
     }
     const size_t equals = word.find('=');
@@ -142,7 +144,9 @@ absl::StatusOr<std::string> MakeConfig(const Arguments& arguments) {
 }
 
 LoadPolicy PolicyOf(const Arguments& arguments) {
-  LoadPolicy policy = {.ignored_fields = {}, .round_fp16 = arguments.round_fp16};
+  LoadPolicy policy = {.ignored_fields = {},
+                       .round_fp16 = arguments.round_fp16,
+                       .allow_nonfinite = arguments.allow_nonfinite};
   if (arguments.ignored_fields) {
     policy.ignored_fields = absl::StrSplit(*arguments.ignored_fields, ',');
   }
@@ -159,7 +163,8 @@ absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool ins
   for (const std::string& warning : Warnings(config, checkpoint)) {
     absl::FPrintF(stderr, "isobit-model: warning: %s\n", warning);
   }
-  ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(checkpoint));
+  ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests,
+                          DigestTensors(checkpoint, policy.allow_nonfinite));
   ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(Describe(config), digests));
   if (inspect) {
     ISOBIT_ASSIGN_OR_RETURN(const std::string stored_digest, StoredDigest(checkpoint));
@@ -217,8 +222,11 @@ int Run(const std::vector<std::string>& words) {
     return UsageError("--seed and --config are for make and config");
   }
   const bool opens = command->run == Inspect || command->run == Verify;
-  if (!opens && (arguments->ignored_fields || arguments->round_fp16)) {
-    return UsageError("--ignore_config_fields and --round_fp16_weights are for inspect and verify");
+  if (!opens &&
+      (arguments->ignored_fields || arguments->round_fp16 || arguments->allow_nonfinite)) {
+    return UsageError(
+        "--ignore_config_fields, --round_fp16_weights and --allow_nonfinite_weights are for "
+        "inspect and verify");
   }
   const size_t expected = command->num_positional - (arguments->config ? 1 : 0);
   if (arguments->positional.size() != expected) {

@@ -16,6 +16,9 @@ struct LoadPolicy {
   // Accept that fp16 weights are rounded to bf16. This loses three bits of each weight, which
   // transformers and vLLM keep. (Weights of fp32 are always rounded: no serving engine keeps them.)
   bool round_fp16 = false;
+
+  // Accept weights with NaNs or infinities in bf16, with which every logprob may be a NaN.
+  bool allow_nonfinite = false;
 };
 
 }  // namespace isobit

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/digest.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
 #include "common/checkpoint/tensor_names.h"
@@ -17,17 +18,25 @@ constexpr size_t kWordValues = 4;
 constexpr uint64_t kIndexKey = 0x9e3779b97f4a7c15;
 constexpr uint64_t kMix = 0xbf58476d1ce4e5b9;
 constexpr uint64_t kLanes[2] = {0x94d049bb133111eb, 0xff51afd7ed558ccd};
+// The exponents of a word's values, all ones in those that are not finite, and one in the last
+// place of each: their sum reaches a value's sign only from such an exponent.
+constexpr uint16_t kExponent = 0x7f80;
+constexpr uint64_t kExponents = 0x7f807f807f807f80;
+constexpr uint64_t kExponentOnes = 0x0080008000800080;
+constexpr uint64_t kSigns = 0x8000800080008000;
 
 // Inlined into each instruction set's function. Every step but the sums is a bijection of the word,
-// so that no change of one word goes unseen.
-[[gnu::always_inline]] inline void SumWords(const uint8_t* words, size_t count, uint64_t index,
+// so that no change of one word goes unseen. Returns whether a value is not finite.
+[[gnu::always_inline]] inline bool SumWords(const uint8_t* words, size_t count, uint64_t index,
                                             uint64_t* sums) {
   uint64_t first = 0;
   uint64_t second = 0;
+  uint64_t nonfinite = 0;
   const uint64_t key = (index + 1) * kIndexKey;
   for (size_t i = 0; i < count; ++i) {
     uint64_t word;
     std::memcpy(&word, words + i * sizeof(word), sizeof(word));
+    nonfinite |= (word & kExponents) + kExponentOnes;
     uint64_t mixed = word ^ (key + i * kIndexKey);
     mixed ^= mixed >> 32;
     mixed *= kMix;
@@ -39,24 +48,25 @@ constexpr uint64_t kLanes[2] = {0x94d049bb133111eb, 0xff51afd7ed558ccd};
   }
   sums[0] += first;
   sums[1] += second;
+  return (nonfinite & kSigns) != 0;
 }
 
-void SumPortable(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
-  SumWords(words, count, index, sums);
+bool SumPortable(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
+  return SumWords(words, count, index, sums);
 }
 
-using Sum = void (*)(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums);
+using Sum = bool (*)(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums);
 
 #if defined(__x86_64__)
 
-[[gnu::target("avx2")]] void SumAvx2(const uint8_t* words, size_t count, uint64_t index,
+[[gnu::target("avx2")]] bool SumAvx2(const uint8_t* words, size_t count, uint64_t index,
                                      uint64_t* sums) {
-  SumWords(words, count, index, sums);
+  return SumWords(words, count, index, sums);
 }
 
-[[gnu::target("avx512f,avx512dq,avx512vl")]] void SumAvx512(const uint8_t* words, size_t count,
+[[gnu::target("avx512f,avx512dq,avx512vl")]] bool SumAvx512(const uint8_t* words, size_t count,
                                                             uint64_t index, uint64_t* sums) {
-  SumWords(words, count, index, sums);
+  return SumWords(words, count, index, sums);
 }
 
 Sum ChooseSum() {
@@ -70,9 +80,9 @@ Sum ChooseSum() { return SumPortable; }
 
 #endif
 
-void AddWords(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
+bool AddWords(const uint8_t* words, size_t count, uint64_t index, uint64_t* sums) {
   static const Sum sum = ChooseSum();
-  sum(words, count, index, sums);
+  return sum(words, count, index, sums);
 }
 
 }  // namespace
@@ -103,13 +113,14 @@ void TensorDigester::AddBf16(const uint8_t* values, size_t count) {
     if (in_word == 0 && now >= kWordValues) {
       const size_t words = now / kWordValues;
       now = words * kWordValues;
-      AddWords(values, words, index_, sums_.data());
+      if (AddWords(values, words, index_, sums_.data())) NoteNonfinite(values, now);
       index_ += words;
     } else {
       uint16_t value;
       std::memcpy(&value, values, sizeof(value));
       part_ |= uint64_t{value} << (16 * in_word);
       now = 1;
+      if ((value & kExponent) == kExponent) NoteNonfinite(values, now);
       if (in_word + 1 == kWordValues || in_row_ + 1 == row_values_) {
         AddWord(part_);
         part_ = 0;
@@ -117,6 +128,7 @@ void TensorDigester::AddBf16(const uint8_t* values, size_t count) {
     }
     values += now * sizeof(uint16_t);
     count -= now;
+    num_values_ += now;
     in_row_ += now;
     if (in_row_ == row_values_) in_row_ = 0;
   }
@@ -124,6 +136,14 @@ void TensorDigester::AddBf16(const uint8_t* values, size_t count) {
 
 void TensorDigester::AddWord(uint64_t word) {
   AddWords(reinterpret_cast<const uint8_t*>(&word), 1, index_++, sums_.data());
+}
+
+void TensorDigester::NoteNonfinite(const uint8_t* values, size_t count) {
+  for (size_t i = 0; i < count && !first_nonfinite_; ++i) {
+    uint16_t value;
+    std::memcpy(&value, values + i * sizeof(value), sizeof(value));
+    if ((value & kExponent) == kExponent) first_nonfinite_ = num_values_ + i;
+  }
 }
 
 std::string TensorDigester::Hex() const {
@@ -157,6 +177,20 @@ std::string WeightDigest(const TensorDigests& tensors) {
                      "\n"));
   }
   return hash.HexFinish();
+}
+
+absl::Status NonfiniteError(absl::string_view name, const std::vector<int64_t>& shape,
+                            uint64_t place) {
+  std::vector<uint64_t> indices(shape.size());
+  for (size_t i = shape.size(); i-- > 0;) {
+    const auto extent = static_cast<uint64_t>(shape[i]);
+    indices[i] = place % extent;
+    place /= extent;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor ", Quoted(name), ": the value at [", absl::StrJoin(indices, ", "),
+      "] is a NaN or an infinity in bf16, expected finite weights; --allow_nonfinite_weights "
+      "accepts others"));
 }
 
 }  // namespace isobit

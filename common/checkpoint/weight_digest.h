@@ -9,9 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/safetensors.h"
 
@@ -30,14 +33,20 @@ class TensorDigester {
   // The digest of all values so far, 32 hex digits.
   std::string Hex() const;
 
+  // The place, in row-major order, of the first value so far that is a NaN or an infinity in bf16.
+  std::optional<uint64_t> first_nonfinite() const { return first_nonfinite_; }
+
  private:
   void AddBf16(const uint8_t* values, size_t count);
   void AddWord(uint64_t word);
+  void NoteNonfinite(const uint8_t* values, size_t count);
 
   size_t row_values_;   // after which the last word is filled up with zeros
   size_t in_row_ = 0;   // values of the present row so far
   uint64_t index_ = 0;  // of the next word
   uint64_t part_ = 0;   // that word's values so far
+  uint64_t num_values_ = 0;
+  std::optional<uint64_t> first_nonfinite_;
   std::array<uint64_t, 2> sums_{};
 };
 
@@ -61,6 +70,11 @@ TensorDigests DigestsOfWeights(const TensorDigests& tensors);
 // The digest of weights, 64 hex digits, of those of their tensors. INVARIANT: what a checkpoint
 // stores beside the weights does not change it (WeightDigestTest.OneModelHasOneDigest).
 std::string WeightDigest(const TensorDigests& tensors);
+
+// INVALID_ARGUMENT, naming the tensor and the value's indices: `place`, in row-major order, has no
+// finite value in bf16.
+absl::Status NonfiniteError(absl::string_view name, const std::vector<int64_t>& shape,
+                            uint64_t place);
 
 }  // namespace isobit
 

@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
@@ -35,8 +36,11 @@ std::unique_ptr<uint8_t[]> Allocate(size_t bytes) {
 
 }  // namespace
 
-WeightReader::WeightReader(const TensorSource& source)
-    : source_(source), hashes_(source.known_digest().empty()), digests_(source.tensors().size()) {}
+WeightReader::WeightReader(const TensorSource& source, bool allow_nonfinite)
+    : source_(source),
+      hashes_(source.known_digest().empty()),
+      allow_nonfinite_(allow_nonfinite),
+      digests_(source.tensors().size()) {}
 
 absl::Status WeightReader::Read(const std::vector<std::string>& names, size_t max_workers,
                                 TensorSet& out) {
@@ -92,6 +96,9 @@ absl::Status WeightReader::ReadTensor(size_t index, uint8_t* out) {
     uint8_t* chunk = keep ? out + first : out;
     ISOBIT_RETURN_IF_ERROR(source_.Read(index, first, size, chunk));
     if (hashes_) digester.Add(tensor.dtype, chunk, size / ItemSize(tensor.dtype));
+    if (digester.first_nonfinite() && !allow_nonfinite_ && !IsRotaryBuffer(tensor.name)) {
+      return NonfiniteError(tensor.name, tensor.shape, *digester.first_nonfinite());
+    }
   }
   digests_[index] = hashes_ ? digester.Hex() : kNotHashed;
   return absl::OkStatus();
@@ -121,8 +128,8 @@ absl::StatusOr<CheckpointDigests> WeightReader::Finish() {
   return digests;
 }
 
-absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source) {
-  return WeightReader(source).Finish();
+absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source, bool allow_nonfinite) {
+  return WeightReader(source, allow_nonfinite).Finish();
 }
 
 }  // namespace isobit

@@ -39,17 +39,17 @@ struct CheckpointDigests {
 // (WeightReaderTest.TheDigestIsThatOfTheBytesHandedOut).
 class WeightReader {
  public:
-  // `source` outlives the object.
-  explicit WeightReader(const TensorSource& source);
+  // `source` outlives the object. Unless `allow_nonfinite`, weights must be finite in bf16.
+  explicit WeightReader(const TensorSource& source, bool allow_nonfinite = false);
 
   // Reads the tensors of these names into `out`, in place of what it held, on at most `max_workers`
   // threads. The source has them all, and none was read before. Thread safe for different `out`.
-  // Errors: the source's, naming the tensor; RESOURCE_EXHAUSTED: no memory.
+  // Errors: the source's, naming the tensor; NonfiniteError; RESOURCE_EXHAUSTED: no memory.
   absl::Status Read(const std::vector<std::string>& names, size_t max_workers, TensorSet& out);
 
   // Call it once, after the last Read. Reads the tensors that nobody asked for, through a small
   // buffer, and returns the digests of all tensors. Errors: the source's, also those of
-  // CheckUnchanged.
+  // CheckUnchanged; NonfiniteError.
   absl::StatusOr<CheckpointDigests> Finish();
 
  private:
@@ -58,11 +58,13 @@ class WeightReader {
 
   const TensorSource& source_;
   const bool hashes_;
+  const bool allow_nonfinite_;
   std::vector<std::string> digests_;  // [tensor]; empty until it was read
 };
 
 // The digests of all tensors of a source, which it reads once.
-absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source);
+absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source,
+                                                bool allow_nonfinite = false);
 
 }  // namespace isobit
 

@@ -16,6 +16,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/checkpoint/tensor_names.h"
 #include "common/checkpoint/tensor_source.h"
 
 namespace isobit {
@@ -103,7 +104,7 @@ struct Job {
 };
 
 Slice WholeOf(const Tensor& tensor) {
-  return {.rows = {0, tensor.shape[0]},
+  return {.rows = {0, tensor.shape.empty() ? 1 : tensor.shape[0]},
           .columns = {0, tensor.shape.size() > 1 ? tensor.shape[1] : 1}};
 }
 
@@ -195,7 +196,7 @@ class RankPacking {
         packed = std::max(packed, job.task->bytes);
       }
     }
-    const size_t sums = tensors_.size() * 2 * sizeof(uint64_t);
+    const size_t sums = tensors_.size() * kWeightSums * sizeof(uint64_t);
     ISOBIT_ASSIGN_OR_RETURN(staged_, packer_.Allocate(staged));
     ISOBIT_ASSIGN_OR_RETURN(packed_, packer_.Allocate(packed));
     ISOBIT_ASSIGN_OR_RETURN(sums_, packer_.Allocate(sums));
@@ -216,9 +217,9 @@ class RankPacking {
     return job.task == nullptr ? absl::OkStatus() : Pack(*job.task, staged);
   }
 
-  // The sums of all jobs, two for each tensor.
+  // The sums of all jobs, kWeightSums for each tensor.
   absl::StatusOr<std::vector<uint64_t>> Finish() {
-    std::vector<uint64_t> sums(tensors_.size() * 2);
+    std::vector<uint64_t> sums(tensors_.size() * kWeightSums);
     ISOBIT_RETURN_IF_ERROR(packer_.Copy(sums.data(), sums_.get(), sums.size() * sizeof(uint64_t)));
     ISOBIT_RETURN_IF_ERROR(packer_.Finish());
     return sums;
@@ -231,7 +232,7 @@ class RankPacking {
                                .first_column = slice.columns.begin,
                                .tensor_columns = WholeOf(tensors_[wanted.tensor]).columns.size()};
     return packer_.AddSums(wanted.to, slice.rows.size(), slice.columns.size(), part,
-                           reinterpret_cast<uint64_t*>(sums_.get()) + 2 * wanted.tensor);
+                           reinterpret_cast<uint64_t*>(sums_.get()) + kWeightSums * wanted.tensor);
   }
 
   absl::Status Pack(const PackTask& task, const Bf16* staged) {
@@ -257,6 +258,29 @@ class RankPacking {
   Memory packed_;
   Memory sums_;
 };
+
+// The digests of the tensors, of the sums of all ranks.
+absl::StatusOr<TensorDigests> JoinSums(
+    const std::vector<Tensor>& tensors,
+    const std::vector<absl::StatusOr<std::vector<uint64_t>>>& sums, bool allow_nonfinite) {
+  TensorDigests digests;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const Tensor& tensor = tensors[t];
+    uint64_t total[kWeightSums] = {};
+    for (const auto& of_rank : sums) {
+      const uint64_t* const part = of_rank->data() + kWeightSums * t;
+      total[0] += part[0];
+      total[1] += part[1];
+      total[2] = std::max(total[2], part[2]);
+    }
+    if (total[2] != 0 && !allow_nonfinite && !IsRotaryBuffer(tensor.name)) {
+      return NonfiniteError(tensor.name, tensor.shape, ~total[2]);
+    }
+    digests[tensor.name] = {.shape = tensor.shape,
+                            .digest = absl::StrFormat("%016x%016x", total[0], total[1])};
+  }
+  return digests;
+}
 
 }  // namespace
 
@@ -295,7 +319,7 @@ absl::StatusOr<std::string> PackFromDevice(
     absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, size_t num_ranks,
                                                                    DevicePacker&)>
         make_source,
-    absl::FunctionRef<absl::Status()> check, WeightStore& store) {
+    absl::FunctionRef<absl::Status()> check, WeightStore& store, bool allow_nonfinite) {
   const Clock::time_point start = Clock::now();
   // Before the store takes memory.
   ISOBIT_RETURN_IF_ERROR(store.MakePacker(0).status());
@@ -326,20 +350,11 @@ absl::StatusOr<std::string> PackFromDevice(
   }
   sums[0] = pack(0);
   for (std::thread& thread : threads) thread.join();
-  CheckpointDigests digests;
-  TensorDigests& by_name = digests.tensors;
   for (const auto& of_rank : sums) ISOBIT_RETURN_IF_ERROR(of_rank.status());
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    uint64_t total[2] = {};
-    for (const auto& of_rank : sums) {
-      total[0] += (*of_rank)[2 * t];
-      total[1] += (*of_rank)[2 * t + 1];
-    }
-    by_name[tensors[t].name] = {.shape = tensors[t].shape,
-                                .digest = absl::StrFormat("%016x%016x", total[0], total[1])};
-  }
-  digests.checkpoint = WeightDigest(by_name);
-  store.KeepDigests(by_name);
+  CheckpointDigests digests;
+  ISOBIT_ASSIGN_OR_RETURN(digests.tensors, JoinSums(tensors, sums, allow_nonfinite));
+  digests.checkpoint = WeightDigest(digests.tensors);
+  store.KeepDigests(DigestsOfWeights(digests.tensors));
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
   ISOBIT_LOG(Info) << absl::StrFormat("weights: packed on GPUs in %.3f s",
                                       std::chrono::duration<double>(Clock::now() - start).count());

@@ -67,15 +67,16 @@ std::unique_ptr<SliceSource> ReadBlocks(const std::vector<Tensor>& tensors,
 // the rank's thread; the source is destroyed before the packer. check: called between blocks; an
 // error ends the packing. Staged tensors and a packed block take device memory: about two of the
 // largest block. Errors: those of the arguments, of the store, and of CheckDigests;
-// RESOURCE_EXHAUSTED: no memory; UNIMPLEMENTED: the store's ranks compute in host memory. After an
-// error, drop what was packed. INVARIANT: the digest is that of the packed bytes, which are
+// RESOURCE_EXHAUSTED: no memory; UNIMPLEMENTED: the store's ranks compute in host memory. Unless
+// `allow_nonfinite`, weights must be finite in bf16: NonfiniteError. After an error, drop what was
+// packed. INVARIANT: the digest is that of the packed bytes, which are
 // PackModel's (PackFromDeviceTest.*).
 absl::StatusOr<std::string> PackFromDevice(
     const std::vector<Tensor>& tensors,
     absl::FunctionRef<absl::StatusOr<std::unique_ptr<SliceSource>>(size_t rank, size_t num_ranks,
                                                                    DevicePacker&)>
         make_source,
-    absl::FunctionRef<absl::Status()> check, WeightStore& store);
+    absl::FunctionRef<absl::Status()> check, WeightStore& store, bool allow_nonfinite = false);
 
 }  // namespace isobit
 

@@ -155,11 +155,12 @@ absl::Status Pack(const PackTask& task, const TensorSet& tensors, Scratch& scrat
 }  // namespace
 
 absl::StatusOr<std::string> PackModel(const TensorSource& source,
-                                      const std::string& expected_digest, WeightStore& store) {
+                                      const std::string& expected_digest, WeightStore& store,
+                                      bool allow_nonfinite) {
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<PackTask> tasks, store.Plan());
   if (tasks.empty()) {
-    ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source));
-    store.KeepDigests(digests.tensors);
+    ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, DigestTensors(source, allow_nonfinite));
+    store.KeepDigests(DigestsOfWeights(digests.tensors));
     ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));
     return std::move(digests.checkpoint);
   }
@@ -171,7 +172,7 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
   size_t total = 0;
   for (const PackTask& task : tasks) total += task.bytes;
   Progress progress(total);
-  WeightReader reader(source);
+  WeightReader reader(source, allow_nonfinite);
   std::vector<TensorSet> tensors(num_workers);
   std::vector<Scratch> scratch(num_workers * threads);
   ISOBIT_RETURN_IF_ERROR(
@@ -190,7 +191,7 @@ absl::StatusOr<std::string> PackModel(const TensorSource& source,
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.packed"));
   progress.Finish();
   ISOBIT_ASSIGN_OR_RETURN(CheckpointDigests digests, reader.Finish());
-  store.KeepDigests(digests.tensors);
+  store.KeepDigests(DigestsOfWeights(digests.tensors));
   return CheckDigests(std::move(digests), tasks.front().layout->plan(), expected_digest);
 }
 

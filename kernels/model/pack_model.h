@@ -18,9 +18,10 @@ namespace isobit {
 // read, and packed blocks on their way to the store, take less than 16 GiB of host memory, unless
 // the blocks of one tensor need more. Returns the digest of the packed weights, 64 hex digits.
 // Errors: those of CheckDigests with `expected_digest`, of WeightReader::Read and of the store.
-// After an error, drop what was packed.
+// Unless `allow_nonfinite`, weights must be finite in bf16. After an error, drop what was packed.
 absl::StatusOr<std::string> PackModel(const TensorSource& source,
-                                      const std::string& expected_digest, WeightStore& store);
+                                      const std::string& expected_digest, WeightStore& store,
+                                      bool allow_nonfinite = false);
 
 }  // namespace isobit
 

@@ -14,10 +14,11 @@ namespace isobit {
 namespace {
 
 absl::StatusOr<std::string> Pack(const TensorSource& source, const WeightUpdate& update,
-                                 WeightStore& store) {
+                                 const LoadPolicy& policy, WeightStore& store) {
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
   const AwaitedSource weights(source, update.is_abandoned);
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackModel(weights, update.expected_digest, store));
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackModel(weights, update.expected_digest, store,
+                                                        policy.allow_nonfinite));
   // A sender says at the end what it has sent.
   if (update.stream != nullptr) {
     ISOBIT_RETURN_IF_ERROR(CheckDigest(digest, update.stream->expected_digest()));
@@ -28,7 +29,7 @@ absl::StatusOr<std::string> Pack(const TensorSource& source, const WeightUpdate&
 
 // Weights that other processes hold in GPU memory, and share or send.
 absl::StatusOr<std::string> PackHeld(const StreamedSource& stream, const WeightUpdate& update,
-                                     WeightStore& store) {
+                                     const LoadPolicy& policy, WeightStore& store) {
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.opened"));
   const auto check = [&]() -> absl::Status {
     ISOBIT_RETURN_IF_ERROR(CheckAwaited(update.is_abandoned, "weight update"));
@@ -53,8 +54,8 @@ absl::StatusOr<std::string> PackHeld(const StreamedSource& stream, const WeightU
                            .check = check},
                           packer);
   };
-  ISOBIT_ASSIGN_OR_RETURN(std::string digest,
-                          PackFromDevice(stream.tensors(), make_source, check, store));
+  ISOBIT_ASSIGN_OR_RETURN(std::string digest, PackFromDevice(stream.tensors(), make_source, check,
+                                                             store, policy.allow_nonfinite));
   ISOBIT_RETURN_IF_ERROR(stream.CheckUnchanged());
   ISOBIT_RETURN_IF_ERROR(CheckDigest(digest, stream.expected_digest()));
   ISOBIT_RETURN_IF_ERROR(Failpoint("weights.verified"));
@@ -64,13 +65,13 @@ absl::StatusOr<std::string> PackHeld(const StreamedSource& stream, const WeightU
 absl::StatusOr<std::string> Prepare(const ModelOrigin& origin, const WeightUpdate& update,
                                     const ModelConfig& config, WeightStore& store) {
   if (update.stream != nullptr && update.stream->blocks() != nullptr) {
-    return PackHeld(*update.stream, update, store);
+    return PackHeld(*update.stream, update, origin.policy, store);
   }
-  if (update.stream != nullptr) return Pack(*update.stream, update, store);
+  if (update.stream != nullptr) return Pack(*update.stream, update, origin.policy, store);
   ISOBIT_ASSIGN_OR_RETURN(const OpenedModel model, OpenModelAs(origin.format, origin.root,
                                                                update.model_path, origin.policy));
   ISOBIT_RETURN_IF_ERROR(CheckReplacement(model, config));
-  return Pack(*model.weights, update, store);
+  return Pack(*model.weights, update, origin.policy, store);
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ ABSL_FLAG(std::vector<std::string>, ignore_config_fields, {},
 ABSL_FLAG(
     bool, round_fp16_weights, false,
     "Take fp16 weights and round them to bf16, which costs precision that an fp16 engine has.");
+ABSL_FLAG(bool, allow_nonfinite_weights, false,
+          "Take weights with NaNs or infinities in bf16, with which every logprob may be a NaN.");
 ABSL_FLAG(std::string, numerics, "tree",
           "tree (the contract), or for contrast batch_invariant or vanilla.");
 ABSL_FLAG(int64_t, max_context, 0,
@@ -101,7 +103,8 @@ absl::StatusOr<ModelSettings> ModelSettingsFromFlags() {
   if (settings.name.empty()) return absl::InvalidArgumentError("--model is required");
   ISOBIT_ASSIGN_OR_RETURN(settings.load_format, ParseLoadFormat(absl::GetFlag(FLAGS_load_format)));
   settings.load_policy = {.ignored_fields = absl::GetFlag(FLAGS_ignore_config_fields),
-                          .round_fp16 = absl::GetFlag(FLAGS_round_fp16_weights)};
+                          .round_fp16 = absl::GetFlag(FLAGS_round_fp16_weights),
+                          .allow_nonfinite = absl::GetFlag(FLAGS_allow_nonfinite_weights)};
   ISOBIT_ASSIGN_OR_RETURN(settings.numerics, ParseNumericsMode(absl::GetFlag(FLAGS_numerics)));
   settings.max_context = absl::GetFlag(FLAGS_max_context);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("max_context", settings.max_context, 0, kMaxTokens));

@@ -405,7 +405,8 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
     ):
         width = local.shape[-1] if local.dim() > 1 else 1
         block = local.contiguous().reshape(-1, width)
-        return torch.ops.isobit.weight_sums(block, columns, first_row, first_column)
+        # The third says where a value is not finite, which the service checks.
+        return torch.ops.isobit.weight_sums(block, columns, first_row, first_column)[:2]
     values = _rounded(local.contiguous())
     if values.dtype is torch.float16:
         values = _rounded(values.float())

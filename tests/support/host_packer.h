@@ -66,6 +66,12 @@ class HostPacker : public DevicePacker {
         const uint64_t b = mixed * 0xff51afd7ed558ccd;
         sums[0] += a ^ (a >> 32);
         sums[1] += b ^ (b >> 32);
+        for (int64_t v = 3; v >= 0; --v) {
+          if (((word >> (16 * v)) & 0x7f80) != 0x7f80) continue;
+          const auto place = static_cast<uint64_t>((part.first_row + row) * part.tensor_columns +
+                                                   part.first_column + column + v);
+          sums[2] = std::max(sums[2], ~place);
+        }
       }
     }
     return absl::OkStatus();

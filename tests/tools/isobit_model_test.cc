@@ -141,6 +141,22 @@ TEST(IsobitModelTest, VerifiesUnderTheServicesPolicy) {
   EXPECT_EQ(RunTool("make tiny-qwen3 " + dir.File("x") + " --round_fp16_weights").exit_code, 2);
 }
 
+TEST(IsobitModelTest, RefusesWeightsThatAreNotFinite) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("make tiny-qwen3 " + dir.File("model")).exit_code, 0);
+  // It is 1 or a little more, so that its exponent lacks the highest bit alone.
+  const Outcome flipped =
+      RunTool("flip-bit " + dir.File("model") + " model.norm.weight 1 14 " + dir.File("bad"));
+  ASSERT_EQ(flipped.exit_code, 0) << flipped.output;
+  for (const char* command : {"verify ", "inspect "}) {
+    const Outcome refused = RunTool(command + dir.File("bad"));
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_THAT(refused.output, HasSubstr("tensor \"model.norm.weight\": the value at [1]"));
+    EXPECT_EQ(RunTool(command + dir.File("bad") + " --allow_nonfinite_weights").exit_code, 0);
+  }
+  EXPECT_EQ(RunTool("make tiny-qwen3 " + dir.File("x") + " --allow_nonfinite_weights").exit_code, 2);
+}
+
 TEST(IsobitModelTest, ACommandLineThatMakesNoSenseExitsTwo) {
   for (const char* arguments :
        {"", "bake", "make tiny-llama", "make tiny-llama a b", "verify", "verify a --seed=1",

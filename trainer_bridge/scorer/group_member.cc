@@ -118,7 +118,7 @@ absl::Status GroupMember::Load(const OpenedModel& model, int64_t max_context,
                                         .prefix_sharing = scorer.prefix_sharing,
                                         .backend = std::move(backend)}));
   ISOBIT_ASSIGN_OR_RETURN(serving_, ranks_->Cut(1, [&](WeightStore& store) {
-    return PackModel(*model.weights, "", store);
+    return PackModel(*model.weights, "", store, scorer.load_policy.allow_nonfinite);
   }));
   return absl::OkStatus();
 }

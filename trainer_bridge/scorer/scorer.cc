@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Start(ScorerOptions options,
                                         .prefix_sharing = options.prefix_sharing,
                                         .backend = options.backend}));
   ISOBIT_ASSIGN_OR_RETURN(auto weights, ranks->Cut(1, [&](WeightStore& store) {
-    return PackModel(*model.weights, "", store);
+    return PackModel(*model.weights, "", store, options.load_policy.allow_nonfinite);
   }));
   if (remote != nullptr) {
     ISOBIT_RETURN_IF_ERROR(remote->WaitUntilReady());

@@ -37,7 +37,7 @@ Tensor WeightSums(const Tensor& block, int64_t tensor_columns, int64_t first_row
                absl::StrCat("columns ", first_column, " to ", end));
   a.part = {.first_row = first_row, .first_column = first_column, .tensor_columns = tensor_columns};
   int64_t* sums = nullptr;
-  Tensor result = call.NewZeros<int64_t>({2}, &sums);
+  Tensor result = call.NewZeros<int64_t>({kWeightSums}, &sums);
   a.sums = reinterpret_cast<uint64_t*>(sums);
   if (block.numel() > 0) call.Run(&TrainingOps::WeightSums, a);
   return result;

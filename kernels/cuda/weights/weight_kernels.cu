@@ -186,12 +186,15 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t words = (from.columns + 3) / 4;  // of a row of the part
   uint64_t first = 0;
   uint64_t second = 0;
+  uint64_t nonfinite = 0;
   for (int64_t i = FirstItem(); i < from.rows * words; i += ItemStride()) {
     const int64_t row = i / words;
     const int64_t column = i % words * 4;
     const uint64_t word =
         LoadWord<kKind, kAligned>(from.values, row * from.stride + column, from.columns - column);
     AddWeightWord(word, WordIndex(part, row, column), first, second);
+    // A thread goes on towards higher places, so that its first is the largest.
+    if (nonfinite == 0 && HasNonfinite(word)) nonfinite = NonfinitePlace(word, part, row, column);
   }
   // Integers: the order of additions changes nothing.
   for (int lane = 16; lane > 0; lane /= 2) {
@@ -202,6 +205,7 @@ __global__ void __launch_bounds__(kThreads)
     atomicAdd(sums, static_cast<unsigned long long>(first));
     atomicAdd(sums + 1, static_cast<unsigned long long>(second));
   }
+  if (nonfinite != 0) atomicMax(sums + 2, static_cast<unsigned long long>(nonfinite));
 }
 
 template <StoredAs kKind>

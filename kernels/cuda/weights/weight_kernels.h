@@ -28,7 +28,7 @@ absl::Status UnpackLinearOnDevice(const LinearWeight& weight, Bf16* w, const Str
 absl::Status WidenBiases(const Bf16* from, int64_t count, float* to, const Stream& stream);
 
 // As TensorDigester (common/checkpoint/weight_digest.h), of values rounded to bf16. See
-// DevicePacker::AddSums.
+// DevicePacker::AddSums; sums: [kWeightSums].
 absl::Status AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, uint64_t* sums,
                            const Stream& stream);
 

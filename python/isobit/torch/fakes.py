@@ -101,7 +101,7 @@ FAKES = {
     "policy_loss": _policy_loss,
     "tree_sum": lambda x: _like(x, (), torch.float32),
     "square_sums": lambda x: _like(x, (x.shape[0],), torch.float64),
-    "weight_sums": lambda block, *_: _like(block, (2,), torch.int64),
+    "weight_sums": lambda block, *_: _like(block, (3,), torch.int64),
     "tree_sum64": lambda x: _like(x, (), torch.float64),
     "adamw": lambda *_: None,
 }

@@ -3,8 +3,10 @@
 #include "common/checkpoint/weight_digest.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -169,6 +171,47 @@ TEST(WeightDigestTest, OneModelHasOneDigest) {
   for (const char* name : {"lm_head.bias", "inv_freq", "rotary_emb.weight", "model.inv_freq"}) {
     EXPECT_NE(with(name, embedding), digest) << name;
   }
+}
+
+TEST(WeightDigestTest, FindsTheFirstValueThatIsNotFinite) {
+  const Values finite = {0x7f7f, 0xff7f, 0x0000, 0x8000, 0x0080, 0x807f, 0x3f80};
+  const Values nonfinite = {0x7f80, 0xff80, 0x7f81, 0xffff, 0x7fc0};
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{
+           {}, {1}, {999}, {37, 9}, {37, 12}, {5, 3, 7}, {9, 1024}, {2, 70001}}) {
+    size_t count = 1;
+    for (const int64_t extent : shape) count *= static_cast<size_t>(extent);
+    Values values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = finite[i % finite.size()];
+    const auto first = [&](size_t portion) {
+      TensorDigester digester(shape);
+      for (size_t at = 0; at < count; at += portion) {
+        digester.Add(DType::kBf16, values.data() + at, std::min(portion, count - at));
+      }
+      return digester.first_nonfinite();
+    };
+    EXPECT_EQ(first(count), std::nullopt);
+    for (const size_t at : {count - 1, count / 2, size_t{0}}) {  // each before the last
+      values[at] = nonfinite[at % nonfinite.size()];
+      for (const size_t portion : {count, size_t{1}, size_t{7}, size_t{64}}) {
+        EXPECT_EQ(first(portion), at) << count << " in portions of " << portion;
+      }
+    }
+  }
+}
+
+TEST(WeightDigestTest, FiniteMeansFiniteInBf16) {
+  const auto first = [](DType dtype, const auto& value) {
+    TensorDigester digester({1});
+    digester.Add(dtype, &value, 1);
+    return digester.first_nonfinite();
+  };
+  EXPECT_EQ(first(DType::kF32, 3.3895314e38f), std::nullopt);  // the largest of bf16
+  EXPECT_EQ(first(DType::kF32, 3.4028235e38f), 0U);            // the largest of fp32
+  EXPECT_EQ(first(DType::kF32, -INFINITY), 0U);
+  EXPECT_EQ(first(DType::kF32, NAN), 0U);
+  EXPECT_EQ(first(DType::kF16, uint16_t{0x7bff}), std::nullopt);  // 65504
+  EXPECT_EQ(first(DType::kF16, uint16_t{0xfc00}), 0U);
+  EXPECT_EQ(first(DType::kF16, uint16_t{0x7c01}), 0U);
 }
 
 }  // namespace

@@ -176,5 +176,29 @@ TEST_F(ChangedFileTest, BytesThatWereReadDoNotChange) {
   EXPECT_EQ(TensorDigest(*tensors.Find("a")), digest);
 }
 
+// INVARIANT: nobody is handed weights that are not finite, unless it asks for them.
+TEST(WeightReaderTest, RefusesWhatIsNotFinite) {
+  const TempDir dir;
+  std::vector<uint16_t> values(kElements, 0x3f80);
+  values[kElements - 3] = 0x7fc0;
+  const std::vector<uint16_t> good(8, 0x3f80);
+  const auto tensor = [](const char* name, std::vector<int64_t> shape, const auto& data) {
+    return Tensor{name, DType::kBf16, std::move(shape),
+                  reinterpret_cast<const uint8_t*>(data.data()), 2 * data.size()};
+  };
+  ISOBIT_ASSERT_OK(
+      WriteSafetensors(dir.File("model.safetensors"),
+                       {tensor("good", {8}, good), tensor("bad", {kElements / 16, 16}, values)}));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(dir.path()));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("\"bad\""), HasSubstr("[32767, 13]"),
+                                      HasSubstr("--allow_nonfinite_weights")));
+  TensorSet set;
+  EXPECT_THAT(WeightReader(checkpoint).Read({"bad"}, 1, set), refused);
+  ISOBIT_EXPECT_OK(WeightReader(checkpoint).Read({"good"}, 1, set));
+  EXPECT_THAT(DigestTensors(checkpoint), refused);
+  ISOBIT_EXPECT_OK(DigestTensors(checkpoint, /*allow_nonfinite=*/true));
+}
+
 }  // namespace
 }  // namespace isobit

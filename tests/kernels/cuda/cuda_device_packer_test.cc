@@ -205,13 +205,40 @@ TEST_F(CudaDevicePackerTest, SumsAnyPart) {
     std::vector<uint16_t> bits = Bits(c.rows * c.columns);
     for (const bool changed : {false, true}) {
       if (changed) bits.back() ^= 1;
-      std::vector<uint64_t> expected = {5, 7};
+      std::vector<uint64_t> expected = {5, 7, 0};
       ISOBIT_ASSERT_OK(host_.AddSums(bits.data(), c.rows, c.columns, c.part, expected.data()));
       DeviceBuffer<Bf16> source(bits);
-      DeviceBuffer<uint64_t> sums(std::vector<uint64_t>{5, 7});
+      DeviceBuffer<uint64_t> sums(std::vector<uint64_t>{5, 7, 0});
       ISOBIT_ASSERT_OK(packer_->AddSums(source.data(), c.rows, c.columns, c.part, sums.data()));
       ISOBIT_ASSERT_OK(packer_->Finish());
       EXPECT_EQ(sums.CopyOut(), expected) << c.columns;
+    }
+  }
+}
+
+// INVARIANT: the kernel that sums weights finds the first value that is not finite, whatever the
+// part, its alignment and how it is stored.
+TEST_F(CudaDevicePackerTest, FindsTheFirstValueThatIsNotFinite) {
+  const std::vector<uint16_t> nonfinite = {0x7f80, 0xff80, 0x7fc0, 0xff81, 0x7fff};
+  const std::vector<uint16_t> finite = {0x7f7f, 0xff7f, 0x0000, 0x8000, 0x0080};
+  for (const int64_t columns : {1, 5, 8, 13, 4096}) {
+    const PartOfTensor part = {.first_row = 11, .first_column = 8, .tensor_columns = columns + 8};
+    const int64_t rows = 300;
+    std::vector<uint16_t> bits(static_cast<size_t>(rows * columns));
+    for (size_t i = 0; i < bits.size(); ++i) bits[i] = finite[i % finite.size()];
+    const auto place_of = [&] {
+      DeviceBuffer<Bf16> source(bits);
+      DeviceBuffer<uint64_t> sums(std::vector<uint64_t>{0, 0, 0});
+      ISOBIT_EXPECT_OK(packer_->AddSums(source.data(), rows, columns, part, sums.data()));
+      ISOBIT_EXPECT_OK(packer_->Finish());
+      return sums.CopyOut()[2];
+    };
+    EXPECT_EQ(place_of(), 0) << columns;
+    for (const size_t at : {bits.size() - 1, bits.size() / 2, size_t{0}}) {  // each before the last
+      bits[at] = nonfinite[(at + static_cast<size_t>(columns)) % nonfinite.size()];
+      const auto row = static_cast<uint64_t>(at) / static_cast<uint64_t>(columns);
+      const auto column = static_cast<uint64_t>(at) % static_cast<uint64_t>(columns);
+      EXPECT_EQ(~place_of(), (11 + row) * static_cast<uint64_t>(columns + 8) + 8 + column);
     }
   }
 }

@@ -129,7 +129,8 @@ struct Packed {
 enum class Way { kRead, kSent };
 
 // Returns the digest.
-absl::StatusOr<std::string> PackInto(TurningStore& store, const HeldWeights& held, Way way) {
+absl::StatusOr<std::string> PackInto(TurningStore& store, const HeldWeights& held, Way way,
+                                     bool allow_nonfinite = false) {
   const auto make_source =
       [&](size_t /*rank*/, size_t /*num_ranks*/,
           DevicePacker& packer) -> absl::StatusOr<std::unique_ptr<SliceSource>> {
@@ -139,7 +140,7 @@ absl::StatusOr<std::string> PackInto(TurningStore& store, const HeldWeights& hel
     return ReceiveWeights(held.tensors, held.blocks, group, packer);
   };
   return PackFromDevice(
-      held.tensors, make_source, [] { return absl::OkStatus(); }, store);
+      held.tensors, make_source, [] { return absl::OkStatus(); }, store, allow_nonfinite);
 }
 
 absl::StatusOr<Packed> PackHeld(const HeldWeights& held, const ModelConfig& config, int num_ranks,
@@ -211,6 +212,40 @@ TEST_P(PackFromDeviceTest, OneBitOfAnyTensorIsSeen) {
     EXPECT_NE(after.digest, before.digest) << held.tensors[block.tensor].name;
     EXPECT_NE(after.blocks, before.blocks) << held.tensors[block.tensor].name;
     last ^= std::byte{1};
+  }
+}
+
+// INVARIANT: a value that is not finite in bf16 is found, whoever holds it and sums it up.
+TEST_P(PackFromDeviceTest, RefusesWhatIsNotFinite) {
+  for (const HoldingRules& rule :
+       std::vector<HoldingRules>{{},
+                                 {.row_parts = 2, .column_parts = 2, .gap = 3},
+                                 {.row_parts = 3, .dtype = DType::kF32}}) {
+    HeldWeights held = Hold(*checkpoint_, rule);
+    const size_t item = ItemSize(rule.dtype);
+    for (const WeightBlock& block : held.blocks.blocks) {
+      const Tensor& tensor = held.tensors[block.tensor];
+      const int64_t row = block.num_rows - 1;
+      const int64_t column = block.num_columns / 2;
+      std::byte* const value = held.memory[block.holder].data() + block.offset +
+                               static_cast<size_t>(row * block.row_stride + column) * item;
+      const std::vector<std::byte> kept(value, value + item);
+      const uint32_t bits = item == 4 ? 0x7f7fffff : 0x7fc0;  // finite in fp32, not in bf16; a NaN
+      std::memcpy(value, &bits, item);
+      std::string place = absl::StrCat("[", block.first_row + row);
+      if (tensor.shape.size() > 1) absl::StrAppend(&place, ", ", block.first_column + column);
+      for (const int ranks : {1, 4}) {
+        for (const Way way : {Way::kRead, Way::kSent}) {
+          EXPECT_THAT(PackHeld(held, GetParam(), ranks, way),
+                      StatusIs(absl::StatusCode::kInvalidArgument,
+                               testing::AllOf(testing::HasSubstr(tensor.name),
+                                              testing::HasSubstr(place + "] is"))));
+        }
+      }
+      TurningStore store(GetParam(), 2, &held);
+      ISOBIT_EXPECT_OK(PackInto(store, held, Way::kRead, /*allow_nonfinite=*/true));
+      std::copy(kept.begin(), kept.end(), value);
+    }
   }
 }
 
