@@ -55,10 +55,8 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
 }
 
 v1::Fingerprint FastPathFingerprint(const Engine& engine) {
-  v1::Fingerprint fingerprint;
-  fingerprint.set_hex(FingerprintOf(engine.config(), kFastPathMode));
-  fingerprint.set_contract_version(contract::kContractVersion);
-  return fingerprint;
+  return FingerprintToProto(engine.config(), FingerprintOf(engine.config(), kFastPathMode),
+                            contract::kContractVersion);
 }
 
 using Stream = StreamWriter<v1::GenerateResponse>;

@@ -7,17 +7,8 @@
 namespace isobit {
 namespace {
 
-constexpr absl::string_view kHarmless[] = {
-    // Training.
-    "attention_dropout",
-    "attn_pdrop",
-    "classifier_dropout",
-    "embd_pdrop",
-    "hidden_dropout",
-    "initializer_range",
-    "pretraining_tp",  // cuts the products in pieces, which changes only how transformers 4 rounds
-    "resid_pdrop",
-    // Defaults of generation, which transformers 5 drops when it reads a config.json.
+// Defaults of generation, which transformers 5 drops when it reads a config.json.
+constexpr absl::string_view kGeneration[] = {
     "bad_words_ids",
     "begin_suppress_tokens",
     "diversity_penalty",
@@ -34,15 +25,28 @@ constexpr absl::string_view kHarmless[] = {
     "num_beam_groups",
     "num_beams",
     "num_return_sequences",
-    "output_scores",
-    "remove_invalid_values",
     "repetition_penalty",
-    "return_dict_in_generate",
     "suppress_tokens",
     "temperature",
     "top_k",
     "top_p",
     "typical_p",
+};
+
+constexpr absl::string_view kHarmless[] = {
+    // Training.
+    "attention_dropout",
+    "attn_pdrop",
+    "classifier_dropout",
+    "embd_pdrop",
+    "hidden_dropout",
+    "initializer_range",
+    "pretraining_tp",  // cuts the products in pieces, which changes only how transformers 4 rounds
+    "resid_pdrop",
+    // Of generate(), without a part in its tokens.
+    "output_scores",
+    "remove_invalid_values",
+    "return_dict_in_generate",
     // Tokens and prompts, which are the client's business.
     "decoder_start_token_id",
     "model_max_length",
@@ -94,7 +98,12 @@ constexpr absl::string_view kNeverIgnored[] = {
 }  // namespace
 
 bool IsHarmlessField(absl::string_view name) {
-  return std::find(std::begin(kHarmless), std::end(kHarmless), name) != std::end(kHarmless);
+  return IsGenerationField(name) ||
+         std::find(std::begin(kHarmless), std::end(kHarmless), name) != std::end(kHarmless);
+}
+
+bool IsGenerationField(absl::string_view name) {
+  return std::find(std::begin(kGeneration), std::end(kGeneration), name) != std::end(kGeneration);
 }
 
 bool IsNeverIgnoredField(absl::string_view name) {

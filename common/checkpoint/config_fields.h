@@ -13,6 +13,10 @@ namespace isobit {
 // of tools.
 bool IsHarmlessField(absl::string_view name);
 
+// Whether the field is a default of transformers' generate() that can change a token. A service
+// does not apply it. (eos_token_id is no such field: services apply it.)
+bool IsGenerationField(absl::string_view name);
+
 // Whether LoadPolicy::ignored_fields must not name the field, because without it the logprobs would
 // be those of another model: it says what the tensors mean or what the layers compute.
 bool IsNeverIgnoredField(absl::string_view name);

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -91,6 +92,11 @@ absl::Status CheckWindows(const ModelConfig& config) {
 }
 
 absl::Status CheckTokenIds(const ModelConfig& config) {
+  constexpr size_t kMaxEosIds = 64;
+  if (config.eos_token_ids.size() > kMaxEosIds) {
+    return absl::InvalidArgumentError(absl::StrCat("eos_token_id has ", config.eos_token_ids.size(),
+                                                   " ids, expected at most ", kMaxEosIds));
+  }
   for (const int id : config.eos_token_ids) {
     ISOBIT_RETURN_IF_ERROR(CheckInt("eos_token_id", id, 0, config.vocab_size - 1));
   }
@@ -318,6 +324,12 @@ std::string ModelConfig::CanonicalString() const {
   for (int layer = 0; layer < num_layers; ++layer) windows.push_back(WindowOfLayer(layer));
   absl::StrAppend(&text, "windows=", absl::StrJoin(windows, ","), "\n");
   return text;
+}
+
+std::string ModelConfig::Settings() const {
+  const std::set<int> ids(eos_token_ids.begin(), eos_token_ids.end());
+  return absl::StrCat("eos_token_ids=", ids.empty() ? "none" : absl::StrJoin(ids, ","),
+                      " max_position_embeddings=", max_position_embeddings);
 }
 
 absl::Status WriteConfigJson(const ModelConfig& config, const std::string& directory) {

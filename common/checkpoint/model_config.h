@@ -68,17 +68,23 @@ struct ModelConfig {
   int bos_token_id = -1;             // -1: none
   DType torch_dtype = DType::kBf16;  // what config.json says; each tensor states its own
 
-  // "name (value)" of fields that LoadPolicy let pass, for a warning.
+  // "name (value)" of fields that LoadPolicy let pass.
   std::vector<std::string> ignored_fields;
+
+  // 'file: "name" (value "...")' of settings of generation, which requests bring themselves.
+  std::vector<std::string> generation_fields;
 
   int WindowOfLayer(int layer) const {
     return layer_windows.empty() ? 0 : layer_windows[static_cast<size_t>(layer)];
   }
 
   // "name=value" lines of every field that can change a bit of a logprob, floats in hex. Equal
-  // strings and equal weights mean equal bits; token ids, torch_dtype, max_position_embeddings and
-  // ignored_fields are left out because they change none.
+  // strings, Settings and weights mean equal bits; torch_dtype and what is not applied change none.
   std::string CanonicalString() const;
+
+  // What else can change a token: the end-of-sequence ids, which min_tokens bans, and the context
+  // length, such as "eos_token_ids=1,7 max_position_embeddings=4096". v1::Fingerprint carries it.
+  std::string Settings() const;
 };
 
 // Checks ranges and divisibility of a config from any source; the upper bounds keep a hostile file
@@ -87,9 +93,9 @@ struct ModelConfig {
 absl::Status ValidateModelConfig(const ModelConfig& config);
 
 // Parses config.json and, unless empty, generation_config.json, of which only eos_token_id and
-// bos_token_id are read: sampling parameters come with each request. Takes what transformers 4 and
-// 5 write (torch_dtype or dtype, rope_theta and rope_scaling or rope_parameters, layer_types), with
-// the meaning that transformers 5 gives it (tests/accuracy/config_test.cc). INVALID_ARGUMENT:
+// bos_token_id are applied: sampling parameters come with each request. Takes what transformers 4
+// and 5 write (torch_dtype or dtype, rope_theta and rope_scaling or rope_parameters, layer_types),
+// with the meaning that transformers 5 gives it (tests/accuracy/config_test.cc). INVALID_ARGUMENT:
 // malformed JSON, a missing or mistyped field, one that we do not honour and `policy` does not let
 // pass, a policy that ignores what is honoured, or whatever ValidateModelConfig rejects.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json,
@@ -97,7 +103,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json,
                                              const LoadPolicy& policy = {});
 
 // Reads both files from `directory`; generation_config.json may be absent. `root`: see
-// Checkpoint::Open. Errors: as ParseModelConfig, and NOT_FOUND.
+// Checkpoint::Open. Errors: as ParseModelConfig, and NOT_FOUND; INVALID_ARGUMENT, naming the file,
+// if an adapter lies there, without which its base is another model.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory,
                                             const std::string& root = "",
                                             const LoadPolicy& policy = {});

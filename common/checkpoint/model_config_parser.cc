@@ -2,6 +2,7 @@
 // known to be harmless is an error.
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -131,6 +132,22 @@ void ParseBiases(FieldReader& reader, ModelConfig& config) {
   }
 }
 
+// Whoever reads a log or GetServerInfo sees what the directory recommends and nobody applies.
+void NameGenerationFields(const json& object, absl::string_view file, ModelConfig& config) {
+  // Of generation_config.json alone, and without a part in the tokens, or applied.
+  static const std::set<std::string> kInert = {"_from_model_config", "bos_token_id",
+                                               "cache_implementation", "eos_token_id",
+                                               "output_logits"};
+  for (const auto& [name, value] : object.items()) {
+    const bool is_named =
+        IsGenerationField(name) ||
+        (file != "config.json" && !IsHarmlessField(name) && !kInert.contains(name));
+    if (value.is_null() || !is_named) continue;
+    config.generation_fields.push_back(
+        absl::StrCat(file, ": ", Quoted(name), " (value ", Quoted(value.dump()), ")"));
+  }
+}
+
 absl::Status CheckPolicy(const LoadPolicy& policy) {
   for (const std::string& name : policy.ignored_fields) {
     if (!IsNeverIgnoredField(name)) continue;
@@ -184,6 +201,7 @@ absl::StatusOr<ModelConfig> ParseConfigObject(const json& object, const LoadPoli
   ISOBIT_RETURN_IF_ERROR(ParseWindows(reader, config));
   ISOBIT_RETURN_IF_ERROR(reader.Finish(config.ignored_fields));
   ISOBIT_RETURN_IF_ERROR(ValidateModelConfig(config));
+  NameGenerationFields(object, "config.json", config);
   return config;
 }
 
@@ -195,7 +213,22 @@ absl::Status ReadGenerationTokens(const std::string& text, ModelConfig& config) 
   if (!eos.empty()) config.eos_token_ids = eos;
   config.bos_token_id = reader.IntOr("bos_token_id", config.bos_token_id);
   ISOBIT_RETURN_IF_ERROR(reader.status());
+  NameGenerationFields(object, "generation_config.json", config);
   return ValidateModelConfig(config);
+}
+
+// A loader that knows adapters would add it to the base, whose weights alone are another model.
+absl::Status CheckNoAdapter(const std::string& directory) {
+  for (const char* const name :
+       {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::path(directory) / name;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory, " has ", name,
+                     ": isobit applies no adapters, expected weights into which it is merged"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -216,6 +249,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json,
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory, const std::string& root,
                                             const LoadPolicy& policy) {
+  ISOBIT_RETURN_IF_ERROR(CheckNoAdapter(directory));
   ISOBIT_ASSIGN_OR_RETURN(const std::string path,
                           ResolveFileInside(directory, "config.json", root));
   ISOBIT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxConfigBytes));

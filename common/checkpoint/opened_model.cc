@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
@@ -68,6 +69,10 @@ std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource&
   for (const std::string& field : config.ignored_fields) {
     warnings.push_back(absl::StrCat("config.json: field ", field, " is ignored, as told"));
   }
+  if (!config.generation_fields.empty()) {
+    warnings.push_back(absl::StrCat("not applied, since requests bring their own: ",
+                                    absl::StrJoin(config.generation_fields, ", ")));
+  }
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     const std::string tensors = TensorsOf(dtype, weights);
     if (!tensors.empty()) warnings.push_back(absl::StrCat(tensors, ": rounded to bf16"));
@@ -90,9 +95,15 @@ absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelP
 
 absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config) {
   const std::string canonical = next.config.CanonicalString();
-  if (canonical == config.CanonicalString()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "config.json states another model: ", FirstDifference(canonical, config.CanonicalString())));
+  if (canonical != config.CanonicalString()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config.json states another model: ",
+                     FirstDifference(canonical, config.CanonicalString())));
+  }
+  if (next.config.Settings() == config.Settings()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("config.json and generation_config.json state ", next.config.Settings(),
+                   ", expected ", config.Settings(), ", with which this service was started"));
 }
 
 }  // namespace isobit

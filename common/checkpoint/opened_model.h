@@ -39,7 +39,7 @@ absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::
 // INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not let them be rounded.
 absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy);
 
-// What an operator should know of a model that was opened: fields of its config that were ignored,
+// What an operator should know of a model that was opened: what of its files is not applied,
 // weights that are rounded to bf16. One sentence each.
 std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights);
 
@@ -52,9 +52,9 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest);
 
-// OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field of the
-// config that can change a bit differs. The dtype of a tensor may differ, as every tensor is
-// rounded to bf16.
+// OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field that
+// can change a bit, or a token (ModelConfig::Settings), differs. The dtype of a tensor may differ,
+// as every tensor is rounded to bf16.
 absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config);
 
 }  // namespace isobit

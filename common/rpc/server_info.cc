@@ -1,6 +1,7 @@
 // Fills ServerInfo. See server_info.h.
 #include "common/rpc/server_info.h"
 
+#include "absl/strings/str_cat.h"
 #include "common/checkpoint/model_plan.h"
 
 namespace isobit {
@@ -27,14 +28,27 @@ v1::WeightVersion WeightVersionToProto(const WeightVersion& version) {
   return proto;
 }
 
+v1::Fingerprint FingerprintToProto(const ModelConfig& config, const std::string& hex,
+                                   uint32_t contract_version) {
+  v1::Fingerprint fingerprint;
+  fingerprint.set_hex(hex);
+  fingerprint.set_contract_version(contract_version);
+  fingerprint.set_settings(config.Settings());
+  return fingerprint;
+}
+
 v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& identity) {
   v1::ServerInfo server;
   server.set_version(ISOBIT_VERSION);
   server.set_numerics_mode(ToProto(identity.mode));
-  server.mutable_fingerprint()->set_hex(identity.fingerprint);
-  server.mutable_fingerprint()->set_contract_version(identity.contract_version);
+  *server.mutable_fingerprint() =
+      FingerprintToProto(config, identity.fingerprint, identity.contract_version);
   server.set_instruction_set(identity.instruction_set);
   server.set_max_logprobs(identity.max_logprobs);
+  for (const std::string& field : config.ignored_fields) {
+    server.add_not_applied(absl::StrCat("config.json: ", field));
+  }
+  for (const std::string& field : config.generation_fields) server.add_not_applied(field);
 
   v1::ModelSummary& model = *server.mutable_model();
   model.set_architecture(ArchitectureName(config.architecture));

@@ -14,6 +14,10 @@ namespace isobit {
 
 v1::WeightVersion WeightVersionToProto(const WeightVersion& version);
 
+// hex: FingerprintOf's (kernels/model/numerics.h), of the same config.
+v1::Fingerprint FingerprintToProto(const ModelConfig& config, const std::string& hex,
+                                   uint32_t contract_version);
+
 // All of ServerInfo that does not change while a service runs. context_length: tokens of one
 // sequence.
 struct ServerIdentity {

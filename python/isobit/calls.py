@@ -333,7 +333,7 @@ def record_request(pair: tuple[Sample, Score], allow_weight_mismatch: bool) -> c
 def _record_side(result: Sample | Score) -> comparator_pb2.RecordSide:
     return comparator_pb2.RecordSide(
         tokens=result.tokens.to_proto(),
-        fingerprint=types_pb2.Fingerprint(hex=result.fingerprint),
+        fingerprint=types_pb2.Fingerprint(hex=result.fingerprint, settings=result.settings),
         weight_version=types_pb2.WeightVersion(
             id=result.weight_version.id, digest=result.weight_version.digest
         ),

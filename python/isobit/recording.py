@@ -29,7 +29,7 @@ from isobit.sampling import SamplingOptions, to_proto
 FORMAT = 1
 FIELDS = (
     "format", "time", "request_id", "index", "prompt", "tokens", "logprobs", "logprob_mode", "sampling",
-    "weights", "weight_version", "fingerprint", "finish_reason", "sum",
+    "weights", "weight_version", "fingerprint", "settings", "finish_reason", "sum",
 )  # fmt: skip
 # What scoring does not depend on.
 _NOT_SCORED = ("n", "seed", "max_tokens", "max_new_tokens")
@@ -98,6 +98,7 @@ class Recorder:
             "weights": sample.weight_version.digest,
             "weight_version": sample.weight_version.id,
             "fingerprint": sample.fingerprint,
+            "settings": sample.settings,
             "finish_reason": sample.finish_reason,
         }
 

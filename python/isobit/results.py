@@ -114,6 +114,7 @@ class Sample:
     num_cached_tokens: int  # prompt tokens found computed when the sample first ran
     num_draft_tokens: int = 0  # guessed tokens that were computed for it
     num_accepted_tokens: int = 0  # tokens that it got because of right guesses
+    settings: str = ""  # of the model directory: end-of-sequence ids, context length
 
     @classmethod
     def from_proto(
@@ -135,6 +136,7 @@ class Sample:
             num_cached_tokens=message.num_cached_tokens,
             num_draft_tokens=message.num_draft_tokens,
             num_accepted_tokens=message.num_accepted_tokens,
+            settings=message.fingerprint.settings,
         )
 
 
@@ -150,6 +152,7 @@ class Score:
     logprob_mode: LogprobMode
     fingerprint: str
     weight_version: WeightVersion
+    settings: str = ""  # as Sample's
 
     @classmethod
     def from_proto(cls, message: scorer_pb2.ScoreResponse, has_entropies: bool) -> Self:
@@ -162,6 +165,7 @@ class Score:
             logprob_mode=_enum_name(types_pb2.LogprobMode, message.logprob_mode),
             fingerprint=message.fingerprint.hex,
             weight_version=WeightVersion.from_proto(message.weight_version),
+            settings=message.fingerprint.settings,
         )
 
 
@@ -272,13 +276,18 @@ class SideIdentity:
 
     fingerprint: str
     weight_version: WeightVersion
+    settings: str = ""  # as Sample's
 
 
 def _side(message, side: str) -> SideIdentity | None:
     if not message.HasField(side):
         return None
     identity = getattr(message, side)
-    return SideIdentity(identity.fingerprint.hex, WeightVersion.from_proto(identity.weight_version))
+    return SideIdentity(
+        identity.fingerprint.hex,
+        WeightVersion.from_proto(identity.weight_version),
+        identity.fingerprint.settings,
+    )
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
                 num_completion_tokens=5,
                 seed=request.sampling.seed,
                 logprob_mode=request.logprob_mode,
-                fingerprint=types_pb2.Fingerprint(hex="f00d"),
+                fingerprint=types_pb2.Fingerprint(hex="f00d", settings="eos_token_ids=1"),
                 weight_version=types_pb2.WeightVersion(id=7, digest="d1"),
                 num_preemptions=index,
                 num_cached_tokens=10 * index,
@@ -107,7 +107,7 @@ class FakeScorer(scorer_pb2_grpc.ScorerServiceServicer):
                 completion=tokens_message(ids, np.full(len(ids), -index, np.float32)),
                 entropies=[1.5] * len(ids) if request.entropy else [],
                 logprob_mode=request.logprob_mode,
-                fingerprint=types_pb2.Fingerprint(hex="f00d"),
+                fingerprint=types_pb2.Fingerprint(hex="f00d", settings="eos_token_ids=1"),
                 weight_version=types_pb2.WeightVersion(id=7, digest="d1"),
             )
             if request.prompt_logprobs:
@@ -291,7 +291,10 @@ class ClientTest(unittest.TestCase):
         record = self.comparator_service.records[0]
         sent = np.array(record.rollout.tokens.logprobs, np.float32).view(np.uint32)
         np.testing.assert_array_equal(sent, AWKWARD_BITS)
-        self.assertEqual(record.scorer.fingerprint.hex, "f00d")
+        self.assertEqual((sample.settings, score.settings), ("eos_token_ids=1",) * 2)
+        for side in (record.rollout, record.scorer):
+            self.assertEqual(side.fingerprint.hex, "f00d")
+            self.assertEqual(side.fingerprint.settings, "eos_token_ids=1")
         self.assertEqual(record.scorer.weight_version.digest, "d1")
         self.assertEqual(list(record.scorer.tokens.weight_versions), [7] * 5)
         self.assertTrue(math.isnan(framework_metrics(summary)["gen_kl_error"]))

@@ -348,6 +348,17 @@ TEST_P(EngineUpdateTest, FailedUpdatesLeaveTheOldWeightsServing) {
   ModelConfig other = config_;
   other.num_layers = 1;
   WriteModel(other, RandomWeights(other, 2), root_.File("other"));
+  other = config_;
+  other.eos_token_ids = {1, 3};
+  WriteModel(other, RandomWeights(other, 2), root_.File("other_eos"));
+  other = config_;
+  other.max_position_embeddings /= 2;
+  WriteModel(other, RandomWeights(other, 2), root_.File("other_context"));
+  std::filesystem::copy(root_.File("v2"), root_.File("adapted"));
+  root_.Write("adapted/adapter_config.json", "{}");
+  TinyWeights nonfinite = RandomWeights(config_, 2);
+  nonfinite.tensors.at("model.norm.weight")[5] = 0x7f80;
+  WriteModel(config_, nonfinite, root_.File("nonfinite"));
   const testing_support::TempDir outside;
   testing_support::WriteTinyModel(config_, 2, outside.File("model"));
   std::filesystem::create_directory_symlink(outside.File("model"), root_.File("escape"));
@@ -372,6 +383,10 @@ TEST_P(EngineUpdateTest, FailedUpdatesLeaveTheOldWeightsServing) {
       {"retyped", StatusCode::kInvalidArgument, "tensors are F16"},
       {"overlapping", StatusCode::kInvalidArgument, "model.safetensors"},
       {"other", StatusCode::kInvalidArgument, "num_layers=1, expected num_layers=2"},
+      {"other_eos", StatusCode::kInvalidArgument, "state eos_token_ids=1,3"},
+      {"other_context", StatusCode::kInvalidArgument, "expected eos_token_ids=1 max_position"},
+      {"adapted", StatusCode::kInvalidArgument, "adapter_config.json"},
+      {"nonfinite", StatusCode::kInvalidArgument, "\"model.norm.weight\": the value at [5]"},
       {"../v2", StatusCode::kInvalidArgument, ".."},
       {root_.File("v2"), StatusCode::kInvalidArgument, "absolute"},
       {"escape", StatusCode::kInvalidArgument, "outside"},

@@ -43,6 +43,11 @@ absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity&
     return absl::FailedPreconditionError(absl::StrCat("fingerprints must be equal: rollout has ",
                                                       Describe(a), ", scorer has ", Describe(b)));
   }
+  if (!a.settings().empty() && !b.settings().empty() && a.settings() != b.settings()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("settings of the model directories must be equal: rollout has ", a.settings(),
+                     ", scorer has ", b.settings()));
+  }
   const v1::WeightVersion& v = rollout.weight_version();
   const v1::WeightVersion& w = scorer.weight_version();
   if (!allow_weight_mismatch && (v.id() != w.id() || v.digest() != w.digest())) {

@@ -10,8 +10,9 @@
 
 namespace isobit {
 
-// FAILED_PRECONDITION if a fingerprint is missing, the fingerprints differ, or, unless
-// `allow_weight_mismatch`, the weights differ in version id or digest.
+// FAILED_PRECONDITION if a fingerprint is missing, the fingerprints differ, both state settings of
+// the model and these differ, or, unless `allow_weight_mismatch`, the weights differ in version id
+// or digest. (Services state settings; a recording client may not.)
 absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity& scorer,
                         bool allow_weight_mismatch);
 

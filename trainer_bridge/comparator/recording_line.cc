@@ -143,6 +143,7 @@ RecordingLine MakeRecordingLine(const v1::TappedSample& sample, int64_t time_s,
       {"weights", Quoted(complete.weight_version().digest())},
       {"weight_version", absl::StrCat(complete.weight_version().id())},
       {"fingerprint", Quoted(complete.fingerprint().hex())},
+      {"settings", Quoted(complete.fingerprint().settings())},
       {"finish_reason", Word(v1::FinishReason_Name(complete.finish_reason()), "FINISH_REASON_")},
   };
   const std::string summed = absl::StrCat(before, Object(fields));

@@ -53,6 +53,7 @@ absl::Status GroupMember::Run() {
   const int64_t max_context =
       scorer.max_context > 0 ? scorer.max_context : model.config.max_position_embeddings;
   ISOBIT_RETURN_IF_ERROR(Join({.fingerprint = FingerprintOf(model.config, scorer.numerics),
+                               .settings = model.config.Settings(),
                                .max_context = max_context,
                                .prefix_sharing = scorer.prefix_sharing}));
   v1::LeaderMessage message;

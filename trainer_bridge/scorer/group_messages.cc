@@ -47,6 +47,7 @@ v1::GroupIdentity MakeGroupIdentity(const GroupIdentity& identity, int world_siz
                                     int local_ranks) {
   v1::GroupIdentity message;
   message.set_fingerprint(identity.fingerprint);
+  message.set_settings(identity.settings);
   message.set_max_context(identity.max_context);
   message.set_prefix_sharing(identity.prefix_sharing);
   message.set_world_size(world_size);
@@ -62,6 +63,7 @@ absl::Status CheckSameGroup(const v1::GroupIdentity& expected, const v1::GroupId
       CheckSame("shards of a process", expected.local_ranks(), actual.local_ranks()));
   ISOBIT_RETURN_IF_ERROR(
       CheckSame("fingerprint of the numerics", expected.fingerprint(), actual.fingerprint()));
+  ISOBIT_RETURN_IF_ERROR(CheckSame("model settings", expected.settings(), actual.settings()));
   ISOBIT_RETURN_IF_ERROR(CheckSame("max_context", expected.max_context(), actual.max_context()));
   return CheckSame("prefix_sharing", expected.prefix_sharing(), actual.prefix_sharing());
 }

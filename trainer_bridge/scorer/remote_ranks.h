@@ -16,6 +16,7 @@ namespace isobit {
 // What must be the same in all processes of a group before they load weights.
 struct GroupIdentity {
   std::string fingerprint;  // of config and numerics
+  std::string settings;     // ModelConfig::Settings
   int64_t max_context = 0;
   bool prefix_sharing = true;  // decides what a rank computes, and so the memory of a pass
 };

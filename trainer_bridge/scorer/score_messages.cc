@@ -202,10 +202,9 @@ v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& re
 }
 
 v1::Fingerprint FingerprintOf(const Scorer& scorer) {
-  v1::Fingerprint fingerprint;
-  fingerprint.set_hex(isobit::FingerprintOf(scorer.config(), scorer.options().numerics));
-  fingerprint.set_contract_version(contract::kContractVersion);
-  return fingerprint;
+  return FingerprintToProto(scorer.config(),
+                            isobit::FingerprintOf(scorer.config(), scorer.options().numerics),
+                            contract::kContractVersion);
 }
 
 v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits) {

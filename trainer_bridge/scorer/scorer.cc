@@ -62,6 +62,7 @@ absl::StatusOr<std::unique_ptr<Scorer>> Scorer::Load(ScorerOptions options,
   if (options.local_shards < options.num_shards) {
     ISOBIT_ASSIGN_OR_RETURN(
         remote, options.assemble({.fingerprint = FingerprintOf(model.config, options.numerics),
+                                  .settings = model.config.Settings(),
                                   .max_context = options.max_context,
                                   .prefix_sharing = options.prefix_sharing}));
   }

@@ -99,10 +99,13 @@ absl::Status CheckSide(const v1::RecordSide& side, const Services& services) {
                                                       serving.digest(), ", but those of ",
                                                       side.weight_version().digest(), " drew it"));
   }
-  if (side.fingerprint().hex() == services.fingerprint().hex()) return absl::OkStatus();
+  const auto shown = [](const v1::Fingerprint& fingerprint) {
+    return absl::StrCat(fingerprint.hex(), " (", fingerprint.settings(), ")");
+  };
+  if (shown(side.fingerprint()) == shown(services.fingerprint())) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("expected the fingerprint ",
-                                                    services.fingerprint().hex(), ", got ",
-                                                    side.fingerprint().hex()));
+                                                    shown(services.fingerprint()), ", got ",
+                                                    shown(side.fingerprint())));
 }
 
 using GroupResult = absl::StatusOr<std::vector<v1::RecordSide>>;

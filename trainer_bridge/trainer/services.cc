@@ -146,6 +146,11 @@ absl::StatusOr<Services> Services::Connect(const ServiceAddresses& addresses,
     ISOBIT_ASSIGN_OR_RETURN(const v1::ServerInfo other,
                             WaitUntilServing<v1::ScorerServerInfo>(*services.scorer_, scorer));
     ISOBIT_RETURN_IF_ERROR(CheckArithmetic(other, fingerprint, scorer));
+    if (other.fingerprint().settings() != info.fingerprint().settings()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(scorer, ": expected the rollout's model settings, ",
+                       info.fingerprint().settings(), ", got ", other.fingerprint().settings()));
+    }
     services.latest_version_ = std::max(services.latest_version_, other.weight_version().id());
   }
   if (!addresses.comparator.empty()) {

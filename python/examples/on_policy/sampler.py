@@ -168,7 +168,9 @@ class Sampler:
             versions = np.full(len(logprobs), self._serving.id, np.uint64)
             tokens = TokenLogprobs(sample.tokens.token_ids, logprobs, versions, ())
             mode = sample.logprob_mode
-            return Score("", index, tokens, None, None, mode, sample.fingerprint, self._serving)
+            return Score(
+                "", index, tokens, None, None, mode, sample.fingerprint, self._serving, sample.settings
+            )
 
         def compare() -> None:
             if self._comparator is None:

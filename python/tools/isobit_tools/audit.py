@@ -81,6 +81,7 @@ class Record:
     sampling: dict[str, Any]
     weights: str
     fingerprint: str
+    settings: str
     request_id: str
     index: int
     sum: str
@@ -109,8 +110,8 @@ def parse(line: int, text: bytes | dict, before: str) -> Record:
             sampling["logit_bias"] = {int(key): value for key, value in sampling["logit_bias"].items()}
         record = Record(
             line, list(found["prompt"]), list(found["tokens"]), logprobs_of(found["logprobs"]),
-            found["logprob_mode"], sampling, found["weights"], found["fingerprint"], found["request_id"],
-            found["index"], found["sum"],
+            found["logprob_mode"], sampling, found["weights"], found["fingerprint"], found["settings"],
+            found["request_id"], found["index"], found["sum"],
         )  # fmt: skip
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is not as it must be: {error}") from None
@@ -185,6 +186,11 @@ def audit(
             refused[record.sum] = (
                 f"other arithmetic, or another model: fingerprint {record.fingerprint}, the scorer's"
                 f" {fingerprint}"
+            )
+        elif record.settings != info.fingerprint.settings:
+            refused[record.sum] = (
+                f"another model directory: recorded {record.settings}, the scorer's"
+                f" {info.fingerprint.settings}"
             )
     for batch in batches([record for record in own if record.sum not in refused]):
         try:

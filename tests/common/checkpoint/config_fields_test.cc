@@ -140,5 +140,29 @@ TEST(ConfigFieldsTest, RefusesToIgnoreWhatMakesTheModel) {
                        testing::Not(HasSubstr("--ignore_config_fields"))));
 }
 
+TEST(ConfigFieldsTest, NamesTheSettingsOfGenerationThatNobodyApplies) {
+  const std::string config =
+      With(Base("LlamaForCausalLM"), {{"temperature", 0.6}, {"use_cache", true}}).dump();
+  const json generation = {{"_from_model_config", true},
+                           {"eos_token_id", 3},
+                           {"bos_token_id", 2},
+                           {"pad_token_id", 3},
+                           {"top_k", 20},
+                           {"suppress_tokens", {1, 2}},
+                           {"top_h", 0.5},
+                           {"min_p", nullptr},
+                           {"transformers_version", "5"}};
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig parsed,
+                              ParseModelConfig(config, generation.dump()));
+  EXPECT_THAT(
+      parsed.generation_fields,
+      testing::UnorderedElementsAre("config.json: \"temperature\" (value \"0.6\")",
+                                    "generation_config.json: \"top_k\" (value \"20\")",
+                                    "generation_config.json: \"suppress_tokens\" (value \"[1,2]\")",
+                                    "generation_config.json: \"top_h\" (value \"0.5\")"));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig plain, Parse(Base("LlamaForCausalLM")));
+  EXPECT_THAT(plain.generation_fields, testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace isobit

@@ -442,5 +442,35 @@ TEST(ModelConfigTest, LoadNeedsTheFile) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("limit 4194304")));
 }
 
+TEST(ModelConfigTest, SettingsAreWhatElseChangesTokens) {
+  const auto settings = [](const json& change, const std::string& generation = "") {
+    return ParseModelConfig(With(Base("LlamaForCausalLM"), change).dump(), generation)->Settings();
+  };
+  EXPECT_EQ(settings({{"eos_token_id", 7}}), "eos_token_ids=7 max_position_embeddings=8192");
+  EXPECT_EQ(settings({{"eos_token_id", {9, 7, 9}}}),
+            "eos_token_ids=7,9 max_position_embeddings=8192");
+  EXPECT_EQ(settings({{"eos_token_id", 7}}, R"({"eos_token_id": [5, 3]})"),
+            "eos_token_ids=3,5 max_position_embeddings=8192");
+  EXPECT_EQ(settings({{"eos_token_id", 7}}, R"({"eos_token_id": null})"),
+            "eos_token_ids=7 max_position_embeddings=8192");
+  EXPECT_EQ(settings({{"eos_token_id", nullptr}, {"max_position_embeddings", 64}}),
+            "eos_token_ids=none max_position_embeddings=64");
+  EXPECT_THAT(Parse(With(Base("LlamaForCausalLM"), {{"eos_token_id", std::vector<int>(65, 1)}})),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 64")));
+}
+
+TEST(ModelConfigTest, AnAdapterBesideTheBaseIsRefused) {
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig config, Parse(Base("LlamaForCausalLM")));
+  for (const char* name :
+       {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
+    const TempDir dir;
+    ISOBIT_ASSERT_OK(WriteConfigJson(config, dir.path()));
+    ISOBIT_EXPECT_OK(LoadModelConfig(dir.path()));
+    dir.Write(name, "{}");
+    EXPECT_THAT(LoadModelConfig(dir.path()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)));
+  }
+}
+
 }  // namespace
 }  // namespace isobit

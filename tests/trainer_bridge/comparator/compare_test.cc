@@ -245,6 +245,21 @@ TEST_F(CompareTest, DifferentFingerprintsAreRefusedNamingBoth) {
   EXPECT_EQ(rollout_.num_generates, 0);
 }
 
+// Of equal weights and arithmetic: logprobs depend on the end-of-sequence ids under min_tokens.
+TEST_F(CompareTest, DifferentSettingsOfTheModelAreRefusedNamingBoth) {
+  rollout_.info.mutable_fingerprint()->set_settings("eos_token_ids=1");
+  scorer_.info.mutable_fingerprint()->set_settings("eos_token_ids=1,468");
+  v1::CompareRequest request = Request(1, 4);
+  request.set_allow_weight_mismatch(true);  // concerns weights alone
+  EXPECT_THAT(Compare(request).status,
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rollout has eos_token_ids=1,"),
+                             HasSubstr("scorer has eos_token_ids=1,468"))));
+  EXPECT_EQ(rollout_.num_generates, 0);
+  scorer_.info.mutable_fingerprint()->set_settings("eos_token_ids=1");
+  ISOBIT_EXPECT_OK(Compare(request).status);
+}
+
 TEST_F(CompareTest, DifferentDigestsAreRefusedUnlessAllowed) {
   scorer_.info.mutable_weight_version()->set_digest("d2");
   v1::CompareRequest request = Request(1, 4);

@@ -73,6 +73,7 @@ GroupMemberOptions ShardGroupFixture::MemberOptions(int rank, int world_size) {
 
 GroupIdentity ShardGroupFixture::First() const {
   return {.fingerprint = FingerprintOf(config_, NumericsMode::kTree),
+          .settings = config_.Settings(),
           .max_context = config_.max_position_embeddings};
 }
 

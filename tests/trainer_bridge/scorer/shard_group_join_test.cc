@@ -183,6 +183,9 @@ TEST_F(ShardGroupJoinTest, OverTlsOnlyThoseWithCertificatesOfTheGroupsCaJoin) {
 }
 
 TEST_F(ShardGroupJoinTest, AProcessThatDiffersIsRefusedByName) {
+  ModelConfig other = config_;
+  other.eos_token_ids = {1, 3};
+  testing_support::WriteTinyModel(other, 1, dir_.File("other"));
   struct Case {
     const char* what;
     std::function<void(GroupMemberOptions&)> change;
@@ -198,6 +201,8 @@ TEST_F(ShardGroupJoinTest, AProcessThatDiffersIsRefusedByName) {
        [](GroupMemberOptions& member) { member.scorer.max_context = 17; }},
       {"prefix_sharing: the leader has 1, the member 0",
        [](GroupMemberOptions& member) { member.scorer.prefix_sharing = false; }},
+      {"model settings: the leader has eos_token_ids=1 max_position_embeddings=",
+       [](GroupMemberOptions& member) { member.model = "other"; }},
       {"expected 1 to 1", [](GroupMemberOptions& member) { member.rank = 2; }},
   };
   for (const Case& c : cases) {
