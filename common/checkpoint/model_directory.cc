@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/file_error.h"
 #include "common/base/status_macros.h"
@@ -29,13 +30,28 @@ bool IsInside(const fs::path& root, const fs::path& path) {
 }
 
 absl::StatusOr<std::string> ResolveInside(const std::string& root, const fs::path& path,
-                                          const std::string& shown) {
+                                          const std::string& shown,
+                                          const fs::path& also_allowed = {}) {
   ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical_root, Canonical(root, root));
   ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical, Canonical(path, shown));
-  if (!IsInside(canonical_root, canonical)) {
+  const bool is_allowed = IsInside(canonical_root, canonical) ||
+                          (!also_allowed.empty() && IsInside(also_allowed, canonical));
+  if (!is_allowed) {
     return absl::InvalidArgumentError(absl::StrCat(shown, " leads outside ", root));
   }
   return canonical.string();
+}
+
+// Where the files of a snapshot in the hub's cache lie: models--ORG--NAME/blobs, if the directory
+// is models--ORG--NAME/snapshots/REVISION or below it; else empty. Both are canonical.
+fs::path BlobsOfSnapshot(const fs::path& directory) {
+  for (fs::path path = directory; path.has_relative_path(); path = path.parent_path()) {
+    const fs::path parent = path.parent_path();
+    const fs::path model = parent.parent_path();
+    if (parent.filename() != "snapshots") continue;
+    if (absl::StartsWith(model.filename().string(), "models--")) return model / "blobs";
+  }
+  return {};
 }
 
 }  // namespace
@@ -71,7 +87,9 @@ absl::StatusOr<std::string> ResolveFileInside(const std::string& directory, cons
       name.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(shown, " is not a plain file name"));
   }
-  return ResolveInside(root.empty() ? directory : root, fs::path(directory) / name, shown);
+  ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical, Canonical(directory, directory));
+  return ResolveInside(root.empty() ? directory : root, fs::path(directory) / name, shown,
+                       BlobsOfSnapshot(canonical));
 }
 
 }  // namespace isobit

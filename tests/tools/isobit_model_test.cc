@@ -154,7 +154,26 @@ TEST(IsobitModelTest, RefusesWeightsThatAreNotFinite) {
     EXPECT_THAT(refused.output, HasSubstr("tensor \"model.norm.weight\": the value at [1]"));
     EXPECT_EQ(RunTool(command + dir.File("bad") + " --allow_nonfinite_weights").exit_code, 0);
   }
-  EXPECT_EQ(RunTool("make tiny-qwen3 " + dir.File("x") + " --allow_nonfinite_weights").exit_code, 2);
+  EXPECT_EQ(RunTool("make tiny-qwen3 " + dir.File("x") + " --allow_nonfinite_weights").exit_code,
+            2);
+}
+
+TEST(IsobitModelTest, OpensASnapshotOfTheHubsCache) {
+  namespace fs = std::filesystem;
+  const TempDir dir;
+  ASSERT_EQ(RunTool("make tiny-qwen3 " + dir.File("model")).exit_code, 0);
+  const std::string snapshot = dir.File("hub/models--org--tiny/snapshots/0123abc");
+  fs::create_directories(snapshot);
+  fs::create_directories(dir.File("hub/models--org--tiny/blobs"));
+  for (const auto& entry : fs::directory_iterator(dir.File("model"))) {
+    const std::string name = entry.path().filename();
+    fs::copy(entry.path(), dir.File("hub/models--org--tiny/blobs/" + name));
+    fs::create_symlink("../../blobs/" + name, snapshot + "/" + name);
+  }
+  for (const char* command : {"verify ", "inspect "}) {
+    const Outcome outcome = RunTool(command + snapshot);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  }
 }
 
 TEST(IsobitModelTest, ACommandLineThatMakesNoSenseExitsTwo) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -69,6 +70,50 @@ TEST_F(ModelDirectoryTest, RejectsWhatIsNot) {
   EXPECT_THAT(ResolveModelPath(root_, "absent"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_FALSE(ResolveModelPath(root_, "loop").ok());
   EXPECT_FALSE(ResolveModelPath(root_, std::string(100000, 'x')).ok());
+}
+
+// A snapshot as huggingface_hub lays it out, whose files are links to ../../blobs.
+TEST_F(ModelDirectoryTest, FilesOfASnapshotMayLieInItsBlobs) {
+  namespace fs = std::filesystem;
+  const std::string model = root_ + "/models--org--name";
+  const std::string snapshot = model + "/snapshots/0123abc";
+  fs::create_directories(snapshot + "/nested");
+  fs::create_directories(model + "/blobs");
+  fs::create_directories(root_ + "/models--other/blobs");
+  outer_.Write("root/models--org--name/blobs/f00d", "");
+  outer_.Write("root/models--org--name/note", "");
+  outer_.Write("root/models--other/blobs/f00d", "");
+  outer_.Write("secret/blob", "");
+  fs::create_symlink("../../blobs/f00d", snapshot + "/config.json");
+  fs::create_symlink("../../../blobs/f00d", snapshot + "/nested/config.json");
+  fs::create_symlink("../../note", snapshot + "/beside");
+  fs::create_symlink("../../../models--other/blobs/f00d", snapshot + "/other");
+  fs::create_symlink("../../../../secret/blob", snapshot + "/secret");
+  for (const std::string root : {"", "/snapshots", "/snapshots/0123abc"}) {
+    const std::string inside = root.empty() ? "" : model + root;
+    EXPECT_EQ(*ResolveFileInside(snapshot, "config.json", inside), model + "/blobs/f00d");
+    for (const char* name : {"beside", "other", "secret"}) {
+      EXPECT_THAT(ResolveFileInside(snapshot, name, inside),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("leads outside")))
+          << name << " of " << inside;
+    }
+  }
+  EXPECT_EQ(*ResolveFileInside(snapshot + "/nested", "config.json"), model + "/blobs/f00d");
+  // What only looks like a snapshot.
+  for (const auto& [folder, inner] :
+       {std::pair("models--x", "snapshot"), std::pair("x", "snapshots")}) {
+    const std::string looks = root_ + "/" + folder + "/" + inner + "/0123abc";
+    fs::create_directories(looks);
+    fs::create_directories(root_ + "/" + folder + "/blobs");
+    outer_.Write(std::string("root/") + folder + "/blobs/f00d", "");
+    fs::create_symlink("../../blobs/f00d", looks + "/config.json");
+    EXPECT_FALSE(ResolveFileInside(looks, "config.json").ok()) << folder;
+  }
+  // Blobs that lead elsewhere themselves.
+  fs::remove_all(model + "/blobs");
+  fs::create_symlink("../../secret", model + "/blobs");
+  outer_.Write("secret/f00d", "");
+  EXPECT_FALSE(ResolveFileInside(snapshot, "config.json").ok());
 }
 
 }  // namespace
