@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from isobit import RolloutClient, ScorerClient, weight_digest
 from isobit.calls import held_weight_chunks
 from isobit.errors import FailedPreconditionError, InvalidArgumentError
+from isobit.integrations.weights import SharedDirectory, send_weights
 from isobit.weights import HeldWeights, digest_of
 from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
@@ -63,6 +64,16 @@ def shard(model: nn.Module) -> nn.Module:
     for layer in model.model.layers:
         fully_shard(layer)
     return fully_shard(model)
+
+
+def fused(state: dict) -> dict:
+    """The tensors, q, k and v of each layer as rows of one."""
+    state = dict(state)
+    for query in [name for name in state if name.endswith("q_proj.weight")]:
+        names = [query, query.replace("q_proj", "k_proj"), query.replace("q_proj", "v_proj")]
+        parts = torch.cat([state[name] for name in names]).split([len(state[name]) for name in names])
+        state.update(zip(names, parts, strict=True))
+    return state
 
 
 def stir(model: nn.Module) -> nn.Module:
@@ -250,6 +261,16 @@ class ServicesTest(ServiceTest):
                     # Of tied weights the state dict has both names.
                     response = rollout.update_weights_from_stream(model.state_dict())
                     self.assertEqual(response.current.digest, digest, (shape, dtype))
+                    # One that was copied has them as two tensors.
+                    copies = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+                    self.assertEqual(digest_of(copies), digest)
+                    response = rollout.update_weights_from_stream(copies)
+                    self.assertEqual(response.current.digest, digest, (shape, dtype))
+                    # A directory takes them, too, and matrices that share their memory.
+                    for one in (model.state_dict(), copies, fused(model.state_dict())):
+                        for directory in (SharedDirectory(self.scratch, shape), None):
+                            (response,) = send_weights([rollout], one.items(), directory=directory)
+                            self.assertEqual(response.current.digest, digest, (shape, dtype, directory))
                     weights.update_weights(model, rollout)
                     self.assertEqual(rollout.get_server_info().server.weight_version.digest, digest)
 

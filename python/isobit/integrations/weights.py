@@ -10,6 +10,7 @@ from typing import Any
 from isobit.calls import InFlightMode
 from isobit.client import RolloutClient, ScorerClient
 from isobit.v1 import types_pb2
+from isobit.weights import specs_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def send_weights(
 
     Args:
       tensors: each tensor of the model with its name in a checkpoint, of torch. They are read once, to the
-        end, and all held in host memory.
+        end, and all held in host memory. Of those that are one, as tied weights, the first is sent.
       directory: None sends the tensors over gRPC; else they are written there, once for all services, and
         removed afterwards.
       weight_version: the id to give them; None: of each service the present id plus 1.
@@ -73,11 +74,14 @@ def _write(tensors: dict, path: Path, like: Path) -> None:
     from safetensors.torch import save_file
 
     path.chmod(0o755)  # services may run as other users
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    stored, storages = {}, set()
+    for name, tensor in specs_of(tensors)[1]:
+        tensor = tensor.contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory, such as parts of a fused matrix.
+        stored[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
     for name in ("config.json", "generation_config.json"):
         if (like / name).exists():
             shutil.copy(like / name, path)
