@@ -1,7 +1,7 @@
 """Comparison summaries under the metric names of common training frameworks.
 
-Only metrics that a summary determines are here. A NaN on either side makes every mean NaN, so that it
-cannot pass for a perfect match.
+Only metrics that a summary determines are here. A logprob that is NaN or infinite, on either side, makes
+every mean NaN and every largest difference more than 0, so that it cannot pass for a perfect match.
 """
 
 import math
@@ -12,17 +12,19 @@ from isobit.results import CompareSummary
 def framework_metrics(summary: CompareSummary) -> dict[str, float]:
     """The summary under the names of verl, NeMo-RL, TorchTitan, TRL and others, for a dashboard.
 
-    `token_count` belongs beside every other value: a gap of zero over zero tokens proves nothing.
+    `token_count` belongs beside every other value: a gap of zero over zero tokens proves nothing. So does
+    `impossible_count`: logprobs that no token is drawn with, such as 5.0, may be equal on both sides.
     """
     statistics = summary.statistics
 
     def mean(value: float) -> float:
-        return math.nan if statistics.num_nan or not statistics.num_finite else value
+        return value if 0 < statistics.num_tokens == statistics.num_finite else math.nan
 
     correlation = statistics.pearson_correlation
     return {
         "token_count": float(statistics.num_tokens),
         "mismatch_count": float(statistics.num_unequal),
+        "impossible_count": float(statistics.num_impossible),
         # verl
         "training/rollout_probs_diff_max": statistics.max_abs_dp,
         "training/rollout_probs_diff_mean": mean(statistics.mean_abs_dp),
@@ -30,7 +32,7 @@ def framework_metrics(summary: CompareSummary) -> dict[str, float]:
         "rollout_corr/kl": mean(statistics.kl_k1),
         "rollout_corr/k3_kl": mean(statistics.kl_k3),
         "rollout_corr/rollout_is_eff_sample_size": mean(
-            statistics.effective_sample_size / max(statistics.num_finite, 1)
+            statistics.effective_sample_size / max(statistics.num_tokens, 1)
         ),
         # NeMo-RL
         "gen_kl_error": mean(statistics.kl_k3),

@@ -13,7 +13,7 @@ from isobit.sampling import LogprobMode
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
 
 FinishReason = Literal["stop", "length", "abort"]
-Verdict = Literal["equal", "unequal", "nothing_compared"]
+Verdict = Literal["equal", "unequal", "impossible", "nothing_compared"]
 
 
 def _enum_name(enum, value: int) -> str:
@@ -178,12 +178,13 @@ class TokenGaps:
     token_ids: np.ndarray  # int32
     rollout_logprobs: np.ndarray  # float32
     scorer_logprobs: np.ndarray  # float32
-    abs_dp: np.ndarray  # float64, |exp(rollout) - exp(scorer)|
+    abs_dp: np.ndarray  # float64, |exp(rollout) - exp(scorer)|; 1 where dlogp is NaN
     dlogp: np.ndarray  # float64, rollout - scorer
     ulp_distances: np.ndarray  # uint32
     equal: np.ndarray  # bool; False for any NaN
     rollout_weight_versions: np.ndarray  # uint64
     scorer_weight_versions: np.ndarray  # uint64
+    impossible: np.ndarray  # bool; a side has NaN, an infinity or more than 0, which no token is drawn with
 
     @classmethod
     def from_proto(cls, message: comparator_pb2.TokenGaps) -> Self:
@@ -203,12 +204,14 @@ class TokenGaps:
             equal=column("equal", np.bool_),
             rollout_weight_versions=column("rollout_weight_version", np.uint64),
             scorer_weight_versions=column("scorer_weight_version", np.uint64),
+            impossible=column("impossible", np.bool_),
         )
 
 
 @dataclass(frozen=True)
 class GapStatistics:
-    """Statistics over tokens; proto/isobit/v1/comparator.proto defines each, and how it counts a NaN."""
+    """Statistics over tokens; proto/isobit/v1/comparator.proto defines each, and how it counts a NaN or an
+    infinity."""
 
     num_tokens: int
     num_unequal: int
@@ -224,6 +227,7 @@ class GapStatistics:
     kl_k3: float
     pearson_correlation: float | None
     effective_sample_size: float
+    num_impossible: int = 0
 
     @classmethod
     def from_proto(cls, message: comparator_pb2.GapStatistics) -> Self:
@@ -235,16 +239,17 @@ class GapStatistics:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where bits first differ."""
+    """A token, such as where bits first differ."""
 
     sequence_id: str
     position: int  # place in the completion, from 0
 
 
-def _divergence(message) -> Divergence | None:
-    if not message.HasField("first_divergence"):
+def _divergence(message, field: str = "first_divergence") -> Divergence | None:
+    if not message.HasField(field):
         return None
-    return Divergence(message.first_divergence.sequence_id, message.first_divergence.position)
+    place = getattr(message, field)
+    return Divergence(place.sequence_id, place.position)
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,7 @@ class SequenceReport:
     finish_reason: FinishReason
     statistics: GapStatistics
     first_divergence: Divergence | None  # None when all bits are equal
+    first_impossible: Divergence | None = None  # the first token with a logprob that no token is drawn with
 
     @classmethod
     def from_proto(cls, message: comparator_pb2.SequenceReport) -> Self:
@@ -267,6 +273,7 @@ class SequenceReport:
             finish_reason=_enum_name(types_pb2.FinishReason, message.finish_reason),
             statistics=GapStatistics.from_proto(message.statistics),
             first_divergence=_divergence(message),
+            first_impossible=_divergence(message, "first_impossible"),
         )
 
 
@@ -301,6 +308,7 @@ class CompareSummary:
     first_divergence: Divergence | None  # None when all bits are equal
     rollout: SideIdentity | None  # None in watch(): its window may span several weight versions
     scorer: SideIdentity | None
+    first_impossible: Divergence | None = None  # the first token with a logprob that no token is drawn with
 
     @classmethod
     def from_proto(cls, message: comparator_pb2.CompareSummary) -> Self:
@@ -312,6 +320,7 @@ class CompareSummary:
             first_divergence=_divergence(message),
             rollout=_side(message, "rollout"),
             scorer=_side(message, "scorer"),
+            first_impossible=_divergence(message, "first_impossible"),
         )
 
 

@@ -271,8 +271,8 @@ def made_event(num_seconds: int = 0, **changes) -> dict:
         "numerics": "NUMERICS_MODE_TREE", "version": "0", "tp_size": 4, "shards": 2,
     }  # fmt: skip
     summary = {
-        "sequences": 2, "unequal_sequences": 0, "tokens": 10, "unequal": 0, "nan": 0, "kl_k1": 0, "kl_k2": 0,
-        "kl_k3": 0, "max_abs_dlogp": 0, "max_ulp": 0,
+        "sequences": 2, "unequal_sequences": 0, "tokens": 10, "unequal": 0, "nan": 0, "impossible": 0,
+        "kl_k1": 0, "kl_k2": 0, "kl_k3": 0, "max_abs_dlogp": 0, "max_ulp": 0,
     }  # fmt: skip
     now = int(time.time())
     event = {
@@ -333,6 +333,7 @@ class MadeEventsTest(BrowserTest):
         for state, words in {
             "waiting": "WAITING FOR THE SIDES", "refused": "CANNOT BE COMPARED", "comparing": "COMPARING",
             "ready": "READY, NOTHING COMPARED YET", "equal": "EQUAL", "unequal": "NOT EQUAL",
+            "impossible": "IMPOSSIBLE LOGPROBS",
         }.items():  # fmt: skip
             self.open(state=state)
             self.wait_for_state(state)
@@ -348,8 +349,8 @@ class MadeEventsTest(BrowserTest):
             obstacle=evil,
             has_texts=True,
             total={
-                **summary, "unequal": 1, "nan": 1, "kl_k3": "NaN", "max_abs_dlogp": "Infinity",
-                "max_ulp": 2**32 - 1,
+                **summary, "unequal": 1, "nan": 1, "impossible": 1, "kl_k3": "NaN",
+                "max_abs_dlogp": "Infinity", "max_ulp": 2**32 - 1,
             },
             worst=[{
                 "sequence": evil, "time": 0, "position": 3, "token": 7, "text": evil,
@@ -357,13 +358,16 @@ class MadeEventsTest(BrowserTest):
                 "rollout_bits": "0x7fc00000", "scorer_bits": "0xbfc00000",
             }],
             sequences=[
-                {"id": evil, "tokens": 4, "unequal": 1, "max_ulp": 2**32 - 1, "strip": "0009", "first": 3}
+                {
+                    "id": evil, "tokens": 4, "unequal": 1, "impossible": 1, "max_ulp": 2**32 - 1,
+                    "strip": "0009", "first": 3,
+                }
             ],
             refusals=[{"time": 0, "why": evil}],
             refused=1,
         )  # fmt: skip
         self.wait_for_state("unequal")
-        self.assertEqual(self.browser.text("#verdict"), "1 of 10 tokens differ")
+        self.assertEqual(self.browser.text("#verdict"), "1 of 10 tokens differ, 1 impossible")
         self.assertEqual(self.browser.text("#max_abs_dlogp"), "Infinity")
         self.assertEqual(self.browser.text("#max_ulp"), "NaN")
         self.assertEqual(self.browser.text("#worst td"), evil)

@@ -43,6 +43,11 @@ Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const Histor
   all.push_back(metrics.Observe(MetricType::Counter, kMismatches, kMismatchHelp,
                                 [history] { return static_cast<double>(history->num_missing()); },
                                 {{"kind", "missing"}}));
+  count(
+      "isobit_impossible_logprobs_total",
+      "Tokens with a logprob, on either side, that no token is drawn with: NaN, infinite or above "
+      "0; also where both sides have its bits.",
+      [](const Total& total) { return total.statistics().num_impossible(); });
   all.push_back(metrics.Observe(
       MetricType::Counter, "isobit_comparisons_refused_total",
       "Comparisons that would have meant nothing, as sides or sequences did not match.",

@@ -340,7 +340,8 @@ bool CompareSession::EmitGaps(Pending& pending) {
     const uint32_t end = std::min(num_tokens, pending.next_position + kGapsPerEvent);
     for (uint32_t i = pending.next_position; i < end; ++i) {
       v1::TokenGap gap = MakeTokenGap(i, sample.rollout, sample.scorer);
-      if (!unequal_only || !gap.equal()) *event.mutable_gaps()->add_gaps() = std::move(gap);
+      if (!unequal_only || !gap.equal() || gap.impossible())
+        *event.mutable_gaps()->add_gaps() = std::move(gap);
     }
     if (event.gaps().gaps_size() > 0 && !Send(std::move(event))) return false;
     pending.next_position = end;

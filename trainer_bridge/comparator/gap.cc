@@ -23,6 +23,8 @@ uint32_t UlpDistance(float a, float b) {
   return x > y ? x - y : y - x;
 }
 
+bool CanBeDrawn(float logprob) { return std::isfinite(logprob) && logprob <= 0; }
+
 Gap ComputeGap(float rollout, float scorer) {
   Gap gap{};
   gap.rollout = rollout;
@@ -30,15 +32,11 @@ Gap ComputeGap(float rollout, float scorer) {
   gap.has_nan = std::isnan(rollout) || std::isnan(scorer);
   gap.ulp_distance = UlpDistance(rollout, scorer);
   gap.equal = gap.ulp_distance == 0;
-  if (gap.has_nan) {
-    gap.abs_dp = 1.0;
-    gap.dlogp = std::numeric_limits<double>::quiet_NaN();
-  } else if (!gap.equal) {
-    const double a = rollout;
-    const double b = scorer;
-    gap.abs_dp = std::fabs(std::exp(a) - std::exp(b));
-    gap.dlogp = a - b;
-  }
+  gap.impossible = !CanBeDrawn(rollout) || !CanBeDrawn(scorer);
+  const double a = rollout;
+  const double b = scorer;
+  gap.dlogp = a - b;
+  gap.abs_dp = std::isnan(gap.dlogp) ? 1.0 : std::fabs(std::exp(a) - std::exp(b));
   return gap;
 }
 

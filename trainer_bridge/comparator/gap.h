@@ -16,12 +16,16 @@ struct Gap {
   float scorer;
   bool equal;             // same bits and no NaN
   bool has_nan;           // on either side
-  double abs_dp;          // |exp(rollout) - exp(scorer)|; 1, the most it can be, with a NaN
-  double dlogp;           // rollout - scorer; 0 for equal infinities, NaN with a NaN
+  bool impossible;        // on either side: see CanBeDrawn
+  double abs_dp;          // |exp(rollout) - exp(scorer)|; 1 where dlogp is NaN
+  double dlogp;           // rollout - scorer; NaN with a NaN, and for equal infinities
   uint32_t ulp_distance;  // 0 exactly if `equal`; kNanUlpDistance with a NaN
 };
 
 Gap ComputeGap(float rollout, float scorer);
+
+// Whether a token that was drawn can have this logprob: a number from above -infinity to 0.
+bool CanBeDrawn(float logprob);
 
 // The number of steps from `a` to `b` through neighbouring fp32 values; -0 and +0 are neighbours,
 // since their bits differ. kNanUlpDistance if either is NaN.

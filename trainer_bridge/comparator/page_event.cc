@@ -32,6 +32,7 @@ Json SummaryJson(const v1::CompareSummary& summary) {
           {"tokens", statistics.num_tokens()},
           {"unequal", statistics.num_unequal()},
           {"nan", statistics.num_nan()},
+          {"impossible", statistics.num_impossible()},
           {"kl_k1", Number(statistics.kl_k1())},
           {"kl_k2", Number(statistics.kl_k2())},
           {"kl_k3", Number(statistics.kl_k3())},
@@ -82,6 +83,7 @@ Json SequenceJson(const SequenceOutcome& outcome) {
   Json sequence = {{"id", outcome.sequence_id},
                    {"tokens", outcome.statistics.num_tokens()},
                    {"unequal", outcome.statistics.num_unequal()},
+                   {"impossible", outcome.statistics.num_impossible()},
                    {"max_ulp", outcome.statistics.max_ulp_distance()},
                    {"strip", outcome.strip}};
   if (outcome.first_divergence) sequence["first"] = *outcome.first_divergence;
@@ -114,6 +116,7 @@ bool HasWeights(const auto& info) { return info.ok() && info->server().weight_ve
 const char* StateOf(const History::View& view, const UpstreamInfos& sides) {
   const v1::GapStatistics& total = view.total.statistics();
   if (total.num_unequal() > 0 || view.num_missing > 0) return "unequal";
+  if (total.num_impossible() > 0) return "impossible";
   if (!HasWeights(sides.rollout) || !HasWeights(sides.scorer)) return "waiting";
   if (!Obstacle(sides).empty()) return "refused";
   if (total.num_tokens() > 0) return "equal";

@@ -12,6 +12,7 @@ namespace isobit {
 
 // The state of the comparison, in one word:
 //   unequal    some token differs, or is missing on a side, whatever else is true
+//   impossible some token has a logprob that no token is drawn with, in equal bits on both sides
 //   waiting    a side does not answer, or has no weights yet
 //   refused    both answer and cannot be compared
 //   comparing  nothing is compared yet, and a comparison is under way

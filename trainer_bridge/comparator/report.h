@@ -22,14 +22,15 @@ struct SequenceOutcome {
   std::string sequence_id;
   GapStatistics statistics;
   std::optional<uint32_t> first_divergence;  // a position in the completion, from 0
+  std::optional<uint32_t> first_impossible{};
   // A character a token, of longer sequences the worst of each run of equal length: '0' for equal
-  // bits, '1' to '8' by distance, '9' for a NaN.
+  // bits, '1' to '8' by distance, '9' for a logprob that no token is drawn with, such as NaN.
   std::string strip{};
-  // The unequal tokens that are furthest apart.
+  // Of the unequal and the impossible tokens those that IsWorse puts first.
   std::vector<v1::TokenGap> worst{};
 };
 
-// Whether `a` is further apart than `b`: by ulp distance, then |dlogp|.
+// Whether `a` is worse than `b`: impossible, else further apart, by ulp distance, then |dlogp|.
 bool IsWorse(const v1::TokenGap& a, const v1::TokenGap& b);
 
 // Compares token by token. Both sides must have passed CheckTokens (pairing.h).
@@ -58,6 +59,7 @@ class SummaryBuilder {
   uint64_t num_unequal_sequences_ = 0;
   GapStatistics statistics_;
   std::optional<v1::Divergence> first_divergence_;
+  std::optional<v1::Divergence> first_impossible_;
 };
 
 }  // namespace isobit

@@ -19,8 +19,10 @@ void GapStatistics::Add(const Gap& gap) {
   ++num_tokens_;
   if (!gap.equal) ++num_unequal_;
   if (gap.has_nan) ++num_nan_;
+  if (gap.impossible) ++num_impossible_;
   max_abs_dp_ = std::max(max_abs_dp_, gap.abs_dp);
-  max_abs_dlogp_ = std::max(max_abs_dlogp_, gap.has_nan ? kInfinity : std::fabs(gap.dlogp));
+  max_abs_dlogp_ =
+      std::max(max_abs_dlogp_, std::isnan(gap.dlogp) ? kInfinity : std::fabs(gap.dlogp));
   max_ulp_distance_ = std::max(max_ulp_distance_, gap.ulp_distance);
   if (!std::isfinite(gap.rollout) || !std::isfinite(gap.scorer)) return;
 
@@ -56,6 +58,7 @@ void GapStatistics::Merge(const GapStatistics& later) {
   num_unequal_ += later.num_unequal_;
   num_nan_ += later.num_nan_;
   num_finite_ += later.num_finite_;
+  num_impossible_ += later.num_impossible_;
   max_abs_dp_ = std::max(max_abs_dp_, later.max_abs_dp_);
   max_abs_dlogp_ = std::max(max_abs_dlogp_, later.max_abs_dlogp_);
   max_ulp_distance_ = std::max(max_ulp_distance_, later.max_ulp_distance_);
@@ -84,6 +87,7 @@ void GapStatistics::Merge(const GapStatistics& later) {
 }
 
 std::optional<double> GapStatistics::pearson_correlation() const {
+  if (has_not_finite()) return std::numeric_limits<double>::quiet_NaN();
   if (num_finite_ < 2 || moments_.rollout_squares <= 0 || moments_.scorer_squares <= 0) {
     return std::nullopt;
   }
@@ -95,7 +99,8 @@ std::optional<double> GapStatistics::pearson_correlation() const {
 }
 
 double GapStatistics::effective_sample_size() const {
-  if (num_finite_ == 0) return 0;
+  if (has_not_finite()) return std::numeric_limits<double>::quiet_NaN();
+  if (num_tokens_ == 0) return 0;
   return weights_.sum * weights_.sum / weights_.sum_of_squares;
 }
 

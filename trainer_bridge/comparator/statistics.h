@@ -11,10 +11,12 @@
 
 namespace isobit {
 
-// Counts and maxima cover all tokens; a NaN is an unequal token with the largest gaps. Means, KL,
-// correlation and sample size cover the tokens whose logprobs are both finite (`num_finite`), and
-// are 0 if there is none. An infinity, which would hide all other tokens in a mean, shows in the
-// maxima.
+// Counts and maxima cover all tokens; a NaN is an unequal token with the largest gaps, and a token
+// with an infinity on either side has an infinite dlogp. Means, KL, correlation and sample size are
+// NaN as soon as one token's logprobs are not both finite (num_finite < num_tokens): over the other
+// tokens alone they would look like those of a match. Without tokens they are 0.
+// INVARIANT: nothing that is not finite vanishes from a figure
+// (GapStatisticsTest.NothingThatIsNotFiniteVanishes).
 class GapStatistics {
  public:
   // Adds one token.
@@ -27,6 +29,8 @@ class GapStatistics {
   uint64_t num_unequal() const { return num_unequal_; }
   uint64_t num_nan() const { return num_nan_; }
   uint64_t num_finite() const { return num_finite_; }
+  // Tokens with a logprob, on either side, that no token can be drawn with (gap.h).
+  uint64_t num_impossible() const { return num_impossible_; }
 
   double max_abs_dp() const { return max_abs_dp_; }
   double mean_abs_dp() const { return Mean(sum_abs_dp_); }
@@ -40,17 +44,19 @@ class GapStatistics {
   double kl_k2() const { return Mean(sum_k2_); }
   double kl_k3() const { return Mean(sum_k3_); }
 
-  // Of the probabilities exp(rollout) and exp(scorer). Unset if undefined: fewer than two finite
-  // tokens, or one side constant.
+  // Of the probabilities exp(rollout) and exp(scorer). Unset if undefined: fewer than two tokens,
+  // or one side constant.
   std::optional<double> pearson_correlation() const;
 
-  // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout); num_finite when all
+  // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout); num_tokens when all
   // are equal.
   double effective_sample_size() const;
 
  private:
+  bool has_not_finite() const { return num_finite_ < num_tokens_; }
   double Mean(double sum) const {
-    return num_finite_ == 0 ? 0.0 : sum / static_cast<double>(num_finite_);
+    if (has_not_finite()) return std::numeric_limits<double>::quiet_NaN();
+    return num_tokens_ == 0 ? 0.0 : sum / static_cast<double>(num_tokens_);
   }
 
   // Importance weights scaled by exp(-log_scale), so that no ratio overflows.
@@ -75,6 +81,7 @@ class GapStatistics {
   uint64_t num_unequal_ = 0;
   uint64_t num_nan_ = 0;
   uint64_t num_finite_ = 0;
+  uint64_t num_impossible_ = 0;
   double max_abs_dp_ = 0;
   double max_abs_dlogp_ = 0;
   uint32_t max_ulp_distance_ = 0;

@@ -57,7 +57,6 @@ class Gap:
     max_abs_dp: float = 0.0
     max_abs_dlogp: float = 0.0
     kl_k3_sum: float = 0.0
-    finite: int = 0
 
     def add(self, summary: CompareSummary) -> None:
         statistics = summary.statistics
@@ -65,12 +64,11 @@ class Gap:
         self.unequal += statistics.num_unequal
         self.max_abs_dp = max(self.max_abs_dp, statistics.max_abs_dp)
         self.max_abs_dlogp = max(self.max_abs_dlogp, statistics.max_abs_dlogp)
-        self.kl_k3_sum += statistics.kl_k3 * statistics.num_finite
-        self.finite += statistics.num_finite
+        self.kl_k3_sum += statistics.kl_k3 * statistics.num_tokens
 
     @property
     def kl_k3(self) -> float:
-        return self.kl_k3_sum / max(self.finite, 1)
+        return self.kl_k3_sum / max(self.tokens, 1)
 
 
 @dataclass
@@ -296,7 +294,7 @@ class Demo:
             ],
         )
         if any(math.isinf(row.gap.max_abs_dlogp) for row in self._rows):
-            self._screen.line("\n  inf: the scorer's top_p bars a token that the rollout's let through")
+            self._screen.line("\n  inf, nan: the scorer's top_p bars a token that the rollout's let through")
         self._screen.line(
             f"\n  alone: one prompt, generated; compare: {2 * len(self._prompts)} completions, generated,"
             " scored and compared\n"

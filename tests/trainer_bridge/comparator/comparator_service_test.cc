@@ -83,7 +83,7 @@ TEST_F(ComparatorServiceTest, RecordComparesWhatItIsGiven) {
   EXPECT_EQ(summary.statistics().num_tokens(), 5u);
   EXPECT_EQ(summary.statistics().num_unequal(), 2u);
   EXPECT_EQ(summary.statistics().num_nan(), 1u);
-  EXPECT_EQ(summary.statistics().mean_abs_dlogp(), 0.125) << "0.5 over four finite tokens";
+  EXPECT_TRUE(std::isnan(summary.statistics().mean_abs_dlogp())) << "a NaN does not vanish";
   EXPECT_EQ(summary.first_divergence().sequence_id(), "second");
   EXPECT_EQ(summary.first_divergence().position(), 1u);
   EXPECT_EQ(summary.rollout().fingerprint().hex(), "f00d");
@@ -92,9 +92,33 @@ TEST_F(ComparatorServiceTest, RecordComparesWhatItIsGiven) {
   EXPECT_EQ(MetricValue(*metrics_, "isobit_tokens_compared_total"), 5);
   EXPECT_EQ(MetricValue(*metrics_, "isobit_token_mismatches_total", {{"kind", "bits"}}), 1);
   EXPECT_EQ(MetricValue(*metrics_, "isobit_token_mismatches_total", {{"kind", "nan"}}), 1);
-  EXPECT_EQ(MetricValue(*metrics_, "isobit_kl_k1"), summary.statistics().kl_k1());
+  EXPECT_EQ(MetricValue(*metrics_, "isobit_impossible_logprobs_total"), 1);
+  for (const char* kl : {"isobit_kl_k1", "isobit_kl_k2", "isobit_kl_k3"}) {
+    EXPECT_TRUE(std::isnan(MetricValue(*metrics_, kl))) << kl;
+  }
   EXPECT_EQ(MetricValue(*metrics_, "isobit_logprob_ulp_max"),
             summary.statistics().max_ulp_distance());
+}
+
+TEST_F(ComparatorServiceTest, ALogprobThatNoTokenIsDrawnWithIsAVerdictOfItsOwn) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  int seen = 0;
+  for (const float odd : {-kInf, kInf, 5.0f}) {
+    v1::CompareSummary summary;
+    ISOBIT_ASSERT_OK(Record({Pair({-1, -2}), Pair({-1, odd, odd})}, &summary));
+    EXPECT_EQ(summary.verdict(), v1::VERDICT_IMPOSSIBLE) << odd;
+    EXPECT_EQ(summary.statistics().num_unequal(), 0u);
+    EXPECT_EQ(summary.statistics().num_impossible(), 2u);
+    EXPECT_EQ(summary.first_impossible().sequence_id(), "1");
+    EXPECT_EQ(summary.first_impossible().position(), 1u);
+    EXPECT_EQ(MetricValue(*metrics_, "isobit_impossible_logprobs_total"), seen += 2);
+  }
+  v1::RecordRequest one_side = Pair({-1, -2});
+  one_side.mutable_rollout()->mutable_tokens()->set_logprobs(0, -kInf);
+  v1::CompareSummary summary;
+  ISOBIT_ASSERT_OK(Record({one_side}, &summary));
+  EXPECT_EQ(summary.verdict(), v1::VERDICT_UNEQUAL);
+  EXPECT_EQ(summary.statistics().num_impossible(), 1u);
 }
 
 TEST_F(ComparatorServiceTest, RecordOfNothingProvesNothing) {

@@ -227,6 +227,28 @@ TEST_F(CompareTest, NanIsAMismatchAndCounted) {
   EXPECT_TRUE(result.gaps.empty());
 }
 
+// What both sides say in equal bits is streamed by UNEQUAL, too, if no token is drawn with it.
+TEST_F(CompareTest, ImpossibleLogprobsAreToldByPlace) {
+  const auto impossible = [](uint32_t position, float logprob) {
+    return position == 2 ? -std::numeric_limits<float>::infinity() : logprob;
+  };
+  rollout_.perturb = impossible;
+  scorer_.perturb = [=](const std::string&, uint32_t position, float logprob) {
+    return impossible(position, logprob);
+  };
+  v1::CompareRequest request = Request(1, 4);
+  request.set_gap_detail(v1::GAP_DETAIL_UNEQUAL);
+  const Comparison result = Compare(request);
+  ISOBIT_ASSERT_OK(result.status);
+  EXPECT_EQ(result.summaries.at(0).verdict(), v1::VERDICT_IMPOSSIBLE);
+  EXPECT_EQ(result.summaries.at(0).first_impossible().position(), 2u);
+  ASSERT_EQ(result.gaps.size(), 1u);
+  const v1::TokenGap& gap = result.gaps.begin()->second.at(0);
+  EXPECT_EQ(gap.position(), 2u);
+  EXPECT_TRUE(gap.equal());
+  EXPECT_TRUE(gap.impossible());
+}
+
 TEST_F(CompareTest, NoTokensIsNoSuccess) {
   const Comparison result = Compare(Request(2, 0));
   ISOBIT_ASSERT_OK(result.status);

@@ -35,7 +35,9 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* FakeRollout::Generate(
       v1::TokenLogprobs* tokens = response.mutable_chunk()->mutable_tokens();
       const uint32_t token = request->prompt_token_ids(0) + index + position;
       tokens->add_token_ids(token);
-      tokens->add_logprobs(FakeLogprob(position, token));
+      float logprob = FakeLogprob(position, token);
+      if (perturb) logprob = perturb(position, logprob);
+      tokens->add_logprobs(logprob);
       tokens->add_weight_versions(token_weight_version);
       writer->Write(std::move(response));
       if (hang) return writer.get();

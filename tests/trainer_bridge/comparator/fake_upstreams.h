@@ -34,9 +34,11 @@ class FakeRollout final : public v1::RolloutService::CallbackService {
 
   v1::ServerInfo info = FakeServerInfo();
   uint64_t token_weight_version = 1;  // of the tokens; `info` stays
-  absl::Status failure;               // Generate ends with it after one chunk, unless OK
-  bool hang = false;                  // Generate sends one chunk and never ends
-  bool truncate = false;              // Generate ends without completing any sample
+  // Changes a logprob.
+  std::function<float(uint32_t position, float logprob)> perturb;
+  absl::Status failure;   // Generate ends with it after one chunk, unless OK
+  bool hang = false;      // Generate sends one chunk and never ends
+  bool truncate = false;  // Generate ends without completing any sample
   std::atomic<int> num_generates{0};
   std::atomic<int> num_cancelled{0};
 };

@@ -81,12 +81,25 @@ TEST(GapTest, NanIsAMismatchEvenWithItself) {
 TEST(GapTest, InfinitiesAreNumbers) {
   const Gap same = ComputeGap(-kInf, -kInf);
   EXPECT_TRUE(same.equal);
-  EXPECT_EQ(same.dlogp, 0.0);
+  EXPECT_TRUE(std::isnan(same.dlogp)) << "no number says how far infinities are apart";
+  EXPECT_EQ(same.abs_dp, 1.0);
   const Gap apart = ComputeGap(0.0f, -kInf);
   EXPECT_FALSE(apart.equal);
   EXPECT_FALSE(apart.has_nan);
   EXPECT_EQ(apart.abs_dp, 1.0);
   EXPECT_EQ(apart.dlogp, std::numeric_limits<double>::infinity());
+}
+
+TEST(GapTest, WhatNoTokenIsDrawnWithIsImpossible) {
+  const float above = std::numeric_limits<float>::denorm_min();
+  for (const float odd : {kNan, -kInf, kInf, 5.0f, above}) {
+    EXPECT_TRUE(ComputeGap(odd, -1.0f).impossible) << odd;
+    EXPECT_TRUE(ComputeGap(-1.0f, odd).impossible) << odd;
+    EXPECT_TRUE(ComputeGap(odd, odd).impossible) << odd;
+  }
+  for (const float good : {-1.0f, 0.0f, -0.0f, -above, std::numeric_limits<float>::lowest()}) {
+    EXPECT_FALSE(ComputeGap(good, good).impossible) << good;
+  }
 }
 
 }  // namespace

@@ -95,6 +95,26 @@ TEST_F(PageEventTest, AnUnequalTokenIsTheState) {
   EXPECT_EQ(State(Sides("other")), "unequal");
 }
 
+TEST_F(PageEventTest, AnImpossibleTokenIsAStateAndAmongTheWorst) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  Compare("good", {-1}, {-1});
+  Compare("odd", {-1, -kInf}, {-1, -kInf});
+  EXPECT_EQ(State(), "impossible");
+  const Json event = Event();
+  EXPECT_EQ(event["total"]["unequal"], 0);
+  EXPECT_EQ(event["total"]["impossible"], 1);
+  EXPECT_EQ(event["window"]["impossible"], 1);
+  EXPECT_EQ(event["total"]["kl_k3"], "NaN");
+  EXPECT_EQ(event["seconds"].back()[5], "NaN");
+  EXPECT_EQ(event["worst"][0]["sequence"], "odd");
+  EXPECT_EQ(event["worst"][0]["rollout_bits"], "0xff800000");
+  EXPECT_EQ(event["sequences"][1]["impossible"], 1);
+  EXPECT_EQ(event["sequences"][1]["strip"], "09");
+  Compare("far", {-1}, {Below(1u << 22)});
+  EXPECT_EQ(State(), "unequal");
+  EXPECT_EQ(Event()["worst"][0]["sequence"], "odd") << "impossible is worse than far";
+}
+
 TEST_F(PageEventTest, StripsShowDistancesByToken) {
   Compare("near", {-1, -1, -1, -1, -1}, {-1, Below(1), Below(3), Below(4), Below(1u << 22)});
   Compare("nan", {kNan, -1}, {-1, -1});

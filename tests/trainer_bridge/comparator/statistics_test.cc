@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -128,16 +129,44 @@ TEST(GapStatisticsTest, NanIsCountedAndMakesMaximaLargest) {
   EXPECT_EQ(statistics.max_abs_dp(), 1.0);
   EXPECT_EQ(statistics.max_abs_dlogp(), std::numeric_limits<double>::infinity());
   EXPECT_EQ(statistics.max_ulp_distance(), kNanUlpDistance);
-  EXPECT_EQ(statistics.kl_k3(), 0.0) << "over the one finite token";
+  EXPECT_EQ(statistics.num_impossible(), 3u);
 }
 
-TEST(GapStatisticsTest, InfinityShowsInMaximaAndLeavesMeansFinite) {
-  const GapStatistics statistics = Accumulate({{-kInf, -kInf}, {-1, -kInf}, {-1, -1.5f}});
-  EXPECT_EQ(statistics.num_unequal(), 2u);
-  EXPECT_EQ(statistics.num_nan(), 0u);
-  EXPECT_EQ(statistics.num_finite(), 1u);
-  EXPECT_EQ(statistics.max_abs_dlogp(), std::numeric_limits<double>::infinity());
-  EXPECT_EQ(statistics.mean_abs_dlogp(), 0.5);
+// Each aggregate, whichever side says what is not finite, alone and among a thousand equal tokens.
+TEST(GapStatisticsTest, NothingThatIsNotFiniteVanishes) {
+  for (const auto& pair : Pairs{{kNan, -1},
+                                {-1, kNan},
+                                {kNan, kNan},
+                                {kInf, -1},
+                                {-1, kInf},
+                                {kInf, kInf},
+                                {-kInf, -1},
+                                {-1, -kInf},
+                                {-kInf, -kInf},
+                                {-kInf, kInf},
+                                {kNan, -kInf}}) {
+    for (const size_t others : {0u, 1u, 1000u}) {
+      SCOPED_TRACE(std::to_string(pair.first) + ", " + std::to_string(pair.second) + " among " +
+                   std::to_string(others));
+      Pairs pairs = RandomPairs(static_cast<int>(others), 0);
+      const GapStatistics before = Accumulate(pairs);
+      GapStatistics merged = before;
+      merged.Merge(Accumulate({pair}));
+      pairs.push_back(pair);
+      for (const GapStatistics& statistics : {Accumulate(pairs), merged}) {
+        EXPECT_EQ(statistics.num_finite(), others);
+        EXPECT_EQ(statistics.num_impossible(), 1u);
+        EXPECT_GT(statistics.max_abs_dp(), 0.0);
+        EXPECT_EQ(statistics.max_abs_dlogp(), std::numeric_limits<double>::infinity());
+        for (const double mean :
+             {statistics.mean_abs_dp(), statistics.mean_abs_dlogp(), statistics.kl_k1(),
+              statistics.kl_k2(), statistics.kl_k3(), statistics.effective_sample_size(),
+              statistics.pearson_correlation().value_or(0)}) {
+          EXPECT_TRUE(std::isnan(mean)) << mean;
+        }
+      }
+    }
+  }
 }
 
 TEST(GapStatisticsTest, HugeRatiosDoNotOverflowTheSampleSize) {
@@ -152,8 +181,6 @@ TEST(GapStatisticsTest, CorrelationIsUndefinedForAConstantSide) {
 
 TEST(GapStatisticsTest, MergeEqualsOnePass) {
   Pairs pairs = RandomPairs(3000, 0.3);
-  pairs[10].first = kNan;
-  pairs[2000].second = -kInf;
   const GapStatistics whole = Accumulate(pairs);
   GapStatistics merged;
   merged.Merge(GapStatistics());
@@ -162,8 +189,9 @@ TEST(GapStatisticsTest, MergeEqualsOnePass) {
   }
   EXPECT_EQ(merged.num_tokens(), whole.num_tokens());
   EXPECT_EQ(merged.num_unequal(), whole.num_unequal());
-  EXPECT_EQ(merged.num_nan(), 1u);
-  EXPECT_EQ(merged.num_finite(), 2998u);
+  EXPECT_EQ(merged.num_nan(), 0u);
+  EXPECT_EQ(merged.num_finite(), 3000u);
+  EXPECT_EQ(merged.num_impossible(), whole.num_impossible());
   EXPECT_EQ(merged.max_abs_dp(), whole.max_abs_dp());
   EXPECT_EQ(merged.max_ulp_distance(), whole.max_ulp_distance());
   EXPECT_NEAR(merged.kl_k3(), whole.kl_k3(), 1e-14);

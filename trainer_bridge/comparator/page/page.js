@@ -4,7 +4,7 @@
 
 const byId = (id) => document.getElementById(id);
 const kStates = {
-  loading: 'loading', unequal: 'not equal', waiting: 'waiting for the sides', refused: 'cannot be compared',
+  loading: 'loading', unequal: 'not equal', impossible: 'impossible logprobs', waiting: 'waiting for the sides', refused: 'cannot be compared',
   comparing: 'comparing', ready: 'ready, nothing compared yet', equal: 'equal',
 };
 const kCharts = [
@@ -54,7 +54,9 @@ function show(event) {
   document.body.dataset.state = event.state;
   setText(byId('state'), kStates[event.state] + (event.open > 0 ? `, ${event.open} under way` : ''));
   const total = event.total;
-  setText(byId('verdict'), `${count(total.unequal + total.missing)} of ${count(total.tokens + total.missing)} tokens differ`);
+  const impossible = total.impossible > 0 ? `, ${count(total.impossible)} impossible` : '';
+  setText(byId('verdict'),
+    `${count(total.unequal + total.missing)} of ${count(total.tokens + total.missing)} tokens differ${impossible}`);
   document.title = `${count(total.unequal + total.missing)} differ · isobit`;
   const window = event.window;
   setText(byId('window'), window.sequences === 0 ? 'Send Compare or Record, or start with --shadow_fraction.' :
@@ -82,7 +84,7 @@ function showFigures(event) {
   setText(byId('sequences-total'), count(total.sequences));
   for (const name of ['kl_k1', 'kl_k2', 'kl_k3', 'max_abs_dlogp']) setText(byId(name), real(total[name]));
   setText(byId('max_ulp'), total.max_ulp === 4294967295 ? 'NaN' : count(total.max_ulp));
-  setText(byId('nan'), `${count(total.nan)}, ${count(total.missing)}`);
+  setText(byId('nan'), `${count(total.impossible)}, ${count(total.nan)}, ${count(total.missing)}`);
 }
 
 function showSide(id, side, size, sizeName) {
@@ -130,13 +132,15 @@ function showRecent(sequences) {
   if (byId('recent').dataset.key === key) return;
   byId('recent').dataset.key = key;
   byId('recent').replaceChildren(...sequences.slice().reverse().map((sequence) => {
-    const item = make('li', undefined, {'data-equal': sequence.unequal === 0 ? 'yes' : 'no'});
+    const good = sequence.unequal === 0 && sequence.impossible === 0;
+    const item = make('li', undefined, {'data-equal': good ? 'yes' : 'no'});
     const counted = `${count(sequence.unequal)} of ${count(sequence.tokens)}`;
     const where = sequence.first === undefined ? '' : `, first at token ${sequence.first}`;
-    const strip = make('canvas', undefined, {role: 'img', 'aria-label': `${counted} tokens differ${where}`});
+    const odd = sequence.impossible > 0 ? `, ${count(sequence.impossible)} impossible` : '';
+    const strip = make('canvas', undefined, {role: 'img', 'aria-label': `${counted} tokens differ${where}${odd}`});
     strip.dataset.strip = sequence.strip;
     item.append(make('span', sequence.id, {class: 'id', title: sequence.id}), strip,
-      make('span', counted, {class: 'count', title: `${counted} tokens differ${where}`}));
+      make('span', counted, {class: 'count', title: `${counted} tokens differ${where}${odd}`}));
     return item;
   }));
   drawStrips();
