@@ -52,6 +52,10 @@ class TrainerMetrics:
         )
         self._compared = counter("tokens_compared", "Tokens whose logprobs were compared with the rollout's.")
         self._unequal = counter("tokens_unequal", "Tokens whose logprobs have other bits, or are NaN.")
+        self._impossible = counter(
+            "tokens_impossible",
+            "Tokens with a logprob that no token is drawn with: NaN, infinite or above 0.",
+        )
         self._max_abs_dlogp = gauge(
             "logprob_abs_diff_max", "Largest difference of two logprobs in the last comparison."
         )
@@ -68,11 +72,24 @@ class TrainerMetrics:
         return self._server.server_port
 
     def add_comparison(
-        self, *, tokens: int, unequal: int, max_abs_dlogp: float, kl_k1: float, kl_k2: float, kl_k3: float
+        self,
+        *,
+        tokens: int,
+        unequal: int,
+        max_abs_dlogp: float,
+        kl_k1: float,
+        kl_k2: float,
+        kl_k3: float,
+        impossible: int = 0,
     ) -> None:
-        """Of one batch: the rollout's logprobs beside the trainer's, by the weights that drew it."""
+        """Of one batch: the rollout's logprobs beside the trainer's, by the weights that drew it.
+
+        Args:
+            impossible: tokens with a logprob, on either side, that is NaN, infinite or above 0.
+        """
         self._compared.inc(tokens)
         self._unequal.inc(unequal)
+        self._impossible.inc(impossible)
         self._max_abs_dlogp.set(max_abs_dlogp)
         for gauge, value in zip(self._kl, (kl_k1, kl_k2, kl_k3), strict=True):
             gauge.set(value)

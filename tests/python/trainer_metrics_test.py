@@ -55,22 +55,33 @@ class TrainerMetricsTest(unittest.TestCase):
         self.metrics.add_comparison(**EQUAL)
         self.metrics.add_step(7, reward=0.25, staleness=0.5, seconds={"train": 2.0, "sync": 0.2})
         self.metrics.add_comparison(
-            tokens=2, unequal=1, max_abs_dlogp=0.5, kl_k1=0.25, kl_k2=0.0625, kl_k3=0.05
+            tokens=2, unequal=1, max_abs_dlogp=0.5, kl_k1=0.25, kl_k2=0.0625, kl_k3=0.05, impossible=1
         )
         self.metrics.add_step(8, reward=0.75, staleness=0.0, seconds={"train": 1.0, "sync": 4.0})
         values = metric_values(self.page())
         expected = {
             "step": 8, "reward_mean": 0.75, "staleness_mean": 0, "tokens_compared_total": 42,
-            "tokens_unequal_total": 1, "logprob_abs_diff_max": 0.5, "kl_k1": 0.25, "kl_k2": 0.0625,
-            "kl_k3": 0.05, 'step_seconds_total{part="train"}': 3, 'step_seconds_total{part="sample"}': 0,
+            "tokens_unequal_total": 1, "tokens_impossible_total": 1, "logprob_abs_diff_max": 0.5,
+            "kl_k1": 0.25, "kl_k2": 0.0625, "kl_k3": 0.05, 'step_seconds_total{part="train"}': 3,
+            'step_seconds_total{part="sample"}': 0,
             "weight_sync_seconds_count": 2, 'weight_sync_seconds_bucket{le="0.3"}': 1,
         }  # fmt: skip
         self.assertEqual({name: values[f"isobit_trainer_{name}"] for name in expected}, expected)
 
-    def test_nan_stays_nan(self):
-        """A logprob that is NaN cannot pass for a perfect match."""
-        self.metrics.add_comparison(**EQUAL | {"unequal": 1, "kl_k3": math.nan})
-        self.assertTrue(math.isnan(metric_values(self.page())["isobit_trainer_kl_k3"]))
+    def test_what_is_not_finite_stays_so(self):
+        """A logprob that is NaN or infinite cannot pass for a perfect match."""
+        names = {
+            "max_abs_dlogp": "logprob_abs_diff_max",
+            "kl_k1": "kl_k1",
+            "kl_k2": "kl_k2",
+            "kl_k3": "kl_k3",
+        }
+        for value in (math.nan, math.inf, -math.inf):
+            self.metrics.add_comparison(**EQUAL | {"unequal": 1} | dict.fromkeys(names, value))
+            self.metrics.add_step(1, reward=value, staleness=value, seconds={})
+            seen = metric_values(self.page())
+            for name in (*names.values(), "reward_mean", "staleness_mean"):
+                self.assertEqual(str(seen[f"isobit_trainer_{name}"]), str(value), name)
 
     def test_no_other_label(self):
         with self.assertRaisesRegex(ValueError, r"expected parts of .*, got \['think'\]"):

@@ -173,6 +173,27 @@ class GapTest(unittest.TestCase):
         self.trainer[0][:] = -0.0
         self.assertEqual(Gap.between(self.batch, self.trainer).unequal, 2)
 
+    def test_nothing_that_is_not_finite_vanishes(self):
+        for odd in (np.nan, np.inf, -np.inf):
+            for sides in (("rollout",), ("trainer",), ("rollout", "trainer")):
+                with self.subTest(odd=odd, sides=sides):
+                    self.setUp()
+                    if "rollout" in sides:
+                        self.batch[0].logprobs[0] = odd
+                    if "trainer" in sides:
+                        self.trainer[0][0] = odd
+                    gap = Gap.between(self.batch, self.trainer)
+                    self.assertEqual(gap.impossible, 1)
+                    self.assertEqual(gap.unequal, int(len(sides) == 1 or np.isnan(odd)))
+                    for total in (gap, gap + Gap(5, 0, 0.0, 0.0, ""), Gap(5, 0, 0.0, 0.0, "") + gap):
+                        self.assertEqual(total.max_abs_dlogp, math.inf)
+                        self.assertFalse(any(map(math.isfinite, (total.kl, total.kl_k1, total.kl_k2))), total)
+                        self.assertEqual((total.impossible, bool(total.first)), (1, True))
+        self.setUp()
+        self.batch[0].logprobs[0] = self.trainer[0][0] = 5.0
+        gap = Gap.between(self.batch, self.trainer)
+        self.assertEqual((gap.unequal, gap.impossible), (0, 1))
+
     def test_kl_by_three_estimators(self):
         self.trainer[0][1] = -1.25
         gap = Gap.between(self.batch, self.trainer)

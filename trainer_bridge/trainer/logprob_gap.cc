@@ -13,6 +13,9 @@
 namespace isobit::trainer {
 namespace {
 
+// NaN, infinite, or above 0.
+bool IsImpossible(float logprob) { return !(std::isfinite(logprob) && logprob <= 0); }
+
 std::string Describe(const Completion& completion, size_t token, float trainer) {
   const auto side = [](const char* name, float value) {
     return absl::StrFormat("%s %.9g (0x%08x)", name, value, std::bit_cast<uint32_t>(value));
@@ -42,9 +45,15 @@ absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
     for (size_t t = 0; t < sampled.size(); ++t) {
       const float a = sampled[t];
       const float b = trainer[i][t];
-      if (std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) && !std::isnan(a)) continue;
-      if (gap.unequal++ == 0) gap.first = Describe(completions[i], t, b);
+      const bool is_impossible = IsImpossible(a) || IsImpossible(b);
+      const bool is_equal =
+          std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) && !std::isnan(a);
+      if (is_equal && !is_impossible) continue;
+      if (gap.first.empty()) gap.first = Describe(completions[i], t, b);
+      if (!is_equal) ++gap.unequal;
+      if (is_impossible) ++gap.impossible;
       double dlogp = double{a} - double{b};
+      // No number says how far a NaN, or equal infinities, are apart: nothing of that may vanish.
       if (std::isnan(dlogp)) dlogp = std::numeric_limits<double>::infinity();
       gap.max_abs_dlogp = std::max(gap.max_abs_dlogp, std::abs(dlogp));
       dlogps.push_back(dlogp);

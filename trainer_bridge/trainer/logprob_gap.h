@@ -20,11 +20,12 @@ using Logprobs = std::vector<std::vector<float>>;
 struct LogprobGap {
   int64_t tokens = 0;
   int64_t unequal = 0;       // tokens whose bits differ, or that are NaN
-  double max_abs_dlogp = 0;  // of the unequal ones
+  int64_t impossible = 0;    // tokens with a logprob, on either side, that no token is drawn with
+  double max_abs_dlogp = 0;  // infinite if a logprob is not finite
   double kl = 0;             // estimates KL(rollout || trainer): the mean of r - 1 - log r (k3)
   double kl_k1 = 0;          // the same KL by the mean of -log r
   double kl_k2 = 0;          // and by the mean of its half square
-  std::string first{};       // where the first unequal token is, with both; empty if all are equal
+  std::string first{};  // where the first unequal or impossible token is, with both; else empty
 };
 
 // INVALID_ARGUMENT: `trainer` has not one logprob for each token.

@@ -173,11 +173,12 @@ class Run {
     ISOBIT_ASSIGN_OR_RETURN(const LogprobGap gap, FindGap(batch.completions, trainer));
     ISOBIT_RETURN_IF_ERROR(services_.Record(batch.sides, trainer, gap));
     metrics_.AddComparison(gap);
-    if (gap.unequal == 0 || settings_.on_gap == "report") return gap;
+    if ((gap.unequal == 0 && gap.impossible == 0) || settings_.on_gap == "report") return gap;
     return absl::DataLossError(absl::StrFormat(
         "step %d: %d of %d tokens have another logprob in the trainer than in the rollout, by up "
-        "to %.3g; the first is %s. --on_gap=report would go on.",
-        step_ + 1, gap.unequal, gap.tokens, gap.max_abs_dlogp, gap.first));
+        "to %.3g, and %d one that no token is drawn with; the first is %s. --on_gap=report would "
+        "go on.",
+        step_ + 1, gap.unequal, gap.tokens, gap.max_abs_dlogp, gap.impossible, gap.first));
   }
 
   const Settings& settings_;

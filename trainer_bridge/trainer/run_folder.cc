@@ -2,6 +2,7 @@
 #include "trainer_bridge/trainer/run_folder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -170,6 +171,13 @@ absl::Status RunFolder::DropMetricsAfter(int64_t step) const {
 absl::Status RunFolder::Add(int64_t step, const nlohmann::ordered_json& values) {
   nlohmann::ordered_json line = {{"step", step}};
   line.update(values);
+  // JSON lacks these numbers, and null would say nothing of them.
+  for (nlohmann::ordered_json& value : line) {
+    if (!value.is_number_float() || std::isfinite(value.get<double>())) continue;
+    value = std::isnan(value.get<double>()) ? "NaN"
+            : value.get<double>() > 0       ? "Infinity"
+                                            : "-Infinity";
+  }
   const std::string path = path_ + "/metrics.jsonl";
   std::ofstream file(path, std::ios::app);
   file << line.dump() << std::endl;

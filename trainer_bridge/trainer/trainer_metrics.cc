@@ -12,7 +12,10 @@ TrainerMetrics::TrainerMetrics()
       compared_(metrics_->AddCounter("isobit_trainer_tokens_compared_total",
                                      "Tokens whose logprobs were compared with the rollout's.")),
       unequal_(metrics_->AddCounter("isobit_trainer_tokens_unequal_total",
-                                    "Tokens whose logprobs have other bits, or are NaN.")) {
+                                    "Tokens whose logprobs have other bits, or are NaN.")),
+      impossible_(metrics_->AddCounter("isobit_trainer_tokens_impossible_total",
+                                       "Tokens with a logprob that no token is drawn with: NaN, "
+                                       "infinite or above 0.")) {
   Observe("isobit_trainer_step", "Number of the last optimizer step.", step_);
   Observe("isobit_trainer_reward_mean", "Mean reward of the last step's samples.", reward_);
   // Each step trains on what its own weights drew.
@@ -39,6 +42,7 @@ void TrainerMetrics::Observe(const std::string& name, const std::string& help, c
 void TrainerMetrics::AddComparison(const LogprobGap& gap) {
   compared_.Increment(static_cast<double>(gap.tokens));
   unequal_.Increment(static_cast<double>(gap.unequal));
+  impossible_.Increment(static_cast<double>(gap.impossible));
   max_abs_dlogp_ = gap.max_abs_dlogp;
   kl_[0] = gap.kl_k1;
   kl_[1] = gap.kl_k2;

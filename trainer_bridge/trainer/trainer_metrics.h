@@ -43,6 +43,7 @@ class TrainerMetrics {
   prometheus::Histogram& sync_;
   prometheus::Counter& compared_;
   prometheus::Counter& unequal_;
+  prometheus::Counter& impossible_;
   Observations observations_;  // of the gauges; the last member, since it reads them
 };
 

@@ -22,9 +22,10 @@ class Gap:
     unequal: int  # tokens whose bits differ, or that are NaN
     max_abs_dlogp: float
     kl: float  # estimates KL(rollout || trainer) from the rollout's tokens: the mean of r - 1 - log r (k3)
-    first: str  # where the first unequal token is, with both logprobs; empty if all are equal
+    first: str  # where the first unequal or impossible token is, with both logprobs; empty if there is none
     kl_k1: float = 0.0  # the same KL by the mean of -log r
     kl_k2: float = 0.0  # and by the mean of its half square
+    impossible: int = 0  # tokens with a logprob, on either side, that no token is drawn with
 
     def __add__(self, other: "Gap") -> "Gap":
         """Of both batches."""
@@ -41,6 +42,7 @@ class Gap:
             self.first or other.first,
             joint(self.kl_k1, other.kl_k1),
             joint(self.kl_k2, other.kl_k2),
+            self.impossible + other.impossible,
         )
 
     @classmethod
@@ -53,19 +55,30 @@ class Gap:
                 f"trainer: expected float32 {sampled.shape}, got {computed.dtype} {computed.shape}"
             )
         unequal = (sampled.view(np.uint32) != computed.view(np.uint32)) | np.isnan(sampled)
-        dlogp = np.where(unequal, sampled.astype(np.float64) - computed, 0.0)
+        impossible = np.zeros(len(sampled), bool)
+        for side in (sampled, computed):
+            impossible |= ~(np.isfinite(side) & (side <= 0))
+        odd = unequal | impossible
+        with np.errstate(invalid="ignore", over="ignore"):
+            dlogp = sampled.astype(np.float64) - computed
+            # No number says how far a NaN, or equal infinities, are apart: nothing of that may vanish.
+            dlogp[np.isnan(dlogp)] = np.inf
+            k3, k2 = np.expm1(-dlogp) + dlogp, 0.5 * dlogp**2
 
         def mean(values: np.ndarray) -> float:
+            if not np.isfinite(values).all():
+                return math.nan if np.isnan(values).any() else float(values.sum())
             return math.fsum(values.tolist()) / max(len(values), 1)
 
         return cls(
             tokens=len(sampled),
             unequal=int(unequal.sum()),
             max_abs_dlogp=float(np.abs(dlogp).max(initial=0.0)),
-            kl=mean(np.expm1(-dlogp) + dlogp),
+            kl=mean(k3),
             kl_k1=mean(dlogp),
-            kl_k2=mean(0.5 * dlogp**2),
-            first=_where(completions, trainer, int(unequal.argmax())) if unequal.any() else "",
+            kl_k2=mean(k2),
+            first=_where(completions, trainer, int(odd.argmax())) if odd.any() else "",
+            impossible=int(impossible.sum()),
         )
 
 

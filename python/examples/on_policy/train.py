@@ -183,12 +183,13 @@ class Run:
                 kl_k1=gap.kl_k1,
                 kl_k2=gap.kl_k2,
                 kl_k3=gap.kl,
+                impossible=gap.impossible,
             )
-        if gap.unequal and self._options.on_gap == "stop":
+        if (gap.unequal or gap.impossible) and self._options.on_gap == "stop":
             raise GapError(
                 f"step {step + 1}: {gap.unequal} of {gap.tokens} tokens have another logprob in the trainer"
-                f" than in the rollout, by up to {gap.max_abs_dlogp:.3g}; the first is {gap.first}."
-                " --on_gap report would go on."
+                f" than in the rollout, by up to {gap.max_abs_dlogp:.3g}, and {gap.impossible} one that no"
+                f" token is drawn with; the first is {gap.first}. --on_gap report would go on."
             )
         return gap
 

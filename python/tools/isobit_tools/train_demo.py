@@ -71,11 +71,11 @@ class Run:
     @property
     def kl(self) -> float:
         """The mean over all tokens."""
-        return sum(step["kl"] * step["compared"] for step in self.steps) / max(self.compared, 1)
+        return sum(float(step["kl"]) * step["compared"] for step in self.steps) / max(self.compared, 1)
 
     @property
     def max_abs_dlogp(self) -> float:
-        return max(step["max_abs_dlogp"] for step in self.steps)
+        return max(float(step["max_abs_dlogp"]) for step in self.steps)
 
     def reward(self, end: slice) -> float:
         rewards = [step["reward"] for step in self.steps[end]]

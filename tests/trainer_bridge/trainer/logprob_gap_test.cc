@@ -70,6 +70,33 @@ TEST_F(LogprobGapTest, SeesTheSignOfZeroAndNan) {
   EXPECT_TRUE(std::isinf(Find().max_abs_dlogp));
 }
 
+TEST_F(LogprobGapTest, NothingThatIsNotFiniteVanishes) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const auto completions = completions_;
+  const auto trainer = trainer_;
+  for (const float odd : {kNan, kInf, -kInf}) {
+    for (const int side : {0, 1, 2}) {  // rollout, trainer, both
+      completions_ = completions;
+      trainer_ = trainer;
+      if (side != 1) completions_[1].logprobs[0] = odd;
+      if (side != 0) trainer_[1][0] = odd;
+      SCOPED_TRACE(testing::Message() << odd << " at side " << side);
+      const LogprobGap gap = Find();
+      EXPECT_EQ(gap.impossible, 1);
+      EXPECT_EQ(gap.unequal, side == 2 && !std::isnan(odd) ? 0 : 1);
+      EXPECT_TRUE(std::isinf(gap.max_abs_dlogp));
+      for (const double kl : {gap.kl, gap.kl_k1, gap.kl_k2}) EXPECT_FALSE(std::isfinite(kl)) << kl;
+      EXPECT_THAT(gap.first, testing::HasSubstr("prompt 7, sample 1, token 0"));
+    }
+  }
+  completions_ = completions;
+  trainer_ = trainer;
+  completions_[1].logprobs[0] = trainer_[1][0] = 5.0f;
+  EXPECT_EQ(Find().impossible, 1) << "equal bits, and no logprob of a token";
+  EXPECT_EQ(Find().unequal, 0);
+}
+
 TEST_F(LogprobGapTest, RefusesOtherLengths) {
   trainer_[1].pop_back();
   EXPECT_THAT(FindGap(completions_, trainer_), StatusIs(absl::StatusCode::kInvalidArgument));

@@ -32,8 +32,13 @@ TEST(TrainerMetricsTest, CollectsWhatWasAdded) {
   for (const auto& [name, value] : Collect(metrics)) EXPECT_EQ(value, 0.0) << name;
   metrics.AddComparison({.tokens = 40});
   metrics.AddStep(7, 0.25, {{"train", 2.0}, {"sync", 0.5}});
-  metrics.AddComparison(
-      {.tokens = 2, .unequal = 1, .max_abs_dlogp = 0.5, .kl = 0.05, .kl_k1 = 0.25, .kl_k2 = 0.125});
+  metrics.AddComparison({.tokens = 2,
+                         .unequal = 1,
+                         .impossible = 1,
+                         .max_abs_dlogp = 0.5,
+                         .kl = 0.05,
+                         .kl_k1 = 0.25,
+                         .kl_k2 = 0.125});
   metrics.AddStep(8, 0.75, {{"train", 1.0}, {"sync", 4.0}});
   const std::map<std::string, double> expected = {{"step", 8},
                                                   {"reward_mean", 0.75},
@@ -45,6 +50,7 @@ TEST(TrainerMetricsTest, CollectsWhatWasAdded) {
                                                   {"weight_sync_seconds", 4.5},
                                                   {"tokens_compared_total", 42},
                                                   {"tokens_unequal_total", 1},
+                                                  {"tokens_impossible_total", 1},
                                                   {"logprob_abs_diff_max", 0.5},
                                                   {"kl_k1", 0.25},
                                                   {"kl_k2", 0.125},
