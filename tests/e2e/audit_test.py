@@ -5,15 +5,17 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import shutil
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from isobit import ComparatorClient, RolloutClient, calls
 from isobit.errors import InvalidArgumentError
 from isobit.recording import Recorder, lines_of, sum_of, write_parquet
 from isobit_tools import audit
-from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.services import ServiceError, Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 DRAWS = (
@@ -35,6 +37,7 @@ class AuditTest(ServiceTest):
     def setUpClass(cls):
         super().setUpClass()
         cls.recorded = None
+        cls.enterClassContext(mock.patch.dict(os.environ, XDG_STATE_HOME=str(cls.scratch / "state")))
 
     def recording(self) -> Path:
         """A copy of what a rollout at TP 4 sampled: three draws of two samples, then one of other weights."""
@@ -89,8 +92,9 @@ class AuditTest(ServiceTest):
                 client.compare([[1, 2, 3]], n=2, max_tokens=9, seed=3, **draw)
             client.compare([[1, 2, 3]], max_tokens=4, min_p=1e-5, stop_token_ids=[4, 5], ignore_eos=True)
         self.services.stop()
-        lines = file.read_text("utf-8").splitlines()
+        *lines, seal = file.read_text("utf-8").splitlines()
         self.assertEqual(len(lines), 6 + 6 + 1)
+        self.assertEqual(json.loads(seal)["samples"], 13)
         status, said = self.audit(file, models=("model",))
         self.assertEqual(status, 0, said)
         self.assertIn("in 13 of 13 samples", said)
@@ -100,10 +104,34 @@ class AuditTest(ServiceTest):
         tampered = self.log_dir / "tampered.jsonl"
         changed = json.loads(lines[4])
         changed["logprobs"] = changed["logprobs"][:-1] + "01"[changed["logprobs"][-1] == "0"]
-        tampered.write_text("\n".join([*lines[:4], json.dumps(changed), *lines[5:]]) + "\n")
+        tampered.write_text("\n".join([*lines[:4], json.dumps(changed), *lines[5:], seal]) + "\n")
         status, said = self.audit(tampered, models=("model",))
         self.assertEqual(status, 1)
         self.assertIn("line 5: its sum does not fit", said)
+
+    def test_a_comparator_that_dies_leaves_no_seal(self):
+        rollout, scorer = self.start("rollout"), self.start("scorer")
+        file = self.log_dir / "compared.jsonl"
+        flags = (f"--rollout={rollout.target}", f"--scorer={scorer.target}", f"--record_file={file}")
+        comparator = self.start("comparator", *flags)
+        with self.assertRaisesRegex(ServiceError, "another process records there"):
+            self.start("comparator", *flags)
+        with self.assertRaisesRegex(BlockingIOError, "another recorder has it"):
+            Recorder(file)
+        with ComparatorClient(comparator.target) as client:
+            client.compare([[1, 2, 3]], n=2, max_tokens=9, seed=3)
+        self.wait_until(lambda: file.read_bytes().count(b"\n") == 2, "both samples are recorded")
+        status, said = self.audit(file, models=("model",))
+        self.assertEqual(status, 3, said)
+        self.assertIn("a recorder has it open", said)
+        comparator.process.kill()
+        comparator.process.wait()
+        status, said = self.audit(file, models=("model",))
+        self.assertEqual(status, 3, said)
+        self.assertIn("its writer ended without closing it", said)
+        status, said = self.audit(file, "--seal", models=("model",))
+        self.assertEqual(status, 0, said)
+        self.assertIn("in 2 of 2 samples", said)
 
     @unittest.skipIf(importlib.util.find_spec("pyarrow") is None, "SKIPPED: no pyarrow")
     def test_parquet(self):
@@ -171,12 +199,12 @@ class AuditTest(ServiceTest):
                 file = self.log_dir / "run.jsonl"
                 file.write_text("".join(kept))
                 status, said = self.audit(file)
-                self.assertEqual(status, 1)
+                self.assertEqual(status, 1 if kept else 3)
                 self.assertIn(message, said)
 
     def test_weights_that_nobody_has(self):
         file = self.recording()
-        digest = json.loads(file.read_text().splitlines()[-1])["weights"]
+        digest = json.loads(file.read_text().splitlines()[-2])["weights"]
         status, said = self.audit(file, models=("model",))
         self.assertEqual(status, 1)
         self.assertIn(f"1 samples not computed: nobody has the weights {digest}", said)

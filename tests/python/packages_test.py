@@ -35,6 +35,7 @@ CLIENT_MODULES = {
     "generation_config",
     "metrics",
     "nccl",
+    "private_files",
     "recording",
     "results",
     "sampling",

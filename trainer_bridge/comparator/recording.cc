@@ -2,6 +2,7 @@
 #include "trainer_bridge/comparator/recording.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,6 +28,25 @@ constexpr char kSamplesHelp[] =
     "no tokens or tokens of several weights, or failed to be written.";
 constexpr mode_t kMode = 0600;  // prompts are nobody else's business
 
+// Takes the lock of a file that is recorded to, as isobit.recording does. It ends with the file's
+// last descriptor.
+absl::Status LockFile(int file, const std::string& path) {
+  if (flock(file, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno == EWOULDBLOCK) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": another process records there"));
+  }
+  return FileError(errno, absl::StrCat("cannot lock ", path));
+}
+
+// Whether a file that may be there can be renamed: nobody records to it.
+absl::Status CheckUnused(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return absl::OkStatus();  // what is wrong with it shows when it is replaced
+  const absl::Status status = LockFile(file, path);
+  close(file);
+  return status;
+}
+
 }  // namespace
 
 RecordingMetrics::RecordingMetrics(Metrics& metrics)
@@ -50,7 +70,16 @@ Recording::~Recording() {
     changed_.notify_all();
   }
   if (writer_.joinable()) writer_.join();
-  if (file_ >= 0) close(file_);
+  Close();
+}
+
+void Recording::Close() {
+  if (file_ < 0) return;
+  if (lines_ > 0) {
+    const absl::Status sealed = Append(MakeRecordingSeal(lines_, sum_).text);
+    if (!sealed.ok()) ISOBIT_LOG(Warning) << "recording: no seal: " << sealed.ToString();
+  }
+  if (file_ >= 0) close(std::exchange(file_, -1));
 }
 
 void Recording::Add(v1::TappedSample sample) {
@@ -89,7 +118,10 @@ void Recording::Write(const v1::TappedSample& sample) {
   if (status.ok()) {
     RecordingLine line = MakeRecordingLine(sample, std::time(nullptr), sum_);
     status = Append(line.text);
-    if (status.ok()) sum_ = std::move(line.sum);
+    if (status.ok()) {
+      sum_ = std::move(line.sum);
+      ++lines_;
+    }
   }
   (status.ok() ? metrics_.written : metrics_.failed).Increment();
   if (status.ok() == std::exchange(fails_, !status.ok())) {
@@ -119,7 +151,8 @@ absl::Status Recording::Append(const std::string& text) {
 }
 
 absl::Status Recording::Rotate() {
-  if (file_ >= 0) close(std::exchange(file_, -1));
+  Close();
+  ISOBIT_RETURN_IF_ERROR(CheckUnused(options_.path));
   const auto name = [&](int number) {
     return number == 0 ? options_.path : absl::StrCat(options_.path, ".", number);
   };
@@ -137,7 +170,12 @@ absl::Status Recording::Rotate() {
   }
   file_ = open(options_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, kMode);
   if (file_ < 0) return FileError(errno, absl::StrCat("cannot open ", options_.path));
+  if (absl::Status locked = LockFile(file_, options_.path); !locked.ok()) {
+    close(std::exchange(file_, -1));
+    return locked;
+  }
   size_ = 0;
+  lines_ = 0;
   sum_.clear();
   return absl::OkStatus();
 }

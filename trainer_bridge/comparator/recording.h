@@ -1,10 +1,12 @@
 // Writes the samples that the comparator has compared to files that `isobit audit` reads. No
-// comparison waits for a disk: a sample that finds the queue full is dropped and counted.
+// comparison waits for a disk: a sample that finds the queue full is dropped and counted. A file
+// that is full, or that the comparator's end closes, ends with a seal; after a crash it has none.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -39,12 +41,12 @@ struct RecordingMetrics {
 class Recording {
  public:
   // A file that is there becomes path.1: each run begins a file. `metrics` outlive the object.
-  // Errors: FileError's.
+  // Errors: FileError's; FAILED_PRECONDITION: another process records there.
   static absl::StatusOr<std::unique_ptr<Recording>> Open(const RecordingOptions& options,
                                                          const RecordingMetrics& metrics);
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  ~Recording();  // writes what waits
+  ~Recording();  // writes what waits, and the seal
 
   // Never waits for a file.
   void Add(v1::TappedSample sample);
@@ -58,6 +60,8 @@ class Recording {
   // Begins a new file, and renames those that there are.
   absl::Status Rotate();
   absl::Status Append(const std::string& text);
+  // Seals the file, unless it is empty, and closes it.
+  void Close();
 
   const RecordingOptions options_;
   const RecordingMetrics& metrics_;
@@ -65,6 +69,7 @@ class Recording {
   // The writer's own.
   int file_ = -1;
   size_t size_ = 0;     // bytes
+  uint64_t lines_ = 0;  // of samples
   std::string sum_;     // of the file's last line
   bool fails_ = false;  // by the last write
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -88,6 +89,14 @@ std::string BitsHex(const v1::TokenLogprobs& tokens) {
   return hex;
 }
 
+RecordingLine LineOf(Fields fields, const std::string& before) {
+  const std::string summed = absl::StrCat(before, Object(fields));
+  RecordingLine line = {.text = "", .sum = Sha256Hex(summed.data(), summed.size())};
+  fields["sum"] = Quoted(line.sum);
+  line.text = absl::StrCat(Object(fields), "\n");
+  return line;
+}
+
 }  // namespace
 
 std::string JsonNumber(float value) {
@@ -146,11 +155,12 @@ RecordingLine MakeRecordingLine(const v1::TappedSample& sample, int64_t time_s,
       {"settings", Quoted(complete.fingerprint().settings())},
       {"finish_reason", Word(v1::FinishReason_Name(complete.finish_reason()), "FINISH_REASON_")},
   };
-  const std::string summed = absl::StrCat(before, Object(fields));
-  RecordingLine line = {.text = "", .sum = Sha256Hex(summed.data(), summed.size())};
-  fields["sum"] = Quoted(line.sum);
-  line.text = absl::StrCat(Object(fields), "\n");
-  return line;
+  return LineOf(std::move(fields), before);
+}
+
+RecordingLine MakeRecordingSeal(uint64_t num_samples, const std::string& before) {
+  return LineOf({{"format", absl::StrCat(kFormat)}, {"samples", absl::StrCat(num_samples)}},
+                before);
 }
 
 }  // namespace isobit

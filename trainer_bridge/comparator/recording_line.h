@@ -1,5 +1,5 @@
 // A line of a recording, as python/isobit/recording.py defines and reads it: what a rollout
-// sampled, so that `isobit audit` can compute it again.
+// sampled, so that `isobit audit` can compute it again. The last line is the seal.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_LINE_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_LINE_H_
 
@@ -25,6 +25,9 @@ struct RecordingLine {
 // time_s: since 1970.
 RecordingLine MakeRecordingLine(const v1::TappedSample& sample, int64_t time_s,
                                 const std::string& before);
+
+// The seal of a recording of `num_samples` lines, the last of which has the sum `before`.
+RecordingLine MakeRecordingSeal(uint64_t num_samples, const std::string& before);
 
 }  // namespace isobit
 

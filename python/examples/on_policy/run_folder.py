@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.tensorboard import SummaryWriter
 
+from isobit.private_files import write_private
+
 
 class RunFolder:
     """`metrics.jsonl` (one line a step), `tensorboard/`, `recipe.json`, `checkpoints/step-N/`, `model/`, and
@@ -66,7 +68,8 @@ class RunFolder:
         dist.barrier()
         if is_first():
             drawn = None if ahead is None else [completion.to_json() for completion in ahead]
-            _write(partial / "run.json", json.dumps({"step": step, "ahead": drawn}))
+            # It may hold prompts and tokens.
+            write_private(partial / "run.json", json.dumps({"step": step, "ahead": drawn}))
             os.replace(partial, target)
             for old in self._checkpoints()[: -self._keep]:
                 shutil.rmtree(old)
@@ -96,7 +99,8 @@ class RunFolder:
             step = run["step"]
             ahead = None if run["ahead"] is None else [Completion.from_json(c) for c in run["ahead"]]
         if is_first():
-            lines = self._metrics.read_text("utf-8").splitlines() if self._metrics.exists() else []
+            text = self._metrics.read_text("utf-8") if self._metrics.exists() else ""
+            lines = text.split("\n")[:-1]  # behind the last line's end: nothing, or a line that was cut short
             kept = [line for line in lines if json.loads(line)["step"] <= step]
             _write(self._metrics, "".join(f"{line}\n" for line in kept))
             self._writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)

@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from isobit import ComparatorClient
 from isobit.calls import LocaliseSide
 from isobit.errors import IsobitError
-from isobit.recording import logprobs_of
+from isobit.recording import SEAL_FIELDS, logprobs_of, parse_line
 from isobit.v1 import comparator_pb2, types_pb2
 
 
@@ -68,7 +68,9 @@ def _localise(client: ComparatorClient, options) -> comparator_pb2.LocaliseRespo
     if options.tokens is not None:
         tokens = [int(token) for token in options.tokens.split(",")]
         return client.localise(tokens, timeout=options.timeout_s)
-    line = json.loads(options.recording.read_text().splitlines()[options.line - 1])
+    line = parse_line(options.recording.read_bytes().splitlines()[options.line - 1])
+    if set(line) == set(SEAL_FIELDS):
+        raise ValueError(f"--line {options.line}: expected a sample, got the recording's seal")
     rollout = LocaliseSide(
         sampling=line["sampling"], logprob_mode=line["logprob_mode"], logprobs=logprobs_of(line["logprobs"])
     )

@@ -49,9 +49,18 @@ class RecordingTest : public testing::Test {
     std::vector<uint32_t> tokens;
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
-      tokens.push_back(nlohmann::json::parse(line)["tokens"][0]);
+      const auto json = nlohmann::json::parse(line);
+      if (json.contains("tokens")) tokens.push_back(json["tokens"][0]);
     }
     return tokens;
+  }
+  // Of the last line; null: it is no seal.
+  static nlohmann::json SealOf(const std::string& path) {
+    std::ifstream file(path);
+    std::string last;
+    for (std::string line; std::getline(file, line);) last = line;
+    return last.empty() ? nlohmann::json()
+                        : nlohmann::json::parse(last).value("samples", nlohmann::json());
   }
 
   const testing_support::TempDir dir_;
@@ -105,7 +114,33 @@ TEST_F(RecordingTest, FullFilesAreKeptAndTheOldestIsDeleted) {
   EXPECT_EQ(TokensIn(path_), std::vector<uint32_t>({6}));
   EXPECT_EQ(TokensIn(path_ + ".1"), std::vector<uint32_t>({4, 5}));
   EXPECT_EQ(TokensIn(path_ + ".2"), std::vector<uint32_t>({2, 3}));
+  EXPECT_EQ(SealOf(path_), 1) << "sealed at the end";
+  EXPECT_EQ(SealOf(path_ + ".1"), 2) << "sealed when it was full";
+  EXPECT_EQ(SealOf(path_ + ".2"), 2);
   EXPECT_FALSE(std::filesystem::exists(path_ + ".3"));
+}
+
+TEST_F(RecordingTest, TheSealIsChainedToTheLastLine) {
+  { Open({.path = path_})->Add(Sample(1)); }
+  std::ifstream file(path_);
+  std::string line, seal;
+  ASSERT_TRUE(std::getline(file, line) && std::getline(file, seal));
+  EXPECT_EQ(seal + "\n", MakeRecordingSeal(1, nlohmann::json::parse(line)["sum"]).text);
+  EXPECT_EQ(nlohmann::json::parse(seal)["samples"], 1);
+}
+
+TEST_F(RecordingTest, AFileThatSomebodyRecordsToIsRefused) {
+  {
+    const auto first = Open({.path = path_});
+    first->Add(Sample(1));
+    EXPECT_THAT(Recording::Open({.path = path_}, counts_).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, testing::HasSubstr(path_)));
+    first->Add(Sample(2));
+  }
+  EXPECT_EQ(TokensIn(path_), std::vector<uint32_t>({1, 2}));
+  EXPECT_EQ(SealOf(path_), 2);
+  Open({.path = path_})->Add(Sample(3));
+  EXPECT_EQ(TokensIn(path_ + ".1"), std::vector<uint32_t>({1, 2}));
 }
 
 TEST_F(RecordingTest, WhatIsNotWrittenIsCounted) {

@@ -1,0 +1,91 @@
+"""FILE.audit: what an audit that was stopped had found, for --resume.
+
+It has a code that only a key of the user who audits can make, in $XDG_STATE_HOME/isobit/audit.key (default:
+~/.local/state), so that nobody else's file is believed. It speaks of samples by their lines' sums, and holds
+for a recording that has all of them.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from isobit.private_files import open_private, write_private
+from isobit.recording import parse_line
+from isobit_tools.audit_report import Report, printable
+
+_KEY_BYTES = 32
+
+
+class StateError(Exception):
+    """The state cannot be used; the message says why."""
+
+
+def path_of(recording: Path) -> Path:
+    return recording.with_name(recording.name + ".audit")
+
+
+def save(path: Path, report: Report) -> None:
+    """StateError: neither key nor state could be written."""
+    found = asdict(report)
+    try:
+        write_private(path, json.dumps({**found, "code": _code_of(found, _key())}))
+    except (OSError, RuntimeError) as error:
+        raise StateError(f"{path} cannot be written: {error}") from None
+
+
+def load(path: Path, sums: Iterable[str]) -> Report:
+    """The report saved for a recording whose lines have these sums.
+
+    Raises:
+        StateError: it is none, another user's or another recording's.
+    """
+    try:
+        file = open_private(path, os.O_RDONLY)
+        with os.fdopen(file, "rb") as stream:
+            found = parse_line(stream.read())
+        key = _key()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StateError(f"{path} cannot be read: {printable(error)}") from None
+    code = found.pop("code", None) if isinstance(found, dict) else None
+    if not isinstance(code, str) or not hmac.compare_digest(code.encode(), _code_of(found, key).encode()):
+        raise StateError(f"{path} was not written by this user's audit")
+    try:
+        report = Report(**found)
+    except TypeError:
+        raise StateError(f"{path} was written by another version of the audit") from None
+    if not report.belongs_to(set(sums)):
+        raise StateError(f"{path} is of another recording, or of lines that are gone")
+    return report
+
+
+def _code_of(found: dict[str, Any], key: bytes) -> str:
+    return hmac.new(key, json.dumps(found, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """This user's key, made at its first use. OSError, RuntimeError: there can be none."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "isobit"
+    path = folder / "audit.key"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file, part = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(secrets.token_bytes(_KEY_BYTES))
+            os.link(part, path)  # of two audits at once, the first one's key stays
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(part)
+    with os.fdopen(open_private(path, os.O_RDONLY), "rb") as stream:
+        key = stream.read()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path}: expected {_KEY_BYTES} bytes, got {len(key)}")
+    return key
