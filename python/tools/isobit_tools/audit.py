@@ -5,7 +5,7 @@
 
 isobit.recording writes recordings. A scorer of this machine's CPU is started for each --model; its weights'
 digest says which samples it can answer for. Wherever a rollout ran, on GPUs and at any tensor-parallel size,
-its logprobs must come out here bit by bit. The exit status is 0
+its logprobs must come out here bit by bit, and each token must be one that can be drawn. The exit status is 0
 only if every sample was computed again, every bit was equal, and the recording ends with its seal; 3 if it is
 only the seal that lacks; 1 if anything else does; 2 for wrong arguments and files that cannot be read.
 """
@@ -28,7 +28,9 @@ from isobit.client import ScorerClient
 from isobit.errors import IsobitError
 from isobit.private_files import write_private
 from isobit.recording import Recorder, lines_of, parse_line, write_parquet
+from isobit.results import TokenLogprobs
 from isobit_tools import audit_state
+from isobit_tools.audit_draws import dictated, why_undrawable
 from isobit_tools.audit_records import Record, batches, read
 from isobit_tools.audit_report import SHOWN, Difference, Report, html_of, printable, text_of
 from isobit_tools.services import ServiceError, Services, stop_signals_as_exit
@@ -51,6 +53,28 @@ def compare(record: Record, computed: np.ndarray, report: Report) -> None:
             f"{recorded[at]:08x}", f"{found[at]:08x}",
         )  # fmt: skip
         report.differences.append(asdict(difference))
+
+
+def judge_draws(record: Record, processed: TokenLogprobs, report: Report) -> None:
+    """Notes a sample that nobody can have drawn, and parameters that dictated."""
+    if (why := why_undrawable(record, processed)) is not None:
+        report.undrawable[record.sum] = printable(why)
+    certain, parameters = dictated(record, processed)
+    if parameters:
+        report.note_dictated(record.sum, certain, parameters)
+
+
+def score(scorer: ScorerClient, batch: Sequence[Record]) -> list[tuple[TokenLogprobs, TokenLogprobs]]:
+    """Of each sample its logprobs as recorded, and those of the distribution that it was drawn from with the
+    most likely token of each position."""
+    mode, sampling = batch[0].mode, {**batch[0].sampling, "logprobs": 1}
+    pairs = [(record.prompt, record.tokens) for record in batch]
+    scores = scorer.score(pairs, logprob_mode=mode, **sampling)
+    # Without parameters the raw distribution is the one that was drawn from.
+    drawn = scores
+    if mode == "raw" and batch[0].sampling:
+        drawn = scorer.score(pairs, logprob_mode="processed", **sampling)
+    return [(a.tokens, b.tokens) for a, b in zip(scores, drawn, strict=True)]
 
 
 def audit(
@@ -78,14 +102,13 @@ def audit(
             )
     for batch in batches([record for record in own if record.sum not in refused], SEQUENCES):
         try:
-            scores = scorer.score(
-                [(r.prompt, r.tokens) for r in batch], logprob_mode=batch[0].mode, **batch[0].sampling
-            )
+            scored = score(scorer, batch)
         except (IsobitError, TypeError, ValueError) as error:
             refused.update({r.sum: f"the scorer refuses line {r.line}: {error}" for r in batch})
             continue
-        for record, score in zip(batch, scores, strict=True):
-            compare(record, score.tokens.logprobs, report)
+        for record, (computed, processed) in zip(batch, scored, strict=True):
+            compare(record, computed.logprobs, report)
+            judge_draws(record, processed, report)
         progress()
 
 
