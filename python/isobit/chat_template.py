@@ -1,84 +1,19 @@
-"""Renders conversations by chat templates, in the Jinja environment that templates are written for.
+"""Renders conversations by chat templates, as the apply_chat_template of Hugging Face transformers 5 does.
 
-Hugging Face transformers 5 defines that environment; every rendering equals that of its apply_chat_template.
+What the options mean is here; the template runs in a process of its own (isobit.bounded_templates).
 """
 
 import copy
-import datetime
-import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
+from isobit import bounded_templates
 
 Message = Mapping[str, Any]  # `role` and `content`, and what else the template reads
 
-# The variable that passes a rendering's spans to the extension; its name is one that no template uses.
-_SPANS = "_isobit_spans"
 # Appended to the text to continue, so that the rendering can be cut there. If the last space is missing
 # from the rendering, the template strips the text.
 _CUT_HERE = "ISOBIT_CUT_THE_RENDERING_HERE "
-
-
-class _Spans:
-    """Where in a rendering the assistant's own text lies: what stood between {% generation %} tags."""
-
-    def __init__(self):
-        self.pieces: list[str] = []  # of the rendering so far
-        self.found: list[tuple[int, int]] = []  # first character, and one past the last
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which changes nothing in the text."""
-
-    tags = frozenset({"generation"})
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_note", [jinja2.nodes.ContextReference()])
-        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _note(self, context, caller):
-        text = caller()
-        if (spans := context.get(_SPANS)) is not None:
-            start = sum(map(len, spans.pieces))
-            spans.found.append((start, start + len(text)))
-        return text
-
-
-def _raise_exception(message: str):
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
-
-
-def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Unlike Jinja's own filter, escapes neither HTML nor characters beyond ASCII."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _compile(text: str) -> jinja2.Template:
-    # A sandbox, since templates come with downloaded models. They are written for both block options.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is no valid Jinja, line {error.lineno}: {error}") from error
 
 
 def render(
@@ -105,7 +40,8 @@ def render(
 
     Raises:
       TypeError: messages, tools or documents are of a wrong type.
-      ValueError: the template is not valid or fails on the messages; options exclude each other.
+      ValueError: the template is not valid, fails on the messages, or takes more than bounded_templates lets
+        it take; options exclude each other.
     """
     messages = _checked_mappings("messages", messages)
     if not messages:
@@ -136,17 +72,7 @@ def _checked_mappings(name: str, items: Sequence[Mapping]) -> list[Mapping]:
 
 
 def _run(template: str, messages: list[Message], arguments: dict) -> tuple[str, list[tuple[int, int]]]:
-    compiled, spans = _compile(template), _Spans()
-    try:
-        for piece in compiled.generate(messages=messages, **arguments, **{_SPANS: spans}):
-            spans.pieces.append(piece)
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template refuses the messages: {error}") from error
-    except Exception as error:  # the template is a program: it may add a number to a text
-        raise ValueError(
-            f"the chat template fails on the messages: {type(error).__name__}: {error}"
-        ) from error
-    return "".join(spans.pieces), spans.found
+    return bounded_templates.render(template, {"messages": messages, **arguments})
 
 
 def _continued(template: str, messages: list[Message], arguments: dict, field: str) -> str:
