@@ -4,11 +4,12 @@ Writes the token to a new file that only its owner can read, and prints the clie
 service's --access_file. The entry has the token's SHA-256, not the token.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import secrets
+
+from isobit.command_line import Parser
 
 ROLES = ("generate", "score", "compare", "watch", "admin")
 
@@ -22,7 +23,7 @@ def write_token(path: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
     parser.add_argument("name", help="the client's, for messages and the audit log")
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="role", help=", ".join(ROLES))
     parser.add_argument("--token_file", required=True, help="new file that gets the token")

@@ -23,10 +23,12 @@ TOOLS = ROOT / "python" / "tools" / "isobit_tools"
 # A program that runs services, shows something or converts models is not among them.
 CLIENT_MODULES = {
     "__init__",
+    "bounded_templates",
     "calls",
     "channel",
     "chat_template",
     "client",
+    "command_line",
     "comparator_client",
     "connection",
     "credentials",
@@ -39,6 +41,7 @@ CLIENT_MODULES = {
     "recording",
     "results",
     "sampling",
+    "template_worker",
     "token",  # makes a client's token where the client runs
     "tokenizer",
     "tokenizer_files",

@@ -31,6 +31,7 @@ from sampler import Draw, Sampler
 from tasks import load_task
 from vanilla import VanillaLearner
 
+from isobit.command_line import Parser
 from isobit.errors import IsobitError
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def say(text: str) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 

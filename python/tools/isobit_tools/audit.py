@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from isobit.client import ScorerClient
+from isobit.command_line import Parser
 from isobit.errors import IsobitError
 from isobit.private_files import write_private
 from isobit.recording import Recorder, lines_of, parse_line, write_parquet
@@ -124,7 +125,7 @@ def local_scorer(bin_dir: Path, model: Path, threads: int) -> Iterator[ScorerCli
 
 
 def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m isobit_tools.audit", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -5,8 +5,10 @@ isobit audit run.jsonl --model models/my-model
 isobit demo
 """
 
+import difflib
 import importlib
 import sys
+from importlib.metadata import version
 
 _COMMANDS = {
     "localise": "where a rollout and a scorer first compute different bits",
@@ -27,6 +29,11 @@ def main() -> int:
     if arguments in (["--help"], ["-h"]):
         print(text)
         return 0
+    if arguments == ["--version"]:
+        print(f"isobit {version('isobit')}")
+        return 0
+    if arguments and (near := difflib.get_close_matches(arguments[0].lstrip("-"), _COMMANDS, 1)):
+        text = f"isobit: unknown command {arguments[0]}; did you mean {near[0]}?\n{text}"
     print(text, file=sys.stderr)
     return 2
 

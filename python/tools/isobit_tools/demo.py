@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from isobit.client import RolloutClient
+from isobit.command_line import Parser
 from isobit.comparator_client import ComparatorClient
 from isobit.errors import FailedPreconditionError, IsobitError
 from isobit.results import CompareSummary, Sample, SequenceReport, TokenGaps
@@ -315,7 +316,7 @@ def _number(value: float) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m isobit_tools.demo", description="Shows which numerics modes are equal in every bit."
     )
     add = parser.add_argument

