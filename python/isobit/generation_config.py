@@ -89,7 +89,7 @@ def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
         raise FileNotFoundError(f"{path} is missing: the model recommends no sampling parameters")
     try:
         return _options(json.loads(path.read_text("utf-8")))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

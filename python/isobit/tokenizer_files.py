@@ -76,7 +76,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: a {type(value).__name__}, expected a JSON object")

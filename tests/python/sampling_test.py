@@ -157,7 +157,7 @@ class DefaultsTest(unittest.TestCase):
                 where = "stop_token_ids" if name == "eos_token_id" else name
                 with self.assertRaisesRegex(ValueError, rf"generation_config\.json: {where}"):
                     self.defaults(**{name: value})
-        for text in ("[1]", "{"):
+        for text in ("[1]", "{", "{}\0", "{}{}", '{"a":' * 100_000):
             (self.directory / "generation_config.json").write_text(text)
             with self.assertRaisesRegex(ValueError, r"generation_config\.json"):
                 sampling_defaults(self.directory)

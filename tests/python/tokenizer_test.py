@@ -249,6 +249,10 @@ class TokenizerTest(DirectoryTest):
         for name, content in (
             ("tokenizer_config.json", "{"),
             ("tokenizer_config.json", "[]"),
+            ("tokenizer_config.json", "{}\0"),
+            ("tokenizer_config.json", "{}{}"),
+            ("tokenizer_config.json", '{"a":' * 100_000),
+            ("special_tokens_map.json", "[" * 100_000),
             ("tokenizer_config.json", {"chat_template": [1]}),
             ("special_tokens_map.json", "x"),
             ("tokenizer.json", "{}"),
