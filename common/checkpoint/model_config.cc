@@ -31,6 +31,13 @@ absl::Status CheckDouble(const char* field, double value, double low, double hig
       absl::StrCat(field, " is ", value, ", expected ", low, " to ", high));
 }
 
+// For a field that is kept as a float: both bounds, rounded alike, are within.
+absl::Status CheckFloat(const char* field, float value, float low, float high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %.9g, expected %g to %g", field, value, low, high));
+}
+
 absl::Status Require(bool condition, const std::string& message) {
   return condition ? absl::OkStatus() : absl::InvalidArgumentError(message);
 }
@@ -283,7 +290,7 @@ absl::Status ValidateModelConfig(const ModelConfig& config) {
   ISOBIT_RETURN_IF_ERROR(
       Require(config.head_dim % 2 == 0,
               absl::StrCat("head_dim is ", config.head_dim, ", expected an even number")));
-  ISOBIT_RETURN_IF_ERROR(CheckDouble("rms_norm_eps", config.rms_norm_eps, 1e-12, 1e-1));
+  ISOBIT_RETURN_IF_ERROR(CheckFloat("rms_norm_eps", config.rms_norm_eps, 1e-12F, 1e-1F));
   ISOBIT_RETURN_IF_ERROR(
       CheckInt("max_position_embeddings", config.max_position_embeddings, 1, kMaxPositions));
   ISOBIT_RETURN_IF_ERROR(CheckRope(config));

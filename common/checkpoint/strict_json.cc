@@ -33,12 +33,14 @@ class BoundsChecker {
   bool end_array() { return Ascend(); }
 
   bool key(const std::string& name) {
+    last_key_ = name;
     if (keys_.back().insert(name).second) return true;
     return Fail(absl::StrCat("key ", Quoted(name), " occurs twice in one object"));
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) {
-    return Fail(absl::StrCat("not valid JSON at byte ", position));
+    const std::string place = last_key_.empty() ? "" : absl::StrCat(", behind ", Quoted(last_key_));
+    return Fail(absl::StrCat("not valid JSON at byte ", position, place));
   }
 
  private:
@@ -66,6 +68,7 @@ class BoundsChecker {
   }
 
   std::vector<std::set<std::string>> keys_;  // of the open objects; empty for an open array
+  std::string last_key_;                     // that was read
   size_t values_ = 0;
   std::string error_;
 };
@@ -73,6 +76,11 @@ class BoundsChecker {
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, const std::string& source) {
+  // The parser takes it for the end, whatever follows.
+  if (const size_t nul = text.find('\0'); nul != absl::string_view::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": not valid JSON at byte ", nul + 1, ": a NUL"));
+  }
   BoundsChecker checker;
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &checker)) {
     return absl::InvalidArgumentError(absl::StrCat(source, ": ", checker.error()));

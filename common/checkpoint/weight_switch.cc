@@ -1,6 +1,7 @@
 // See weight_switch.h.
 #include "common/checkpoint/weight_switch.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,10 @@
 
 namespace isobit {
 namespace {
+
+// Of clients. Half of all ids are left for updates that name none, and every client's integers can
+// hold it.
+constexpr uint64_t kMaxGivenVersion = std::numeric_limits<int64_t>::max();
 
 std::chrono::microseconds Since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() -
@@ -21,6 +26,11 @@ std::chrono::microseconds Since(std::chrono::steady_clock::time_point start) {
 absl::StatusOr<uint64_t> WeightSwitch::Begin(const WeightUpdate& update,
                                              const WeightVersion& present) {
   if (update_) return absl::AbortedError("another weight update is in progress");
+  if (update.weight_version.value_or(0) > kMaxGivenVersion) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weight_version: expected at most ", kMaxGivenVersion, ", got ",
+                     *update.weight_version, ": later updates need greater ones"));
+  }
   const uint64_t next = update.weight_version.value_or(present.id + 1);
   if (next <= present.id) {
     return absl::InvalidArgumentError(absl::StrCat("weight_version: expected more than ",

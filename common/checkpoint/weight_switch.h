@@ -75,7 +75,7 @@ class WeightSwitch {
 
   // Begins an update and returns the id of the new weights. The owner then prepares them, without
   // holding its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the id is not
-  // greater than the present one.
+  // greater than the present one, or one is given above 2^63 - 1.
   absl::StatusOr<uint64_t> Begin(const WeightUpdate& update, const WeightVersion& present);
 
   // prepared: the new weights, or the error that prevented them.

@@ -281,6 +281,9 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
       {"LlamaForCausalLM", {{"head_dim", 512}}, "head_dim is 512, expected 2 to 256"},
       {"Qwen3ForCausalLM", {{"head_dim", nullptr}}, "head_dim is missing"},
       {"LlamaForCausalLM", {{"rms_norm_eps", 0}}, "rms_norm_eps is 0"},
+      {"LlamaForCausalLM", {{"rms_norm_eps", 0.100001}}, "rms_norm_eps is 0.100001"},
+      {"LlamaForCausalLM", {{"rms_norm_eps", 9.9e-13}}, "expected 1e-12 to 0.1"},
+      {"LlamaForCausalLM", {{"rms_norm_eps", 1e300}}, "rms_norm_eps is inf"},
       {"LlamaForCausalLM", {{"rms_norm_eps", "x"}}, "rms_norm_eps must be a number"},
       {"LlamaForCausalLM", {{"rope_theta", -1}}, "rope_theta is -1"},
       {"LlamaForCausalLM", {{"max_position_embeddings", 0}}, "max_position_embeddings is 0"},
@@ -316,6 +319,14 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
   missing.erase("num_key_value_heads");
   EXPECT_THAT(Parse(missing), StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("num_key_value_heads is missing")));
+}
+
+TEST(ModelConfigTest, BoundsAreWithin) {
+  for (const double eps : {1e-12, 0.1}) {
+    ISOBIT_EXPECT_OK(Parse(With(Base("LlamaForCausalLM"), {{"rms_norm_eps", eps}})).status());
+  }
+  EXPECT_THAT(ParseModelConfig("{\"hidden_size\": 8, \"rms_norm_eps\": NaN}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"rms_norm_eps\"")));
 }
 
 TEST(ModelConfigTest, CanonicalStringSeesEveryNumericField) {

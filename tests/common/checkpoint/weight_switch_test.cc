@@ -92,7 +92,13 @@ TEST_F(WeightSwitchTest, AVersionIsGreaterThanThePresentOne) {
   EXPECT_EQ(*begin(std::nullopt, 0), 1u);
   EXPECT_EQ(*begin(std::nullopt, 7), 8u);
   EXPECT_EQ(*begin(40, 7), 40u);
-  EXPECT_EQ(*begin(kLast, 7), kLast);
+  constexpr uint64_t kLastGiven = kLast / 2;
+  EXPECT_EQ(*begin(kLastGiven, 7), kLastGiven);
+  EXPECT_EQ(*begin(std::nullopt, kLastGiven), kLastGiven + 1) << "there is always a next one";
+  for (const uint64_t given : {kLastGiven + 1, kLast - 1, kLast}) {
+    EXPECT_THAT(begin(given, 7), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("weight_version: expected at most 922337203")));
+  }
   for (const uint64_t old : {0, 6, 7}) {
     EXPECT_THAT(begin(old, 7),
                 StatusIs(absl::StatusCode::kInvalidArgument,
