@@ -13,6 +13,7 @@ import pickle
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import jinja2
@@ -21,7 +22,7 @@ import jinja2.nodes
 import jinja2.sandbox
 
 CPU_SECONDS = 1.0  # of one rendering; SIGPROF ends the process then
-MEMORY_BYTES = 320 << 20  # of the process, the interpreter included
+MEMORY_BYTES = 320 << 20  # of the process, the interpreter's own data included
 MAX_CHARACTERS = 16 << 20  # of a rendered text
 OUT_OF_MEMORY = 77  # the exit status
 _MAX_ERROR = 2000  # characters
@@ -148,9 +149,18 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
     return json.dumps(head).encode() + b"\n", body
 
 
+def _limit(what: int, value: int) -> None:
+    hard = resource.getrlimit(what)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (value, value))
+
+
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_DATA, MEMORY_BYTES)
+    # For kernels that count less as data. What is mapped already may be large, such as files of locales.
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _limit(resource.RLIMIT_AS, mapped + MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     write_frame(answers)  # ready
     while (request := read_frame(requests)) is not None:

