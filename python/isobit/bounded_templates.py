@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from isobit import template_worker
@@ -24,11 +23,9 @@ _MAX_WORKERS = 4  # at one time; more threads wait for one
 _MAX_ANSWER = 4 * template_worker.MAX_CHARACTERS + (16 << 20)  # bytes
 # By the clock, where a machine gives the worker no time. Otherwise CPU_SECONDS ends it long before.
 _TIMEOUT_S = 60.0
-# Site packages come from this process's own path; the worker's folder, which has modules with names of the standard
-# library, must not be on it.
-_START = (
-    "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
-)
+# Packages come from this process's own path. The worker's folder, which has modules with names of the
+# standard library, must not be on it.
+_START = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
 class _Worker:
@@ -118,6 +115,7 @@ class _Pool:
         self.places = threading.Semaphore(_MAX_WORKERS)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
 
     def take(self) -> _Worker:
         with self._lock:
@@ -125,24 +123,31 @@ class _Pool:
         if worker is not None and worker.lives():
             return worker
         if worker is not None:
-            worker.end()
-        return _Worker()
+            self.end(worker)
+        worker = _Worker()
+        self._all.add(worker)
+        return worker
 
     def give_back(self, worker: _Worker) -> None:
         with self._lock:
             self._idle.append(worker)
 
-    def end(self) -> None:
+    def end(self, worker: _Worker) -> int:
+        """Ends `worker`; returns its status."""
+        self._all.discard(worker)
+        return worker.end()
+
+    def end_all(self) -> None:
         while self._idle:
-            self._idle.pop().end()
+            self.end(self._idle.pop())
 
     def let_go(self) -> None:
-        for worker in self._idle:
+        for worker in self._all:
             worker.let_go()
 
 
 _pool = _Pool()
-atexit.register(lambda: _pool.end())
+atexit.register(lambda: _pool.end_all())
 
 
 def _begin_anew() -> None:
@@ -175,10 +180,10 @@ def render(template: str, variables: Mapping[str, Any]) -> tuple[str, list[tuple
         try:
             answer = worker.render(request)
         except BaseException:  # an interrupt, too: the answer is still to come
-            worker.end()
+            pool.end(worker)
             raise
         if answer is None:
-            raise ValueError(_cause_of_end(worker.end()))
+            raise ValueError(_cause_of_end(pool.end(worker)))
         pool.give_back(worker)
     head, text = answer.split(b"\n", 1)
     head = json.loads(head)

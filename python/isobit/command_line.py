@@ -1,4 +1,4 @@
-"""The command lines of the Python programs: as argparse's, but with --version, and a hint at a flag that was meant."""
+"""Command lines of the Python programs: argparse's, with --version and a hint at the flag that was meant."""
 
 import argparse
 import difflib

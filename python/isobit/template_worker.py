@@ -1,8 +1,8 @@
 """The program of a worker process that renders chat templates (isobit.bounded_templates starts it).
 
 A template is a program from the internet. No check of its text can bound it: one filter may take minutes or
-gigabytes within C code. So it runs in a process of its own, and the kernel ends that process at its bounds.
-Here is the Jinja environment that templates are written for: Hugging Face transformers 5 defines it, and every
+gigabytes within C code. So it runs in a process of its own, which the kernel ends at its bounds. The Jinja
+environment here is the one that templates are written for: Hugging Face transformers 5 defines it, and every
 rendering equals that of its apply_chat_template. Imports nothing but Jinja and the standard library.
 """
 

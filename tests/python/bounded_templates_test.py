@@ -1,4 +1,4 @@
-"""No chat template takes more time, memory or text than it may, in any thread, and none leaves anything behind.
+"""No chat template takes more time, memory or text than it may, in any thread; none leaves anything behind.
 
 python tests/python/bounded_templates_test.py    (in an environment where the package `isobit` is installed)
 """
@@ -109,7 +109,7 @@ class BoundedTemplatesTest(unittest.TestCase):
         child = os.fork()
         if not child:
             ok = not bounded_templates._pool._idle and render("{{ 1 + 1 }}") == "2"
-            bounded_templates._pool.end()
+            bounded_templates._pool.end_all()
             os._exit(0 if ok else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertEqual(render("{{ 2 + 2 }}"), "4")
@@ -150,7 +150,8 @@ class BoundedTemplatesTest(unittest.TestCase):
                     os.sched_yield()
 
     def test_variables_are_plain_data(self):
-        text, _ = bounded_templates.render("{{ a }}{{ b[0] }}{{ c.d }}", {"a": "\ud800é", "b": (1,), "c": {"d": None}})
+        variables = {"a": "\ud800é", "b": (1,), "c": {"d": None}}
+        text, _ = bounded_templates.render("{{ a }}{{ b[0] }}{{ c.d }}", variables)
         self.assertEqual(text, "\ud800é1None")
         with self.assertRaisesRegex(TypeError, "expected plain data"):
             bounded_templates.render("x", {"f": lambda: 1})

@@ -226,9 +226,7 @@ def say(text: str) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def add(group, name: str, default: Any, text: str, **more) -> None:
         if default is not None and default is not False:
