@@ -1,5 +1,4 @@
 // isobit-rollout: one tensor-parallel engine behind the rollout service.
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -83,7 +82,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
     service.BeginDrain();
   });
   if (engine->is_preparing()) {
-    std::fflush(nullptr);
+    FlushLog();
     std::_Exit(code);  // loading may take minutes, and there is nobody left to serve
   }
   engine->Stop();

@@ -1,9 +1,10 @@
 // The failing path of ISOBIT_CHECK.
 #include "common/base/check.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
+
+#include "common/base/log.h"
 
 namespace isobit::internal {
 
@@ -12,9 +13,7 @@ CheckFailure::CheckFailure(const char* file, int line, const char* condition) {
 }
 
 CheckFailure::~CheckFailure() {
-  // Not the logger: a check may fail inside it.
-  const std::string line = message_.str() + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  LastWords(message_.str() + "\n");
   std::abort();
 }
 

@@ -1,6 +1,8 @@
 // See exhaustion.h.
 #include "common/base/exhaustion.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -11,13 +13,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 
 namespace isobit {
 namespace {
 
 // Allocates nothing: there may be no memory.
 [[noreturn]] void ExitWith(const char* what, const char* detail) {
-  std::fprintf(stderr, "ERROR %s: %s\n", what, detail);
+  std::array<char, 512> line;
+  const int size = std::snprintf(line.data(), line.size(), "ERROR %s: %s\n", what, detail);
+  internal::LastWords({line.data(), std::min(static_cast<size_t>(size), line.size() - 1)});
   std::_Exit(EXIT_FAILURE);
 }
 

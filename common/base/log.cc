@@ -1,16 +1,22 @@
-// Formats and writes the lines of ISOBIT_LOG.
+// Formats the lines of ISOBIT_LOG.
 #include "common/base/log.h"
 
-#include <cstdio>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/line_writer.h"
 #include "common/base/shorten.h"
 
-namespace isobit::internal {
+namespace isobit {
 namespace {
 
 constexpr size_t kMaxLineBytes = 4096;
@@ -42,10 +48,50 @@ const char* BaseName(const char* path) {
   return slash == nullptr ? path : slash + 1;
 }
 
+std::string Head(LogLevel level, const char* file, int line) {
+  return absl::StrCat(UtcTime(), " ", LevelName(level), " ", BaseName(file), ":", line, " ");
+}
+
+std::string NoticeOf(uint64_t dropped) {
+  return absl::StrCat(Head(LogLevel::kWarning, __FILE__, __LINE__), dropped,
+                      " lines of the log were dropped, as nobody took them\n");
+}
+
+std::atomic<LineWriter*> log_lines = nullptr;
+thread_local bool is_logging = false;
+
+LineWriter* MakeLines() { return new LineWriter(STDERR_FILENO, &NoticeOf); }
+
+// Never destroyed: threads log until the process ends.
+LineWriter& Lines() {
+  static const bool is_made = [] {
+    log_lines = MakeLines();
+    // The thread that writes stays with the parent, and so does what waits for it.
+    pthread_atfork(nullptr, nullptr, [] { log_lines = MakeLines(); });
+    std::atexit([] { FlushLog(); });
+    return true;
+  }();
+  static_cast<void>(is_made);
+  return *log_lines;
+}
+
 }  // namespace
 
-LogMessage::LogMessage(LogLevel level, const char* file, int line) {
-  message_ << UtcTime() << " " << LevelName(level) << " " << BaseName(file) << ":" << line << " ";
+void FlushLog(std::chrono::milliseconds timeout) {
+  if (LineWriter* lines = log_lines; lines != nullptr) lines->Flush(timeout);
+}
+
+uint64_t LogLinesDropped() { return Lines().dropped(); }
+
+namespace internal {
+
+void LastWords(absl::string_view text) {
+  if (!is_logging) FlushLog();  // a check may fail inside the logger
+  WriteToStderrBounded(text);
+}
+
+LogMessage::LogMessage(LogLevel level, const char* file, int line) : level_(level) {
+  message_ << Head(level, file, line);
 }
 
 LogMessage::~LogMessage() {
@@ -56,7 +102,10 @@ LogMessage::~LogMessage() {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
   line += '\n';
-  std::fwrite(line.data(), 1, line.size(), stderr);  // one call holds the stream's lock once
+  is_logging = true;
+  Lines().Write(std::move(line), level_ == LogLevel::kError);
+  is_logging = false;
 }
 
-}  // namespace isobit::internal
+}  // namespace internal
+}  // namespace isobit

@@ -2,9 +2,11 @@
 #include "common/rpc/audit_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "common/base/descriptor.h"
 #include "common/base/file_error.h"
 #include "common/base/log.h"
+#include "common/base/private_file.h"
 #include "common/base/status_macros.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/text_format.h"
@@ -26,20 +29,31 @@ namespace {
 constexpr std::chrono::seconds kRefusalInterval(1);
 constexpr size_t kMaxText = 512;
 
+constexpr char kFlag[] = "--audit_log";
+
+// Of all audit logs of the process.
+std::atomic<uint64_t> num_lost = 0;
+
+// Lines have what admins ask, which may be tokens.
 absl::StatusOr<Descriptor> OpenForAppend(const std::string& path) {
-  Descriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
-  if (!file.is_open()) return FileError(errno, absl::StrCat("--audit_log ", path));
-  return file;
+  return OpenPrivateFile(path, O_WRONLY | O_APPEND | O_CREAT, kFlag);
+}
+
+bool IsFifo(const std::string& path) {
+  struct stat info = {};
+  return lstat(path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode);
 }
 
 // One write if the system accepts the whole line, so that lines of several processes do not mix.
-absl::Status Append(const std::string& path, absl::string_view line) {
+// is_torn: whether only a part of it is there.
+absl::Status Append(const std::string& path, absl::string_view line, bool& is_torn) {
   ISOBIT_ASSIGN_OR_RETURN(const Descriptor file, OpenForAppend(path));
   while (!line.empty()) {
     const ssize_t written = write(file.get(), line.data(), line.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError(errno, absl::StrCat("--audit_log ", path));
+    if (written < 0) return FileError(errno, absl::StrCat(kFlag, " ", path));
     line.remove_prefix(static_cast<size_t>(written));
+    is_torn = !line.empty();
   }
   return absl::OkStatus();
 }
@@ -67,7 +81,12 @@ std::string LineOf(const AuditEntry& entry, int64_t num_left_out) {
 
 absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(std::string path) {
   if (!path.empty()) {
-    ISOBIT_RETURN_IF_ERROR(OpenForAppend(path).status());
+    const absl::Status opened = OpenForAppend(path).status();
+    if (!opened.ok() && !IsFifo(path)) return opened;
+    if (!opened.ok()) {
+      ISOBIT_LOG(Warning) << kFlag << " " << path << ": a FIFO that nobody reads yet; until then "
+                          << "its lines go to this log";
+    }
   }
   return std::unique_ptr<AuditLog>(new AuditLog(std::move(path)));
 }
@@ -94,11 +113,15 @@ void AuditLog::WriteLine(const AuditEntry& entry, int64_t num_left_out) {
     ISOBIT_LOG(Info) << "audit " << line;
     return;
   }
-  line.push_back('\n');
-  if (const absl::Status written = Append(path_, line); !written.ok()) {
+  // A line that is there in part must not take the next one with it.
+  line = absl::StrCat(is_torn_ ? "\n" : "", line, "\n");
+  if (const absl::Status written = Append(path_, line, is_torn_); !written.ok()) {
+    ++num_lost;
     ISOBIT_LOG(Error) << written.message() << "; the line was: audit " << line;
   }
 }
+
+uint64_t AuditLinesLost() { return num_lost; }
 
 std::string BoundedText(const google::protobuf::Message& message) {
   std::array<char, kMaxText> buffer;

@@ -28,7 +28,9 @@ struct AuditEntry {
 class AuditLog {
  public:
   // Lines are appended to the file `path`, which is opened for each line, so that it may be
-  // rotated. Empty: lines go to the service's log. Errors: the file cannot be opened.
+  // rotated, and is its owner's alone (private_file.h). Empty: lines go to the service's log. A
+  // line that a file does not take, or a FIFO not at once, is counted and goes to the log, too.
+  // Errors: the file cannot be opened.
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(std::string path);
 
   void Write(const AuditEntry& entry);
@@ -44,7 +46,11 @@ class AuditLog {
   std::mutex mutex_;  // guards all below
   std::chrono::steady_clock::time_point last_refusal_;
   int64_t num_left_out_ = 0;
+  bool is_torn_ = false;  // the last line is there in part
 };
+
+// Audit lines of this process that are not where --audit_log says.
+uint64_t AuditLinesLost();
 
 // `message` as text on one line, cut after 512 bytes.
 std::string BoundedText(const google::protobuf::Message& message);

@@ -24,7 +24,9 @@ absl::Status CheckPortFile(const std::string& path) {
 // Rename is atomic.
 absl::Status WritePortFile(const std::string& path, int port) {
   const std::string partial = absl::StrCat(path, ".partial.", getpid());
-  std::FILE* file = std::fopen(partial.c_str(), "w");
+  std::remove(partial.c_str());
+  // x: the file is a new one, not what a link of that name leads to.
+  std::FILE* file = std::fopen(partial.c_str(), "wxe");
   if (file == nullptr) return FileError(errno, absl::StrCat("port file ", partial));
   const bool written = std::fprintf(file, "%d\n", port) > 0;
   const bool closed = std::fclose(file) == 0;

@@ -24,6 +24,7 @@
 #include "common/base/exit_code.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/health_watches.h"
 #include "common/rpc/limits.h"
@@ -97,6 +98,14 @@ ServerRunner::ServerRunner(ServerOptions options)
       calls_in_flight_(options_.metrics->Observe(
           prometheus::MetricType::Gauge, "isobit_calls_in_flight", "Calls in flight, but health.",
           [calls = calls_] { return static_cast<double>(calls->calls()); })),
+      log_lines_dropped_(options_.metrics->Observe(
+          prometheus::MetricType::Counter, "isobit_log_lines_dropped_total",
+          "Lines of the log that nobody took.",
+          [] { return static_cast<double>(LogLinesDropped()); })),
+      audit_lines_lost_(options_.metrics->Observe(
+          prometheus::MetricType::Counter, "isobit_audit_lines_lost_total",
+          "Audit lines that --audit_log did not take.",
+          [] { return static_cast<double>(AuditLinesLost()); })),
       wake_fd_(eventfd(0, EFD_CLOEXEC)) {
   ISOBIT_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
 }

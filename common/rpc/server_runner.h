@@ -132,6 +132,8 @@ class ServerRunner {
   std::vector<std::string> service_names_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
   const std::unique_ptr<Metrics::Observation> calls_in_flight_;
+  const std::unique_ptr<Metrics::Observation> log_lines_dropped_;
+  const std::unique_ptr<Metrics::Observation> audit_lines_lost_;
   const std::shared_ptr<std::atomic<size_t>> freed_bytes_ =
       std::make_shared<std::atomic<size_t>>(0);
   std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null

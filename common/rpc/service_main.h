@@ -16,7 +16,11 @@
 
 namespace isobit {
 
-// Sets the process's signals and allocator, before any thread exists, and parses its flags.
+// For any process of ours that runs for long, first thing in main: no reader of its stderr or
+// stdout that is slow, stopped or gone makes it wait or ends it. What gRPC says goes to our log.
+void PrepareOutput();
+
+// Sets the process's signals, output and allocator, before any thread exists, and parses its flags.
 // `usage`: for --help.
 void PrepareProcess(int argc, const char* const* argv, const std::string& usage);
 

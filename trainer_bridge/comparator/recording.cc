@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/file_error.h"
 #include "common/base/log.h"
+#include "common/base/private_file.h"
 #include "common/base/status_macros.h"
 #include "trainer_bridge/comparator/recording_line.h"
 
@@ -26,7 +27,6 @@ constexpr char kSamplesHelp[] =
     "Compared samples for --record_file: written, dropped as the disk was slow, skipped as they "
     "have "
     "no tokens or tokens of several weights, or failed to be written.";
-constexpr mode_t kMode = 0600;  // prompts are nobody else's business
 
 // Takes the lock of a file that is recorded to, as isobit.recording does. It ends with the file's
 // last descriptor.
@@ -157,7 +157,15 @@ absl::Status Recording::Rotate() {
     return number == 0 ? options_.path : absl::StrCat(options_.path, ".", number);
   };
   struct stat info = {};
-  if (stat(options_.path.c_str(), &info) == 0 && info.st_size > 0) {
+  const bool exists = lstat(options_.path.c_str(), &info) == 0;
+  if (exists && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options_.path, ": expected a regular file or none, got ",
+        S_ISLNK(info.st_mode) ? "a symbolic link, which may lead anywhere" : "something else"));
+  }
+  if (exists && info.st_size > 0) {
+    // Earlier prompts are nobody else's business, either.
+    ISOBIT_RETURN_IF_ERROR(OpenPrivateFile(options_.path, O_WRONLY, "").status());
     if (stat(name(options_.max_old_files).c_str(), &info) == 0) {
       ISOBIT_LOG(Warning) << "recording: " << name(options_.max_old_files) << " is deleted";
     }
@@ -167,9 +175,14 @@ absl::Status Recording::Rotate() {
         return FileError(errno, absl::StrCat("cannot rename ", name(number - 1)));
       }
     }
+  } else if (exists && unlink(options_.path.c_str()) != 0) {
+    return FileError(errno, absl::StrCat("cannot replace ", options_.path));
   }
-  file_ = open(options_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, kMode);
-  if (file_ < 0) return FileError(errno, absl::StrCat("cannot open ", options_.path));
+  // A new file, which nobody has opened before.
+  ISOBIT_ASSIGN_OR_RETURN(
+      Descriptor file,
+      OpenPrivateFile(options_.path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND, "cannot open"));
+  file_ = file.Release();
   if (absl::Status locked = LockFile(file_, options_.path); !locked.ok()) {
     close(std::exchange(file_, -1));
     return locked;

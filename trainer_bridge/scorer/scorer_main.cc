@@ -1,6 +1,5 @@
 // The scorer process: isobit-scorer. In a group, rank 0 serves and the other processes work for it.
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -32,7 +31,7 @@ constexpr char kUsage[] =
 // Exits without destructors: they would wait for work that a failed device may never end, or for
 // weights that nobody needs. All calls have been answered.
 [[noreturn]] void ExitAtOnce(int exit_code) {
-  std::fflush(nullptr);
+  FlushLog();
   std::_Exit(exit_code);
 }
 

@@ -7,13 +7,16 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/exhaustion.h"
 #include "common/base/exit_code.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/http/http_server.h"
 #include "common/http/metrics_page.h"
 #include "common/rpc/channel_flags.h"
+#include "common/rpc/service_main.h"
 #include "trainer_bridge/trainer/run.h"
 #include "trainer_bridge/trainer/settings.h"
 #include "trainer_bridge/trainer/stop_signal.h"
@@ -113,10 +116,11 @@ int TrainerMain(int argc, char** argv) {
   }
   const absl::StatusOr<ChannelSecurity> security = ChannelSecurityFromFlags();
   if (!security.ok()) ExitForBadUsage(argv[0], security.status().message());
+  PrepareOutput();
   trainer::HandleStopSignals();
   const absl::Status trained = Train(settings, *security);
   if (trained.ok()) return kExitStopped;
-  std::cerr << "error: " << trained.message() << std::endl;
+  internal::LastWords(absl::StrCat("error: ", trained.message(), "\n"));
   return kExitFailed;
 }
 

@@ -93,8 +93,8 @@ def parse(line: int, found: Any, before: str) -> Record:
         record = Record(
             line, _ids(found, "prompt"), _ids(found, "tokens"), logprobs_of(_text(found, "logprobs")),
             _text(found, "logprob_mode"), _sampling(found["sampling"]), _text(found, "weights"),
-            _text(found, "fingerprint"), _text(found, "request_id"), _number(found["index"], "index"),
-            _text(found, "sum"),
+            _text(found, "fingerprint"), _text(found, "settings"), _text(found, "request_id"),
+            _number(found["index"], "index"), _text(found, "sum"),
         )  # fmt: skip
         mode_to_proto(record.mode)
     except (ValueError, TypeError) as error:

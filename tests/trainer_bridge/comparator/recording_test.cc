@@ -2,8 +2,12 @@
 // counted. That `isobit audit` reads the lines is tested in tests/e2e/audit_test.py.
 #include "trainer_bridge/comparator/recording.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -11,6 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/metric_value.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -157,7 +162,8 @@ TEST_F(RecordingTest, WhatIsNotWrittenIsCounted) {
   }
   EXPECT_TRUE(TokensIn(path_).empty());
   {
-    const auto full = Open({.path = "/dev/full"});
+    const testing_support::FileSizeLimit full_disk(0);
+    const auto full = Open({.path = path_});
     full->Add(Sample(1));
     full->Add(Sample(2));
   }
@@ -168,6 +174,37 @@ TEST_F(RecordingTest, WhatIsNotWrittenIsCounted) {
 TEST_F(RecordingTest, SaysWhatCannotBeOpened) {
   EXPECT_THAT(Recording::Open({.path = dir_.File("missing/run.jsonl")}, counts_).status(),
               StatusIs(absl::StatusCode::kNotFound, testing::HasSubstr("missing/run.jsonl")));
+}
+
+TEST_F(RecordingTest, FilesAreTheirOwnersAlone) {
+  const auto mode = [](const std::string& path) {
+    struct stat info = {};
+    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
+    return info.st_mode & 07777;
+  };
+  for (const char* text : {"", "an earlier run\n"}) {
+    dir_.Write("run.jsonl", text);
+    ASSERT_EQ(chmod(path_.c_str(), 0644), 0);
+    std::ifstream opened_before(path_);
+    Open({.path = path_})->Add(Sample(5));
+    EXPECT_EQ(mode(path_), 0600u);
+    EXPECT_EQ(TokensIn(path_), std::vector<uint32_t>{5});
+    const std::string seen((std::istreambuf_iterator<char>(opened_before)), {});
+    EXPECT_EQ(seen, text) << "who has opened it before reads nothing new";
+  }
+  EXPECT_EQ(mode(path_ + ".1"), 0600u);
+}
+
+TEST_F(RecordingTest, WhatIsNoRegularFileIsRefusedAtOnce) {
+  const std::string elsewhere = dir_.Write("elsewhere", "");
+  ASSERT_EQ(symlink(elsewhere.c_str(), path_.c_str()), 0);
+  const auto error = [&] { return Recording::Open({.path = path_}, counts_).status(); };
+  EXPECT_THAT(error(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                testing::HasSubstr("got a symbolic link")));
+  ASSERT_EQ(unlink(path_.c_str()), 0);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THAT(error(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                testing::HasSubstr("expected a regular file")));
 }
 
 }  // namespace
