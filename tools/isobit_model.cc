@@ -14,12 +14,15 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/validate_tensors.h"
+#include "common/config/flag_hints.h"
+#include "common/config/flags.h"
 #include "tools/flip_bit.h"
 #include "tools/model_report.h"
 #include "tools/model_shapes.h"
@@ -62,7 +65,7 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
   Arguments arguments;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
-    if (!absl::StartsWith(word, "--")) {
+    if (!absl::StartsWith(word, "-")) {
       arguments.positional.push_back(word);
       continue;
     }
@@ -77,7 +80,12 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
                                          : name == "--ignore_config_fields"
                                              ? &arguments.ignored_fields
                                              : nullptr;
-    if (option == nullptr) return absl::InvalidArgumentError(absl::StrCat("unknown option ", name));
+    if (option == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "unknown option ", name,
+          FlagHint(absl::StripPrefix(absl::StripPrefix(name, "-"), "-"),
+                   {"seed", "config", "ignore_config_fields", "round_fp16_weights", "help"})));
+    }
     if (equals != std::string::npos) {
       *option = word.substr(equals + 1);
     } else if (i + 1 < words.size()) {
@@ -207,7 +215,14 @@ int UsageError(absl::string_view what) {
 }
 
 int Run(const std::vector<std::string>& words) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+  const auto has = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  if (has("--version")) {
+    absl::PrintF("%s\n", VersionOf("isobit-model"));
+    return 0;
+  }
+  if (has("--help") || has("-h")) {
     absl::PrintF("%s%s.\n", kUsage, absl::StrJoin(ModelShapeNames(), ", "));
     return 0;
   }
