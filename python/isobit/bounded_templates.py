@@ -1,4 +1,4 @@
-"""Renders chat templates in worker processes, so that no template takes more than a second or 320 MiB.
+"""Renders chat templates in worker processes, so that no template takes more than half a second or 320 MiB.
 
 The workers (isobit.template_worker) are started when they are needed, serve one rendering at a time each, and
 live as long as this process. Any thread may call `render`.

@@ -21,7 +21,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-CPU_SECONDS = 1.0  # of one rendering; SIGPROF ends the process then
+CPU_SECONDS = 0.5  # of one rendering; SIGPROF ends the process then
 MEMORY_BYTES = 320 << 20  # of the process, the interpreter's own data included
 MAX_CHARACTERS = 16 << 20  # of a rendered text
 OUT_OF_MEMORY = 77  # the exit status

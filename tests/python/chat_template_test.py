@@ -163,7 +163,7 @@ class ChatTemplateTest(unittest.TestCase):
             ("{{ nothing.more }}", "refuses the messages: 'nothing' is undefined"),
             ("{{ nothing | tojson }}", "fails on the messages: TypeError.*JSON"),
             ("{% include 'x' %}", "fails on the messages"),
-            ("{{ 10**(10**9) }}", "takes more than 1 s of processor time"),
+            ("{{ 10**(10**9) }}", "takes more than 0.5 s of processor time"),
             ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "fails on the messages: RecursionError"),
         ):
             with self.subTest(template=template), self.assertRaisesRegex(ValueError, message):
