@@ -9,24 +9,69 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from isobit import chat_template
 from isobit.chat_template import Message
 from isobit.tokenizer_files import DEFAULT_TEMPLATE, TokenizerFiles
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # of bytes that are no character
+_LONGEST_RUN = 32  # of bytes
+
 
 class TextStream:
-    """Turns streamed token ids into text; holds back bytes that are not yet a whole character."""
+    """Turns streamed token ids into text; holds back bytes that are not yet a whole character. What add()
+    and, at the end, finish() give is the text that decode() gives of all ids.
+
+    A tokenizer with byte fallback decodes a run of bytes as characters only if all of it is sound. So the run
+    is held back until it ends, or has 32 bytes. (Of a longer one with a stray byte, decode() gives no
+    character at all.)
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool):
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._skip_special_tokens = skip_special_tokens
+        self._bytes = _fallback_bytes(tokenizer)
+        self._given: list[
+            int
+        ] = []  # the last ids whose text is given: it may decide on the next one's spaces
+        self._held: list[int] = []  # ids whose text is not
 
     def add(self, token_ids: Iterable[int]) -> str:
         """The text that becomes whole with `token_ids`, possibly empty."""
-        pieces = (self._stream.step(self._tokenizer, int(token)) for token in token_ids)
-        return "".join(piece for piece in pieces if piece)
+        return "".join(self._add(int(token)) for token in token_ids)
+
+    def finish(self) -> str:
+        """The text that is still held back, with U+FFFD for bytes that are no character. The next add()
+        begins another text."""
+        text = self._new_text()
+        self._given, self._held = [], []
+        return text
+
+    def _add(self, token: int) -> str:
+        self._held.append(token)
+        if token in self._bytes and len(self._held) < _LONGEST_RUN:
+            return ""
+        text = self._new_text()
+        if not text or text.endswith(_REPLACEMENT):  # its next byte may make it a character
+            return ""
+        self._given, self._held = self._held, []
+        return text
+
+    def _new_text(self) -> str:
+        """What the ids held back add to the text before."""
+        before, text = self._decode(self._given), self._decode(self._given + self._held)
+        return text[len(before) :] if text.startswith(before) else self._decode(self._held)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def _fallback_bytes(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """The ids of single bytes that are decoded together."""
+    if tokenizer.decoder is None or b"ByteFallback" not in tokenizer.decoder.__getstate__():
+        return frozenset()
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token for token in ids if token is not None)
 
 
 class MaskedChat(NamedTuple):
@@ -144,11 +189,12 @@ class Tokenizer:
         )
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         mask = np.zeros(len(encoding.ids), bool)
+        first, last = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        is_blank = first == last  # a space, of which some tokenizers keep the end alone
         for start, end in spans:
-            if start < end:
-                first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-                if first is not None:
-                    mask[first : None if last is None else last + 1] = True
+            if start == end:
+                continue
+            mask |= np.where(is_blank, (start < first) & (first <= end), (first < end) & (start < last))
         return MaskedChat(np.array(encoding.ids, np.int32), mask)
 
     def _render(
