@@ -5,7 +5,7 @@ Logprobs are float32 with the bits that the service computed; token ids are int3
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -16,6 +16,23 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["equal", "unequal", "impossible", "nothing_compared"]
 
 
+class _Result:
+    """A dataclass whose repr() is short, however many tokens it holds."""
+
+    def __repr__(self) -> str:
+        values = (f"{field.name}={_brief(getattr(self, field.name))}" for field in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        some = np.array2string(value, threshold=6, edgeitems=2, separator=", ")
+        return f"{value.dtype}{list(value.shape)} {some}"
+    if isinstance(value, tuple) and len(value) > 2:
+        return f"({value[0]!r}, ... {len(value)} in all)"
+    return repr(value)
+
+
 def _enum_name(enum, value: int) -> str:
     """FINISH_REASON_STOP becomes stop; a value that this client does not know becomes its number."""
     if value not in enum.values():
@@ -24,8 +41,8 @@ def _enum_name(enum, value: int) -> str:
     return enum.Name(value).removeprefix(prefix).lower()
 
 
-@dataclass(frozen=True)
-class WeightVersion:
+@dataclass(frozen=True, repr=False)
+class WeightVersion(_Result):
     id: int
     digest: str  # of names, shapes and values, 64 hex digits (isobit.weight_digest)
 
@@ -34,16 +51,16 @@ class WeightVersion:
         return cls(message.id, message.digest)
 
 
-@dataclass(frozen=True)
-class TopLogprobs:
+@dataclass(frozen=True, repr=False)
+class TopLogprobs(_Result):
     """The most likely tokens at one position, most likely first."""
 
     token_ids: np.ndarray  # int32 [k]
     logprobs: np.ndarray  # float32 [k]
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+@dataclass(frozen=True, repr=False)
+class TokenLogprobs(_Result):
     """Consecutive tokens, each with its logprob and weight version."""
 
     token_ids: np.ndarray  # int32 [tokens]
@@ -86,8 +103,8 @@ class TokenLogprobs:
         )
 
 
-@dataclass(frozen=True)
-class Chunk:
+@dataclass(frozen=True, repr=False)
+class Chunk(_Result):
     """The next tokens of a sample, as they stream."""
 
     request_id: str
@@ -95,8 +112,8 @@ class Chunk:
     tokens: TokenLogprobs
 
 
-@dataclass(frozen=True)
-class Sample:
+@dataclass(frozen=True, repr=False)
+class Sample(_Result):
     """One whole completion."""
 
     request_id: str
@@ -140,8 +157,8 @@ class Sample:
         )
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, repr=False)
+class Score(_Result):
     """The scores of one sequence."""
 
     sequence_id: str
@@ -169,8 +186,8 @@ class Score:
         )
 
 
-@dataclass(frozen=True)
-class TokenGaps:
+@dataclass(frozen=True, repr=False)
+class TokenGaps(_Result):
     """Consecutive tokens of one sequence with both sides' logprobs; every array is [tokens]."""
 
     sequence_id: str
@@ -208,8 +225,8 @@ class TokenGaps:
         )
 
 
-@dataclass(frozen=True)
-class GapStatistics:
+@dataclass(frozen=True, repr=False)
+class GapStatistics(_Result):
     """Statistics over tokens; proto/isobit/v1/comparator.proto defines each, and how it counts a NaN or an
     infinity."""
 
@@ -237,8 +254,8 @@ class GapStatistics:
         return cls(**values)
 
 
-@dataclass(frozen=True)
-class Divergence:
+@dataclass(frozen=True, repr=False)
+class Divergence(_Result):
     """A token, such as where bits first differ."""
 
     sequence_id: str
@@ -252,8 +269,8 @@ def _divergence(message, field: str = "first_divergence") -> Divergence | None:
     return Divergence(place.sequence_id, place.position)
 
 
-@dataclass(frozen=True)
-class SequenceReport:
+@dataclass(frozen=True, repr=False)
+class SequenceReport(_Result):
     """The comparison of one sequence."""
 
     sequence_id: str
@@ -277,8 +294,8 @@ class SequenceReport:
         )
 
 
-@dataclass(frozen=True)
-class SideIdentity:
+@dataclass(frozen=True, repr=False)
+class SideIdentity(_Result):
     """The arithmetic and weights of one side of a comparison."""
 
     fingerprint: str
@@ -297,8 +314,8 @@ def _side(message, side: str) -> SideIdentity | None:
     )
 
 
-@dataclass(frozen=True)
-class CompareSummary:
+@dataclass(frozen=True, repr=False)
+class CompareSummary(_Result):
     """The comparison of many sequences."""
 
     verdict: Verdict
@@ -324,8 +341,8 @@ class CompareSummary:
         )
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(_Result):
     """All results of one compare call."""
 
     summary: CompareSummary
@@ -333,8 +350,8 @@ class Comparison:
     gaps: tuple[TokenGaps, ...]  # in order of arrival
 
 
-@dataclass(frozen=True)
-class WatchUpdate:
+@dataclass(frozen=True, repr=False)
+class WatchUpdate(_Result):
     """One rolling summary."""
 
     window: CompareSummary
