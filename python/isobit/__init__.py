@@ -6,6 +6,8 @@ Its names are imported when they are first used, so that `isobit.torch` needs no
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from isobit import forks  # noqa: F401  before anything imports gRPC
+
 if TYPE_CHECKING:
     from isobit.client import RolloutClient, ScorerClient
     from isobit.comparator_client import ComparatorClient
@@ -36,6 +38,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _MODULES.values():
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
@@ -43,5 +47,14 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
+def _version() -> str:
+    """The version of the package that is installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return metadata.version(__name__)
+    except metadata.PackageNotFoundError as error:
+        raise AttributeError(f"{__name__} is not installed, and so has no __version__") from error
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

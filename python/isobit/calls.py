@@ -1,6 +1,7 @@
 """Arguments of calls as requests, and responses as results: what synchronous and asyncio clients share."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,17 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from isobit.arguments import (
+    UINT32,
+    UINT64,
+    DraftTokenIds,
+    TokenIds,
+    draft_texts,
+    optional_integer,
+    pairs,
+    token_list,
+    token_rows,
+)
 from isobit.errors import IncompleteStreamError
 from isobit.results import (
     Chunk,
@@ -18,6 +30,7 @@ from isobit.results import (
     SequenceReport,
     TokenGaps,
     TokenLogprobs,
+    WatchUpdate,
 )
 from isobit.sampling import LogprobMode, SamplingOptions, mode_to_proto, to_proto
 from isobit.v1 import comparator_pb2, rollout_pb2, scorer_pb2, types_pb2
@@ -38,17 +51,12 @@ SleepLevel = Literal["kv_cache", "kv_cache_and_weights"]
 GapDetail = Literal["all", "unequal", "none"]
 CompareEvent = TokenGaps | SequenceReport | CompareSummary
 
+# Of what answers at once. Work has no timeout but the caller's: the longest sample may take hours, and
+# keepalive finds a service that is gone.
 CONTROL_TIMEOUT_S = 30.0
-WORK_TIMEOUT_S = 600.0
-COMPARE_TIMEOUT_S = 3600.0
-
-TokenIds = Sequence[int] | np.ndarray
-DraftTokenIds = TokenIds | Sequence[TokenIds]
 
 # The key of the initial metadata by which a service accepts the begin of a stream of weights.
 WEIGHTS_ACCEPTED = "weights-accepted"
-
-_MAX_TOKEN_ID = 2**32 - 1
 
 _Result = TypeVar("_Result")
 
@@ -65,16 +73,24 @@ class LocaliseSide:
 def probe_request(
     token_ids: TokenIds, site: tuple[int, int] | None, row: int | None
 ) -> types_pb2.ProbeRequest:
-    place = None if site is None else types_pb2.ProbeSite(layer=site[0], op=site[1])
-    return types_pb2.ProbeRequest(token_ids=token_list(token_ids, "token_ids"), site=place, row=row)
+    place = None
+    if site is not None:
+        layer, op = (optional_integer(f"site[{i}]", part, UINT32) for i, part in enumerate(site))
+        place = types_pb2.ProbeSite(layer=layer, op=op)
+    return types_pb2.ProbeRequest(
+        token_ids=token_list(token_ids, "token_ids"), site=place, row=optional_integer("row", row, UINT32)
+    )
 
 
 def update_weights_request(
-    model_path: str, weight_version: int | None, expected_digest: str, in_flight: InFlightMode | None
+    model_path: str | os.PathLike,
+    weight_version: int | None,
+    expected_digest: str,
+    in_flight: InFlightMode | None,
 ) -> types_pb2.UpdateWeightsRequest:
     return types_pb2.UpdateWeightsRequest(
-        model_path=model_path,
-        weight_version=weight_version,
+        model_path=os.fspath(model_path),
+        weight_version=optional_integer("weight_version", weight_version, UINT64),
         expected_digest=expected_digest,
         in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
     )
@@ -89,7 +105,7 @@ def weight_chunks(
     yield types_pb2.WeightChunk(
         begin=types_pb2.WeightStreamBegin(
             tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs],
-            weight_version=weight_version,
+            weight_version=optional_integer("weight_version", weight_version, UINT64),
             in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
         )
     )
@@ -127,7 +143,7 @@ def held_weight_chunks(
     `expected_digest` is called once the service has what it needs to begin."""
     begin = types_pb2.WeightStreamBegin(
         tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
-        weight_version=weight_version,
+        weight_version=optional_integer("weight_version", weight_version, UINT64),
         in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
     )
     if isinstance(weights, HeldWeights):
@@ -181,13 +197,13 @@ def generate_request(
     determinism: str,
     sampling: Mapping,
 ) -> rollout_pb2.GenerateRequest:
-    drafts = _draft_texts(draft_token_ids)
+    drafts = draft_texts(draft_token_ids)
     return rollout_pb2.GenerateRequest(
         request_id=request_id,
         prompt_token_ids=token_list(prompt_token_ids, "prompt_token_ids"),
         sampling=to_proto(sampling),
         logprob_mode=mode_to_proto(logprob_mode),
-        timeout_ms=timeout_ms,
+        timeout_ms=optional_integer("timeout_ms", timeout_ms, UINT64),
         final_only=not stream,
         draft_token_ids=itertools.chain.from_iterable(drafts),
         draft_lengths=[len(text) for text in drafts] if len(drafts) > 1 else (),
@@ -237,17 +253,14 @@ def score_request(
 ) -> scorer_pb2.ScoreRequest:
     return scorer_pb2.ScoreRequest(
         sequences=[
-            scorer_pb2.ScoreSequence(
-                prompt_token_ids=token_list(prompt, f"sequences[{index}] prompt"),
-                completion_token_ids=token_list(completion, f"sequences[{index}] completion"),
-            )
-            for index, (prompt, completion) in enumerate(sequences)
+            scorer_pb2.ScoreSequence(prompt_token_ids=prompt, completion_token_ids=completion)
+            for prompt, completion in pairs(sequences, "sequences")
         ],
         sampling=to_proto(sampling),
         logprob_mode=mode_to_proto(logprob_mode),
         prompt_logprobs=prompt_logprobs,
         entropy=entropy,
-        weight_version=weight_version,
+        weight_version=optional_integer("weight_version", weight_version, UINT64),
     )
 
 
@@ -269,14 +282,14 @@ def compare_request(
 ) -> comparator_pb2.CompareRequest:
     return comparator_pb2.CompareRequest(
         prompts=[
-            comparator_pb2.ComparePrompt(token_ids=token_list(prompt, f"prompts[{index}]"))
-            for index, prompt in enumerate(prompts)
+            comparator_pb2.ComparePrompt(token_ids=prompt)
+            for prompt in token_rows(prompts, "prompts", "a single prompt is given as [prompt]")
         ],
         sampling=to_proto(sampling),
         logprob_mode=mode_to_proto(logprob_mode),
         gap_detail=_enum_value(comparator_pb2.GapDetail, "GAP_DETAIL_", gap_detail),
         allow_weight_mismatch=allow_weight_mismatch,
-        max_concurrency=max_concurrency,
+        max_concurrency=optional_integer("max_concurrency", max_concurrency, UINT32),
     )
 
 
@@ -323,6 +336,17 @@ def whole_comparison(events: Iterable[CompareEvent]) -> Comparison:
     return Comparison(found[CompareSummary][0], tuple(reports), tuple(found[TokenGaps]))
 
 
+def watch_request(interval_ms: int | None, window_sequences: int | None) -> comparator_pb2.WatchRequest:
+    return comparator_pb2.WatchRequest(
+        interval_ms=optional_integer("interval_ms", interval_ms, UINT32),
+        window_sequences=optional_integer("window_sequences", window_sequences, UINT32),
+    )
+
+
+def watch_events(response: comparator_pb2.WatchResponse) -> tuple[WatchUpdate]:
+    return (WatchUpdate.from_proto(response),)
+
+
 def record_request(pair: tuple[Sample, Score], allow_weight_mismatch: bool) -> comparator_pb2.RecordRequest:
     sample, score = pair
     return comparator_pb2.RecordRequest(
@@ -338,31 +362,6 @@ def _record_side(result: Sample | Score) -> comparator_pb2.RecordSide:
             id=result.weight_version.id, digest=result.weight_version.digest
         ),
     )
-
-
-def token_list(token_ids: TokenIds, name: str) -> list[int]:
-    """`token_ids` as Python integers.
-
-    Raises:
-      TypeError: `token_ids` is not one row of integers; the message names `name`.
-      ValueError: an id does not fit the 32 bits that it has on the wire.
-    """
-    array = np.asarray(token_ids)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise TypeError(
-            f"{name} has shape {array.shape} and dtype {array.dtype}, expected one row of integers"
-        )
-    if (outside := np.flatnonzero((array < 0) | (array > _MAX_TOKEN_ID))).size:
-        index = outside[0]
-        raise ValueError(f"{name}[{index}] is {array[index]}, expected 0 to {_MAX_TOKEN_ID}")
-    return array.tolist()
-
-
-def _draft_texts(draft: DraftTokenIds) -> list[list[int]]:
-    """One text, or a text for each sample."""
-    if len(draft) == 0 or np.ndim(draft[0]) == 0:
-        return [token_list(draft, "draft_token_ids")]
-    return [token_list(text, f"draft_token_ids[{index}]") for index, text in enumerate(draft)]
 
 
 def _enum_value(enum, prefix: str, name: str | None) -> int:

@@ -1,27 +1,24 @@
 """A synchronous connection to one service: health, calls, closing. It knows no message of isobit."""
 
 import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from queue import Empty, Full, Queue
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from isobit.connection import OPTIONS, Reachability, ServingWait, accepts
-from isobit.credentials import Security, connect
-from isobit.errors import CancelledError
+from isobit import background, forks
+from isobit.connection import Client, ServingWait, accepts
+from isobit.credentials import connect
+from isobit.errors import ResourceExhaustedError
+from isobit.retry import pause_s, retried
+from isobit.timeouts import Deadline, checked_timeout
 
 _Response = TypeVar("_Response")
 _Result = TypeVar("_Result")
-
-
-def open_channel(
-    target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-) -> grpc.Channel:
-    """A channel to `target` (host:port) that connects at the first call; by default in plain text."""
-    return connect(target, OPTIONS, credentials, security)
 
 
 def _put(queue: Queue, item: Any, response: grpc.Future) -> bool:
@@ -33,39 +30,54 @@ def _put(queue: Queue, item: Any, response: grpc.Future) -> bool:
     return False
 
 
-class ServiceClient:
+class ServiceClient(Client):
     """Base of the three clients. Use it in a `with` statement, or call close().
 
     A call waits for a connection that is coming up as long as its timeout allows. It raises
     UnavailableError at once if the service refuses the connection; the next call after that gives the
-    connection a second to come back. Threads may share a client.
+    connection a second to come back. Threads may share a client. A timeout of None or infinity is none.
     """
 
-    def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-    ):
-        """Connects lazily: nothing is sent before the first call.
+    _stub_type: Callable[[grpc.Channel], Any] | None = None
 
-        Args:
-          target: host:port.
-          credentials: a gRPC object, in place of the TLS arguments.
-          **security: TLS and bearer tokens; see Security. Without any of them, plain text.
-        """
-        self.target = target
-        self._channel = open_channel(target, credentials, **security)
-        # Made now, since gRPC crashes when a stub is made for a channel that is closed.
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._reachability = Reachability()
-        self._closed = False
+    def _set_up(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._opened_in = forks.NEVER
+        self._closing = threading.Event()
+        self._asynchronous: Any = None  # a client of isobit.aio for many calls at once
 
-    def wait_until_serving(self, timeout: float = 60.0) -> None:
+    @property
+    def _stub(self) -> Any:
+        """The methods of the service."""
+        return self._open()[0]
+
+    @property
+    def _health(self) -> health_pb2_grpc.HealthStub:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Any, health_pb2_grpc.HealthStub]:
+        """The stubs of a channel that the first call opens, and the first in a forked child opens again."""
+        forks.check()
+        if self._closed:
+            raise ValueError(f"the client of {self.target} is closed")
+        with self._lock:
+            if self._channel is None or not forks.is_own(self._opened_in):
+                channel = forks.guarded(connect(self._endpoint))
+                # Made now, since gRPC crashes when a stub is made for a channel that is closed.
+                stub = self._stub_type(channel) if self._stub_type else None
+                self._stubs = stub, health_pb2_grpc.HealthStub(channel)
+                self._channel, self._opened_in = channel, forks.generation()
+            return self._stubs
+
+    def wait_until_serving(self, timeout: float | None = 60.0) -> None:
         """Returns once the service reports SERVING, which it does when its weights are loaded.
 
         Raises:
           DeadlineExceededError: it did not within `timeout` seconds; the message has the last answer.
         """
         wait = ServingWait(self.target, timeout)
-        while wait.left_s() > 0:
+        while not wait.is_over():
             self._await_connection(wait.connection_s())
             try:
                 response = self._health.Check(health_pb2.HealthCheckRequest(), timeout=wait.check_s())
@@ -74,13 +86,17 @@ class ServiceClient:
                     return
             except grpc.RpcError as error:
                 wait.note_failure(error)
-            time.sleep(wait.pause_s())
+            self._pause(wait.pause_s())
         raise wait.error()
 
     def close(self) -> None:
         """Cancels the calls in flight and closes the connection."""
         self._closed = True
-        self._channel.close()
+        self._closing.set()
+        if self._asynchronous is not None and self._asynchronous.is_open():
+            background.run(self._asynchronous.close())
+        if self._channel is not None and forks.is_own(self._opened_in):
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,12 +104,20 @@ class ServiceClient:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _unary(self, call: Callable[..., _Response], request, timeout: float) -> _Response:
-        """The response to `request`, or to an iterator of requests."""
-        with self._connection(timeout) as left:
-            return call(request, timeout=left)
+    def _unary(self, call: Callable[..., _Response], request, timeout: float | None) -> _Response:
+        """The response to `request`, or to an iterator of requests, which is sent once."""
 
-    def _upload(self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float, accepted: str):
+        def once(left: float | None) -> _Response:
+            with self._connection(left) as left:
+                return call(request, timeout=left)
+
+        if self._wait_if_full and isinstance(request, Message):
+            return retried(once, timeout, self._pause)
+        return once(timeout)
+
+    def _upload(
+        self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float | None, accepted: str
+    ):
         """The response to `requests`, which are made on the caller's thread, a few ahead of the wire. The
         second is made once the service has accepted the first, by initial metadata with the key `accepted`. A
         None among them says that there is nothing to send yet."""
@@ -114,9 +138,7 @@ class ServiceClient:
                     _put(queue, None, response)
                 return response.result()
             except grpc.FutureCancelledError:
-                raise CancelledError(
-                    grpc.StatusCode.CANCELLED, f"the client of {self.target} was closed"
-                ) from None
+                raise self._closed_error() from None
             finally:
                 response.cancel()
                 with contextlib.suppress(Empty):  # nobody waits for the queue any more, after this
@@ -130,24 +152,58 @@ class ServiceClient:
         request,
         timeout: float | None,
         convert: Callable[[_Response], Iterable[_Result]],
+        waits: bool = True,
     ) -> Iterator[_Result]:
-        """What `convert` makes of each response; a caller that stops reading early cancels the call."""
-        with self._connection(timeout) as left:
-            responses = call(request, timeout=left)
+        """What `convert` makes of each response; a caller that stops reading early cancels the call.
+        Without `waits`, a refusal is raised even if the service gives a hint."""
+        return self._responses(call, request, checked_timeout(timeout), convert, waits)
+
+    def _responses(self, call, request, timeout: float | None, convert, waits: bool) -> Iterator[Any]:
+        deadline, begun = Deadline(timeout), False
+        while True:
             try:
-                for response in responses:
-                    yield from convert(response)
-            finally:
-                responses.cancel()
+                with self._connection(deadline.left_s()) as left:
+                    responses, opened_in = forks.guarded(call(request, timeout=left)), forks.generation()
+                    try:
+                        for response in responses:
+                            begun = True
+                            yield from convert(response)
+                        return
+                    finally:
+                        if forks.is_own(opened_in):
+                            responses.cancel()
+            except ResourceExhaustedError as error:
+                if begun or not (waits and self._wait_if_full):
+                    raise
+                seconds = pause_s(error, deadline)
+            self._pause(seconds)
+
+    def _at_once(self, kind: type, work: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:
+        """What `work` returns, which gets a client of asyncio that is made as this one is."""
+        forks.check()
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"the client of {self.target} is closed")
+            if self._asynchronous is None:
+                self._asynchronous = kind(
+                    *self._made_of[:2], wait_if_full=self._wait_if_full, **self._made_of[3]
+                )
+        return background.run(work(self._asynchronous))
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, unless the client is closed."""
+        if self._closing.wait(seconds):
+            raise self._closed_error()
 
     @contextlib.contextmanager
     def _connection(self, timeout: float | None) -> Iterator[float | None]:
         """Yields what is left of `timeout` for a call, and raises its failure as a class of isobit.errors."""
-        start = time.monotonic()
-        if wait_s := self._reachability.wait_s(timeout):
+        deadline = Deadline(timeout)
+        forks.check()
+        if wait_s := self._reachability.wait_s(deadline.left_s()):
             self._await_connection(wait_s)
         with self._reachability.of_call():
-            yield None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
+            yield deadline.left_s()
 
     def _await_connection(self, timeout: float) -> None:
         """Returns once connected, or after `timeout` seconds.
@@ -156,7 +212,6 @@ class ServiceClient:
         5 s. A call that waits for a connection polls it. (So does channel_ready_future, on a thread that
         lives on for a while and prints an error if the channel is closed meanwhile.)
         """
-        if self._closed:
-            raise ValueError(f"the client of {self.target} is closed")
+        check = self._health.Check
         with contextlib.suppress(grpc.RpcError):
-            self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+            check(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)

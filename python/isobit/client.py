@@ -7,19 +7,15 @@
         assert (sample.tokens.logprobs.view("u4") == score.tokens.logprobs.view("u4")).all()
 
 A failed call raises a class of isobit.errors. `timeout` is in seconds and always ends the call on the
-server, too. Answers of the control plane are the messages of isobit.v1 as they are.
+server, too; None or infinity: no limit. Answers of the control plane are the messages of isobit.v1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Unpack, overload
 
-import grpc
-
-from isobit import calls
+from isobit import aio, calls
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
-    WORK_TIMEOUT_S,
     Determinism,
     DraftTokenIds,
     InFlightMode,
@@ -28,7 +24,6 @@ from isobit.calls import (
     TokenIds,
 )
 from isobit.channel import ServiceClient
-from isobit.credentials import Security
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
@@ -45,7 +40,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to the weights in `model_path`, relative to the service's --model_root.
 
@@ -64,7 +59,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str | None = None,
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that this call sends, without a disk between.
 
@@ -90,7 +85,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str | Callable[[], str] = "",
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that lie in GPU memory of processes on the service's host (CUDA IPC).
 
@@ -116,7 +111,7 @@ class _ModelServiceClient(ServiceClient):
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
         has_sent: Callable[[], bool] = calls.nothing_to_send,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
         isobit.torch.update_weights calls it, and sends.
@@ -142,7 +137,7 @@ class _ModelServiceClient(ServiceClient):
         *,
         site: tuple[int, int] | None = None,
         row: int | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.ProbeResponse:
         """Has the service compute a sequence and say what each op gave, as digests. Needs the role admin.
 
@@ -153,7 +148,7 @@ class _ModelServiceClient(ServiceClient):
         """
         return self._unary(self._stub.Probe, calls.probe_request(token_ids, site, row), timeout)
 
-    def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
+    def get_server_info(self, timeout: float | None = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
 
@@ -161,11 +156,7 @@ class _ModelServiceClient(ServiceClient):
 class RolloutClient(_ModelServiceClient):
     """Samples completions."""
 
-    def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-    ):
-        super().__init__(target, credentials, **security)
-        self._stub = rollout_pb2_grpc.RolloutServiceStub(self._channel)
+    _stub_type = rollout_pb2_grpc.RolloutServiceStub
 
     @overload
     def generate(
@@ -173,7 +164,7 @@ class RolloutClient(_ModelServiceClient):
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
-        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> list[Sample]: ...  # fmt: skip
 
     @overload
@@ -182,7 +173,7 @@ class RolloutClient(_ModelServiceClient):
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
-        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk | Sample]: ...  # fmt: skip
 
     def generate(
@@ -196,7 +187,7 @@ class RolloutClient(_ModelServiceClient):
         draft_token_ids=(),
         speculation=None,
         determinism="required",
-        timeout=WORK_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Samples `n` completions of one prompt.
@@ -213,7 +204,7 @@ class RolloutClient(_ModelServiceClient):
             the time, never a bit.
           speculation: False: no guesses for this request, and none from its samples for others.
           determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
-          timeout: ends the call with DeadlineExceededError.
+          timeout: ends the call with DeadlineExceededError; None: no limit.
           **sampling: see SamplingOptions.
 
         Returns:
@@ -240,57 +231,66 @@ class RolloutClient(_ModelServiceClient):
         max_concurrency: int = 64,
         logprob_mode: LogprobMode = "processed",
         timeout_ms: int | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
         """Samples completions of many prompts at once; the arguments are those of generate.
 
+        Args:
+          max_concurrency: the most requests in flight.
+          timeout: of all together.
+
         Returns:
-          The samples of each prompt, in the order of `prompts`. The first failure is raised.
+          The samples of each prompt, in the order of `prompts`. The first failure is raised, and cancels the
+          requests that are still in flight.
         """
 
-        def one(prompt: TokenIds) -> list[Sample]:
-            return self.generate(
-                prompt, logprob_mode=logprob_mode, timeout_ms=timeout_ms, timeout=timeout, **sampling
+        def all_of(batches: aio.RolloutClient):
+            return batches.generate_batch(
+                prompts,
+                max_concurrency=max_concurrency,
+                logprob_mode=logprob_mode,
+                timeout_ms=timeout_ms,
+                timeout=timeout,
+                **sampling,
             )
 
-        with ThreadPoolExecutor(max_workers=max_concurrency) as pool:
-            return list(pool.map(one, prompts))
+        return self._at_once(aio.RolloutClient, all_of)
 
-    def abort(self, request_ids: str | Sequence[str], timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+    def abort(self, request_ids: str | Sequence[str], timeout: float | None = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
         request = calls.abort_request(request_ids)
         return list(self._unary(self._stub.Abort, request, timeout).request_ids)
 
-    def abort_all(self, timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+    def abort_all(self, timeout: float | None = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends every request in flight; returns their ids."""
         return list(self._unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
 
     def pause_generation(
-        self, mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+        self, mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.PauseGenerationResponse:
         """Stops generation; returns once no step runs."""
         return self._unary(self._stub.PauseGeneration, calls.pause_request(mode), timeout)
 
     def continue_generation(
-        self, timeout: float = CONTROL_TIMEOUT_S
+        self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
         return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
 
     def sleep(
-        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.SleepResponse:
         """Stops generation as pause_generation does, then gives memory back: that of the KV cache, or also
         that of the weights. Requests that mode "keep" keeps are computed again, with the same bits."""
         return self._unary(self._stub.Sleep, calls.sleep_request(level, mode), timeout)
 
-    def wake_up(self, timeout: float = WORK_TIMEOUT_S) -> rollout_pb2.WakeUpResponse:
+    def wake_up(self, timeout: float | None = None) -> rollout_pb2.WakeUpResponse:
         """Takes the memory again and continues. Weights that were given back come from an update before, or
         from the directory of those that served."""
         return self._unary(self._stub.WakeUp, rollout_pb2.WakeUpRequest(), timeout)
 
-    def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
+    def get_load(self, timeout: float | None = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
         return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
 
@@ -298,17 +298,13 @@ class RolloutClient(_ModelServiceClient):
 class ScorerClient(_ModelServiceClient):
     """Computes logprobs of given tokens."""
 
-    def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-    ):
-        super().__init__(target, credentials, **security)
-        self._stub = scorer_pb2_grpc.ScorerServiceStub(self._channel)
+    _stub_type = scorer_pb2_grpc.ScorerServiceStub
 
     @overload
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[False] = False,
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Score]: ...  # fmt: skip
 
@@ -316,7 +312,7 @@ class ScorerClient(_ModelServiceClient):
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[True],
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Score]: ...  # fmt: skip
 
@@ -329,7 +325,7 @@ class ScorerClient(_ModelServiceClient):
         prompt_logprobs=False,
         entropy=False,
         weight_version=None,
-        timeout=WORK_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Scores sequences under one set of sampling parameters.

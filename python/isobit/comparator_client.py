@@ -9,20 +9,15 @@ Errors and timeouts are those of isobit.client.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Unpack, overload
 
-import grpc
-
 from isobit import calls
 from isobit.calls import (
-    COMPARE_TIMEOUT_S,
     CONTROL_TIMEOUT_S,
-    WORK_TIMEOUT_S,
     CompareEvent,
     GapDetail,
     LocaliseSide,
     TokenIds,
 )
 from isobit.channel import ServiceClient
-from isobit.credentials import Security
 from isobit.results import CompareSummary, Comparison, Sample, Score, WatchUpdate
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import comparator_pb2, comparator_pb2_grpc, types_pb2
@@ -31,18 +26,14 @@ from isobit.v1 import comparator_pb2, comparator_pb2_grpc, types_pb2
 class ComparatorClient(ServiceClient):
     """Compares the rollout's logprobs with the scorer's."""
 
-    def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-    ):
-        super().__init__(target, credentials, **security)
-        self._stub = comparator_pb2_grpc.ComparatorServiceStub(self._channel)
+    _stub_type = comparator_pb2_grpc.ComparatorServiceStub
 
     @overload
     def compare(
         self, prompts: Sequence[TokenIds], *, stream: Literal[False] = False,
         logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
         allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Comparison: ...  # fmt: skip
 
     @overload
@@ -50,7 +41,7 @@ class ComparatorClient(ServiceClient):
         self, prompts: Sequence[TokenIds], *, stream: Literal[True],
         logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
         allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Iterator[CompareEvent]: ...  # fmt: skip
 
     def compare(
@@ -62,7 +53,7 @@ class ComparatorClient(ServiceClient):
         gap_detail="all",
         allow_weight_mismatch=False,
         max_concurrency=None,
-        timeout=COMPARE_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Generates from prompts, scores every completion, and compares the two.
@@ -86,7 +77,7 @@ class ComparatorClient(ServiceClient):
         pairs: Iterable[tuple[Sample, Score]],
         *,
         allow_weight_mismatch: bool = False,
-        timeout: float = COMPARE_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> CompareSummary:
         """Compares logprobs that the caller already has from both sides."""
         requests = (calls.record_request(pair, allow_weight_mismatch) for pair in pairs)
@@ -100,10 +91,8 @@ class ComparatorClient(ServiceClient):
         timeout: float | None = None,
     ) -> Iterator[WatchUpdate]:
         """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
-        request = comparator_pb2.WatchRequest(interval_ms=interval_ms, window_sequences=window_sequences)
-        return self._stream(
-            self._stub.Watch, request, timeout, lambda response: (WatchUpdate.from_proto(response),)
-        )
+        request = calls.watch_request(interval_ms, window_sequences)
+        return self._stream(self._stub.Watch, request, timeout, calls.watch_events, waits=False)
 
     def localise(
         self,
@@ -112,7 +101,7 @@ class ComparatorClient(ServiceClient):
         *,
         rollout: LocaliseSide | None = None,
         scorer: LocaliseSide | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> comparator_pb2.LocaliseResponse:
         """Where and why the two services' bits first differ for a sequence. Needs the role admin.
 
@@ -127,6 +116,8 @@ class ComparatorClient(ServiceClient):
         request = calls.localise_request(prompt, completion, rollout, scorer)
         return self._unary(self._stub.Localise, request, timeout)
 
-    def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S) -> comparator_pb2.ComparatorServerInfo:
+    def get_server_info(
+        self, timeout: float | None = CONTROL_TIMEOUT_S
+    ) -> comparator_pb2.ComparatorServerInfo:
         """The comparator and the two services behind it."""
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)

@@ -3,11 +3,15 @@
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from isobit.errors import DeadlineExceededError, from_rpc_error
+from isobit.credentials import Security, endpoint
+from isobit.errors import CancelledError, DeadlineExceededError, from_rpc_error
+from isobit.timeouts import Deadline
 
 # Keepalive as in common/rpc/limits.h: a server treats more frequent pings as abuse.
 OPTIONS = (
@@ -30,10 +34,63 @@ _HEALTH_POLL_S = 0.1
 _HEALTH_ANSWER_S = 5.0
 
 
-def accepts(metadata: Iterable[tuple[str, str]] | None, key: str) -> bool:
-    """Whether initial metadata has `key`, by which a service accepts a call's first request. Without it the
-    call has ended, or is about to: a refusal brings none."""
-    return any(name == key for name, _ in metadata or ())
+class Client:
+    """What every client knows before it connects. It can be pickled and copied: the copy connects anew."""
+
+    def __init__(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        wait_if_full: bool = True,
+        **security: Unpack[Security],
+    ):
+        """Connects lazily: nothing is sent before the first call.
+
+        Args:
+          target: host:port.
+          credentials: a gRPC object, in place of the TLS arguments.
+          wait_if_full: a call that a full queue or a quota refuses is tried again when the service says, as
+            long as its timeout allows. False raises ResourceExhaustedError at once.
+          **security: TLS and bearer tokens; see Security. Without any of them, plain text.
+        """
+        self._endpoint = endpoint(target, OPTIONS, credentials, security)
+        self._made_of = (target, credentials, wait_if_full, security)
+        self.target = target
+        self._wait_if_full = wait_if_full
+        self._reachability = Reachability()
+        self._closed = False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Makes what a client has of its own."""
+
+    def __reduce__(self) -> tuple:
+        if self._made_of[1] is not None:
+            raise TypeError(
+                f"{self!r} cannot be copied or pickled, as gRPC's credentials cannot: expected the arguments"
+                " tls_ca, tls_cert and tls_key in place of credentials"
+            )
+        return _made, (type(self), *self._made_of)
+
+    def __repr__(self) -> str:
+        _, credentials, wait_if_full, security = self._made_of
+        words = [repr(self.target)]
+        words += ["credentials=..."] if credentials is not None else []
+        words += [] if wait_if_full else ["wait_if_full=False"]
+        words += [
+            f"{name}=..." if name == "token" else f"{name}={str(value)!r}" for name, value in security.items()
+        ]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def _closed_error(self) -> CancelledError:
+        return CancelledError(grpc.StatusCode.CANCELLED, f"the client of {self.target} was closed")
+
+
+def _made(
+    kind: type[Client], target: str, credentials: None, wait_if_full: bool, security: dict[str, Any]
+) -> Client:
+    return kind(target, credentials, wait_if_full=wait_if_full, **security)
 
 
 class Reachability:
@@ -67,29 +124,28 @@ class Reachability:
 class ServingWait:
     """The state of wait_until_serving: the time that is left, and the last answer of the health service."""
 
-    def __init__(self, target: str, timeout: float):
+    def __init__(self, target: str, timeout: float | None):
         self._target = target
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._deadline = Deadline(timeout)
         self._short = False  # the check has less time than an answer may take
         self._answer = "none"
 
-    def left_s(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
+    def is_over(self) -> bool:
+        return self._deadline.is_over()
 
     def connection_s(self) -> float:
         """How long to wait for a connection before the next check."""
-        return min(self.left_s(), _RECONNECT_S)
+        return self._deadline.bounded(_RECONNECT_S)
 
     def check_s(self) -> float:
         """The timeout of a check that starts now."""
-        left = self.left_s()
-        self._short = left < _HEALTH_ANSWER_S
-        return min(left, _HEALTH_ANSWER_S)
+        answer_s = self._deadline.bounded(_HEALTH_ANSWER_S)
+        self._short = answer_s < _HEALTH_ANSWER_S
+        return answer_s
 
     def pause_s(self) -> float:
         """How long to wait after a check that found no service that serves."""
-        return min(_HEALTH_POLL_S, self.left_s())
+        return self._deadline.bounded(_HEALTH_POLL_S)
 
     def is_serving(self, response: health_pb2.HealthCheckResponse) -> bool:
         self._answer = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
@@ -104,5 +160,5 @@ class ServingWait:
     def error(self) -> DeadlineExceededError:
         return DeadlineExceededError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"{self._target} is not serving after {self._timeout:g} s; last answer: {self._answer}",
+            f"{self._target} is not serving after {self._deadline.timeout:g} s; last answer: {self._answer}",
         )

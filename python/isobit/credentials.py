@@ -1,12 +1,13 @@
 """How a client reaches a guarded service: TLS, its own certificate, a bearer token."""
 
-import ipaddress
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import grpc
+
+from isobit.targets import checked_target, is_loopback
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -38,11 +39,14 @@ def endpoint(
     """`target` (host:port) as `security` says, or with gRPC's own `credentials`.
 
     Raises:
-      ValueError: arguments that do not go together, or a token over plain text to another host.
+      ValueError: no host:port, arguments that do not go together, or a token over plain text to another host.
       OSError: a file cannot be read.
     """
+    checked_target(target)
     if unknown := security.keys() - Security.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    if is_loopback(target):  # whatever http_proxy says: no proxy could reach this machine's own services
+        options = (*options, ("grpc.enable_http_proxy", 0))
     tls_names = [name for name in security if name.startswith("tls_")]
     if credentials is not None and tls_names:
         raise ValueError(f"credentials and {tls_names[0]} are given, expected one of them")
@@ -52,16 +56,13 @@ def endpoint(
             options = (*options, ("grpc.ssl_target_name_override", name))
     if "token" not in security and "token_file" not in security:
         return Endpoint(target, options, credentials, None)
-    if credentials is None and not _is_loopback(target):
+    if credentials is None and not is_loopback(target):
         raise ValueError(f"{target} is another host: a token needs tls_ca, else anybody could read it")
     return Endpoint(target, options, credentials, BearerToken(security))
 
 
-def connect(
-    target: str, options: Options, credentials: grpc.ChannelCredentials | None, security: Security
-) -> grpc.Channel:
-    """A channel to the endpoint of these arguments; raises what endpoint() raises."""
-    to = endpoint(target, options, credentials, security)
+def connect(to: Endpoint) -> grpc.Channel:
+    """A synchronous channel to the endpoint."""
     if to.credentials is None:
         channel = grpc.insecure_channel(to.target, options=to.options)
     else:
@@ -90,16 +91,6 @@ def _tls_credentials(security: Security) -> grpc.ChannelCredentials:
         return Path(security[name]).read_bytes() if name in security else None
 
     return grpc.ssl_channel_credentials(read("tls_ca"), read("tls_key"), read("tls_cert"))
-
-
-def _is_loopback(target: str) -> bool:
-    host = target.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _CallDetails(grpc.ClientCallDetails):

@@ -32,10 +32,14 @@ def pause_s(error: ResourceExhaustedError, deadline: Deadline) -> float:
     left = deadline.left_s()
     if left is not None and left <= hint:
         raise error
-    return deadline.bounded(hint * random.uniform(1, 1 + _SPREAD))  # noqa: S311  no secret
+    return deadline.bounded(hint * random.uniform(1, 1 + _SPREAD))
 
 
-def retried(call: Callable[[float | None], _Result], timeout: float | None = None) -> _Result:
+def retried(
+    call: Callable[[float | None], _Result],
+    timeout: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Result:
     """What `call` returns. While it raises ResourceExhaustedError with a hint, it is called again after that
     time, as often as `timeout` seconds allow; None: without end.
 
@@ -50,11 +54,14 @@ def retried(call: Callable[[float | None], _Result], timeout: float | None = Non
         try:
             return call(deadline.left_s())
         except ResourceExhaustedError as error:
-            time.sleep(pause_s(error, deadline))
+            seconds = pause_s(error, deadline)
+        sleep(seconds)
 
 
 async def aretried(
-    call: Callable[[float | None], Awaitable[_Result]], timeout: float | None = None
+    call: Callable[[float | None], Awaitable[_Result]],
+    timeout: float | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> _Result:
     """As retried, for asyncio."""
     deadline = Deadline(timeout)
@@ -62,4 +69,5 @@ async def aretried(
         try:
             return await call(deadline.left_s())
         except ResourceExhaustedError as error:
-            await asyncio.sleep(pause_s(error, deadline))
+            seconds = pause_s(error, deadline)
+        await sleep(seconds)

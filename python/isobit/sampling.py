@@ -1,19 +1,21 @@
 """Sampling parameters as keyword arguments, with the names that other engines use."""
 
-import operator
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
+from isobit.arguments import INT32, UINT32, UINT64, integer, number, wrong_type
 from isobit.v1 import types_pb2
 
 LogprobMode = Literal["processed", "raw"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The keyword arguments of generate, score and compare. None is the same as leaving one out.
+    """The keyword arguments of generate, score and compare. None is the same as leaving one out, except for
+    max_tokens: other engines take None for no limit, and a service that is not told takes 16.
 
     proto/isobit/v1/types.proto has ranges and defaults, in the message SamplingParams. Types are
     strict: an integer may be NumPy's, but 1.0 and True are not integers.
@@ -40,14 +42,46 @@ class SamplingOptions(TypedDict, total=False):
 
 _ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-_STOP_STRINGS = ("stop", "stop_strings")
+_STOP_STRINGS = ("stop", "stop_strings", "stop_sequences")
 _INTEGERS = {
-    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_INT32: INT32,
+    FieldDescriptor.TYPE_UINT32: UINT32,
+    FieldDescriptor.TYPE_UINT64: UINT64,
 }
-_TOKEN_ID = _INTEGERS[FieldDescriptor.TYPE_UINT32]
-_MAX_FLOAT = float(np.finfo(np.float32).max)
+# What vLLM, SGLang, OpenAI and transformers call it, or do beside it.
+_ELSEWHERE = {
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_length": "max_tokens, which does not count the prompt",
+    "min_length": "min_tokens, which does not count the prompt",
+    "num_return_sequences": "n",
+    "num_samples": "n",
+    "best_of": "n",
+    "top_logprobs": "logprobs",
+    "num_logprobs": "logprobs",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+    "eos_token_id": "stop_token_ids",
+    "do_sample": "temperature=0, which is greedy",
+    "greedy": "temperature=0",
+    "prompt_logprobs": "ScorerClient.score(..., prompt_logprobs=True)",
+    "echo": "ScorerClient.score(..., prompt_logprobs=True)",
+    "sampling_params": "its parameters as keyword arguments: **sampling_params",
+    "generation_config": "isobit.sampling_defaults(directory), as keyword arguments",
+    "messages": "Tokenizer.encode_chat(messages), as token ids",
+    "prompt": "prompt_token_ids",
+    "prompts": "generate_batch(prompts)",
+    "input_ids": "prompt_token_ids",
+    "skip_special_tokens": "Tokenizer.decode(..., skip_special_tokens=...)",
+    "streaming": "stream=True",
+    "num_generations": "n",
+}
+# Not sampling parameters, but a misspelt one of them is taken for one.
+_OF_CALLS = (
+    "allow_weight_mismatch", "determinism", "draft_token_ids", "entropy", "gap_detail", "logprob_mode",
+    "max_concurrency", "prompt_logprobs", "request_id", "speculation", "stream", "timeout", "timeout_ms",
+    "weight_version",
+)  # fmt: skip
 
 
 def to_proto(options: Mapping) -> types_pb2.SamplingParams:
@@ -56,12 +90,18 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
     Raises:
       TypeError: there is no such option, a value has the wrong type, or one option is given twice with
         different values.
-      ValueError: a value does not fit its field: a negative seed, NaN, or more than the type can hold.
+      ValueError: a value does not fit its field: a negative seed, NaN, or more than the type can hold; or
+        max_tokens is None.
     """
     values = {}
     for name, value in options.items():
         field = _ALIASES.get(name, name)
         if value is None and (field in _FIELDS or name in _STOP_STRINGS):
+            if field == "max_tokens":
+                raise ValueError(
+                    f"{name} is None, which elsewhere means no limit: expected a number, such as the model's"
+                    " context length less the prompt's tokens; left out, it is 16"
+                )
             continue
         if name in _STOP_STRINGS:
             raise TypeError(
@@ -70,7 +110,7 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
                 " the iterator when the string appears"
             )
         if field not in _FIELDS:
-            raise TypeError(f"no sampling parameter is called {name}; there are {', '.join(sorted(_FIELDS))}")
+            raise TypeError(_unknown(name))
         checked = _checked(field, value)
         if field in values and values[field] != checked:
             raise TypeError(f"{field} is given twice, as {values[field]} and {checked}")
@@ -86,50 +126,34 @@ def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
     return modes[mode]
 
 
+def _unknown(name: str) -> str:
+    """Says that no parameter is called `name`, and which one may be meant."""
+    text = f"no sampling parameter is called {name}"
+    if meant := _ELSEWHERE.get(name):
+        return f"{text}: use {meant}"
+    if near := difflib.get_close_matches(name.lower(), {*_FIELDS, *_ALIASES, *_OF_CALLS}, 1, 0.7):
+        return f"{text}: did you mean {near[0]}? There are {', '.join(sorted(_FIELDS))}"
+    return f"{text}; there are {', '.join(sorted(_FIELDS))}"
+
+
 def _checked(field: str, value):
     """`value`, converted to the type of `field`."""
     if field == "stop_token_ids":
         if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-            raise _wrong_type(field, value, "a sequence of integers")
-        return [_integer(f"{field}[{index}]", token, _TOKEN_ID) for index, token in enumerate(value)]
+            raise wrong_type(field, value, "a sequence of integers")
+        return [integer(f"{field}[{index}]", token, UINT32) for index, token in enumerate(value)]
     if field == "logit_bias":
         if not isinstance(value, Mapping):
-            raise _wrong_type(field, value, "a mapping of token ids to numbers")
+            raise wrong_type(field, value, "a mapping of token ids to numbers")
         return {
-            _integer(f"a key of {field}", token, _TOKEN_ID): _number(f"{field}[{token}]", bias)
+            integer(f"a key of {field}", token, UINT32): number(f"{field}[{token}]", bias)
             for token, bias in value.items()
         }
     kind = _FIELDS[field].type
     if kind == FieldDescriptor.TYPE_BOOL:
         if not isinstance(value, bool | np.bool_):
-            raise _wrong_type(field, value, "True or False")
+            raise wrong_type(field, value, "True or False")
         return bool(value)
     return (
-        _number(field, value)
-        if kind == FieldDescriptor.TYPE_FLOAT
-        else _integer(field, value, _INTEGERS[kind])
+        number(field, value) if kind == FieldDescriptor.TYPE_FLOAT else integer(field, value, _INTEGERS[kind])
     )
-
-
-def _integer(name: str, value, bounds: tuple[int, int]) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise _wrong_type(name, value, "an integer")
-    if not bounds[0] <= number <= bounds[1]:
-        raise ValueError(f"{name} is {number}, expected {bounds[0]} to {bounds[1]}")
-    return number
-
-
-def _number(name: str, value) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise _wrong_type(name, value, "a number")
-    if not abs(value) <= _MAX_FLOAT:  # false for NaN too
-        raise ValueError(f"{name} is {value}, expected a finite number that fits fp32")
-    return float(value)
-
-
-def _wrong_type(name: str, value, expected: str) -> TypeError:
-    return TypeError(f"{name} is {value!r} of type {type(value).__name__}, expected {expected}")

@@ -1,14 +1,15 @@
 """Timeouts in seconds, as every call takes them: checked once, here."""
 
-import math
 import time
+
+from isobit.arguments import is_bool, wrong_type
 
 # A longer timeout is none: gRPC's clock ends before, and a call that outlives its deadline ends at once.
 _LONGEST_S = 10 * 365 * 86400.0
 
 
 def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
-    """`timeout` as a float; None: no timeout, which infinity and more than ten years are too.
+    """`timeout` as a float; None: no limit, which infinity and more than ten years are too.
 
     Raises:
       TypeError: it is no number.
@@ -17,11 +18,11 @@ def checked_timeout(timeout: float | None, name: str = "timeout") -> float | Non
     if timeout is None:
         return None
     try:
-        seconds = math.nan if isinstance(timeout, str | bytes) else float(timeout)
+        seconds = None if is_bool(timeout) or isinstance(timeout, str | bytes) else float(timeout)
     except (TypeError, ValueError):
         seconds = None
-    if seconds is None or isinstance(timeout, bool | str | bytes) or str(getattr(timeout, "dtype", "")) == "bool":
-        raise TypeError(f"{name} is {timeout!r} of type {type(timeout).__name__}, expected seconds or None")
+    if seconds is None:
+        raise wrong_type(name, timeout, "seconds or None")
     if not seconds >= 0:  # true for NaN
         raise ValueError(f"{name} is {timeout}, expected 0 or more seconds, or None for no limit")
     return None if seconds > _LONGEST_S else seconds
@@ -43,3 +44,6 @@ class Deadline:
         """`seconds`, or what is left if that is less."""
         left = self.left_s()
         return seconds if left is None else min(seconds, left)
+
+    def is_over(self) -> bool:
+        return self.left_s() == 0

@@ -209,7 +209,7 @@ class RolesTest(GuardedServicesTest):
             {"name": "other", "roles": ["generate"], "token_sha256": [token_hash("token-other")]}
         )
         target = self.start("rollout", access, "--max_client_requests=2", "--max_total_requests=3").target
-        greedy = self.enterContext(RolloutClient(target, token="token-generate"))
+        greedy = self.enterContext(RolloutClient(target, token="token-generate", wait_if_full=False))
         other = self.enterContext(RolloutClient(target, token="token-other"))
         admin = self.enterContext(RolloutClient(target, token="token-admin"))
         admin.pause_generation("keep")  # so that no request ends by itself

@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
-import time
+import contextvars
+import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator
-from typing import Any, Self, TypeVar, Unpack
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from isobit.connection import OPTIONS, Reachability, ServingWait, accepts
-from isobit.credentials import Security, endpoint
-from isobit.errors import CancelledError
+from isobit import forks
+from isobit.connection import Client, ServingWait, accepts
+from isobit.errors import ResourceExhaustedError
+from isobit.retry import aretried, pause_s
+from isobit.timeouts import Deadline, checked_timeout
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -19,12 +24,72 @@ _COULD_NOT_WRITE = "Internal error from Core"
 
 
 async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
-    """The items, each of which is made in a thread, so that the event loop goes on. A None among them says
-    that there is nothing yet."""
-    iterator, end = iter(items), object()
-    while (item := await asyncio.to_thread(next, iterator, end)) is not end:
-        if item is not None:
-            yield item
+    """The items, each of which is made in a thread when it is wanted, so that the event loop goes on. A None
+    among them says that there is nothing yet. Nobody waits for the thread: a caller that is interrupted while
+    an item is made ends at once."""
+    loop, end = asyncio.get_running_loop(), object()
+    wanted: SimpleQueue[asyncio.Future | None] = SimpleQueue()
+
+    def make() -> None:
+        iterator = iter(items)
+        while (answer := wanted.get()) is not None:
+            try:
+                outcome = next(iterator, end), None
+            except BaseException as error:
+                outcome = None, error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(_settle, answer, *outcome)
+
+    # A daemon, unlike those of asyncio.to_thread, whose end the loop and the interpreter wait for.
+    threading.Thread(target=contextvars.copy_context().run, args=(make,), daemon=True).start()
+    try:
+        while True:
+            wanted.put(answer := loop.create_future())
+            if (item := await answer) is end:
+                return
+            if item is not None:
+                yield item
+    finally:
+        wanted.put(None)
+
+
+def _settle(answer: asyncio.Future, result: Any, error: BaseException | None) -> None:
+    if answer.done():  # nobody waits any more
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+@contextlib.contextmanager
+def _quiet_reader(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Within the block, gRPC may bind itself to `loop`. It wakes each of its loops for every event. One hands
+    the event on, and raises RuntimeError if the loop of the event has been closed; the others raise
+    BlockingIOError. asyncio would log both with tracebacks."""
+    add_reader = loop.add_reader
+
+    def add_quiet_reader(file: Any, callback: Callable[..., Any], *arguments: Any) -> Any:
+        def read(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except BlockingIOError:
+                pass
+            except RuntimeError as error:
+                if str(error) != "Event loop is closed":
+                    raise
+
+        return add_reader(file, read, *arguments)
+
+    try:
+        loop.add_reader = add_quiet_reader
+    except AttributeError:  # a loop whose methods cannot be replaced
+        yield
+        return
+    try:
+        yield
+    finally:
+        del loop.add_reader
 
 
 @contextlib.contextmanager
@@ -55,7 +120,7 @@ def _now(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     raise RuntimeError("expected a call that has ended")
 
 
-class ServiceClient:
+class ServiceClient(Client):
     """Base of the three clients. Use it in an `async with` statement, or await close().
 
     Connections, timeouts and errors are those of isobit.channel.ServiceClient. Any number of tasks of one
@@ -64,24 +129,12 @@ class ServiceClient:
 
     _stub_type: Callable[[grpc.aio.Channel], Any]
 
-    def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None = None, **security: Unpack[Security]
-    ):
-        """Connects lazily: it needs no running event loop, and nothing is sent before the first call.
-
-        Args:
-          target: host:port.
-          credentials: a gRPC object, in place of the TLS arguments.
-          **security: TLS and bearer tokens; see Security. Without any of them, plain text.
-        """
-        self.target = target
-        self._endpoint = endpoint(target, OPTIONS, credentials, security)
-        self._reachability = Reachability()
+    def _set_up(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
+        self._opened_in = forks.NEVER
         self._calls: set[grpc.aio.Call] = set()  # in flight
-        self._closed = False
 
-    async def wait_until_serving(self, timeout: float = 60.0) -> None:
+    async def wait_until_serving(self, timeout: float | None = 60.0) -> None:
         """Returns once the service reports SERVING, which it does when its weights are loaded.
 
         Raises:
@@ -89,7 +142,7 @@ class ServiceClient:
         """
         self._open()
         wait = ServingWait(self.target, timeout)
-        while wait.left_s() > 0:
+        while not wait.is_over():
             await self._await_connection(wait.connection_s())
             call = self._health.Check(
                 health_pb2.HealthCheckRequest(), timeout=wait.check_s(), metadata=self._metadata()
@@ -106,7 +159,7 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Closes the connection. Calls in flight are cancelled, and raise isobit.errors.CancelledError."""
-        if self._loop is None:  # no call has opened a channel
+        if not self.is_open():
             self._closed = True
             return
         self._check_loop()
@@ -125,18 +178,24 @@ class ServiceClient:
         self,
         method: str,
         request,
-        timeout: float,
+        timeout: float | None,
         on_start: Callable[[grpc.aio.Call], None] = lambda call: None,
     ):
-        """The response to `request`, or to an asynchronous iterator of requests. on_start: gets the call,
-        before any request is asked for."""
-        call = await self._start(method, request, timeout)
-        on_start(call)
-        with self._reachability.of_call(), self._in_flight(call), _true_status(call):
-            return await call
+        """The response to `request`, or to an asynchronous iterator of requests, which is sent once. on_start:
+        gets the call, before any request is asked for."""
+
+        async def once(left: float | None):
+            call = await self._start(method, request, left)
+            on_start(call)
+            with self._reachability.of_call(), self._in_flight(call), _true_status(call):
+                return await call
+
+        if self._wait_if_full and isinstance(request, Message):
+            return await aretried(once, timeout, self._pause)
+        return await once(timeout)
 
     async def _upload(
-        self, method: str, requests: AsyncIterable, timeout: float, accepted: str | None = None
+        self, method: str, requests: AsyncIterable, timeout: float | None, accepted: str | None = None
     ):
         """The response to `requests`. An exception that they raise ends the call, and is raised here.
         accepted: the second is made once the service has accepted the first, by initial metadata with this
@@ -164,15 +223,41 @@ class ServiceClient:
                 raise raised[0] from None
             raise
 
-    async def _stream(
-        self, method: str, request, timeout: float | None, convert: Callable[..., Iterable[_Item]]
+    def _stream(
+        self,
+        method: str,
+        request,
+        timeout: float | None,
+        convert: Callable[..., Iterable[_Item]],
+        waits: bool = True,
     ) -> AsyncGenerator[_Item, None]:
-        """What `convert` makes of each response; a caller that closes the iterator cancels the call."""
-        call = await self._start(method, request, timeout)
-        with self._reachability.of_call(), self._in_flight(call):
-            async for response in call:
-                for item in convert(response):
-                    yield item
+        """What `convert` makes of each response; a caller that closes the iterator cancels the call.
+        Without `waits`, a refusal is raised even if the service gives a hint."""
+        return self._responses(method, request, checked_timeout(timeout), convert, waits)
+
+    async def _responses(
+        self, method: str, request, timeout: float | None, convert, waits: bool
+    ) -> AsyncGenerator[Any, None]:
+        deadline, begun = Deadline(timeout), False
+        while True:
+            try:
+                call = await self._start(method, request, deadline.left_s())
+                with self._reachability.of_call(), self._in_flight(call):
+                    async for response in call:
+                        begun = True
+                        for item in convert(response):
+                            yield item
+                    return
+            except ResourceExhaustedError as error:
+                if begun or not (waits and self._wait_if_full):
+                    raise
+                seconds = pause_s(error, deadline)
+            await self._pause(seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self._closed:
+            raise self._closed_error()
 
     async def _whole(
         self, items: AsyncGenerator[_Item, None], assemble: Callable[[list[_Item]], _Result]
@@ -182,12 +267,12 @@ class ServiceClient:
 
     async def _start(self, method: str, request, timeout: float | None) -> grpc.aio.Call:
         """Sends `request` with what is left of `timeout` when the connection is there."""
+        deadline = Deadline(timeout)
         self._open()
-        start = time.monotonic()
-        if wait_s := self._reachability.wait_s(timeout):
+        if wait_s := self._reachability.wait_s(deadline.left_s()):
             await self._await_connection(wait_s)
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
-        return getattr(self._stub, method)(request, timeout=left, metadata=self._metadata())
+        make = getattr(self._stub, method)
+        return forks.guarded(make(request, timeout=deadline.left_s(), metadata=self._metadata()))
 
     @contextlib.contextmanager
     def _in_flight(self, call: grpc.aio.Call) -> Iterator[None]:
@@ -215,18 +300,24 @@ class ServiceClient:
 
     def _open(self) -> None:
         """Opens the channel at the first call: gRPC ties it to the event loop that runs then."""
+        forks.check()
         if self._closed:
             raise ValueError(f"the client of {self.target} is closed")
-        if self._loop is not None:
+        if self.is_open():
             return self._check_loop()
-        self._loop = asyncio.get_running_loop()
-        to = self._endpoint
-        if to.credentials is None:
-            self._channel = grpc.aio.insecure_channel(to.target, options=to.options)
-        else:
-            self._channel = grpc.aio.secure_channel(to.target, to.credentials, options=to.options)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._stub = self._stub_type(self._channel)
+        self._loop, to = asyncio.get_running_loop(), self._endpoint
+        with _quiet_reader(self._loop):
+            if to.credentials is None:
+                channel = grpc.aio.insecure_channel(to.target, options=to.options)
+            else:
+                channel = grpc.aio.secure_channel(to.target, to.credentials, options=to.options)
+        self._channel, self._opened_in = forks.guarded(channel), forks.generation()
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._stub = self._stub_type(channel)
+
+    def is_open(self) -> bool:
+        """Whether a call has opened the channel, in this process."""
+        return self._loop is not None and forks.is_own(self._opened_in)
 
     def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -237,6 +328,3 @@ class ServiceClient:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return self._endpoint.token.metadata() if self._endpoint.token else ()
-
-    def _closed_error(self) -> CancelledError:
-        return CancelledError(grpc.StatusCode.CANCELLED, f"the client of {self.target} was closed")

@@ -9,9 +9,9 @@ from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
 from isobit.aio.channel import ServiceClient, in_threads
+from isobit.arguments import UINT32, integer, token_rows
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
-    WORK_TIMEOUT_S,
     Determinism,
     DraftTokenIds,
     InFlightMode,
@@ -21,6 +21,7 @@ from isobit.calls import (
 )
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
+from isobit.timeouts import Deadline
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
 from isobit.weights import DistributedWeights, HeldWeights, Weights
 
@@ -35,7 +36,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to the weights in `model_path`, relative to the service's --model_root.
 
@@ -56,14 +57,15 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str | None = None,
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that this call sends, without a disk between.
 
         Args:
           tensors: names as in a checkpoint, and numpy arrays or torch tensors: a mapping or pairs (see
             isobit.weights.Weights). They must not change until the call returns. They are read in
-            threads, one at a time. Whatever they raise ends the call, and is raised here.
+            a thread, which may still read one when a call has been cancelled. Whatever they raise ends the
+            call, and is raised here.
           expected_digest: what the service's digest must be; None: that of the tensors as they are sent,
             computed meanwhile; empty skips the check.
           weight_version, in_flight: as for update_weights.
@@ -84,7 +86,7 @@ class _ModelServiceClient(ServiceClient):
         weight_version: int | None = None,
         expected_digest: str | Callable[[], str] = "",
         in_flight: InFlightMode | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that lie in GPU memory of processes on the service's host (CUDA IPC).
 
@@ -112,7 +114,7 @@ class _ModelServiceClient(ServiceClient):
         expected_digest: str = "",
         in_flight: InFlightMode | None = None,
         has_sent: Callable[[], bool] = calls.nothing_to_send,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
         isobit.torch.update_weights calls it, and sends.
@@ -140,12 +142,12 @@ class _ModelServiceClient(ServiceClient):
         *,
         site: tuple[int, int] | None = None,
         row: int | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> types_pb2.ProbeResponse:
         """As the synchronous client's."""
         return await self._unary("Probe", calls.probe_request(token_ids, site, row), timeout)
 
-    async def get_server_info(self, timeout: float = CONTROL_TIMEOUT_S):
+    async def get_server_info(self, timeout: float | None = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
 
@@ -161,7 +163,7 @@ class RolloutClient(_ModelServiceClient):
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
-        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Coroutine[Any, Any, list[Sample]]: ...  # fmt: skip
 
     @overload
@@ -170,7 +172,7 @@ class RolloutClient(_ModelServiceClient):
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
         determinism: Determinism = "required",
-        timeout: float = WORK_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk | Sample, None]: ...  # fmt: skip
 
     def generate(
@@ -184,7 +186,7 @@ class RolloutClient(_ModelServiceClient):
         draft_token_ids=(),
         speculation=None,
         determinism="required",
-        timeout=WORK_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Samples `n` completions of one prompt.
@@ -201,7 +203,7 @@ class RolloutClient(_ModelServiceClient):
             the time, never a bit.
           speculation: False: no guesses for this request, and none from its samples for others.
           determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
-          timeout: ends the call with DeadlineExceededError.
+          timeout: ends the call with DeadlineExceededError; None: no limit.
           **sampling: see SamplingOptions.
 
         Returns:
@@ -228,67 +230,77 @@ class RolloutClient(_ModelServiceClient):
         max_concurrency: int = 64,
         logprob_mode: LogprobMode = "processed",
         timeout_ms: int | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
         """Samples completions of many prompts at once; the arguments are those of generate.
+
+        Args:
+          max_concurrency: the most requests in flight.
+          timeout: of all together.
 
         Returns:
           The samples of each prompt, in the order of `prompts`. The first failure is raised, and cancels the
           requests that are still in flight.
         """
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency is {max_concurrency}, expected 1 or more")
-        slots = asyncio.Semaphore(max_concurrency)
+        slots = asyncio.Semaphore(integer("max_concurrency", max_concurrency, (1, UINT32[1])))
+        rows = token_rows(prompts, "prompts", "generate takes a single prompt")
+        deadline = Deadline(timeout)
 
         async def one(prompt: TokenIds) -> list[Sample]:
             async with slots:
                 return await self.generate(
-                    prompt, logprob_mode=logprob_mode, timeout_ms=timeout_ms, timeout=timeout, **sampling
+                    prompt,
+                    logprob_mode=logprob_mode,
+                    timeout_ms=timeout_ms,
+                    timeout=deadline.left_s(),
+                    **sampling,
                 )
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+                tasks = [group.create_task(one(prompt)) for prompt in rows]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def abort(self, request_ids: str | Sequence[str], timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+    async def abort(
+        self, request_ids: str | Sequence[str], timeout: float | None = CONTROL_TIMEOUT_S
+    ) -> list[str]:
         """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
         response = await self._unary("Abort", calls.abort_request(request_ids), timeout)
         return list(response.request_ids)
 
-    async def abort_all(self, timeout: float = CONTROL_TIMEOUT_S) -> list[str]:
+    async def abort_all(self, timeout: float | None = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends every request in flight; returns their ids."""
         response = await self._unary("Abort", rollout_pb2.AbortRequest(all=True), timeout)
         return list(response.request_ids)
 
     async def pause_generation(
-        self, mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+        self, mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.PauseGenerationResponse:
         """Stops generation; returns once no step runs."""
         return await self._unary("PauseGeneration", calls.pause_request(mode), timeout)
 
     async def continue_generation(
-        self, timeout: float = CONTROL_TIMEOUT_S
+        self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Undoes pause_generation."""
         return await self._unary("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), timeout)
 
     async def sleep(
-        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float = WORK_TIMEOUT_S
+        self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.SleepResponse:
         """Stops generation as pause_generation does, then gives memory back: that of the KV cache, or also
         that of the weights. Requests that mode "keep" keeps are computed again, with the same bits."""
         return await self._unary("Sleep", calls.sleep_request(level, mode), timeout)
 
-    async def wake_up(self, timeout: float = WORK_TIMEOUT_S) -> rollout_pb2.WakeUpResponse:
+    async def wake_up(self, timeout: float | None = None) -> rollout_pb2.WakeUpResponse:
         """Takes the memory again and continues. Weights that were given back come from an update before, or
         from the directory of those that served."""
         return await self._unary("WakeUp", rollout_pb2.WakeUpRequest(), timeout)
 
-    async def get_load(self, timeout: float = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
+    async def get_load(self, timeout: float | None = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
         return await self._unary("GetLoad", rollout_pb2.GetLoadRequest(), timeout)
 
@@ -302,7 +314,7 @@ class ScorerClient(_ModelServiceClient):
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[False] = False,
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Coroutine[Any, Any, list[Score]]: ...  # fmt: skip
 
@@ -310,7 +322,7 @@ class ScorerClient(_ModelServiceClient):
     def score(
         self, sequences: Sequence[tuple[TokenIds, TokenIds]], *, stream: Literal[True],
         logprob_mode: LogprobMode = "processed", prompt_logprobs: bool = False, entropy: bool = False,
-        weight_version: int | None = None, timeout: float = WORK_TIMEOUT_S,
+        weight_version: int | None = None, timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Score, None]: ...  # fmt: skip
 
@@ -323,7 +335,7 @@ class ScorerClient(_ModelServiceClient):
         prompt_logprobs=False,
         entropy=False,
         weight_version=None,
-        timeout=WORK_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Scores sequences under one set of sampling parameters.

@@ -6,9 +6,7 @@ from typing import Any, Literal, Unpack, overload
 from isobit import calls
 from isobit.aio.channel import ServiceClient
 from isobit.calls import (
-    COMPARE_TIMEOUT_S,
     CONTROL_TIMEOUT_S,
-    WORK_TIMEOUT_S,
     CompareEvent,
     GapDetail,
     LocaliseSide,
@@ -31,7 +29,7 @@ class ComparatorClient(ServiceClient):
         self, prompts: Sequence[TokenIds], *, stream: Literal[False] = False,
         logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
         allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Coroutine[Any, Any, Comparison]: ...  # fmt: skip
 
     @overload
@@ -39,7 +37,7 @@ class ComparatorClient(ServiceClient):
         self, prompts: Sequence[TokenIds], *, stream: Literal[True],
         logprob_mode: LogprobMode = "processed", gap_detail: GapDetail = "all",
         allow_weight_mismatch: bool = False, max_concurrency: int | None = None,
-        timeout: float = COMPARE_TIMEOUT_S, **sampling: Unpack[SamplingOptions],
+        timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[CompareEvent, None]: ...  # fmt: skip
 
     def compare(
@@ -51,7 +49,7 @@ class ComparatorClient(ServiceClient):
         gap_detail="all",
         allow_weight_mismatch=False,
         max_concurrency=None,
-        timeout=COMPARE_TIMEOUT_S,
+        timeout=None,
         **sampling,
     ):
         """Generates from prompts, scores every completion, and compares the two.
@@ -79,7 +77,7 @@ class ComparatorClient(ServiceClient):
         pairs: Iterable[_Pair] | AsyncIterable[_Pair],
         *,
         allow_weight_mismatch: bool = False,
-        timeout: float = COMPARE_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> CompareSummary:
         """Compares logprobs that the caller already has from both sides.
 
@@ -100,8 +98,8 @@ class ComparatorClient(ServiceClient):
         timeout: float | None = None,
     ) -> AsyncGenerator[WatchUpdate, None]:
         """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
-        request = comparator_pb2.WatchRequest(interval_ms=interval_ms, window_sequences=window_sequences)
-        return self._stream("Watch", request, timeout, lambda response: (WatchUpdate.from_proto(response),))
+        request = calls.watch_request(interval_ms, window_sequences)
+        return self._stream("Watch", request, timeout, calls.watch_events, waits=False)
 
     async def localise(
         self,
@@ -110,7 +108,7 @@ class ComparatorClient(ServiceClient):
         *,
         rollout: LocaliseSide | None = None,
         scorer: LocaliseSide | None = None,
-        timeout: float = WORK_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> comparator_pb2.LocaliseResponse:
         """Where and why the two services' bits first differ for a sequence. Needs the role admin.
 
@@ -126,7 +124,7 @@ class ComparatorClient(ServiceClient):
         return await self._unary("Localise", request, timeout)
 
     async def get_server_info(
-        self, timeout: float = CONTROL_TIMEOUT_S
+        self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> comparator_pb2.ComparatorServerInfo:
         """The comparator and the two services behind it."""
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)

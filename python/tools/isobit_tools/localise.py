@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the finding as JSON")
     parser.add_argument("--tls_ca", help="trust servers with a certificate of this CA (PEM)")
     parser.add_argument("--token_file", help="a bearer token with the role admin")
-    parser.add_argument("--timeout_s", type=float, default=600.0)
+    parser.add_argument("--timeout_s", type=float, help="default: none, the comparator replays all it needs")
     options = parser.parse_args(arguments)
     security = {name: value for name in ("tls_ca", "token_file") if (value := getattr(options, name))}
     try:
