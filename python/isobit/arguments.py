@@ -1,7 +1,8 @@
-"""Checks of arguments that several calls take: integers, numbers, token ids. Errors say what to give."""
+"""Checks of arguments: integers, numbers, token ids, directories. Errors say what to give."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,16 @@ def draft_texts(draft: DraftTokenIds) -> list[list[int]]:
     if _is_row(draft) and len(draft) > 0 and _is_row(draft[0]):
         return [token_list(text, f"draft_token_ids[{index}]") for index, text in enumerate(draft)]
     return [token_list(draft, "draft_token_ids")]
+
+
+def file_of_model(directory: str | Path, name: str) -> Path:
+    """Where the file `name` of a model is. FileNotFoundError: there is no such directory."""
+    path = Path(directory) / name
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{path} is missing: {directory} is no directory. A hub's model must be downloaded first"
+        )
+    return path
 
 
 def _array_list(array: np.ndarray, name: str) -> list[int]:

@@ -1,9 +1,7 @@
 """What the synchronous and the asyncio clients know of a connection: its options, and when to wait for it."""
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator
-from collections.abc import Iterator
 from typing import Any, Unpack
 
 import grpc
@@ -32,6 +30,12 @@ OPTIONS = (
 _RECONNECT_S = 1.0
 _HEALTH_POLL_S = 0.1
 _HEALTH_ANSWER_S = 5.0
+
+
+def accepts(metadata: Iterable[tuple[str, str]] | None, key: str) -> bool:
+    """Whether initial metadata has `key`, by which a service accepts a call's first request. Without it the
+    call has ended, or is about to: a refusal brings none."""
+    return any(name == key for name, _ in metadata or ())
 
 
 class Client:

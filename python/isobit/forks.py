@@ -25,7 +25,7 @@ _is_late = "grpc._cython.cygrpc" in sys.modules and _VARIABLE not in os.environ
 _grpc_handles_forks = os.environ.setdefault(_VARIABLE, "0").lower() in ("1", "true", "yes")
 
 _guarded: weakref.WeakSet = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may fork
 _is_used = False  # this process has opened a channel
 _is_child = False  # a process before this one had
 _generation = 0

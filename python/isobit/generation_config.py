@@ -8,6 +8,7 @@ Nobody else reads them: a service samples by the request and by its own defaults
 import json
 from pathlib import Path
 
+from isobit.arguments import file_of_model
 from isobit.sampling import SamplingOptions, to_proto
 
 _FILE = "generation_config.json"
@@ -84,7 +85,7 @@ def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
       ValueError: the file is no JSON object, a value is of the wrong type or range for its field, or it asks
         for what isobit does not do, such as beams. The message names file and field.
     """
-    path = Path(model_dir) / _FILE
+    path = file_of_model(model_dir, _FILE)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the model recommends no sampling parameters")
     try:

@@ -22,12 +22,12 @@ def write_token(path: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = Parser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
     parser.add_argument("name", help="the client's, for messages and the audit log")
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="role", help=", ".join(ROLES))
     parser.add_argument("--token_file", required=True, help="new file that gets the token")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         digest = write_token(arguments.token_file)
     except OSError as error:

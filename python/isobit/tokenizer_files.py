@@ -10,6 +10,8 @@ from typing import Any
 
 import tokenizers
 
+from isobit.arguments import file_of_model
+
 _STANDARD_TOKENS = (
     "bos_token",
     "eos_token",
@@ -37,10 +39,10 @@ class TokenizerFiles:
         """Reads the files in `directory`.
 
         Raises:
-          FileNotFoundError: there is no tokenizer.json.
+          FileNotFoundError: there is no such directory, or no tokenizer.json in it.
           ValueError: a file is malformed; the message names it.
         """
-        path = directory / "tokenizer.json"
+        path = file_of_model(directory, "tokenizer.json")
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the directory has no tokenizer")
         try:

@@ -3,8 +3,10 @@
 python tests/python/arguments_test.py        (in an environment where the package `isobit` is installed)
 """
 
+import contextlib
 import copy
 import importlib.metadata
+import io
 import math
 import pickle
 import tempfile
@@ -15,7 +17,7 @@ import grpc
 import numpy as np
 
 import isobit
-from isobit import aio, calls
+from isobit import aio, calls, token
 from isobit.arguments import integer
 from isobit.results import Chunk, TokenLogprobs, TopLogprobs
 from isobit.sampling import to_proto
@@ -150,6 +152,27 @@ class NewcomersTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, f"{name} is None.*no limit"):
                 to_proto({name: None})
         self.assertFalse(to_proto({"seed": None}).HasField("max_tokens"))
+
+    def test_names_of_a_hub_are_no_directories(self):
+        for read in (isobit.Tokenizer, isobit.sampling_defaults):
+            with self.assertRaisesRegex(FileNotFoundError, "some-org/some-model is no directory.*downloaded"):
+                read("some-org/some-model")
+
+    def test_misspelt_flags(self):
+        for words, expected in (
+            (["--token-file=x", "name", "admin"], "--token-file: did you mean --token_file?"),
+            (["--tokenfile", "x"], "--tokenfile: did you mean --token_file?"),
+            (["--unlike=3"], "unknown flag --unlike; try --help"),
+        ):
+            err = io.StringIO()
+            with contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as end:
+                token.main(words)
+            self.assertEqual(end.exception.code, 2)
+            self.assertIn(expected, err.getvalue())
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), self.assertRaises(SystemExit) as end:
+            token.main(["--version"])
+        self.assertEqual((end.exception.code, out.getvalue()), (0, f"isobit {isobit.__version__}\n"))
 
     def test_version(self):
         self.assertEqual(isobit.__version__, importlib.metadata.version("isobit"))

@@ -23,6 +23,8 @@ TOOLS = ROOT / "python" / "tools" / "isobit_tools"
 # A program that runs services, shows something or converts models is not among them.
 CLIENT_MODULES = {
     "__init__",
+    "arguments",
+    "background",
     "bounded_templates",
     "calls",
     "channel",
@@ -34,14 +36,18 @@ CLIENT_MODULES = {
     "credentials",
     "cuda_ipc",
     "errors",
+    "forks",
     "generation_config",
     "metrics",
     "nccl",
     "private_files",
     "recording",
     "results",
+    "retry",
     "sampling",
+    "targets",
     "template_worker",
+    "timeouts",
     "token",  # makes a client's token where the client runs
     "tokenizer",
     "tokenizer_files",
