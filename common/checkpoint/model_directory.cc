@@ -58,7 +58,8 @@ fs::path BlobsOfSnapshot(const fs::path& directory) {
 
 absl::StatusOr<std::string> ResolveModelPath(const std::string& model_root,
                                              const std::string& requested) {
-  const std::string shown = absl::StrCat("model path ", Quoted(requested));
+  const std::string shown =
+      absl::StrCat("model path ", Quoted(requested), " (relative to --model_root)");
   if (requested.empty()) return absl::InvalidArgumentError("model path is empty");
   if (requested.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(shown, " contains a NUL byte"));
@@ -66,7 +67,7 @@ absl::StatusOr<std::string> ResolveModelPath(const std::string& model_root,
   const fs::path relative(requested);
   if (relative.is_absolute()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(shown, " is absolute, expected a path relative to the model root"));
+        absl::StrCat(shown, " is absolute, expected a path relative to it"));
   }
   if (std::find(relative.begin(), relative.end(), "..") != relative.end()) {
     return absl::InvalidArgumentError(absl::StrCat(shown, " contains \"..\""));

@@ -6,6 +6,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/server_security.h"
 #include "common/rpc/steady_time.h"
 
 namespace isobit {
@@ -26,6 +27,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int max_m
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A service that is being started is found soon after it listens.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectBackoffMs);
+  // Whatever http_proxy says: no proxy could reach this machine's own services.
+  if (IsLoopback(address.substr(0, address.rfind(':')))) {
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  }
   if (!security.server_name.empty()) arguments.SetSslTargetNameOverride(security.server_name);
   return grpc::CreateCustomChannel(
       address,

@@ -18,7 +18,8 @@ namespace isobit {
 std::string HostAndPort(const std::string& host, int port);
 
 // A channel to `address` ("host:port"), in plain text unless `security` says otherwise. It connects
-// on first use and reconnects by itself. max_message_bytes: in either direction; -1: any.
+// on first use and reconnects by itself. To this machine it goes past any proxy that the
+// environment names. max_message_bytes: in either direction; -1: any.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            int max_message_bytes = kMaxMessageBytes,
                                            const ChannelSecurity& security = {});
