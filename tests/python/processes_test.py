@@ -250,7 +250,9 @@ class ProcessesTest(unittest.TestCase):
         return out.splitlines()
 
     def wait_until_begun(self, calls: int) -> None:
+        deadline = time.monotonic() + 60
         while self.service.begun < calls:
+            self.assertLess(time.monotonic(), deadline, f"{self.service.begun} of {calls} calls came")
             time.sleep(0.01)
 
     def let_go_on(self, process: subprocess.Popen) -> None:
