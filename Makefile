@@ -7,7 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
-INSTALL := $(RUN) pip install --quiet --disable-pip-version-check
+LOCK := python/requirements.lock
+INSTALL := $(RUN) pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 MODEL := models/smollm2-135m-instruct
 # PyTorch for the operators: the version that they are built for, and a second one that must load them.
 TORCH := .venv-torch
@@ -32,7 +33,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl train-demo build-torch-gpu \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-hosts train-demo build-torch-gpu \
   test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
@@ -100,6 +101,10 @@ test-verl: build/release/build.ninja $(TORCH)/.verl  ## Runs verl's own classes 
 	PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
 	  ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/verl_test.py
 
+# Needs the package index, so that no other target runs it.
+test-hosts: $(VENV)/.installed  ## Installs the client beside frameworks, each in a fresh environment, and imports both (minutes)
+	$(VENV)/bin/python tests/python/hosts_test.py
+
 train-demo: build-torch build/release/build.ninja  ## Trains a tiny model on-policy, beside vanilla (CPU)
 	cmake --build --preset release --target $(BINARIES)
 	PYTHONPATH=python:python/tools $(TORCH)/bin/python -m isobit_tools.train_demo $(ARGS)
@@ -143,7 +148,7 @@ build/.lint: deploy/install_deps.sh
 	deploy/install_deps.sh lint
 	mkdir -p $(@D) && touch $@
 
-$(VENV)/.installed: python/pyproject.toml python/setup.py python/tools/pyproject.toml $(wildcard proto/isobit/v1/*.proto) \
+$(VENV)/.installed: python/pyproject.toml python/setup.py python/tools/pyproject.toml $(LOCK) $(wildcard proto/isobit/v1/*.proto) \
   | build/.deps
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable python --editable 'python/tools[test]'

@@ -4,6 +4,7 @@ python tests/python/packages_test.py        (in an environment where `isobit_too
 """
 
 import ast
+import email
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import unittest
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import isobit
 
@@ -58,6 +62,16 @@ CLIENT_MODULES = {
     "weights",
 }
 STUBS = {"_pb2.py", "_pb2.pyi", "_pb2_grpc.py"}
+# How the stubs name the version that they are made for, and refuse older ones.
+STUBS_ARE_FOR = {
+    "protobuf": r"# Protobuf Python Version: ([\d.]+)",
+    "grpcio": r"GRPC_GENERATED_VERSION = '([\d.]+)'",
+}
+
+
+def requirements_of(metadata: str) -> list[str]:
+    """What a wheel's METADATA requires."""
+    return email.message_from_string(metadata).get_all("Requires-Dist")
 
 
 def imported_packages(source: str) -> set[str]:
@@ -89,24 +103,28 @@ def undeclared_imports(package: Path, project: Path, own: str = "") -> list[str]
 
 
 class WheelTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = cls.enterClassContext(tempfile.TemporaryDirectory())
+        checkout = Path(scratch) / "checkout"
+        # Without what earlier builds left, and without writing to the checkout.
+        left_out = shutil.ignore_patterns("*_pb2*", "*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / "python", checkout / "python", ignore=left_out)
+        shutil.copytree(ROOT / "proto", checkout / "proto")
+        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+        result = subprocess.run(
+            [*pip, "--no-index", f"--wheel-dir={scratch}", str(checkout / "python")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout
+        (wheel,) = Path(scratch).glob("*.whl")
+        cls.wheel = cls.enterClassContext(zipfile.ZipFile(wheel))
+
     def test_the_client_s_wheel_holds_the_client_alone(self):
-        with tempfile.TemporaryDirectory() as scratch:
-            checkout = Path(scratch) / "checkout"
-            # Without what earlier builds left, and without writing to the checkout.
-            left_out = shutil.ignore_patterns("*_pb2*", "*.egg-info", "__pycache__")
-            shutil.copytree(ROOT / "python", checkout / "python", ignore=left_out)
-            shutil.copytree(ROOT / "proto", checkout / "proto")
-            pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-            result = subprocess.run(
-                [*pip, "--no-index", f"--wheel-dir={scratch}", str(checkout / "python")],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            self.assertEqual(result.returncode, 0, result.stdout)
-            (wheel,) = Path(scratch).glob("*.whl")
-            files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+        files = {name for name in self.wheel.namelist() if ".dist-info/" not in name}
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
         expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
         expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
@@ -114,6 +132,31 @@ class WheelTest(unittest.TestCase):
             expected |= {f"isobit/{package}/{module.name}" for module in (CLIENT / package).glob("*.py")}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
+
+    def test_it_replaces_nothing_of_its_host(self):
+        """Requirements are ranges, and the stubs run with the oldest protobuf and gRPC of them."""
+        (metadata,) = (name for name in self.wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        required = [
+            requirement
+            for requirement in map(Requirement, requirements_of(self.wheel.read(metadata).decode()))
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ]
+        self.assertGreater(len(required), 4)
+        for requirement in required:
+            for specifier in requirement.specifier:
+                self.assertIn(specifier.operator, (">=", "<"), requirement)
+        stubs = "\n".join(self.wheel.read(name).decode() for name in self.wheel.namelist() if "_pb2" in name)
+        for package, pattern in STUBS_ARE_FOR.items():
+            made_for = set(re.findall(pattern, stubs))
+            self.assertTrue(made_for, package)
+            oldest = max(
+                Version(s.version)
+                for requirement in required
+                if requirement.name == package
+                for s in requirement.specifier
+                if s.operator == ">="
+            )
+            self.assertEqual({Version(version) for version in made_for}, {oldest}, package)
 
 
 class ImportsTest(unittest.TestCase):
