@@ -32,13 +32,11 @@ from isobit.weight_digest import (
     sums_hex,
     weight_digest,
 )
-from isobit.weights import HeldBlock, HeldWeights, WeightSpec
+from isobit.weights import HeldBlock, HeldWeights, WeightSpec, checkpoint_name
 
 if TYPE_CHECKING:
     from isobit.torch_senders import WeightsUpdateGroup
 
-# What wrappers put before or into a parameter's name.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 # Words that are mixed at one time: their intermediate results take 8 bytes each, four times.
 _CHUNK = 1 << 23
@@ -347,11 +345,10 @@ def model_digest(model: nn.Module) -> str:
 
 def _parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
     found = []
-    for name, parameter in model.named_parameters():
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+    for given, parameter in model.named_parameters():
+        name = checkpoint_name(given)
         _sent_dtype(name, parameter.dtype)
-        found.append((name.removeprefix("module."), parameter.detach()))
+        found.append((name, parameter.detach()))
     return found
 
 

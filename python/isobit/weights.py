@@ -9,6 +9,9 @@ import numpy as np
 
 from isobit.weight_digest import bf16_bits, tensor_digest, weight_digest
 
+# What wrappers of modules put into a parameter's name, and what they put before it.
+_WITHIN = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_forward_module.")
+_BEFORE = "module."
 # Bytes of one message: messages cost little, and the first is packed soon.
 PIECE_BYTES = 4 << 20
 
@@ -72,8 +75,18 @@ class DistributedWeights:
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | WeightSource
 
 
+def checkpoint_name(name: str) -> str:
+    """The name in a checkpoint of a parameter whose module torch.compile, activation checkpointing, FSDP or
+    DistributedDataParallel have wrapped, in any order."""
+    for part in _WITHIN:
+        name = name.replace(part, "")
+    while name.startswith(_BEFORE):
+        name = name.removeprefix(_BEFORE)
+    return name
+
+
 def specs_of(tensors: Weights) -> tuple[list[WeightSpec], Iterable[tuple[str, Any]]]:
-    """The tensors' specs, and the tensors, as they will be sent.
+    """The tensors' specs, and the tensors, as they will be sent, under the names of a checkpoint.
 
     An iterator without specs is read to its end. Of torch tensors that are one, as tied weights in a state
     dict, only the first counts: a checkpoint has it alone. Vectors come first: they are small, and so a block
@@ -88,7 +101,7 @@ def specs_of(tensors: Weights) -> tuple[list[WeightSpec], Iterable[tuple[str, An
             if place in known:
                 continue
             known.add(place)
-        items.append((name, tensor))
+        items.append((checkpoint_name(name), tensor))
     items.sort(key=lambda item: len(item[1].shape) > 1)
     return [WeightSpec(name, _sent_dtype(name, tensor), tuple(tensor.shape)) for name, tensor in items], items
 

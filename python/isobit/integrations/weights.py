@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from isobit.calls import InFlightMode
 from isobit.client import RolloutClient, ScorerClient
 from isobit.v1 import types_pb2
-from isobit.weights import specs_of
+from isobit.weights import checkpoint_name, specs_of
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,43 @@ def send_weights(
     tensors: Iterable[tuple[str, Any]],
     *,
     directory: SharedDirectory | None = None,
-    weight_version: int | None = None,
+    weight_version: int | Callable[[int], int] | None = None,
     in_flight: InFlightMode | None = None,
 ) -> list[types_pb2.UpdateWeightsResponse]:
     """Switches services to new weights, one service after the other.
 
     Args:
-      tensors: each tensor of the model with its name in a checkpoint, of torch. They are read once, to the
-        end, and all held in host memory. Of those that are one, as tied weights, the first is sent.
+      tensors: each tensor of the model with its name, of torch: named_parameters() or the items of a state
+        dict. What compiling, checkpointing, DDP or FSDP puts into a name is left out. They are read once, to
+        the end, and all held in host memory. Of those that are one, as tied weights, the first is sent.
       directory: None sends the tensors over gRPC; else they are written there, once for all services, and
         removed afterwards.
-      weight_version: the id to give them; None: of each service the present id plus 1.
+      weight_version: the id to give them, or a function of a service's present id; None: of each service
+        the present id plus 1.
       in_flight: what happens to a rollout's requests in flight; scorers always let theirs finish.
 
     Returns:
       What each service answered.
 
     Raises:
-      ValueError: no tensors came.
+      ValueError: no tensors came, or two of one name.
       isobit.errors.IsobitError: a service refused. It goes on with its old weights, as do those after it.
     """
-    named = {name: tensor.detach().cpu() for name, tensor in tensors}
+    named = {}
+    for given, tensor in tensors:
+        name = checkpoint_name(given)
+        if name in named:
+            raise ValueError(f"{given}: expected one tensor of the name {name}, got two")
+        named[name] = tensor.detach().cpu()
     if not named:
         raise ValueError("expected the tensors of a model, got none")
 
     def options(client) -> dict:
         mode = in_flight if isinstance(client, RolloutClient) else None
-        return {"weight_version": weight_version, "in_flight": mode}
+        version = weight_version
+        if callable(version):
+            version = version(client.get_server_info().server.weight_version.id)
+        return {"weight_version": version, "in_flight": mode}
 
     if directory is None:
         return [client.update_weights_from_stream(named, **options(client)) for client in clients]
