@@ -7,25 +7,38 @@ rollout.checkpoint_engine.engine_kwargs.isobit: see Settings.
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from typing import Any
 
-from isobit import aio
-from isobit.client import RolloutClient
-from isobit.integrations._frameworks import known_options, require
-from isobit.integrations.weights import SharedDirectory, send_weights
-
 INSTALL = "verl==0.9.1"
 
-_replica = require("verl.workers.rollout.replica", INSTALL)
-_rollout_base = require("verl.workers.rollout.base", INSTALL)
-_engine_base = require("verl.checkpoint_engine.base", INSTALL)
-ray = require("ray", INSTALL)
+# verl says nothing of a plugin that cannot be imported, unless it logs at level debug.
+try:
+    from isobit import aio
+    from isobit.client import RolloutClient
+    from isobit.integrations._context import agenerate
+    from isobit.integrations._frameworks import known_options, require
+    from isobit.integrations.weights import SharedDirectory, send_weights
+
+    _replica = require("verl.workers.rollout.replica", INSTALL)
+    _rollout_base = require("verl.workers.rollout.base", INSTALL)
+    _engine_base = require("verl.checkpoint_engine.base", INSTALL)
+    ray = require("ray", INSTALL)
+except Exception as error:
+    logging.getLogger(__name__).error(
+        "isobit's plugin for verl cannot be imported, so that verl has no rollout.name=isobit: %s: %s",
+        type(error).__name__,
+        error,
+    )
+    raise
 
 _OPTIONS = "temperature top_p top_k min_p seed ignore_eos stop_token_ids min_tokens repetition_penalty"
 _NAMES = {name: name for name in _OPTIONS.split()}
+_STEP_BITS = 32
 # Options that change no token as verl sets them. It asks for logprobs by a flag; here they always come.
 _IGNORED = {"logprobs": ..., "n": 1, "detokenize": ..., "skip_special_tokens": ..., "stop": []}
 
@@ -76,6 +89,29 @@ class Settings:
         return self.targets[replica_rank]
 
 
+def version_of_step(step: int | None, present: int) -> int:
+    """The weight version for verl's step, of a service whose present one is `present`.
+
+    Versions must grow, steps need not: fit() begins with step 0, repeats a step, and after a crash goes on
+    from an earlier one. So a version's lower 32 bits are the step, and the upper ones count how often it did
+    not grow. None is the step of the present weights.
+
+    Raises:
+      ValueError: the step is outside 0 to 2^32 - 1.
+    """
+    if step is None:
+        step = step_of_version(present)
+    if not 0 <= step < 1 << _STEP_BITS:
+        raise ValueError(f"global_steps: expected 0 to {(1 << _STEP_BITS) - 1}, got {step}")
+    turn = present >> _STEP_BITS
+    return ((turn if step > step_of_version(present) else turn + 1) << _STEP_BITS) | step
+
+
+def step_of_version(version: int) -> int:
+    """The step of version_of_step."""
+    return version & ((1 << _STEP_BITS) - 1)
+
+
 def _settings(config) -> Settings:
     return Settings.of((config.engine_kwargs or {}).get("isobit"), "rollout.engine_kwargs.isobit")
 
@@ -107,8 +143,8 @@ class Server:
     ):
         """A TokenOutput: token ids, and their logprobs with the scorer's bits.
 
-        The checkpoint engine gives weights the number of their step as version: global_steps are those of
-        the last token's weights, min_global_steps and max_global_steps those of all tokens.
+        global_steps is the step of the last token's weights, min_global_steps and max_global_steps those of
+        all tokens (see version_of_step).
 
         Raises:
           ValueError: images, video, audio; a sampling option that isobit does not have; a prompt without room
@@ -118,20 +154,23 @@ class Server:
             raise ValueError("expected text alone: isobit serves no images, video or audio")
         if self._rejecting:
             return _replica.TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
-        (sample,) = await self._client.generate(
-            prompt_ids, request_id=request_id, **self._options(len(prompt_ids), sampling_params, request_id)
+        (sample,) = await agenerate(
+            self._client,
+            prompt_ids,
+            request_id=request_id,
+            **self._options(len(prompt_ids), sampling_params, request_id),
         )
-        versions = sample.tokens.weight_versions.tolist()
+        steps = [step_of_version(version) for version in sample.tokens.weight_versions.tolist()]
         return _replica.TokenOutput(
             token_ids=sample.tokens.token_ids.tolist(),
             log_probs=sample.tokens.logprobs.tolist(),
             stop_reason="aborted" if sample.finish_reason == "abort" else "completed",
             num_preempted=sample.num_preemptions,
             extra_fields={
-                "global_steps": sample.weight_version.id,
+                "global_steps": step_of_version(sample.weight_version.id),
                 "num_cached_tokens": sample.num_cached_tokens,
             }
-            | ({"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}),
+            | ({"min_global_steps": min(steps), "max_global_steps": max(steps)} if steps else {}),
         )
 
     def _options(self, prompt_tokens: int, sampling: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -264,8 +303,8 @@ class CheckpointEngine(_engine_base.CheckpointEngine):
         """Nothing."""
 
     async def send_weights(self, weights, global_steps: int | None = None) -> dict[str, float]:
-        """Every rank walks the weights, the first sends them; the rollouts' tokens then carry `global_steps`
-        as their weight version."""
+        """Every rank walks the weights, the first sends them; the outputs of rollouts then say `global_steps`
+        (see version_of_step)."""
         tensors = await _taken(weights, keep=self._is_master)
         if self._is_master:
             await asyncio.to_thread(_send, self._settings, self._settings.targets, tensors, global_steps)
@@ -289,7 +328,8 @@ async def _taken(weights, *, keep: bool) -> list[tuple[str, Any]]:
 def _send(settings: Settings, targets: Iterable[str], tensors, global_steps: int | None) -> None:
     clients = [RolloutClient(target, **settings.security) for target in targets]
     try:
-        send_weights(clients, tensors, directory=settings.directory, weight_version=global_steps)
+        version = functools.partial(version_of_step, global_steps)
+        send_weights(clients, tensors, directory=settings.directory, weight_version=version)
     finally:
         for client in clients:
             client.close()
