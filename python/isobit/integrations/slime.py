@@ -14,7 +14,10 @@ from typing import Any
 
 from isobit import aio
 from isobit.client import RolloutClient, ScorerClient
+from isobit.errors import InvalidArgumentError
+from isobit.integrations._context import NO_LIMIT, agenerate, is_of_prompt
 from isobit.integrations._frameworks import known_options
+from isobit.results import Sample
 from isobit.tokenizer import Tokenizer
 
 _NAMES = {
@@ -40,23 +43,29 @@ _IGNORED = {
 async def generate(args, sample, sampling_params: dict[str, Any]):
     """Appends a completion to slime's Sample: token ids, text, and logprobs with the scorer's bits.
 
-    An aborted sample goes on where it ended. `sample.weight_versions` gets the version of the last weights.
+    An aborted sample goes on where it ended: max_new_tokens and min_new_tokens are of the whole response.
+    Without max_new_tokens, or with more than fit, the response ends where the context does.
+    `sample.weight_versions` gets the version of the last weights.
 
     Raises:
       AttributeError: args lack isobit_rollout.
       TypeError: the prompt is not text, or there are images.
-      ValueError: a sampling option that isobit does not have, or that slime's loss does not know of.
+      ValueError: a sampling option that isobit does not have, or that slime's loss does not know of; a
+        prompt that the rollout refuses, such as one without room for a response.
     """
     _check(args, sample)
     tokenizer = _tokenizer(args.hf_checkpoint)
     if not sample.tokens:
         sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False).tolist()
     options = known_options(sampling_params, _NAMES, _IGNORED)
+    if options.get("max_tokens") is None:
+        options["max_tokens"] = NO_LIMIT
     options["max_tokens"] -= sample.response_length
-    if options["max_tokens"] < 1:
+    options["min_tokens"] = max(0, (options.get("min_tokens") or 0) - sample.response_length)
+    drawn = await _drawn(args, sample, options)
+    if drawn is None:
         sample.status = type(sample).Status.TRUNCATED
         return sample
-    (drawn,) = await _client(args).generate(sample.tokens, **options)
     sample.append_response_tokens(
         args,
         tokens=drawn.tokens.token_ids.tolist(),
@@ -99,6 +108,19 @@ def update_weights(args, version_dir: str, rollout_engines) -> None:
             client.close()
 
 
+async def _drawn(args, sample, options: dict[str, Any]) -> Sample | None:
+    """The next part of the response; None if there is no room for one."""
+    if options["max_tokens"] < 1:
+        return None
+    try:
+        (drawn,) = await agenerate(_client(args), sample.tokens, **options)
+    except InvalidArgumentError as error:
+        if sample.response_length and is_of_prompt(error):
+            return None
+        raise
+    return drawn
+
+
 def _check(args, sample) -> None:
     if not isinstance(sample.prompt, str):
         got = type(sample.prompt).__name__
@@ -121,5 +143,7 @@ _clients: dict[tuple[asyncio.AbstractEventLoop, str], aio.RolloutClient] = {}
 def _client(args) -> aio.RolloutClient:
     key = asyncio.get_running_loop(), args.isobit_rollout
     if key not in _clients:
+        for old in [old for old in _clients if old[0].is_closed()]:
+            del _clients[old]
         _clients[key] = aio.RolloutClient(key[1], **(getattr(args, "isobit_security", None) or {}))
     return _clients[key]

@@ -18,7 +18,10 @@ import numpy as np
 
 from isobit.calls import InFlightMode
 from isobit.client import RolloutClient, ScorerClient
+from isobit.errors import InvalidArgumentError
+from isobit.integrations._context import NO_LIMIT, generate, is_of_prompt
 from isobit.integrations._frameworks import require
+from isobit.integrations._rewards import Rewards
 from isobit.integrations.weights import SharedDirectory, send_weights
 from isobit.results import Sample
 
@@ -31,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 def sampling_of(args) -> dict[str, Any]:
-    """How a GRPOConfig or AsyncGRPOConfig wants tokens drawn, as arguments of RolloutClient.generate.
+    """How a GRPOConfig or AsyncGRPOConfig wants tokens drawn, as arguments of RolloutClient.generate. Without
+    max_completion_length, max_tokens is NO_LIMIT: more than any context has room for.
 
     Raises:
       ValueError: it asks for what the trainer's loss does not know of.
@@ -44,7 +48,8 @@ def sampling_of(args) -> dict[str, Any]:
     if getattr(args, "generation_kwargs", None):
         raise ValueError(f"generation_kwargs: expected none, got {args.generation_kwargs}")
     options = {ours: getattr(args, theirs) for theirs, ours in _SAMPLING.items()}
-    return options | {"max_tokens": args.max_completion_length}
+    most = args.max_completion_length
+    return options | {"max_tokens": NO_LIMIT if most is None else most}
 
 
 class WeightTransfer:
@@ -92,7 +97,9 @@ class RolloutWorker:
     queues them.
 
     Groups are queued in the order of the prompts; a group's seed is `seed` plus its number. A sample's
-    model_version is that of its oldest token.
+    model_version is that of its oldest token. A completion ends where the context does. A prompt that the
+    rollout refuses, such as one that fills the context, is left out with a warning; a turn over all prompts
+    that brings no sample ends the worker.
 
     Args:
       client: of the rollout. Only one trainer may send it weights.
@@ -101,7 +108,8 @@ class RolloutWorker:
         without end.
       reward_functions: called with prompts=, completions=, completion_ids= and the columns, each a list with
         one item a completion; they give one float a completion, or None where they do not apply. Their sum
-        counts. Threads of several groups call them at a time.
+        counts. Threads of several groups call them at a time; asynchronous ones run in one event loop. A
+        completion with an infinite reward counts as not scored, with a warning.
       args: the AsyncGRPOConfig.
       groups_ahead: how many groups are drawn at a time, and how many may wait for the trainer.
     """
@@ -123,9 +131,9 @@ class RolloutWorker:
         self._client = client
         self._tokenizer = tokenizer
         self._prompts = prompts
-        self._rewards = (
-            list(reward_functions) if isinstance(reward_functions, Sequence) else [reward_functions]
-        )
+        functions = reward_functions if isinstance(reward_functions, Sequence) else [reward_functions]
+        self._stopping = threading.Event()
+        self._rewards = Rewards(functions, self._stopping)
         self._sampling = sampling_of(args)
         self._chat_options = args.chat_template_kwargs or {}
         self._generations = args.num_generations
@@ -133,7 +141,6 @@ class RolloutWorker:
         self._ahead = groups_ahead
         self._version_offset = 0
         self._requests: set[str] = set()  # in flight
-        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._last_sign = 0.0
@@ -174,7 +181,7 @@ class RolloutWorker:
 
     def _run(self) -> None:
         try:
-            with ThreadPoolExecutor(self._ahead) as pool:
+            with self._rewards.running(), ThreadPoolExecutor(self._ahead) as pool:
                 self._produce(pool)
         except BaseException as error:
             self._error = error
@@ -182,11 +189,23 @@ class RolloutWorker:
 
     def _produce(self, pool: ThreadPoolExecutor) -> None:
         rows = enumerate(_endless(self._prompts))
-        drawn: deque[Future] = deque()
+        drawn: deque[tuple[int, Future]] = deque()
+        last_fruitful = -1  # turn over the prompts
         while not self._stopping.is_set():
             while len(drawn) < self._ahead:
-                drawn.append(pool.submit(self._group, *next(rows)))
-            for sample in drawn.popleft().result():
+                group, (turn, row) = next(rows)
+                drawn.append((turn, pool.submit(self._group, group, row)))
+            turn, future = drawn.popleft()
+            try:
+                samples = future.result()
+            except InvalidArgumentError as error:
+                if not is_of_prompt(error) or last_fruitful < turn - 1:
+                    raise
+                self._last_sign = time.monotonic()
+                logger.warning("a prompt is left out, as the rollout refuses it: %s", error.details)
+                continue
+            last_fruitful = turn
+            for sample in samples:
                 self._put(sample)
 
     def _put(self, sample) -> None:
@@ -208,17 +227,20 @@ class RolloutWorker:
             samples = self._generate(group, prompt_ids)
         completion_ids = [sample.tokens.token_ids.tolist() for sample in samples]
         completions = _completions(self._tokenizer, prompt, completion_ids)
-        advantages, metrics = self._score(row, completions, completion_ids)
+        scores = self._rewards.score(row, completions, completion_ids)
+        if scores is None:
+            return []
         return [
             self._training_sample(group, prompt, prompt_ids, *parts)
-            for parts in zip(samples, completions, advantages, metrics, strict=True)
+            for parts in zip(samples, completions, *scores, strict=True)
         ]
 
     def _generate(self, group: int, prompt_ids: list[int]) -> list[Sample]:
         request = str(uuid.uuid4())
         self._requests.add(request)
         try:
-            return self._client.generate(
+            return generate(
+                self._client,
                 prompt_ids,
                 request_id=request,
                 n=self._generations,
@@ -227,35 +249,6 @@ class RolloutWorker:
             )
         finally:
             self._requests.discard(request)
-
-    def _score(self, row, completions, completion_ids) -> tuple[np.ndarray, list[dict[str, float]]]:
-        count = len(completions)
-        columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
-        table = []
-        for function in self._rewards:
-            rewards = function(
-                prompts=[row["prompt"]] * count,
-                completions=completions,
-                completion_ids=completion_ids,
-                **columns,
-            )
-            if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != count:
-                raise TypeError(f"{_name(function)}: expected {count} rewards, got {rewards!r}")
-            table.append([np.nan if reward is None else float(reward) for reward in rewards])
-        by_function = np.array(table)
-        scored = ~np.isnan(by_function).all(axis=0)
-        total = np.where(scored, np.nansum(by_function, axis=0), np.nan)
-        advantages = np.zeros(count)
-        spread = float(total[scored].std()) if scored.any() else float("nan")
-        if scored.any():
-            advantages[scored] = (total[scored] - total[scored].mean()) / (spread + 1e-8)
-        names = [f"rewards/{_name(function)}" for function in self._rewards]
-        metrics = [
-            {"reward": float(total[i]), "reward_std": spread}
-            | dict(zip(names, map(float, by_function[:, i]), strict=True))
-            for i in range(count)
-        ]
-        return advantages, metrics
 
     def _training_sample(self, group, prompt, prompt_ids, sample: Sample, completion, advantage, metrics):
         tokens = sample.tokens
@@ -311,7 +304,7 @@ class RolloutFunction:
         self._drawn += len(prompts)
 
         def one(ids: list[int], seed: int) -> Sample:
-            (sample,) = self._client.generate(ids, seed=seed, **sampling)
+            (sample,) = generate(self._client, ids, seed=seed, **sampling)
             if sample.finish_reason == "abort":
                 raise RuntimeError(f"the rollout ended a request early: {sample.abort_reason}")
             return sample
@@ -346,8 +339,8 @@ def _whole_tensors(model) -> Iterator[tuple[str, Any]]:
         yield name, whole.detach()
 
 
-def _endless(rows: Iterable) -> Iterator:
-    """The rows, again and again.
+def _endless(rows: Iterable) -> Iterator[tuple[int, Any]]:
+    """The rows, again and again, each with the number of the turn.
 
     Raises:
       ValueError: there are none.
@@ -355,7 +348,7 @@ def _endless(rows: Iterable) -> Iterator:
     for turn in itertools.count():
         row = None
         for row in rows:
-            yield row
+            yield turn, row
         if row is None:
             raise ValueError("prompts: expected rows" + (" that can be read again" if turn else ", got none"))
 
@@ -375,7 +368,3 @@ def _completions(tokenizer, prompt, completion_ids: list[list[int]]) -> list:
     if isinstance(prompt, str):
         return texts
     return [[{"role": "assistant", "content": text}] for text in texts]
-
-
-def _name(function: Callable) -> str:
-    return getattr(function, "__name__", type(function).__name__)
