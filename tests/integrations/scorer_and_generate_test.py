@@ -14,11 +14,13 @@ from collections import UserDict
 from enum import Enum
 from unittest import mock
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from support import bits, word_tokenizer
 
 from isobit import RolloutClient, ScorerClient
+from isobit.calls import score_request
 from isobit.errors import FailedPreconditionError, IsobitError
 from isobit.integrations import slime
 from isobit.integrations.nemo_rl import ScorerPolicy
@@ -131,6 +133,23 @@ class SeamsTest(ServiceTest):
         self.reference.update_weights("weight_v000001")
         self.assertEqual(self.reference.get_server_info().server.weight_version.digest, rollout[1])
 
+    def test_weights_of_wrapped_modules_have_the_names_of_a_checkpoint(self):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+        expected = sorted(model.state_dict())
+        model[0] = checkpoint_wrapper(model[0])
+        model[1] = torch.compile(model[1])
+        for wrapped in (model, torch.compile(model), torch.nn.DataParallel(model)):
+            self.assertNotEqual(sorted(wrapped.state_dict()), expected, "control")
+            for tensors in (wrapped.named_parameters(), wrapped.state_dict().items()):
+                sent = {}
+                client = types.SimpleNamespace(
+                    update_weights_from_stream=lambda named, into=sent, **_: into.update(named)
+                )
+                send_weights([client], tensors)
+                self.assertEqual(sorted(sent), expected)
+
     def test_a_framework_that_is_missing_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"verl": None, "verl.workers.rollout.replica": None}),
@@ -183,6 +202,58 @@ class SeamsTest(ServiceTest):
         data["input_lengths"][1] = 100
         with self.assertRaisesRegex(ValueError, r"input_lengths\[1\]: expected 1 to \d+, got 100"):
             policy.get_logprobs(data)
+
+    def test_nemo_rl_refuses_what_depends_on_where_a_completion_begins(self):
+        for options in (
+            {"presence_penalty": 0.5},
+            {"frequency_penalty": -1},
+            {"min_tokens": 2},
+            {"min_new_tokens": 2},
+        ):
+            with self.assertRaisesRegex(
+                ValueError, "sampling: .*: expected 0, got .*where completions begin"
+            ):
+                ScorerPolicy(self.policy, self.scorer, sampling=options)
+        with self.assertRaisesRegex(TypeError, "no sampling parameter is called vllm_cfg"):
+            ScorerPolicy(self.policy, self.scorer, sampling={"vllm_cfg": 1})
+        # What does not depend on it has the rollout's bits.
+        prompt = [7, 9, 7, 11, 9]
+        for options in (
+            {"repetition_penalty": 1.3},
+            {"logit_bias": {7: 3.0}},
+            {"presence_penalty": 0.0, "min_tokens": 0},
+        ):
+            (sample,) = self.rollout.generate(prompt, max_tokens=12, seed=5, **options)
+            ids = torch.tensor([prompt + sample.tokens.token_ids.tolist()])
+            data = BatchedDataDict({"input_ids": ids, "input_lengths": torch.tensor([ids.shape[1]])})
+            logprobs = ScorerPolicy(self.policy, self.scorer, sampling=options).get_logprobs(data)["logprobs"]
+            self.assertEqual(bits(logprobs[0, len(prompt) :]), bits(sample.tokens.logprobs))
+
+    def test_nemo_rl_cuts_batches_into_requests_that_a_service_takes(self):
+        sizes, scored = [], []
+
+        class Scorer:
+            def score(self, sequences, *, weight_version=None, **sampling):
+                request = score_request(sequences, "processed", False, False, weight_version, sampling)
+                sizes.append(request.ByteSize())
+                scored.extend(prompt[0] for prompt, _ in sequences)
+                return [
+                    types.SimpleNamespace(
+                        tokens=types.SimpleNamespace(logprobs=np.full(len(c), p[0], np.float32))
+                    )
+                    for p, c in sequences
+                ]
+
+        for count, length in ((256, 24_000), (3, 2_000_000), (1000, 3)):
+            ids = torch.full((count, length), 150_000)
+            ids[:, 0] = torch.arange(count)
+            data = BatchedDataDict({"input_ids": ids, "input_lengths": torch.full((count,), length)})
+            sizes.clear(), scored.clear()
+            logprobs = ScorerPolicy(self.policy, Scorer()).get_logprobs(data)["logprobs"]
+            self.assertEqual(scored, list(range(count)))
+            self.assertTrue((logprobs[:, 1:] == torch.arange(count)[:, None]).all())
+            self.assertLess(max(sizes), 16 << 20)
+            self.assertGreater(len(sizes), 1, "control: cut")
 
     def test_nemo_rl_leaves_all_else_to_the_policy(self):
         alone = ScorerPolicy(self.policy, self.scorer)

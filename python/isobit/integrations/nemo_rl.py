@@ -1,16 +1,20 @@
 """NeMo-RL's logprobs from isobit's scorers: a policy that trains as before, but whose get_logprobs and
 get_reference_policy_logprobs are services. What they return has the bits of isobit's rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from isobit.client import ScorerClient
-from isobit.sampling import SamplingOptions
+from isobit.sampling import SamplingOptions, to_proto
 
-# Sequences in one call of Score: its answers stream, so that more gain nothing.
+# Of one call of Score: its answers stream, so that more gain nothing. An id takes up to 5 bytes, and a
+# service refuses requests of more than 16 MiB.
 _SEQUENCES_PER_CALL = 256
+_TOKENS_PER_CALL = 2 << 20
+# What depends on where the completion begins, which a batch of NeMo-RL's does not say.
+_OF_COMPLETIONS = ("presence_penalty", "frequency_penalty", "min_tokens")
 
 
 class ScorerPolicy:
@@ -26,6 +30,11 @@ class ScorerPolicy:
       reference: a scorer of the reference policy; None leaves get_reference_policy_logprobs to `policy`.
       sampling: how the tokens were drawn, as the generation section of NeMo-RL's config says. Without it the
         logprobs are those of the model's own distribution.
+
+    Raises:
+      TypeError: no sampling parameter has that name, or a value is of another type.
+      ValueError: a value is out of range; or presence_penalty, frequency_penalty or min_tokens, since a
+        batch does not say where its completions begin.
     """
 
     def __init__(
@@ -40,6 +49,13 @@ class ScorerPolicy:
         self._scorer = scorer
         self._reference = reference
         self._sampling = dict(sampling or {})
+        wanted = to_proto(self._sampling)
+        for name in _OF_COMPLETIONS:
+            if value := getattr(wanted, name):
+                raise ValueError(
+                    f"sampling: {name}: expected 0, got {value:g}: a batch of NeMo-RL's does not say where"
+                    " completions begin, so that a scorer cannot compute the rollout's logprobs"
+                )
         self.weight_version: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -85,8 +101,7 @@ class ScorerPolicy:
             if not 1 <= length <= ids.shape[1]:
                 raise ValueError(f"input_lengths[{index}]: expected 1 to {ids.shape[1]}, got {length}")
         scored = [index for index, length in enumerate(lengths) if length > 1]
-        for start in range(0, len(scored), _SEQUENCES_PER_CALL):
-            chosen = scored[start : start + _SEQUENCES_PER_CALL]
+        for chosen in _calls(scored, lengths):
             self._score(scorer, ids, lengths, chosen, weight_version, out)
         return out.to(data["input_ids"].device)
 
@@ -97,3 +112,16 @@ class ScorerPolicy:
         scores = scorer.score(sequences, weight_version=weight_version, **self._sampling)
         for i, score in zip(chosen, scores, strict=True):
             out[i, 1 : lengths[i]] = torch.from_numpy(score.tokens.logprobs)
+
+
+def _calls(sequences: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The sequences, in their order, cut into calls that a service takes."""
+    chosen, tokens = [], 0
+    for index in sequences:
+        if chosen and (len(chosen) == _SEQUENCES_PER_CALL or tokens + lengths[index] > _TOKENS_PER_CALL):
+            yield chosen
+            chosen, tokens = [], 0
+        chosen.append(index)
+        tokens += lengths[index]
+    if chosen:
+        yield chosen
