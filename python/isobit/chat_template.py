@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isobit import bounded_templates
+from isobit.chat_messages import REASONING, plain, template_messages
 
-Message = Mapping[str, Any]  # `role` and `content`, and what else the template reads
+# `role` and `content`, and what else the template reads; or an object of such fields: a dataclass, a model of
+# pydantic.
+Message = Mapping[str, Any]
 
 # Appended to the text to continue, so that the rendering can be cut there. If the last space is missing
 # from the rendering, the template strips the text.
@@ -43,13 +46,13 @@ def render(
       ValueError: the template is not valid, fails on the messages, or takes more than bounded_templates lets
         it take; options exclude each other.
     """
-    messages = _checked_mappings("messages", messages)
+    messages = _checked_mappings("messages", template_messages(messages))
     if not messages:
         raise ValueError("messages is empty, expected one message at least")
     arguments = {
-        **variables,
-        "tools": None if tools is None else _checked_mappings("tools", tools),
-        "documents": None if documents is None else _checked_mappings("documents", documents),
+        **plain(variables),
+        "tools": None if tools is None else plain(_checked_mappings("tools", tools)),
+        "documents": None if documents is None else plain(_checked_mappings("documents", documents)),
         "add_generation_prompt": add_generation_prompt,
     }
     if not continue_final_message:
@@ -78,7 +81,11 @@ def _run(template: str, messages: list[Message], arguments: dict) -> tuple[str, 
 def _continued(template: str, messages: list[Message], arguments: dict, field: str) -> str:
     if (final := messages[-1].get(field)) is None:
         raise ValueError(f"continue_final_message: the last message has no {field!r} to continue")
-    if field not in template:
+    # The reasoning is there under several names, of which the template reads one.
+    fields = (
+        [name for name in REASONING if messages[-1].get(name) == final] if field in REASONING else [field]
+    )
+    if not any(name in template for name in fields):
         raise ValueError(f"continue_final_message: the chat template does not use {field!r}")
     marked = copy.deepcopy(messages[-1])
     if isinstance(final, list | tuple):
@@ -88,7 +95,7 @@ def _continued(template: str, messages: list[Message], arguments: dict, field: s
         final = block["text"]
         block["text"] += _CUT_HERE
     elif isinstance(final, str):
-        marked[field] += _CUT_HERE
+        marked |= dict.fromkeys(fields, final + _CUT_HERE)
     else:
         raise TypeError(f"continue_final_message: {field} is of type {type(final).__name__}, expected a text")
     text, _ = _run(template, [*messages[:-1], marked], arguments)

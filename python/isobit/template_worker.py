@@ -20,6 +20,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+import jinja2.utils
 
 CPU_SECONDS = 0.5  # of one rendering; SIGPROF ends the process then
 MEMORY_BYTES = 320 << 20  # of the process, the interpreter's own data included
@@ -83,6 +84,36 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
     )
 
 
+class _Dict:
+    """The global `dict` of templates, without the attributes of the class."""
+
+    def __call__(self, *args, **kwargs):
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args, **kwargs):
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """The global `namespace` of templates, without names that begin with an underscore."""
+
+    def __init__(*args, **kwargs):  # so that a namespace may have the name `self`
+        self, *args = args
+        values = dict(*args, **kwargs)
+        for name in values:
+            _Namespace._check(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name, value):
+        _Namespace._check(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def _check(name) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"namespace: {name!r} begins with an underscore")
+
+
 @functools.lru_cache(maxsize=64)
 def _compile(text: str) -> jinja2.Template:
     # Templates are written for both block options.
@@ -92,6 +123,8 @@ def _compile(text: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     return environment.from_string(text)
 
 

@@ -1,14 +1,16 @@
 """Compares isobit.Tokenizer with transformers' AutoTokenizer on every chat template under some folders.
 
-    python tests/python/chat_template_comparison.py FOLDER...      (each *.jinja below; needs transformers 5)
+    python tests/python/chat_template_comparison.py FOLDER...    (each *.jinja below; transformers 5.24)
 
-Renders each template with each conversation and set of options below. Both must give the same text, ids and
-assistant mask, or both must refuse. Prints the counts and every difference; exits with 1 if there is one.
-Without transformers it says so and exits with 0. With --record FILE it writes the digests of transformers'
-renderings, by template, conversation and options; chat_templates/expected.json was made like this.
+Renders each template with each conversation and set of options below, the messages as dicts and as objects.
+Both must give the same text, ids and assistant mask, or both must refuse. Prints the counts and every
+difference; exits with 1 if there is one. Without transformers it says so and exits with 0. With --record FILE
+it writes the digests of transformers' renderings, by template, conversation and options;
+chat_templates/expected.json was made like this.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import logging
@@ -88,6 +90,18 @@ CONVERSATIONS = {
     ],
     "thought": [USER, THOUGHT, USER],
     "thinking": [USER, {"role": "assistant", "content": "4", "thinking": "hm"}],
+    "reasoning": [USER, {"role": "assistant", "content": "4", "reasoning": "hm"}, USER],
+    "reasoning twice": [
+        USER,
+        {"role": "assistant", "content": "4", "reasoning": "a", "thinking": "b", "reasoning_content": None},
+    ],
+    "reasoning and a call": [USER, {**CALL, "thinking": "hm", "content": "Let me see."}, RESULT],
+    "fields that are none": [
+        {**USER, "name": None, "tool_calls": None},
+        {**CALL, "content": None, "reasoning_content": None},
+        {**RESULT, "name": None},
+        {"role": "assistant", "content": "4", "tool_calls": None, "refusal": None},
+    ],
     "two users": [USER, USER],
     "unknown role": [{"role": "observer", "content": "hm"}, USER],
     "no content": [{"role": "user"}],
@@ -125,6 +139,16 @@ def write_model(directory: Path, template: str) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def as_objects(value):
+    """`value` with an object of a dataclass for each dict."""
+    if isinstance(value, list):
+        return [as_objects(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = dataclasses.make_dataclass("Turn", list(value))
+    return kind(**{name: as_objects(item) for name, item in value.items()})
 
 
 def digest(text: str) -> str:
@@ -185,14 +209,22 @@ def compare(template: Path, counts: dict[str, int], record: dict) -> None:
         # As they come from JSON, no message shared: transformers would mark each copy of one to continue.
         for conversation, messages in json.loads(json.dumps(CONVERSATIONS)).items():
             for name, options in OPTIONS.items():
-                expected, got = reference(messages, options), mine(messages, options)
-                refused = isinstance(expected, str), isinstance(got, str)
-                kind = "refused by both" if all(refused) else "equal" if expected == got else "unequal"
-                counts[kind] += 1
+                expected = reference(messages, options)
                 digests = record.setdefault(template.stem, {}).setdefault(conversation, {})
-                digests[name] = "refused" if refused[0] else digest(expected[0])
-                if kind == "unequal":
-                    print(f"{template}: {conversation}, {name}:\n  theirs {expected!r}\n  ours   {got!r}")
+                digests[name] = "refused" if isinstance(expected, str) else digest(expected[0])
+                tell(counts, f"{template}: {conversation}, {name}", expected, mine(messages, options))
+                objects = as_objects(messages)
+                expected, got = reference(objects, options), mine(objects, options)
+                tell(counts, f"{template}: {conversation} of objects, {name}", expected, got)
+
+
+def tell(counts: dict[str, int], what: str, expected, got) -> None:
+    """Counts a comparison, and prints what differs."""
+    refused = isinstance(expected, str), isinstance(got, str)
+    kind = "refused by both" if all(refused) else "equal" if expected == got else "unequal"
+    counts[kind] += 1
+    if kind == "unequal":
+        print(f"{what}:\n  theirs {expected!r}\n  ours   {got!r}")
 
 
 def main() -> int:

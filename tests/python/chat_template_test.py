@@ -2,13 +2,17 @@
 
 python tests/python/chat_template_test.py        (in an environment where the package `isobit` is installed)
 
-chat_templates/ has templates that use every feature; expected.json has transformers 5's renderings of them,
-as chat_template_comparison.py recorded them. That script compares any templates with transformers itself.
+chat_templates/ has templates that use every feature; expected.json has transformers 5.24's renderings of
+them, as chat_template_comparison.py recorded them. That script compares any templates with transformers
+itself.
 """
 
+import dataclasses
 import datetime
+import enum
 import json
 import tempfile
+import types
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,6 +72,71 @@ class ChatTemplateTest(unittest.TestCase):
         shorter = tokenizer.encode_chat([USER], add_generation_prompt=False)
         self.assertEqual(len(ids) - len(shorter), 1 + len("assistant\n"))
 
+    def test_messages_mean_what_they_do_in_transformers(self):
+        template = (
+            "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}[{{ m.reasoning_content }}]"
+            "{% endif %}{{ m.content }}{% for c in m.tool_calls or () %}({{ c.function.name }}){% endfor %}"
+            "{% if m.tool_calls is defined %}!{% endif %}{% endfor %}"
+        )
+        said = {"role": "assistant", "content": "4"}
+        call = {"type": "function", "function": {"name": "clock", "arguments": {}}}
+
+        @dataclasses.dataclass
+        class Turn:
+            role: str
+            content: object
+            tool_calls: object = None
+
+        @dataclasses.dataclass
+        class Function:
+            name: str
+
+        class Role(str, enum.Enum):
+            USER = "user"
+
+        class Model:  # as pydantic's
+            def model_dump(self):
+                return {"role": Role.USER, "content": "hi", "reasoning": None}
+
+        for messages, expected in (
+            ([said | {"reasoning": "hm"}], "<assistant>[hm]4"),
+            ([said | {"thinking": "hm"}], "<assistant>[hm]4"),
+            ([said | {"thinking": "b", "reasoning": "a", "reasoning_content": None}], "<assistant>[b]4"),
+            ([said | {"content": None, "tool_calls": [call]}], "<assistant>(clock)!"),
+            ([said | {"tool_calls": None}], "<assistant>4"),
+            (
+                [Turn("user", "hi"), Turn("assistant", "", [{"function": Function("clock")}])],
+                "<user>hi<assistant>(clock)!",
+            ),
+            ([Model()], "<user>hi"),
+            ((said, said), "<assistant>4<assistant>4"),
+            (types.SimpleNamespace(messages=[said]), "<assistant>4"),
+        ):
+            with self.subTest(expected):
+                self.assertEqual(self.render(template, messages, add_generation_prompt=False), expected)
+        texts = {
+            name: self.render(f"{{{{ messages[0].{name} }}}}", [said | {"reasoning": "hm"}])
+            for name in ("thinking", "reasoning", "reasoning_content")
+        }
+        self.assertEqual(set(texts.values()), {"hm"})
+        continued = self.render(
+            "<think>{{ messages[0].reasoning_content }}</think>",
+            [said | {"reasoning": "so"}],
+            continue_final_message="reasoning",
+        )
+        self.assertEqual(continued, "<think>so")
+        # What is no text stays out of a template's reach.
+        block = {
+            "role": "user",
+            "content": [{"type": "image", "image": np.zeros(2)}, {"type": "text", "n": np.int64(3)}],
+        }
+        text = self.render(
+            "{{ messages[0].content[0].image }} {{ messages[0].content[1].n + 1 }} {{ x }}",
+            [block],
+            x=Role.USER,
+        )
+        self.assertEqual(text, "<ndarray> 4 user")
+
     def test_environment(self):
         for template, expected in (
             ("{{ {'b': '<é&>', 'a': [1, none]} | tojson }}", '{"b": "<é&>", "a": [1, null]}'),
@@ -82,13 +151,18 @@ class ChatTemplateTest(unittest.TestCase):
             ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "hi"),
             ("{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }}", "True True True"),
             ("{{ color }}{{ nothing is defined }}", "redFalse"),
+            ("{{ dict(a=1).a }}{{ dict.fromkeys([2], 3) }}", "1{2: 3}"),
+            ("{% set n = namespace(self=1) %}{% set n.x = 2 %}{{ n.self + n.x }}", "3"),
+            ("{% set n = namespace(_x=1) %}", None),
             ("{{ messages.append(1) }}", None),
             ("{{ ''.__class__ }}", ""),
             ("{{ ''.__class__.__mro__ }}", None),
         ):
             with self.subTest(template=template):
                 if expected is None:
-                    with self.assertRaisesRegex(ValueError, "the chat template refuses.*(unsafe|safe)"):
+                    with self.assertRaisesRegex(
+                        ValueError, "the chat template refuses.*(unsafe|safe|underscore)"
+                    ):
                         self.render(template)
                 else:
                     self.assertEqual(self.render(template, color="red"), expected)
@@ -109,6 +183,8 @@ class ChatTemplateTest(unittest.TestCase):
             ({"documents": ["text"]}, r"documents\[0\] is of type str"),
             ({"messages": [[USER]]}, r"messages\[0\] is of type list"),
             ({"messages": USER}, "messages is of type dict"),
+            ({"messages": iter([USER])}, "messages is of type list_iterator"),
+            ({"messages": [USER, len]}, r"messages\[1\] is of type builtin_function_or_method"),
         ):
             with self.subTest(options=options), self.assertRaisesRegex(TypeError, message):
                 self.render(template, **options)

@@ -32,6 +32,7 @@ CLIENT_MODULES = {
     "bounded_templates",
     "calls",
     "channel",
+    "chat_messages",
     "chat_template",
     "client",
     "command_line",
