@@ -21,6 +21,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from isobit import RolloutClient
@@ -309,6 +310,15 @@ def arrays(**shapes):
     return {name: np.ones(shape, np.float32).view(Array) for name, shape in shapes.items()}
 
 
+def zero_weights(model: Path) -> dict[str, Array]:
+    """Tensors for the model in a directory."""
+    found = {}
+    with safe_open(str(model / "model.safetensors"), "np") as file:
+        for name in file.keys():  # noqa: SIM118  no mapping
+            found[name] = np.zeros(file.get_slice(name).get_shape(), np.float32).view(Array)
+    return found
+
+
 class NamesTest(unittest.TestCase):
     def test_wrappers_are_left_out(self):
         name = "model.layers.0.self_attn.q_proj.weight"
@@ -335,6 +345,20 @@ class NamesTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"_orig_mod\.a: expected one tensor of the name a, got two"):
             send_weights([client], arrays(**{"a": 3, "_orig_mod.a": 3}).items())
         self.assertEqual(digest_of(arrays(**{"_orig_mod.a": 3})), digest_of(arrays(a=3)))
+
+
+class RepeatedTest(ServiceTest):
+    def test_weights_may_be_sent_again_under_their_version(self):
+        """As after a lost answer, or when another service has failed."""
+        with RolloutClient(self.start("rollout").target) as client:
+            weights = zero_weights(self.model)
+            (first,) = send_weights([client], weights.items(), weight_version=5)
+            (again,) = send_weights([client], weights.items(), weight_version=5)
+            self.assertEqual((again.previous, again.current), (first.current, first.current))
+            name, array = next(iter(weights.items()))
+            with self.assertRaisesRegex(InvalidArgumentError, "weight_version"):
+                send_weights([client], (weights | {name: array + 1}).items(), weight_version=5)
+            self.assertEqual(client.get_server_info().server.weight_version, first.current)
 
 
 async def as_async(items):
@@ -392,11 +416,8 @@ class VerlTest(ServiceTest):
 
     def test_a_trainer_may_begin_repeat_and_go_back(self):
         target = self.start("rollout", f"--max_context={CONTEXT}").target
-        with RolloutClient(target) as client:
-            shape = client.get_server_info().server.model
-        self.assertGreater(shape.num_layers, 0)
         engine = self.seam.CheckpointEngine(0, is_master=True, targets=[target])
-        weights = self.tensors()
+        weights = zero_weights(self.model)
         server = self.seam.Server(
             types.SimpleNamespace(
                 engine_kwargs={"isobit": {"targets": [target]}},
@@ -425,16 +446,6 @@ class VerlTest(ServiceTest):
         steps, tokens = asyncio.run(run())
         self.assertEqual(steps, [(step, step) for step in (0, 0, 1, 80, 51, 51)])
         self.assertEqual(tokens, CONTEXT - 3, "the config's limits are above the rollout's context")
-
-    def tensors(self):
-        """The served model's, as float32."""
-        from safetensors import safe_open
-
-        found = {}
-        with safe_open(str(self.model / "model.safetensors"), "np") as file:
-            for name in file.keys():  # noqa: SIM118  no mapping
-                found[name] = np.zeros(file.get_slice(name).get_shape(), np.float32).view(Array)
-        return found
 
 
 class PluginTest(unittest.TestCase):

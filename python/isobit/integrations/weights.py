@@ -1,5 +1,6 @@
 """The one way by which a framework's seam sends weights to rollouts and scorers."""
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from isobit.calls import InFlightMode
 from isobit.client import RolloutClient, ScorerClient
 from isobit.v1 import types_pb2
-from isobit.weights import checkpoint_name, specs_of
+from isobit.weights import checkpoint_name, digest_of, specs_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def send_weights(
       directory: None sends the tensors over gRPC; else they are written there, once for all services, and
         removed afterwards.
       weight_version: the id to give them, or a function of a service's present id; None: of each service
-        the present id plus 1.
+        the present id plus 1. A service that has these weights under this id already keeps them, so that
+        a call that has failed may be repeated.
       in_flight: what happens to a rollout's requests in flight; scorers always let theirs finish.
 
     Returns:
@@ -62,20 +64,26 @@ def send_weights(
     if not named:
         raise ValueError("expected the tensors of a model, got none")
 
-    def options(client) -> dict:
-        mode = in_flight if isinstance(client, RolloutClient) else None
+    digest = functools.cache(lambda: digest_of(named))
+
+    def switched(client, update: Callable) -> types_pb2.UpdateWeightsResponse:
         version = weight_version
-        if callable(version):
-            version = version(client.get_server_info().server.weight_version.id)
-        return {"weight_version": version, "in_flight": mode}
+        if version is not None:
+            present = client.get_server_info().server.weight_version
+            if callable(version):
+                version = version(present.id)
+            elif version == present.id and digest() == present.digest:
+                return types_pb2.UpdateWeightsResponse(previous=present, current=present)
+        mode = in_flight if isinstance(client, RolloutClient) else None
+        return update(weight_version=version, in_flight=mode)
 
     if directory is None:
-        return [client.update_weights_from_stream(named, **options(client)) for client in clients]
+        return [switched(c, functools.partial(c.update_weights_from_stream, named)) for c in clients]
     root = Path(directory.model_root)
     path = Path(tempfile.mkdtemp(prefix="weights-", dir=root))
     try:
         _write(named, path, root / directory.model)
-        return [client.update_weights(path.name, **options(client)) for client in clients]
+        return [switched(c, functools.partial(c.update_weights, path.name)) for c in clients]
     finally:
         shutil.rmtree(path)
 
