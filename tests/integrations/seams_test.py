@@ -144,6 +144,12 @@ class TrlTest(ServiceTest):
             longest = max(longest, len(completion))
         self.assertGreater(longest, 16)
 
+    def test_a_trainer_learns_which_prompt_is_refused(self):
+        with self.assertRaisesRegex(
+            ValueError, rf"prompts\[1\]: .*expected at most {CONTEXT - 1} tokens.*got 200"
+        ):
+            self.rollout_function()([words(3), words(200)], self.trainer())
+
     def test_asynchronous_rewards(self):
         async def short(completions, **_):
             return [-float(len(text)) for text in completions]

@@ -291,6 +291,8 @@ class RolloutFunction:
         """One completion for each prompt: prompt_ids, completion_ids and logprobs, lists of lists.
 
         Raises:
+          InvalidArgumentError: the rollout refuses a prompt, whose number comes first, such as one that fills
+            the context. The trainer wants a completion for every prompt: filter the dataset.
           RuntimeError: the rollout ended a request early.
         """
         if self._synced_step != trainer.state.global_step:
@@ -303,14 +305,17 @@ class RolloutFunction:
         seeds = [self._seed + (self._drawn + i) * ranks + rank for i in range(len(prompts))]
         self._drawn += len(prompts)
 
-        def one(ids: list[int], seed: int) -> Sample:
-            (sample,) = generate(self._client, ids, seed=seed, **sampling)
+        def one(number: int) -> Sample:
+            try:
+                (sample,) = generate(self._client, prompt_ids[number], seed=seeds[number], **sampling)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(error.code, f"prompts[{number}]: {error.details}") from error
             if sample.finish_reason == "abort":
                 raise RuntimeError(f"the rollout ended a request early: {sample.abort_reason}")
             return sample
 
         with ThreadPoolExecutor(self._concurrency) as pool:
-            samples = list(pool.map(one, prompt_ids, seeds))
+            samples = list(pool.map(one, range(len(prompts))))
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [sample.tokens.token_ids.tolist() for sample in samples],
