@@ -8,12 +8,12 @@ from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from isobit import background, forks
 from isobit.connection import Client, ServingWait, accepts
 from isobit.credentials import connect
 from isobit.errors import ResourceExhaustedError
+from isobit.health import HealthCheckRequest, HealthStub
 from isobit.retry import pause_s, retried
 from isobit.timeouts import Deadline, checked_timeout
 
@@ -53,10 +53,10 @@ class ServiceClient(Client):
         return self._open()[0]
 
     @property
-    def _health(self) -> health_pb2_grpc.HealthStub:
+    def _health(self) -> HealthStub:
         return self._open()[1]
 
-    def _open(self) -> tuple[Any, health_pb2_grpc.HealthStub]:
+    def _open(self) -> tuple[Any, HealthStub]:
         """The stubs of a channel that the first call opens, and the first in a forked child opens again."""
         forks.check()
         if self._closed:
@@ -66,7 +66,7 @@ class ServiceClient(Client):
                 channel = forks.guarded(connect(self._endpoint))
                 # Made now, since gRPC crashes when a stub is made for a channel that is closed.
                 stub = self._stub_type(channel) if self._stub_type else None
-                self._stubs = stub, health_pb2_grpc.HealthStub(channel)
+                self._stubs = stub, HealthStub(channel)
                 self._channel, self._opened_in = channel, forks.generation()
             return self._stubs
 
@@ -80,7 +80,7 @@ class ServiceClient(Client):
         while not wait.is_over():
             self._await_connection(wait.connection_s())
             try:
-                response = self._health.Check(health_pb2.HealthCheckRequest(), timeout=wait.check_s())
+                response = self._health.Check(HealthCheckRequest(), timeout=wait.check_s())
                 if wait.is_serving(response):
                     self._reachability.found()
                     return
@@ -214,4 +214,4 @@ class ServiceClient(Client):
         """
         check = self._health.Check
         with contextlib.suppress(grpc.RpcError):
-            check(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+            check(HealthCheckRequest(), timeout=timeout, wait_for_ready=True)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from isobit.credentials import Security, endpoint
 from isobit.errors import CancelledError, DeadlineExceededError, from_rpc_error
+from isobit.health import HealthCheckResponse, ServingStatus
 from isobit.timeouts import Deadline
 
 # Keepalive as in common/rpc/limits.h: a server treats more frequent pings as abuse.
@@ -151,9 +151,9 @@ class ServingWait:
         """How long to wait after a check that found no service that serves."""
         return self._deadline.bounded(_HEALTH_POLL_S)
 
-    def is_serving(self, response: health_pb2.HealthCheckResponse) -> bool:
-        self._answer = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-        return response.status == health_pb2.HealthCheckResponse.SERVING
+    def is_serving(self, response: HealthCheckResponse) -> bool:
+        self._answer = response.status.name
+        return response.status == ServingStatus.SERVING
 
     def note_failure(self, error: grpc.RpcError) -> None:
         # A check that this call's own deadline has cut short says less than the one before it.

@@ -12,10 +12,12 @@ import unittest
 from concurrent import futures
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import isobit
 from isobit.errors import DeadlineExceededError, UnavailableError
+from isobit.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, types_pb2
 
 LATENCY_S = 0.15
@@ -40,6 +42,21 @@ def serve(port: int) -> tuple[grpc.Server, int]:
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     return server, port
+
+
+class HealthTest(unittest.TestCase):
+    def test_messages_are_those_of_the_health_protocol(self):
+        self.assertEqual(HealthCheckRequest().to_wire(), health_pb2.HealthCheckRequest().SerializeToString())
+        statuses = health_pb2.HealthCheckResponse.ServingStatus
+        self.assertEqual(
+            {name: status.value for name, status in ServingStatus.__members__.items()}, dict(statuses.items())
+        )
+        for name, number in statuses.items():
+            wire = health_pb2.HealthCheckResponse(status=number).SerializeToString()
+            self.assertEqual(HealthCheckResponse.from_wire(wire).status.name, name)
+        self.assertEqual(HealthCheckResponse.from_wire(b"\x08\x63").status, ServingStatus.UNKNOWN)
+        with self.assertRaises(DecodeError):
+            HealthCheckResponse.from_wire(b"\x08")
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ CLIENT_MODULES = {
     "errors",
     "forks",
     "generation_config",
+    "health",
     "metrics",
     "nccl",
     "private_files",

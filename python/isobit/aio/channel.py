@@ -10,11 +10,11 @@ from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from isobit import forks
 from isobit.connection import Client, ServingWait, accepts
 from isobit.errors import ResourceExhaustedError
+from isobit.health import HealthCheckRequest, HealthStub
 from isobit.retry import aretried, pause_s
 from isobit.timeouts import Deadline, checked_timeout
 
@@ -144,9 +144,7 @@ class ServiceClient(Client):
         wait = ServingWait(self.target, timeout)
         while not wait.is_over():
             await self._await_connection(wait.connection_s())
-            call = self._health.Check(
-                health_pb2.HealthCheckRequest(), timeout=wait.check_s(), metadata=self._metadata()
-            )
+            call = self._health.Check(HealthCheckRequest(), timeout=wait.check_s(), metadata=self._metadata())
             try:
                 with self._in_flight(call):
                     if wait.is_serving(await call):
@@ -312,7 +310,7 @@ class ServiceClient(Client):
             else:
                 channel = grpc.aio.secure_channel(to.target, to.credentials, options=to.options)
         self._channel, self._opened_in = forks.guarded(channel), forks.generation()
-        self._health = health_pb2_grpc.HealthStub(channel)
+        self._health = HealthStub(channel)
         self._stub = self._stub_type(channel)
 
     def is_open(self) -> bool:
