@@ -183,6 +183,13 @@ class VerlTest(ServiceTest):
             self.assertEqual([fields[f"{w}global_steps"] for w in ("", "min_", "max_")], [7, 7, 7])
         print(f"verl: {6 * 12} logprobs before and after an update equal the scorer's, steps {fields}")
 
+        # As fit() does: it begins with step 0, repeats a step, and goes back to one after a crash.
+        for step in (7, 0, 0, 1, 80, 51):
+            managed.update_weights(global_steps=step)
+            for output in asyncio.run(generate(2)):
+                fields = output.extra_fields
+                self.assertEqual([fields[f"{w}global_steps"] for w in ("", "min_", "max_")], [step] * 3)
+
     def test_abort_and_resume(self):
         manager, client = self.start(self.config(response_length=200))
 
