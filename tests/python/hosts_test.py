@@ -145,17 +145,12 @@ class HostsTest(unittest.TestCase):
     def test_sglang(self):
         self.check_resolves("sglang==0.5.23")
 
-    def test_the_oldest_of_its_ranges(self):
-        """The client's own tests, with the oldest version of each package that it takes."""
-        project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text("utf-8"))["project"]
-        oldest = {}
-        for requirement in map(Requirement, project["dependencies"]):
-            if requirement.marker is None or requirement.marker.evaluate():
-                (least,) = (s.version for s in requirement.specifier if s.operator == ">=")
-                oldest[requirement.name] = f"{requirement.name}=={least}"
+    def check_client(self, *requirements: str) -> None:
+        """The client's own tests, with these packages."""
         python = self.environment()
         pip = [python, "-m", "pip", "install", "-q", "--no-compile"]
-        self.check(run(*pip, self.wheel, "grpcio-health-checking", *oldest.values()))
+        self.check(run(*pip, self.wheel, "grpcio-health-checking", *requirements))
+        print({name: self.installed(python)[name] for name in ("protobuf", "grpcio", "numpy", "tokenizers")})
         for test in (
             "client_test",
             "asyncio_test",
@@ -164,6 +159,18 @@ class HostsTest(unittest.TestCase):
             "chat_template_test",
         ):
             self.check(run(python, ROOT / "tests" / "python" / f"{test}.py"))
+
+    def test_the_oldest_of_its_ranges(self):
+        project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text("utf-8"))["project"]
+        oldest = {}
+        for requirement in map(Requirement, project["dependencies"]):
+            if requirement.marker is None or requirement.marker.evaluate():
+                (least,) = (s.version for s in requirement.specifier if s.operator == ">=")
+                oldest[requirement.name] = f"{requirement.name}=={least}"
+        self.check_client(*oldest.values())
+
+    def test_the_newest_of_its_ranges(self):
+        self.check_client()
 
 
 if __name__ == "__main__":
