@@ -179,8 +179,8 @@ class ServiceClient(Client):
         timeout: float | None,
         on_start: Callable[[grpc.aio.Call], None] = lambda call: None,
     ):
-        """The response to `request`, or to an asynchronous iterator of requests, which is sent once. on_start:
-        gets the call, before any request is asked for."""
+        """The response to `request`, or to an asynchronous iterator of requests, which is sent once.
+        on_start: gets the call, before any request is asked for."""
 
         async def once(left: float | None):
             call = await self._start(method, request, left)
