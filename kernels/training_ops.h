@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/contract/losses.h"
 #include "kernels/contract/portable.h"
 #include "kernels/ops.h"
 #include "kernels/stored_weights.h"
@@ -235,9 +236,21 @@ struct PolicyLossArgs {
   const float* weights = nullptr;
   const float* old_logprobs = nullptr;        // null: the policy gradient; else the clipped loss
   const float* reference_logprobs = nullptr;  // null: no KL term
-  float clip_low = 0.2f;
+  float clip_low = 0.2f;                      // at least 0, as clip_high; infinity: no bound
   float clip_high = 0.2f;
-  float kl = 0.0f;
+  float kl = 0.0f;  // at least 0, finite
+  float* values = nullptr;
+  float* gradients = nullptr;
+};
+// INVALID_ARGUMENT: a bound of the clipped loss, or the factor of its KL term, is out of range.
+// Every backend's PolicyLoss returns it.
+absl::Status CheckBounds(const PolicyLossArgs& args);
+
+// A function that losses are made of, element by element, and its gradient.
+struct LossFunctionArgs {
+  contract::LossFunction function = contract::LossFunction::kExp;
+  int64_t count = 0;
+  const float* x = nullptr;  // [count], as all that follow
   float* values = nullptr;
   float* gradients = nullptr;
 };
@@ -247,6 +260,15 @@ struct TreeSumArgs {
   const float* x = nullptr;  // [count]
   int64_t count = 0;
   float* sum = nullptr;
+};
+
+// sums[i] = C5's tree over x[bounds[i]] .. x[bounds[i + 1] - 1], one value a leaf. Bounds ascend
+// from 0 and are in the backend's memory.
+struct SequenceSumsArgs {
+  const float* x = nullptr;
+  const int32_t* bounds = nullptr;  // [sequences + 1]
+  int64_t sequences = 0;
+  float* sums = nullptr;  // [sequences]
 };
 
 // ---- The optimizer
@@ -308,7 +330,9 @@ class TrainingOps {
   virtual absl::Status TrainingLogProbs(const TrainingLogProbsArgs& args) = 0;
   virtual absl::Status LogProbGradient(const LogProbGradientArgs& args) = 0;
   virtual absl::Status PolicyLoss(const PolicyLossArgs& args) = 0;
+  virtual absl::Status LossFunction(const LossFunctionArgs& args) = 0;
   virtual absl::Status TreeSum(const TreeSumArgs& args) = 0;
+  virtual absl::Status SequenceSums(const SequenceSumsArgs& args) = 0;
   virtual absl::Status SquareSums(const SquareSumsArgs& args) = 0;
   virtual absl::Status TreeSum64(const TreeSum64Args& args) = 0;
   virtual absl::Status AdamW(const AdamWArgs& args) = 0;

@@ -1,5 +1,5 @@
-// C11 to C15: the elementwise functions of gradients, losses and the optimizer. The matrix products
-// between them are chains of C1.
+// C11 to C15: the elementwise functions of gradients and the optimizer; losses are in losses.h. The
+// matrix products between them are chains of C1.
 #ifndef ISOBIT_KERNELS_CONTRACT_GRADIENTS_H_
 #define ISOBIT_KERNELS_CONTRACT_GRADIENTS_H_
 
@@ -84,32 +84,6 @@ ISOBIT_HD Bf16 LogitGradient(float z, bool is_target, const RowDistribution& row
   float d = Mul(p, Fma(dentropy, Sub(mean, y), -dlogprob));
   if (is_target) d = Add(d, dlogprob);
   return FloatToBf16(Mul(d, inverse_temperature));
-}
-
-// A token's loss and its gradient with regard to the token's logprob.
-struct TokenLoss {
-  float value;
-  float gradient;
-};
-ISOBIT_HD float ExpOf(float x) { return Exp2(Mul(x, kLog2E)); }
-ISOBIT_HD TokenLoss PolicyGradientLoss(float logprob, float advantage) {
-  return {-Mul(advantage, logprob), -advantage};
-}
-ISOBIT_HD TokenLoss ClippedLoss(float logprob, float old_logprob, float advantage, float clip_low,
-                                float clip_high) {
-  const float r = ExpOf(Sub(logprob, old_logprob));
-  const float u = Mul(r, advantage);
-  const float low = Sub(1.0f, clip_low);
-  const float high = Add(1.0f, clip_high);
-  const float bounded = r > low ? (r < high ? r : high) : low;
-  const float c = Mul(bounded, advantage);
-  return u <= c ? TokenLoss{-u, -u} : TokenLoss{-c, 0.0f};
-}
-ISOBIT_HD TokenLoss AddReferenceKl(TokenLoss loss, float logprob, float reference, float weight) {
-  const float x = Sub(reference, logprob);
-  const float e = ExpOf(x);
-  return {Add(loss.value, Mul(weight, Sub(Sub(e, x), 1.0f))),
-          Add(loss.gradient, Mul(weight, Sub(1.0f, e)))};
 }
 
 // C15: one leaf of the sum of squares of a gradient's row; a ragged one is filled with +0.

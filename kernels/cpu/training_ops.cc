@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "kernels/contract/losses.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/log_probs.h"
@@ -107,8 +109,26 @@ class CpuTrainingOps final : public TrainingOps {
     return absl::OkStatus();
   }
   absl::Status PolicyLoss(const PolicyLossArgs& a) override;
+  absl::Status LossFunction(const LossFunctionArgs& a) override {
+    pool_.ParallelFor(a.count, kElementGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const contract::ValueAndGradient result = contract::Evaluate(a.function, a.x[i]);
+        a.values[i] = result.value;
+        a.gradients[i] = result.gradient;
+      }
+    });
+    return absl::OkStatus();
+  }
   absl::Status TreeSum(const TreeSumArgs& a) override {
     *a.sum = BalancedSumOf(a.x, a.count);
+    return absl::OkStatus();
+  }
+  absl::Status SequenceSums(const SequenceSumsArgs& a) override {
+    pool_.ParallelFor(a.sequences, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        a.sums[i] = BalancedSumOf(a.x + a.bounds[i], a.bounds[i + 1] - a.bounds[i]);
+      }
+    });
     return absl::OkStatus();
   }
   absl::Status SquareSums(const SquareSumsArgs& a) override {
@@ -175,8 +195,9 @@ absl::Status CpuTrainingOps::TrainingAttention(const TrainingAttentionArgs& a) {
 }
 
 absl::Status CpuTrainingOps::PolicyLoss(const PolicyLossArgs& a) {
+  ISOBIT_RETURN_IF_ERROR(CheckBounds(a));
   for (int64_t i = 0; i < a.tokens; ++i) {
-    contract::TokenLoss loss =
+    contract::ValueAndGradient loss =
         a.old_logprobs == nullptr ? contract::PolicyGradientLoss(a.logprobs[i], a.advantages[i])
                                   : contract::ClippedLoss(a.logprobs[i], a.old_logprobs[i],
                                                           a.advantages[i], a.clip_low, a.clip_high);

@@ -92,8 +92,16 @@ absl::Status TrainingCudaOps::PolicyLoss(const PolicyLossArgs& args) {
   return cuda::LaunchPolicyLoss(args, stream_);
 }
 
+absl::Status TrainingCudaOps::LossFunction(const LossFunctionArgs& args) {
+  return cuda::LaunchLossFunction(args, stream_);
+}
+
 absl::Status TrainingCudaOps::TreeSum(const TreeSumArgs& args) {
   return LaunchWithScratch(cuda::LaunchTreeSum, args, cuda::TreeSumWorkspaceBytes(args));
+}
+
+absl::Status TrainingCudaOps::SequenceSums(const SequenceSumsArgs& args) {
+  return cuda::LaunchSequenceSums(args, stream_);
 }
 
 absl::Status TrainingCudaOps::WeightSums(const WeightSumsArgs& args) {

@@ -45,7 +45,9 @@ class TrainingCudaOps final : public TrainingOps {
   absl::Status TrainingLogProbs(const TrainingLogProbsArgs& args) override;
   absl::Status LogProbGradient(const LogProbGradientArgs& args) override;
   absl::Status PolicyLoss(const PolicyLossArgs& args) override;
+  absl::Status LossFunction(const LossFunctionArgs& args) override;
   absl::Status TreeSum(const TreeSumArgs& args) override;
+  absl::Status SequenceSums(const SequenceSumsArgs& args) override;
   absl::Status WeightSums(const WeightSumsArgs& args) override;
   absl::Status SquareSums(const SquareSumsArgs& args) override;
   absl::Status TreeSum64(const TreeSum64Args& args) override;

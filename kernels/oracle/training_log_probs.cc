@@ -1,4 +1,4 @@
-// Logprobs of training rows, their gradients, and the losses (C7, C8, C14).
+// Logprobs of training rows and their gradients (C7, C8, C14).
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -80,21 +80,6 @@ absl::Status OracleTrainingOps::LogProbGradient(const LogProbGradientArgs& a) {
                                       a.dlogprobs[r], dentropy, inverse_temperature);
       }
     }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status OracleTrainingOps::PolicyLoss(const PolicyLossArgs& a) {
-  for (int64_t i = 0; i < a.tokens; ++i) {
-    contract::TokenLoss loss =
-        a.old_logprobs == nullptr ? contract::PolicyGradientLoss(a.logprobs[i], a.advantages[i])
-                                  : contract::ClippedLoss(a.logprobs[i], a.old_logprobs[i],
-                                                          a.advantages[i], a.clip_low, a.clip_high);
-    if (a.reference_logprobs != nullptr) {
-      loss = contract::AddReferenceKl(loss, a.logprobs[i], a.reference_logprobs[i], a.kl);
-    }
-    a.values[i] = contract::Mul(loss.value, a.weights[i]);
-    a.gradients[i] = contract::Mul(loss.gradient, a.weights[i]);
   }
   return absl::OkStatus();
 }

@@ -11,13 +11,6 @@ absl::Status OracleTrainingOps::RmsNorm(const RmsNormArgs& a) { return forward_.
 
 absl::Status OracleTrainingOps::SwiGlu(const SwiGluArgs& a) { return forward_.SwiGlu(a); }
 
-absl::Status OracleTrainingOps::TreeSum(const TreeSumArgs& a) {
-  contract::TreeSum tree;
-  for (int64_t i = 0; i < a.count; ++i) tree.Push(a.x[i]);
-  *a.sum = tree.Total();
-  return absl::OkStatus();
-}
-
 absl::Status OracleTrainingOps::WeightSums(const WeightSumsArgs& a) {
   AddWeightSums(a.from, a.part, a.sums);
   return absl::OkStatus();

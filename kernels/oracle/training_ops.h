@@ -19,7 +19,6 @@ class OracleTrainingOps final : public TrainingOps {
   absl::Status Embedding(const EmbeddingArgs& a) override;
   absl::Status RmsNorm(const RmsNormArgs& a) override;
   absl::Status SwiGlu(const SwiGluArgs& a) override;
-  absl::Status TreeSum(const TreeSumArgs& a) override;
   absl::Status SquareSums(const SquareSumsArgs& a) override;
   absl::Status WeightSums(const WeightSumsArgs& a) override;
   absl::Status TreeSum64(const TreeSum64Args& a) override;
@@ -41,7 +40,11 @@ class OracleTrainingOps final : public TrainingOps {
   // training_log_probs.cc
   absl::Status TrainingLogProbs(const TrainingLogProbsArgs& a) override;
   absl::Status LogProbGradient(const LogProbGradientArgs& a) override;
+  // training_losses.cc
   absl::Status PolicyLoss(const PolicyLossArgs& a) override;
+  absl::Status LossFunction(const LossFunctionArgs& a) override;
+  absl::Status TreeSum(const TreeSumArgs& a) override;
+  absl::Status SequenceSums(const SequenceSumsArgs& a) override;
 
  private:
   OracleOps forward_;

@@ -82,6 +82,15 @@ void Call::CheckRange(const char* name, const Tensor& t, int64_t bound) const {
   }
 }
 
+void Call::CheckBounds(const char* name, const Tensor& t, int64_t rows) const {
+  if (!t.is_cpu()) return;
+  const auto* values = static_cast<const int32_t*>(t.const_data_ptr());
+  const absl::Span<const int32_t> bounds(values, static_cast<size_t>(t.numel()));
+  if (bounds.front() == 0 && bounds.back() == rows && std::ranges::is_sorted(bounds)) return;
+  Require(false, name, absl::StrCat("ascending values from 0 to ", rows),
+          absl::StrCat("[", absl::StrJoin(bounds, ", "), "]"));
+}
+
 PackBounds Call::Packs(const std::vector<int64_t>& bounds, int64_t rows) const {
   const size_t count = bounds.empty() ? 0 : bounds.size() - 1;
   const bool holds = count > 0 && count <= 64 && std::has_single_bit(count) &&

@@ -61,6 +61,8 @@ class Call {
   // Fails unless int32 values in host memory are in [0, bound). Values in GPU memory are the
   // caller's to check: to look at them here would wait for the GPU.
   void CheckRange(const char* name, const Tensor& t, int64_t bound) const;
+  // Fails unless int32 values in host memory ascend from 0 to `rows`. As CheckRange otherwise.
+  void CheckBounds(const char* name, const Tensor& t, int64_t rows) const;
   // Fails unless these are the bounds of packs that cover `rows` rows.
   PackBounds Packs(const std::vector<int64_t>& bounds, int64_t rows) const;
 

@@ -65,7 +65,7 @@ Tensors LinearBackwardWeights(const Tensor& dy, const Tensor& x, const std::vect
                               const Bounds& packs);
 Tensor ColumnSums(const Tensor& x, const Bounds& packs);
 
-// ---- loss_ops.cc
+// ---- log_prob_ops.cc
 
 Tensor Logits(const Tensor& hidden, const Tensor& weight);
 // Two ops for each block of `block_rows` rows: the logits, then their logprobs.
@@ -81,11 +81,17 @@ std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const Maybe
                                             const MaybeTensor& top_k, const MaybeTensor& top_p,
                                             const MaybeTensor& min_p, const Tensor& state,
                                             int64_t block_rows);
+
+// ---- loss_ops.cc
+
 std::tuple<Tensor, Tensor> PolicyLoss(const Tensor& logprobs, const Tensor& advantages,
                                       const Tensor& weights, const MaybeTensor& old_logprobs,
                                       const MaybeTensor& reference_logprobs, double clip_low,
                                       double clip_high, double kl);
+// function: exp, log, sigmoid or log_sigmoid. Values, gradients.
+std::tuple<Tensor, Tensor> LossFunction(const Tensor& x, const std::string& function);
 Tensor TreeSum(const Tensor& x);
+Tensor SequenceSums(const Tensor& x, const Tensor& bounds);
 
 // ---- model_ops.cc
 

@@ -55,7 +55,9 @@ STABLE_TORCH_LIBRARY(isobit, m) {
       "policy_loss(Tensor logprobs, Tensor advantages, Tensor weights, Tensor? old_logprobs,"
       " Tensor? reference_logprobs, float clip_low, float clip_high, float kl)"
       " -> (Tensor, Tensor)");
+  m.def("loss_function(Tensor x, str function) -> (Tensor, Tensor)");
   m.def("tree_sum(Tensor x) -> Tensor");
+  m.def("sequence_sums(Tensor x, Tensor bounds) -> Tensor");
   m.def("square_sums(Tensor x) -> Tensor");
   m.def("weight_sums(Tensor block, int tensor_columns, int first_row, int first_column) -> Tensor");
   m.def("tree_sum64(Tensor x) -> Tensor");
@@ -87,7 +89,9 @@ void Register(torch::stable::detail::StableLibrary& m) {
   m.impl("logprobs", TORCH_BOX(&LogProbs));
   m.impl("logprobs_backward", TORCH_BOX(&LogProbsBackward));
   m.impl("policy_loss", TORCH_BOX(&PolicyLoss));
+  m.impl("loss_function", TORCH_BOX(&LossFunction));
   m.impl("tree_sum", TORCH_BOX(&TreeSum));
+  m.impl("sequence_sums", TORCH_BOX(&SequenceSums));
   m.impl("square_sums", TORCH_BOX(&SquareSums));
   m.impl("weight_sums", TORCH_BOX(&WeightSums));
   m.impl("tree_sum64", TORCH_BOX(&TreeSum64));

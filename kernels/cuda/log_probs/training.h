@@ -26,7 +26,9 @@ absl::Status LaunchTrainingLogProbs(const TrainingLogProbsArgs& args, std::byte*
 
 absl::Status LaunchLogProbGradient(const LogProbGradientArgs& args, const Stream& stream);
 
+// INVALID_ARGUMENT: as CheckBounds.
 absl::Status LaunchPolicyLoss(const PolicyLossArgs& args, const Stream& stream);
+absl::Status LaunchLossFunction(const LossFunctionArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda
 

@@ -19,6 +19,8 @@ namespace isobit::cuda {
 size_t TreeSumWorkspaceBytes(const TreeSumArgs& args);
 absl::Status LaunchTreeSum(const TreeSumArgs& args, std::byte* workspace, const Stream& stream);
 
+absl::Status LaunchSequenceSums(const SequenceSumsArgs& args, const Stream& stream);
+
 size_t TreeSum64WorkspaceBytes(const TreeSum64Args& args);
 absl::Status LaunchTreeSum64(const TreeSum64Args& args, std::byte* workspace, const Stream& stream);
 

@@ -1,9 +1,10 @@
 // The balanced tree over one value a leaf. Every block adds up one aligned subtree, and the next
-// launch goes on with these sums, until one is left.
+// launch goes on with these sums, until one is left. A sequence's sum is one block's alone.
 #include <cstdint>
 
 #include "common/base/round_up.h"
 #include "kernels/contract/portable.h"
+#include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/rows/leaf_tree.cuh"
 #include "kernels/cuda/rows/optimizer.h"
@@ -17,16 +18,13 @@ constexpr int kValues = 16;                 // of a lane
 constexpr int kOfWarp = kWarp * kValues;    // consecutive leaves
 constexpr int kOfBlock = kWarps * kOfWarp;  // likewise
 
-// `leaves`: of the tree over x, at most kOfBlock if there is one block.
+// The subtree over x[0 .. count), at most kOfBlock of it, by a whole block; valid in thread 0.
+// `leaves`: of the subtree, at most kOfBlock. of_warps: [kWarps], shared memory.
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kWarps)
-    TreeSumKernel(const T* x, int64_t count, int leaves, T* sums) {
-  __shared__ T of_warps[kWarps];
-  ReleaseSuccessor();
-  WaitForPredecessor();
+__device__ T Subtree(const T* x, int64_t count, int leaves, T* of_warps) {
   const int lane = static_cast<int>(threadIdx.x);
   const int warp = static_cast<int>(threadIdx.y);
-  const int64_t first = int64_t{blockIdx.x} * kOfBlock + warp * kOfWarp + lane;
+  const int64_t first = warp * kOfWarp + lane;
   T values[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
@@ -44,9 +42,37 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   }
   if (lane == 0) of_warps[warp] = values[0];
   __syncthreads();
-  if (warp != 0) return;
-  const T sum = TreeOfLeaves(lane < kWarps ? of_warps[lane] : T{0}, kOfWarp, leaves);
-  if (lane == 0) sums[blockIdx.x] = sum;
+  if (warp != 0) return T{0};
+  return TreeOfLeaves(lane < kWarps ? of_warps[lane] : T{0}, kOfWarp, leaves);
+}
+
+// `leaves`: of the tree over x, at most kOfBlock if there is one block.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kWarps)
+    TreeSumKernel(const T* x, int64_t count, int leaves, T* sums) {
+  __shared__ T of_warps[kWarps];
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const int64_t first = int64_t{blockIdx.x} * kOfBlock;
+  const T sum = Subtree(x + first, count - first, leaves, of_warps);
+  if (threadIdx.x == 0 && threadIdx.y == 0) sums[blockIdx.x] = sum;
+}
+
+// A block for each sequence, which adds up its aligned subtrees one after the other.
+__global__ void __launch_bounds__(kWarp* kWarps) SequenceSumsKernel(const SequenceSumsArgs a) {
+  __shared__ float of_warps[kWarps];
+  ReleaseSuccessor();
+  WaitForPredecessor();
+  const float* const x = a.x + a.bounds[blockIdx.x];
+  const int64_t count = a.bounds[blockIdx.x + 1] - a.bounds[blockIdx.x];
+  const auto leaves = static_cast<int>(count > kOfBlock ? kOfBlock : PaddedLeaves(count));
+  contract::TreeSum tree;  // thread 0's
+  for (int64_t first = 0; first < count; first += kOfBlock) {
+    const float sum = Subtree(x + first, count - first, leaves, of_warps);
+    if (threadIdx.x == 0 && threadIdx.y == 0) tree.Push(sum);
+    __syncthreads();  // of_warps is read
+  }
+  if (threadIdx.x == 0 && threadIdx.y == 0) a.sums[blockIdx.x] = tree.Total();
 }
 
 int64_t BlocksOf(int64_t count) { return CeilDiv(count, int64_t{kOfBlock}); }
@@ -85,6 +111,13 @@ absl::Status LaunchTree(const T* x, int64_t count, T* sum, std::byte* workspace,
 size_t TreeSumWorkspaceBytes(const TreeSumArgs& args) { return WorkspaceBytes<float>(args.count); }
 absl::Status LaunchTreeSum(const TreeSumArgs& args, std::byte* workspace, const Stream& stream) {
   return LaunchTree(args.x, args.count, args.sum, workspace, stream);
+}
+
+absl::Status LaunchSequenceSums(const SequenceSumsArgs& args, const Stream& stream) {
+  return Launch(
+      SequenceSumsKernel,
+      {.blocks = dim3(static_cast<unsigned>(args.sequences)), .threads = dim3(kWarp, kWarps)},
+      stream, args);
 }
 
 size_t TreeSum64WorkspaceBytes(const TreeSum64Args& args) {

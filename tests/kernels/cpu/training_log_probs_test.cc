@@ -1,5 +1,5 @@
-// Logprobs of training rows, their gradients and losses: every configuration of the CPU backend has
-// the oracle's bits.
+// Logprobs of training rows, their gradients, losses and what those are made of: every
+// configuration of the CPU backend has the oracle's bits.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -149,6 +149,94 @@ TEST(TrainingLogProbsTest, Losses) {
         return bits;
       });
     }
+  }
+}
+
+// The tokens' NaN are those of the contract: its payload is nobody's promise, so only where it is.
+TEST(TrainingLogProbsTest, LossesThatAreNaN) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<float> specials = {kNaN, kInf,  -kInf,   0.0f,  -0.0f,
+                                       1.5f, -1.5f, -100.0f, 100.0f};
+  std::vector<float> logprobs, old, advantages;
+  for (const float l : specials) {
+    for (const float o : specials) {
+      for (const float a : specials) {
+        logprobs.push_back(l), old.push_back(o), advantages.push_back(a);
+      }
+    }
+  }
+  const std::vector<float> weights(logprobs.size(), 1.0f);
+  const auto tokens = static_cast<int64_t>(logprobs.size());
+  const Bits bits = ExpectOracleBits([&](TrainingOps& ops) {
+    std::vector<float> values(logprobs.size());
+    std::vector<float> gradients(logprobs.size());
+    PolicyLossArgs args = {.tokens = tokens,
+                           .logprobs = logprobs.data(),
+                           .advantages = advantages.data(),
+                           .weights = weights.data(),
+                           .old_logprobs = old.data(),
+                           .values = values.data(),
+                           .gradients = gradients.data()};
+    EXPECT_TRUE(ops.PolicyLoss(args).ok());
+    args.clip_high = kNaN;
+    EXPECT_EQ(ops.PolicyLoss(args).code(), absl::StatusCode::kInvalidArgument);
+    for (std::vector<float>* results : {&values, &gradients}) {
+      for (float& x : *results) x = x != x ? contract::FromBits(0x7fffffffu) : x;
+    }
+    Bits result;
+    result.Add("values", values);
+    result.Add("gradients", gradients);
+    return result;
+  });
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    const bool has_nan =
+        logprobs[i] != logprobs[i] || old[i] != old[i] || advantages[i] != advantages[i];
+    if (!has_nan) continue;
+    EXPECT_EQ(bits["values"][i], 0x7fffffffu) << logprobs[i] << old[i] << advantages[i];
+    EXPECT_EQ(bits["gradients"][i], 0x7fffffffu) << logprobs[i] << old[i] << advantages[i];
+  }
+}
+
+TEST(TrainingLogProbsTest, LossFunctions) {
+  Random random(5);
+  for (const Family family : kFamilies) {
+    const std::vector<float> x = RandomFloats(family, 40000, random);  // more than a thread's part
+    for (const auto function :
+         {contract::LossFunction::kExp, contract::LossFunction::kLog,
+          contract::LossFunction::kSigmoid, contract::LossFunction::kLogSigmoid}) {
+      ExpectOracleBits([&](TrainingOps& ops) {
+        const auto count = static_cast<int64_t>(x.size());
+        Guarded<float> values(count);
+        Guarded<float> gradients(count);
+        EXPECT_TRUE(
+            ops.LossFunction({function, count, x.data(), values.data(), gradients.data()}).ok());
+        Bits bits;
+        bits.Add("values", values);
+        bits.Add("gradients", gradients);
+        return bits;
+      });
+    }
+  }
+}
+
+TEST(TrainingLogProbsTest, SequenceSums) {
+  Random random(6);
+  std::vector<int32_t> bounds = {0};
+  for (const int length : {0, 1, 2, 3, 7, 8, 9, 100, 4095, 4096, 4097, 0, 9000}) {
+    bounds.push_back(bounds.back() + length);
+  }
+  const auto sequences = static_cast<int64_t>(bounds.size()) - 1;
+  for (const Family family : kFamilies) {
+    std::vector<float> x = RandomFloats(family, bounds.back(), random);
+    if (family == Family::kZeros) std::ranges::fill(x, -0.0f);  // the padding is +0
+    ExpectOracleBits([&](TrainingOps& ops) {
+      Guarded<float> sums(sequences);
+      EXPECT_TRUE(ops.SequenceSums({x.data(), bounds.data(), sequences, sums.data()}).ok());
+      Bits bits;
+      bits.Add("sums", sums);
+      return bits;
+    });
   }
 }
 

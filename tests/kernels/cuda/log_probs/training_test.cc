@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/gradients.h"
+#include "kernels/contract/losses.h"
 #include "kernels/contract/sampling.h"
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "tests/kernels/cuda/gradient_case.h"
@@ -317,6 +319,71 @@ TEST_F(PolicyLossTest, RandomTokens) {
   }
   EXPECT_GT(wrong_side, 0);
   std::printf("%d gradients differ without clipping\n", static_cast<int>(wrong_side));
+}
+
+// INVARIANT: NaN in, NaN out, on the GPU as well; the oracle's tests say what that is.
+TEST_F(PolicyLossTest, SpecialTokens) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<float> specials = {kNaN, kInf,  -kInf,   0.0f,  -0.0f,
+                                       1.5f, -1.5f, -100.0f, 100.0f};
+  std::vector<float> logprobs, old, advantages;
+  for (const float l : specials) {
+    for (const float o : specials) {
+      for (const float a : specials) {
+        logprobs.push_back(l), old.push_back(o), advantages.push_back(a);
+      }
+    }
+  }
+  const auto n = static_cast<int64_t>(logprobs.size());
+  const std::vector<float> weights(logprobs.size(), 0.5f);
+  std::vector<float> values(logprobs.size());
+  std::vector<float> gradients(logprobs.size());
+  PolicyLossArgs args = {.tokens = n,
+                         .logprobs = logprobs.data(),
+                         .advantages = advantages.data(),
+                         .weights = weights.data(),
+                         .old_logprobs = old.data(),
+                         .values = values.data(),
+                         .gradients = gradients.data()};
+  ASSERT_TRUE(oracle_.PolicyLoss(args).ok());
+  DeviceBuffer<float> device_logprobs(logprobs), device_old(old), device_advantages(advantages),
+      device_weights(weights), device_values(n), device_gradients(n);
+  args.logprobs = device_logprobs.data();
+  args.advantages = device_advantages.data();
+  args.weights = device_weights.data();
+  args.old_logprobs = device_old.data();
+  args.values = device_values.data();
+  args.gradients = device_gradients.data();
+  ASSERT_TRUE(LaunchPolicyLoss(args, AnyStream()).ok());
+  EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values));
+  EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients));
+  args.clip_low = -1.0f;
+  EXPECT_EQ(LaunchPolicyLoss(args, AnyStream()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(PolicyLossTest, LossFunctions) {
+  for (int i = 0; i < Scaled(100) && !HasFailure(); ++i) {
+    const int64_t n = Below(int64_t{1} << (1 + Below(16)));
+    SCOPED_TRACE(absl::StrCat("case ", i, ", ", n, " values"));
+    std::vector<float> x = operands_.Floats(n, Chance(4));
+    const float scale = Chance(2) ? 30.0f : 1.0f;
+    for (float& value : x) value *= scale;
+    for (const auto function :
+         {contract::LossFunction::kExp, contract::LossFunction::kLog,
+          contract::LossFunction::kSigmoid, contract::LossFunction::kLogSigmoid}) {
+      std::vector<float> values(x.size());
+      std::vector<float> gradients(x.size());
+      ASSERT_TRUE(
+          oracle_.LossFunction({function, n, x.data(), values.data(), gradients.data()}).ok());
+      DeviceBuffer<float> in(x), device_values(n), device_gradients(n);
+      const LossFunctionArgs args = {function, n, in.data(), device_values.data(),
+                                     device_gradients.data()};
+      ASSERT_TRUE(LaunchLossFunction(args, AnyStream()).ok());
+      EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values)) << static_cast<int>(function);
+      EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients)) << static_cast<int>(function);
+    }
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -81,6 +82,32 @@ TEST_F(OptimizerTest, TreesOfEverySize) {
     ASSERT_TRUE(oracle_.TreeSum64({x64.data(), n, sum64.data()}).ok());
     EXPECT_TRUE(SameNumbers(std::vector<double>{Tree(x64)}, sum64));
     if (HasFailure()) break;
+  }
+}
+
+TEST_F(OptimizerTest, SumsOfSequences) {
+  for (int i = 0; i < Scaled(60) && !HasFailure(); ++i) {
+    std::vector<int32_t> bounds = {0};
+    const int64_t sequences = Below(40);
+    for (int64_t s = 0; s < sequences; ++s) {
+      // Some of several subtrees of a block, some of the sizes beside one.
+      const int64_t length = Chance(6)   ? 4095 + Below(3)
+                             : Chance(6) ? Below(40000)
+                                         : Below(int64_t{1} << (1 + Below(10)));
+      bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+    }
+    SCOPED_TRACE(absl::StrCat("case ", i, ", ", sequences, " sequences, ", bounds.back()));
+    std::vector<float> x = operands_.Floats(bounds.back(), Chance(8));
+    if (Chance(4)) std::fill(x.begin(), x.end(), -0.0f);  // the padding is +0
+    std::vector<float> sums(static_cast<size_t>(sequences));
+    ASSERT_TRUE(oracle_.SequenceSums({x.data(), bounds.data(), sequences, sums.data()}).ok());
+    DeviceBuffer<float> in(x, Offset(sizeof(float)));
+    DeviceBuffer<int32_t> device_bounds(bounds);
+    DeviceBuffer<float> out(sequences);
+    const SequenceSumsArgs args = {in.data(), device_bounds.data(), sequences, out.data()};
+    ASSERT_TRUE(LaunchSequenceSums(args, AnyStream()).ok());
+    EXPECT_TRUE(out.GuardsIntact());
+    EXPECT_TRUE(SameNumbers(out.CopyOut(), sums));
   }
 }
 
