@@ -1,4 +1,4 @@
-"""C11 to C14 of docs/NUMERICS.md: the gradients of the operations, and the losses.
+"""C11 to C14 of docs/NUMERICS.md: the gradients of the operations. Losses are in losses.py.
 
 Names as on the page: dy is the gradient of y. bf16 values are float32 arrays, as everywhere here.
 """
@@ -131,26 +131,3 @@ def logit_gradient(z, targets, g, h, temperature) -> np.ndarray:
     d[at, targets] = d[at, targets] + g
     inverse = F32(1) / F32(temperature) if temperature > 0 else F32(1)
     return np.where(kept, bf16(d * inverse), F32(0))
-
-
-def exp(x: np.ndarray) -> np.ndarray:
-    return exp2(x * LOG2E)
-
-
-def policy_gradient(logprob, advantage) -> tuple[np.ndarray, np.ndarray]:
-    """Value and gradient, before the weight."""
-    return -(advantage * logprob), -advantage
-
-
-def clipped(logprob, old, advantage, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    r = exp(logprob - old)
-    u = r * advantage
-    bounded = np.fmin(np.fmax(r, F32(1) - F32(low)), F32(1) + F32(high))
-    c = bounded * advantage
-    return -np.fmin(u, c), np.where(u <= c, -u, F32(0))
-
-
-def with_reference(loss: tuple, logprob, reference, kl: float) -> tuple[np.ndarray, np.ndarray]:
-    x = reference - logprob
-    e = exp(x)
-    return loss[0] + F32(kl) * ((e - x) - F32(1)), loss[1] + F32(kl) * (F32(1) - e)

@@ -305,7 +305,8 @@ def clip_factor(order: list[str], gradients: dict, max_norm: float) -> tuple[flo
         parameter = float(padded_tree(padded_tree(q)))
         total = parameter if index == 0 else total + parameter
     norm = math.sqrt(total)
-    return norm, F32(min(1.0, max_norm / (norm + float.fromhex("0x1.0c6f7a0b5ed8dp-20"))))
+    ratio = max_norm / (norm + float.fromhex("0x1.0c6f7a0b5ed8dp-20"))
+    return norm, F32(1.0 if ratio >= 1 else ratio)
 
 
 @dataclass

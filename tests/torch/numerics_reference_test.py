@@ -28,7 +28,8 @@ from isobit.torch import (
 from isobit.torch import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from numerics_reference import gradients as reference
+from numerics_reference import losses as reference
+from numerics_reference.arithmetic import padded_tree
 from numerics_reference.checkpoint import read_config
 from numerics_reference.models import CONFIGS, SMALL
 from numerics_reference.sampling import Parameters
@@ -161,6 +162,60 @@ class NumericsReferenceTest(unittest.TestCase):
         pattern = TENSORS[actual.dtype]
         unequal = int((actual.contiguous().view(pattern) != wanted.view(pattern)).sum())
         self.assertEqual(unequal, 0, f"{what}: {unequal} of {actual.numel()} elements differ")
+
+    # INVARIANT: losses of tokens, sequences and pairs have the page's bits, and so have their gradients.
+    def test_losses(self):
+        lengths = [3, 1, 70, 9, 33, 2, 5000, 64]
+        random = np.random.default_rng(5)
+        n, tensor = sum(lengths), torch.from_numpy
+
+        def draw(count: int, scale: float, mean: float = 0.0) -> np.ndarray:
+            return (random.normal(size=count) * scale + mean).astype(np.float32)
+
+        logs, a, w = draw(n, 0.3, -2), draw(n, 1), draw(n, 0.1)
+        old, ref = logs + draw(n, 0.2), logs + draw(n, 0.4)
+        per_token = [tensor(x) for x in (a, w, old, ref)]
+        sa, sw, pw = draw(8, 1), draw(8, 0.1), draw(4, 0.1)
+        clipped = reference.with_reference(reference.clipped(logs, old, a, *CLIP), logs, ref, KL)
+        options = {"clip_low": CLIP[0], "clip_high": CLIP[1]}
+        cases = {
+            "clipped": (
+                lambda x: F.policy_loss(x, *per_token, kl=KL, **options),
+                reference.weighed(clipped, w),
+            ),
+            "cispo": (
+                lambda x: F.cispo_loss(x, *per_token[:3], **options),
+                reference.cispo(logs, old, a, w, *CLIP),
+            ),
+            "gspo": (
+                lambda x: F.gspo_loss(x, tensor(sa), tensor(sw), per_token[2], lengths, 0.01, 0.02),
+                reference.gspo(logs, old, sa, sw, lengths, 0.01, 0.02),
+            ),
+            "dpo": (
+                lambda x: F.dpo_loss(x, per_token[3], tensor(pw), lengths, 0.3),
+                reference.dpo(logs, ref, pw, lengths, 0.3),
+            ),
+        }
+        for name, (loss, (values, slopes)) in cases.items():
+            x = tensor(logs.copy()).requires_grad_()
+            total = loss(x)
+            total.backward()
+            self.same(total.detach(), padded_tree(values), name)
+            self.same(x.grad, slopes, f"{name}, gradient")
+
+    def test_functions_of_losses(self):
+        random = np.random.default_rng(6)
+        x = np.concatenate([(random.normal(size=4000) * s).astype(np.float32) for s in (0.1, 1, 30)])
+        x = np.concatenate([x, np.array([0, -0.0, np.inf, -np.inf], np.float32)])
+        for name, (values, slopes) in reference.functions(x).items():
+            argument = torch.from_numpy(x.copy()).requires_grad_()
+            got = getattr(F, name)(argument)
+            got.sum().backward()
+            for actual, expected in ((got, values), (argument.grad, slopes)):
+                nan = np.isnan(expected)  # whose payload nobody promises
+                self.assertTrue(np.array_equal(np.isnan(numpy_of(actual)), nan), name)
+                actual = torch.where(torch.from_numpy(nan), 0, actual.detach())
+                self.same(actual, np.where(nan, np.float32(0), expected), name)
 
     def test_llama_with_biases(self):
         self.compare("llama-biases-linear")

@@ -135,6 +135,18 @@ def cases() -> dict[str, Case]:
         "policy_loss": Case(o.policy_loss, (*tokens[:3], None, None, 0.2, 0.3, 0.0), loss_reference),
         "clipped policy_loss": Case(o.policy_loss, (*tokens, 0.2, 0.3, 0.1), loss_reference),
         "tree_sum": Case(o.tree_sum, (tokens[0],), lambda x: (x.sum(),)),
+        "sequence_sums": Case(
+            o.sequence_sums, (tokens[0], torch.tensor([0, 3, 3, ROWS], dtype=torch.int32)),
+            lambda x, _: (torch.stack([part.sum() for part in x.split([3, 0, ROWS - 3])]),)),
+        **{
+            f"loss_function {name}": Case(
+                o.loss_function, (tokens[0].detach().abs().requires_grad_(), name),
+                lambda x, name: (getattr(torch, name)(x), None))
+            for name in ("exp", "log", "sigmoid")
+        },
+        "loss_function log_sigmoid": Case(
+            o.loss_function, (tokens[0], "log_sigmoid"),
+            lambda x, _: (torch.nn.functional.logsigmoid(x), None)),
     }  # fmt: skip
 
 
@@ -165,7 +177,7 @@ class OperatorsTest(unittest.TestCase):
         opcheck(torch.ops.isobit.weight_sums.default, (torch.randn(3, 8), 12, 5, 4))
         opcheck(torch.ops.isobit.column_sums.default, (torch.randn(37, 5).to(BF16), PACKS))
         opcheck(torch.ops.isobit.adamw.default, (*state, torch.randn(9).to(BF16), [0.1] * 8))
-        self.assertEqual(len(checked), 10)
+        self.assertEqual(len(checked), 12)
 
     def test_results_and_gradients_are_near_float64(self):
         for name in cases():

@@ -241,6 +241,14 @@ class OptimizerTest(unittest.TestCase):
             self.assertTrue(equal({name: p.grad for name, p in model.named_parameters()}, before))
             self.assertFalse(math.isfinite(clip_grad_norm_(model.parameters(), 1.0, check_finite=False)))
 
+    # INVARIANT: a norm of NaN is not a reason to leave the other gradients as they are.
+    def test_a_norm_of_nan_reaches_every_gradient(self):
+        model = Parameters(0)
+        model.set_gradients(1)
+        model.get_parameter("weight").grad[2, 1] = math.nan
+        clip_grad_norm_(model.parameters(), 1.0, check_finite=False)
+        self.assertTrue(all(p.grad.isnan().all() for p in model.parameters()))
+
     # INVARIANT: AdamW refuses a gradient with NaN or infinity on its own, on all ranks, before any update.
     def test_step_refuses_what_is_not_finite(self):
         for bad in (math.nan, math.inf, -math.inf):

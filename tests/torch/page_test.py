@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from training_test import make_qwen3
 
+import isobit.torch as it
+
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
@@ -35,6 +37,24 @@ class PageTest(unittest.TestCase):
         ]
         self.assertTrue(any(changed))
         self.assertTrue(all(p.grad is None for p in names["model"].parameters()))
+
+    # The losses of the page, on a pass of two pairs.
+    def test_the_losses_run(self):
+        (example,) = re.findall(r"```python\n(F, l, n.*?)```", PAGE.read_text(), re.DOTALL)
+        model, random = make_qwen3(), torch.Generator().manual_seed(4)
+        batch = it.Batch.of([torch.randint(0, 83, (n,), generator=random) for n in (9, 5, 12, 2)])
+        scores = it.logprobs(model, batch)
+        drawn = scores.logprobs.detach() + torch.randn(len(batch.scored), generator=random) * 0.3
+        names = {
+            "it": it, "torch": torch, "batch": batch, "scores": scores, "old": drawn,
+            "reference": drawn - 0.1, "advantages": torch.tensor([0.5, -1.0, 1.5, -0.5]), "tokens": 50,
+            "sequences": 8, "pairs": 4, "max_tokens": 16,
+        }  # fmt: skip
+        exec(example, names)
+        self.assertEqual(len(names["losses"]), 7)
+        for name, loss in names["losses"].items():
+            (gradient,) = torch.autograd.grad(loss, scores.logprobs, retain_graph=True)
+            self.assertTrue(loss.isfinite() and gradient.isfinite().all() and gradient.any(), name)
 
     def test_needs_none_of_the_client_s_packages(self):
         missing = (

@@ -57,12 +57,19 @@ class PlanTest(unittest.TestCase):
         batch = Batch.of([[1] * lengths[i] for i in step.sequences()], packs=step.pack_sizes())
         self.assertEqual(batch.packs, [0, 8, 17, 21, 21])
 
+    def test_pairs_share_a_pack(self):
+        lengths = [5, 4, 3, 2, 9, 9, 1, 1]
+        self.assertEqual(plan(lengths, 14, together=2).packs, (range(4), range(4, 6), range(6, 8)))
+        self.assertEqual(plan(lengths, 14).packs, (range(4), range(4, 5), range(5, 8)))  # control
+
     def test_refuses_what_it_cannot_cut(self):
         for arguments, message in (
             (([1, 0], 4), "lengths: expected at least 1, got 0 at 1"),
             (([1], 0), "pack_tokens: expected at least 1"),
             (([1], 4, 3), "lanes: expected a power of two"),
             (([1], 4, 128), "lanes: expected a power of two"),
+            (([1] * 3, 4, 1, 2), "together: expected at least 1 and a divisor of the 3 sequences, got 2"),
+            (([1], 4, 1, 0), "together: expected at least 1"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 plan(*arguments)

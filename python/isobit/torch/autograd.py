@@ -186,6 +186,7 @@ class TiedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         *op_inputs, unique_ids, ctx.tied = inputs
+        refuse_other_gradients("logprobs", op_inputs)
         ctx.head = object()
         *tensors, ctx.block_rows, ctx.packs = op_inputs
         logprobs, entropies, state = _ops.logprobs(*op_inputs)
@@ -241,16 +242,25 @@ def _logits(ctx, dlogits: Tensor):
     raise NotImplementedError("logits have no gradient: train on logprobs (isobit.torch.logprobs, or labels)")
 
 
-def _policy_loss_setup(ctx, inputs, output):
+def _saved_gradient_setup(ctx, inputs, output):
+    """Of an op that makes its gradient beside its value."""
     gradients = output[1]
     ctx.mark_non_differentiable(gradients)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(gradients)
 
 
-def _policy_loss(ctx, dvalues: Tensor | None, _):
+def _saved_gradient(ctx, dvalues: Tensor | None, _) -> Tensor | None:
     (gradients,) = ctx.saved_tensors
-    return None if dvalues is None else gradients * dvalues, *[None] * 7
+    return None if dvalues is None else gradients * dvalues
+
+
+def _policy_loss(ctx, *upstream):
+    return _saved_gradient(ctx, *upstream), *[None] * 7
+
+
+def _loss_function(ctx, *upstream):
+    return _saved_gradient(ctx, *upstream), None
 
 
 def _tree_sum_setup(ctx, inputs, output):
@@ -261,18 +271,32 @@ def _tree_sum(ctx, dsum: Tensor):
     return dsum.expand(ctx.count)
 
 
+def _sequence_sums_setup(ctx, inputs, output):
+    x, bounds = inputs
+    ctx.count = x.shape[0]
+    ctx.save_for_backward(bounds)
+
+
+def _sequence_sums(ctx, dsums: Tensor):
+    (bounds,) = ctx.saved_tensors
+    return dsums.repeat_interleave(bounds.diff(), output_size=ctx.count), None
+
+
+# Of each op the arguments that have a gradient, what its backward pass keeps, and that pass.
 FORMULAS = {
-    "embedding": (_embedding_setup, _embedding),
-    "rms_norm": (_rms_norm_setup, _rms_norm),
-    "swiglu": (_swiglu_setup, _swiglu),
-    "qkv": (_qkv_setup, _qkv),
-    "attention": (_attention_setup, _attention),
-    "linear": (_linear_setup, _linear),
-    "linear_add": (_linear_add_setup, _linear_add),
-    "logits": (_logits_setup, _logits),
-    "logprobs": (_logprobs_setup, _logprobs),
-    "policy_loss": (_policy_loss_setup, _policy_loss),
-    "tree_sum": (_tree_sum_setup, _tree_sum),
+    "embedding": ({"table"}, _embedding_setup, _embedding),
+    "rms_norm": ({"x", "weight"}, _rms_norm_setup, _rms_norm),
+    "swiglu": ({"gate_up"}, _swiglu_setup, _swiglu),
+    "qkv": ({"qkv", "q_norm", "k_norm"}, _qkv_setup, _qkv),
+    "attention": ({"q", "k", "v"}, _attention_setup, _attention),
+    "linear": ({"x", "weights", "biases"}, _linear_setup, _linear),
+    "linear_add": ({"x", "weight", "bias", "residual"}, _linear_add_setup, _linear_add),
+    "logits": ({"hidden", "weight"}, _logits_setup, _logits),
+    "logprobs": ({"hidden", "weight"}, _logprobs_setup, _logprobs),
+    "policy_loss": ({"logprobs"}, _saved_gradient_setup, _policy_loss),
+    "loss_function": ({"x"}, _saved_gradient_setup, _loss_function),
+    "tree_sum": ({"x"}, _tree_sum_setup, _tree_sum),
+    "sequence_sums": ({"x"}, _sequence_sums_setup, _sequence_sums),
 }
 
 
@@ -289,6 +313,30 @@ def _once(backward: Callable) -> Callable:
     return formula
 
 
+def refuse_other_gradients(op: str, inputs: Sequence[Any]) -> None:
+    """Raises for an argument that requires a gradient of an op that has none for it: autograd would leave it
+    None."""
+    differentiable = FORMULAS[op][0]
+    arguments = getattr(_ops, op).default._schema.arguments
+    for argument, value in zip(arguments, inputs, strict=False):
+        if argument.name in differentiable or not isinstance(value, Tensor) or not value.requires_grad:
+            continue
+        raise ValueError(
+            f"isobit::{op}: {argument.name}: expected a tensor that requires no gradient, as the operator has"
+            " none for it (detach() it), got one that does"
+        )
+
+
+def _checked(op: str, setup: Callable) -> Callable:
+    def checked_setup(ctx, inputs, output):
+        refuse_other_gradients(op, inputs)
+        setup(ctx, inputs, output)
+
+    return checked_setup
+
+
 def register() -> None:
-    for name, (setup, backward) in FORMULAS.items():
-        torch.library.register_autograd(f"isobit::{name}", _once(backward), setup_context=setup)
+    for name, (_, setup, backward) in FORMULAS.items():
+        torch.library.register_autograd(
+            f"isobit::{name}", _once(backward), setup_context=_checked(name, setup)
+        )

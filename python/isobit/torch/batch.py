@@ -71,6 +71,7 @@ class Batch:
         targets: int32 [scored rows], these next tokens.
         scored_packs: `packs` counted in scored rows.
         scored_sequences: int64 [scored rows], the sequence of each.
+        scored_lengths: how many scored rows each sequence has (host), [sequences].
         unique_ids, starts, rows_by_id: which rows have which id (int32), for the embedding.
     """
 
@@ -84,6 +85,7 @@ class Batch:
     targets: torch.Tensor
     scored_packs: list[int]
     scored_sequences: torch.Tensor
+    scored_lengths: list[int]
     unique_ids: torch.Tensor
     starts: torch.Tensor
     rows_by_id: torch.Tensor
@@ -165,6 +167,7 @@ class Batch:
         positions = _join([torch.arange(n, device="cpu") for n in lengths])
         ends = torch.tensor(bounds, device="cpu")
         scored_bounds = torch.searchsorted(scored, torch.tensor(pack_rows, device="cpu")).tolist()
+        of_rows = torch.searchsorted(ends, scored, right=True) - 1
 
         def put(t, dtype=torch.int32):
             return t.to(dtype).to(device)
@@ -179,7 +182,8 @@ class Batch:
             scored=put(scored, torch.int64),
             targets=put(targets),
             scored_packs=scored_bounds,
-            scored_sequences=put(torch.searchsorted(ends, scored, right=True) - 1, torch.int64),
+            scored_sequences=put(of_rows, torch.int64),
+            scored_lengths=torch.bincount(of_rows, minlength=len(lengths)).tolist(),
             unique_ids=put(unique),
             starts=put(starts),
             rows_by_id=put(order),

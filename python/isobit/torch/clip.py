@@ -73,7 +73,7 @@ def clip_grad_norm_(
 
     Raises:
         FloatingPointError: a gradient holds NaN or infinity; names the parameter. No gradient is changed.
-            check_finite=False returns a norm of NaN or infinity instead.
+            check_finite=False returns a norm of NaN or infinity instead; one of NaN makes every gradient NaN.
         ValueError: max_norm is not above 0, or a parameter comes twice.
     """
     if not max_norm > 0:
@@ -95,8 +95,9 @@ def clip_grad_norm_(
     for square in squares[1:]:
         total += square
     norm = math.sqrt(total)
-    factor = min(1.0, max_norm / (norm + NORM_EPS))
-    if factor < 1.0:
+    ratio = max_norm / (norm + NORM_EPS)
+    factor = 1.0 if ratio >= 1.0 else ratio  # NaN for a norm of NaN
+    if factor != 1.0:
         for gradient in gradients:
             local(gradient).mul_(factor)
     return torch.tensor(norm, dtype=torch.float64, device="cpu")

@@ -1,4 +1,5 @@
-"""The operators: thin, typed names for `torch.ops.isobit.*`, with what each takes and gives.
+"""The operators: thin, typed names for `torch.ops.isobit.*`, with what each takes and gives. Those of losses,
+and the losses made of them, are in losses.py.
 
 All tensors are contiguous and on one device; bf16 is torch.bfloat16. Every operator raises RuntimeError,
 naming the argument, what was expected and what came. Token rows are the rows of a pass. `packs` are the
@@ -23,6 +24,22 @@ from torch import Tensor
 from isobit.torch import autograd, fakes
 from isobit.torch.autograd import TiedGradient
 from isobit.torch.library import load
+from isobit.torch.losses import (
+    cispo_loss,
+    constant_weights,
+    dpo_loss,
+    exp,
+    gspo_loss,
+    log,
+    log_sigmoid,
+    policy_loss,
+    sequence_mean_weights,
+    sequence_sums,
+    sigmoid,
+    token_losses,
+    token_mean_weights,
+    tree_sum,
+)
 
 if TYPE_CHECKING:
     from isobit.torch.batch import Batch
@@ -32,18 +49,29 @@ __all__ = [
     "TiedGradient",
     "adamw_",
     "attention",
+    "cispo_loss",
+    "constant_weights",
+    "dpo_loss",
     "embedding",
+    "exp",
+    "gspo_loss",
     "linear",
     "linear_add",
+    "log",
+    "log_sigmoid",
     "logits",
     "logprobs",
     "policy_loss",
     "qkv",
     "rms_norm",
+    "sequence_mean_weights",
+    "sequence_sums",
+    "sigmoid",
     "square_sums",
     "swiglu",
     "tied_embedding",
     "token_losses",
+    "token_mean_weights",
     "tree_sum",
     "tree_sum64",
 ]
@@ -192,43 +220,6 @@ def logprobs(
     if tied is None:
         return LogProbs(*_ops.logprobs(*rows)[:2])
     return LogProbs(*autograd.TiedLogProbs.apply(*rows, batch.unique_ids, tied))
-
-
-def token_losses(
-    logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    old_logprobs: Tensor | None = None,
-    reference_logprobs: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl: float = 0.0,
-) -> Tensor:
-    """The loss of each token, fp32 [tokens], times its weight (C14): the policy gradient's; with old_logprobs
-    the clipped one's; with reference_logprobs plus kl times k3. All fp32 [tokens]. Differentiable in
-    logprobs. A logprob of -inf, of a token that the filters leave out, makes a value that is infinite or,
-    with a weight or an advantage of 0, NaN: leave such rows out beforehand.
-
-    Divide by nothing afterwards: what the batch's mean divides by belongs into weights.
-
-    Raises:
-        ValueError: kl without reference_logprobs.
-    """
-    if kl != 0.0 and reference_logprobs is None:
-        raise ValueError(f"kl: expected reference_logprobs with kl {kl}, got none")
-    return _ops.policy_loss(
-        logprobs, advantages, weights, old_logprobs, reference_logprobs, clip_low, clip_high, kl
-    )[0]
-
-
-def policy_loss(logprobs: Tensor, advantages: Tensor, weights: Tensor, *others, **options) -> Tensor:
-    """The sum of token_losses, with its arguments, in C14's order: fp32 []. Differentiable in logprobs."""
-    return tree_sum(token_losses(logprobs, advantages, weights, *others, **options))
-
-
-def tree_sum(x: Tensor) -> Tensor:
-    """The sum of x, fp32 [n], in C5's tree with one value a leaf: fp32 []. Differentiable."""
-    return _ops.tree_sum(x)
 
 
 def square_sums(x: Tensor) -> Tensor:

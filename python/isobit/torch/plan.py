@@ -91,18 +91,26 @@ class Plan:
                 yield Pass(slot, tuple(self.pack(slot, first + lane) for lane in range(per_pass)))
 
 
-def plan(lengths: Sequence[int], pack_tokens: int, lanes: int = 8) -> Plan:
+def plan(lengths: Sequence[int], pack_tokens: int, lanes: int = 8, together: int = 1) -> Plan:
     """Cuts a batch, in order, into packs of whole sequences of at most pack_tokens token rows; a longer
     sequence is a pack of its own.
 
-    pack_tokens and lanes belong to the recipe of a run: they change bits. The number of ranks does not.
+    pack_tokens, lanes and together belong to the recipe of a run: they change bits. The number of ranks does
+    not.
 
     Args:
         lengths: token rows of each sequence.
+        together: so many consecutive sequences share a pack, counted from the first: those that a loss joins,
+            such as DPO's pairs.
 
     Raises:
-        ValueError: a length or pack_tokens is below 1, or lanes is not a power of two from 1 to 64.
+        ValueError: a length, pack_tokens or together is below 1, lanes is not a power of two from 1 to 64, or
+            the last sequences are fewer than `together`.
     """
+    if together < 1 or len(lengths) % together:
+        raise ValueError(
+            f"together: expected at least 1 and a divisor of the {len(lengths)} sequences, got {together}"
+        )
     if pack_tokens < 1:
         raise ValueError(f"pack_tokens: expected at least 1, got {pack_tokens}")
     if not is_power_of_two(lanes) or lanes > MAX_LANES:
@@ -112,10 +120,13 @@ def plan(lengths: Sequence[int], pack_tokens: int, lanes: int = 8) -> Plan:
     for index, length in enumerate(lengths):
         if length < 1:
             raise ValueError(f"lengths: expected at least 1, got {length} at {index}")
+    for index in range(0, len(lengths), together):
+        end = index + together
+        length = sum(lengths[index:end])
         if packs and tokens + length <= pack_tokens:
-            packs[-1] = range(packs[-1].start, index + 1)
+            packs[-1] = range(packs[-1].start, end)
             tokens += length
         else:
-            packs.append(range(index, index + 1))
+            packs.append(range(index, end))
             tokens = length
     return Plan(tuple(packs), lanes)
