@@ -27,9 +27,9 @@ ISOBIT_HD float Penalise(float logit, bool in_prompt, int32_t in_output, float r
   return in_output > 0 ? Sub(logit, presence) : logit;
 }
 
-// Logits are multiplied by this. Temperature 0 (greedy) counts as 1.
+// Logits are multiplied by this. Temperature 0 (greedy) counts as 1; NaN makes the row fail.
 ISOBIT_HD float InverseTemperature(float temperature) {
-  return temperature > 0.0f ? Div(1.0f, temperature) : 1.0f;
+  return temperature == 0.0f ? 1.0f : Div(1.0f, temperature);
 }
 
 // Whether token a comes before token b in the order of the filters, of top logprobs and of every

@@ -335,6 +335,20 @@ class ErrorsTest(unittest.TestCase):
             ):
                 F.logprobs(table[:2], table, targets, packs=[0, 2])
 
+    # INVARIANT: NaN is no filter that keeps all.
+    def test_sampling_out_of_range(self):
+        table, targets = torch.zeros(2, 32, dtype=BF16), torch.zeros(2, dtype=torch.int32)
+        for name, bad in (
+            ("temperature", (math.nan, -1.0, math.inf)),
+            ("top_p", (math.nan, 0.0, 1.5)),
+            ("min_p", (math.nan, -0.1, 2.0)),
+            ("top_k", (-2,)),
+        ):
+            for value in bad:
+                values = torch.tensor([1, value], dtype=torch.int32 if name == "top_k" else torch.float32)
+                with self.assertRaisesRegex(RuntimeError, f"logprobs: {name}: expected values .* at 1"):
+                    F.logprobs(table, table, targets, packs=[0, 2], **{name: values})
+
     def test_kl_without_a_reference(self):
         values = torch.zeros(3)
         with self.assertRaisesRegex(ValueError, "kl: expected reference_logprobs with kl 0.1, got none"):

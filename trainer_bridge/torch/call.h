@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/contract/portable.h"
 #include "kernels/training_ops.h"
 #include "trainer_bridge/torch/backend.h"
@@ -61,6 +62,16 @@ class Call {
   // Fails unless int32 values in host memory are in [0, bound). Values in GPU memory are the
   // caller's to check: to look at them here would wait for the GPU.
   void CheckRange(const char* name, const Tensor& t, int64_t bound) const;
+  // Fails unless holds(value) for every value in host memory. As CheckRange otherwise.
+  template <typename T>
+  void CheckEach(const char* name, const MaybeTensor& t, const char* expected,
+                 bool (*holds)(T)) const {
+    if (!t || !t->is_cpu()) return;
+    const auto* values = static_cast<const T*>(t->const_data_ptr());
+    for (int64_t i = 0; i < t->numel(); ++i) {
+      if (!holds(values[i])) Require(false, name, expected, absl::StrCat(values[i], " at ", i));
+    }
+  }
   // Fails unless int32 values in host memory ascend from 0 to `rows`. As CheckRange otherwise.
   void CheckBounds(const char* name, const Tensor& t, int64_t rows) const;
   // Fails unless these are the bounds of packs that cover `rows` rows.

@@ -34,6 +34,14 @@ class Head {
     sampling_.top_k = call.In<int32_t>("top_k", top_k, {rows});
     sampling_.top_p = call.In<float>("top_p", top_p, {rows});
     sampling_.min_p = call.In<float>("min_p", min_p, {rows});
+    // No comparison holds for NaN, which the filters would take for none.
+    call.CheckEach<float>("temperature", temperature, "values of 0, or 0.001 to 1000",
+                          [](float t) { return t == 0 || (t >= 0.001f && t <= 1000); });
+    call.CheckEach<int32_t>("top_k", top_k, "values from -1 on", [](int32_t k) { return k >= -1; });
+    call.CheckEach<float>("top_p", top_p, "values above 0, up to 1",
+                          [](float p) { return p > 0 && p <= 1; });
+    call.CheckEach<float>("min_p", min_p, "values from 0 to 1",
+                          [](float p) { return p >= 0 && p <= 1; });
     logits_ = call.New<float>({block, vocab}, &logits);
   }
 

@@ -7,8 +7,9 @@ bounds of its packs in token rows (`Batch.packs`): gradients of parameters are s
 packs in a balanced tree (NUMERICS.md, C10). Gradients of activations are bf16, those of bf16 parameters fp32:
 autograd rounds these to bf16 unless `keep_fp32_gradients` was called.
 
-On GPUs the operators run on the current stream, and values of index tensors (ids, positions, targets) are not
-checked: one out of range reads memory that is not its own. `Batch` and `patch` check them beforehand.
+On GPUs the operators run on the current stream, and values of index tensors (ids, positions, targets) and of
+sampling are not checked: an index out of range reads memory that is not its own. `Batch`, `Sampling` and
+`patch` check them beforehand.
 
 torch.compile rounds the gradients of bf16 parameters to bf16; patched models stay out of it.
 """

@@ -109,8 +109,9 @@ TEST(TrainingLogProbsTest, InfiniteLogits) {
   c.temperature = {1.0f, 1.0f, 1.0f, 0.5f, 0.5f, 0.5f};
   c.logits[150 + 3] = 3e38f;   // overflows
   c.logits[200 + 3] = -3e38f;  // becomes -inf
+  c.temperature[5] = std::numeric_limits<float>::quiet_NaN();
   const Bits bits = ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
-  for (const size_t row : {0, 1, 2, 3}) {
+  for (const size_t row : {0, 1, 2, 3, 5}) {
     EXPECT_EQ(bits["logprobs"][row], 0x7fffffffu);
     EXPECT_EQ(bits["dlogits"][row * 50], 0x7fffu);
   }
