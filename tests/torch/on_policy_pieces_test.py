@@ -58,9 +58,19 @@ class CompletionsTest(unittest.TestCase):
         self.assertAlmostEqual(math.fsum(v * v for v in values), 4)
 
     def test_other_rewards_are_refused(self):
-        for rewards, message in (([1, 2, 3], "groups of 2, got 3"), ([1, math.nan], "got nan")):
-            with self.assertRaisesRegex(ValueError, message):
-                advantages(rewards, 2, True)
+        with self.assertRaisesRegex(ValueError, "groups of 2, got 3"):
+            advantages([1, 2, 3], 2, True)
+
+    # INVARIANT: one such reward makes no group of NaN, or of 0.
+    def test_a_reward_that_is_not_finite_is_named(self):
+        for bad in (math.nan, math.inf, -math.inf, 1e200, -1e39):
+            for by_deviation in (False, True):
+                with self.assertRaisesRegex(
+                    ValueError,
+                    r"rewards\[3\] \(group 1, sample 1\): expected a finite number below 2\^127, got"
+                    f" {bad}".replace("+", "[+]"),
+                ):
+                    advantages([1, 0, 0.5, bad], 2, by_deviation)
 
     def test_staleness_counts_steps_token_by_token(self):
         batch = [completion([0, 0, 0], [4, 4, 5]), completion([0], [3])]
@@ -141,7 +151,15 @@ class FlagsTest(unittest.TestCase):
             ("--correction=2", "only with --numerics vanilla"),
             ("--seed=-1", "expected 0 to 2^32 - 1, got -1"),
             ("--samples=0", "expected at least 1, got 0"),
-            ("--temperature=0", "expected above 0, got 0.0"),
+            ("--temperature=0", "expected 0.001 to 1000, got 0.0"),
+            ("--temperature=nan", "--temperature: expected 0.001 to 1000, got nan"),
+            ("--lr=inf", "--lr: expected 0 or more, finite, got inf"),
+            ("--weight_decay=nan", "--weight_decay: expected 0 or more, finite, got nan"),
+            ("--max_norm=0", "--max_norm: expected above 0, got 0.0"),
+            ("--max_norm=nan", "--max_norm: expected above 0, got nan"),
+            ("--clip=-1", "--clip: expected 0 to 1, got -1.0"),
+            ("--clip=nan", "--clip: expected 0 to 1, got nan"),
+            ("--correction=nan", "--correction: expected 0 or more, got nan"),
         ):
             said = io.StringIO()
             with contextlib.redirect_stderr(said), self.assertRaises(SystemExit):

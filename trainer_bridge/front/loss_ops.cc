@@ -163,6 +163,13 @@ struct TreeSumNode : Function<TreeSumNode> {
   }
 };
 
+// The loss has none with regard to t, and would leave it undefined.
+void RefuseGradient(const char* name, const Tensor& t) {
+  TORCH_CHECK_VALUE(
+      !t.defined() || !t.requires_grad() || !torch::GradMode::is_enabled(), name,
+      ": expected a tensor that requires no gradient (detach() it), got one that does");
+}
+
 }  // namespace
 
 Tensor Embedding(const TrainingBatch& batch, const Tensor& table, const TiedGradientPtr& tied) {
@@ -177,6 +184,10 @@ std::tuple<Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& weight,
 
 Tensor TokenLosses(const Tensor& logprobs, const Tensor& advantages, const Tensor& weights,
                    const PolicyLossOptions& options) {
+  RefuseGradient("advantages", advantages);
+  RefuseGradient("weights", weights);
+  RefuseGradient("old_logprobs", options.old_logprobs);
+  RefuseGradient("reference_logprobs", options.reference_logprobs);
   return TokenLossesNode::apply(logprobs, advantages, weights, options);
 }
 

@@ -65,12 +65,13 @@ std::tuple<Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& weight,
 struct PolicyLossOptions {
   Tensor old_logprobs;        // undefined: the policy gradient; else the clipped loss
   Tensor reference_logprobs;  // undefined: no KL term
-  double clip_low = 0.2;
+  double clip_low = 0.2;      // at least 0, as clip_high; infinity: not clipped
   double clip_high = 0.2;
-  double kl = 0;
+  double kl = 0;  // at least 0, finite
 };
 // The loss of each token times its weight (C14), fp32 [tokens], as all arguments; differentiable in
-// logprobs. Advantages of 1 without options give the negative log-likelihood.
+// logprobs; another argument that requires a gradient is refused. Advantages of 1 without options
+// give the negative log-likelihood.
 Tensor TokenLosses(const Tensor& logprobs, const Tensor& advantages, const Tensor& weights,
                    const PolicyLossOptions& options = {});
 // The sum of fp32 [n] in C5's tree with one value a leaf, a scalar.

@@ -62,6 +62,9 @@ NamedParameters ParametersOf(const torch::nn::Module& module) {
 absl::StatusOr<double> ClipGradNorm(const NamedParameters& parameters, double max_norm) {
   static const auto squares = Operator<torch::Tensor(const torch::Tensor&)>("square_sums");
   static const auto tree = Operator<torch::Tensor(const torch::Tensor&)>("tree_sum64");
+  if (!(max_norm > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("max_norm: expected above 0, got ", max_norm));
+  }
   const NamedParameters trained = WithGradients(parameters);
   if (trained.empty()) return 0.0;
   std::vector<torch::Tensor> sums;

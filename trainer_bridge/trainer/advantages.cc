@@ -7,6 +7,11 @@
 #include "trainer_bridge/trainer/exact_sum.h"
 
 namespace isobit::trainer {
+namespace {
+
+constexpr double kMaxReward = 0x1p127;  // the difference of two rewards is finite in fp32
+
+}  // namespace
 
 absl::StatusOr<std::vector<double>> Advantages(absl::Span<const double> rewards, size_t group_size,
                                                bool by_deviation) {
@@ -14,10 +19,11 @@ absl::StatusOr<std::vector<double>> Advantages(absl::Span<const double> rewards,
     return absl::InvalidArgumentError(absl::StrCat("rewards: expected groups of ", group_size,
                                                    ", got ", rewards.size(), " rewards"));
   }
-  for (const double reward : rewards) {
-    if (std::isfinite(reward)) continue;
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    if (std::abs(rewards[i]) < kMaxReward) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("rewards: expected finite numbers, got ", reward));
+        absl::StrCat("rewards[", i, "] (group ", i / group_size, ", sample ", i % group_size,
+                     "): expected a finite number below 2^127, got ", rewards[i]));
   }
   std::vector<double> advantages;
   for (size_t begin = 0; begin < rewards.size(); begin += group_size) {

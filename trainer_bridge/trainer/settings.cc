@@ -40,7 +40,7 @@ absl::Status CheckRecipe(const Recipe& r) {
   ISOBIT_RETURN_IF_ERROR(RequireInRange("seed", r.seed, 0, std::numeric_limits<uint32_t>::max()));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("lr", r.lr, 0.0, 1e6));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("weight_decay", r.weight_decay, 0.0, 1e6));
-  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_norm", r.max_norm, 0.0, 1e30));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("max_norm", r.max_norm, 1e-30, 1e30));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("clip", r.clip, 0.0, 1.0));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("pack_tokens", r.pack_tokens, 1, kMost));
   ISOBIT_RETURN_IF_ERROR(RequireInRange("lanes", r.lanes, 1, 64));

@@ -35,6 +35,10 @@ class Completion:
         return cls(**values | {name: np.array(values[name], dtype) for name, dtype in dtypes.items()})
 
 
+# The difference of two rewards is finite in fp32.
+MAX_REWARD = 2.0**127
+
+
 def advantages(rewards: Sequence[float], group_size: int, by_deviation: bool) -> list[float]:
     """The advantage of each completion: its reward less the mean of its group.
 
@@ -45,13 +49,17 @@ def advantages(rewards: Sequence[float], group_size: int, by_deviation: bool) ->
             equal has advantages of 0.
 
     Raises:
-        ValueError: the last group is not whole, or a reward is not finite.
+        ValueError: the last group is not whole; or a reward, which it names, is not a finite number that the
+            loss, in fp32, can hold: it would make the whole group's advantages NaN, or 0.
     """
     if len(rewards) % group_size:
         raise ValueError(f"rewards: expected groups of {group_size}, got {len(rewards)} rewards")
-    for reward in rewards:
-        if not math.isfinite(reward):
-            raise ValueError(f"rewards: expected finite numbers, got {reward}")
+    for i, reward in enumerate(rewards):
+        if not abs(reward) < MAX_REWARD:
+            raise ValueError(
+                f"rewards[{i}] (group {i // group_size}, sample {i % group_size}): expected a finite number"
+                f" below 2^127, got {reward}"
+            )
     result: list[float] = []
     for begin in range(0, len(rewards), group_size):
         group = rewards[begin : begin + group_size]

@@ -296,8 +296,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--models_every: expected 0 or more, got {options.models_every}")
     if not 0 <= options.seed < 2**32:
         parser.error(f"--seed: expected 0 to 2^32 - 1, got {options.seed}")
-    if options.temperature <= 0:
-        parser.error(f"--temperature: expected above 0, got {options.temperature}")
+    for name, expected, holds in (  # no comparison holds for NaN
+        ("temperature", "0.001 to 1000", lambda x: 0.001 <= x <= 1000),
+        ("lr", "0 or more, finite", lambda x: 0 <= x < math.inf),
+        ("weight_decay", "0 or more, finite", lambda x: 0 <= x < math.inf),
+        ("max_norm", "above 0", lambda x: x > 0),
+        ("clip", "0 to 1", lambda x: 0 <= x <= 1),
+        ("correction", "0 or more", lambda x: x >= 0),
+    ):
+        if not holds(getattr(options, name)):
+            parser.error(f"--{name}: expected {expected}, got {getattr(options, name)}")
     if options.correction and options.numerics != "vanilla":
         parser.error("--correction: only with --numerics vanilla; in tree there is nothing to correct")
     options.on_gap = options.on_gap or ("report" if options.numerics == "vanilla" else "stop")

@@ -68,6 +68,15 @@ TEST_F(OptimizerTest, RefusesAGradientThatIsNotFinite) {
   EXPECT_EQ(optimizer->state()[1].steps, 0);  // it has no gradient
 }
 
+// A norm of NaN is below nothing, and would clip nothing.
+TEST_F(OptimizerTest, RefusesABoundThatClipsNothing) {
+  for (const double bad : {std::nan(""), 0.0, -1.0}) {
+    const absl::StatusOr<double> norm = ClipGradNorm(parameters_, bad);
+    EXPECT_EQ(norm.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(norm.status().message(), testing::StartsWith("max_norm: expected above 0, got "));
+  }
+}
+
 TEST_F(OptimizerTest, ContinuesFromItsState) {
   const auto step = [](NamedParameters& parameters, AdamW& optimizer, int seed) {
     torch::manual_seed(static_cast<uint64_t>(seed));

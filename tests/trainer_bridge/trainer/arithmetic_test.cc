@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 #include "trainer_bridge/trainer/advantages.h"
 #include "trainer_bridge/trainer/exact_sum.h"
@@ -76,8 +77,21 @@ TEST(AdvantagesTest, HavePythonsBits) {
 TEST(AdvantagesTest, RefusesWhatHasNoGroups) {
   EXPECT_THAT(Advantages({1.0, 2.0, 3.0}, 2, true),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("groups of 2, got 3")));
-  EXPECT_THAT(Advantages({1.0, std::nan("")}, 2, true),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("finite numbers, got nan")));
+}
+
+// One such reward would make its whole group's advantages NaN, or 0.
+TEST(AdvantagesTest, NamesARewardThatIsNotFinite) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {std::nan(""), infinity, -infinity, 1e200, -1e39}) {
+    for (const bool by_deviation : {false, true}) {
+      EXPECT_THAT(
+          Advantages({1.0, 0.0, 0.5, bad}, 2, by_deviation),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   HasSubstr(absl::StrCat("rewards[3] (group 1, sample 1): expected a finite "
+                                          "number below 2^127, got ",
+                                          bad))));
+    }
+  }
 }
 
 }  // namespace
