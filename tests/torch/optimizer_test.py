@@ -266,7 +266,7 @@ class OptimizerTest(unittest.TestCase):
                 ):
                     optimizer.step()
                 self.assertTrue(equal(model.whole(), before))
-                self.assertFalse(optimizer.state)
+                self.assertEqual(len(optimizer.state), 0)
                 gradient[128, 6] = 0.5
                 optimizer.step()
                 self.assertFalse(equal(model.whole(), before), "control")
@@ -290,6 +290,36 @@ class OptimizerTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 optimizer.add_param_group({"params": [model.get_parameter("last")], **wrong})
             optimizer.add_param_group({"params": [model.get_parameter("last")], "lr": 0.5})
+
+    # INVARIANT: numbers that a scheduler or a saved state brings are checked as those of the constructor.
+    def test_refuses_numbers_set_later(self):
+        for change, message in (
+            ({"lr": math.nan}, r"param_groups\[0\]: lr: expected at least 0 and finite, got nan"),
+            ({"lr": torch.tensor(math.inf)}, "lr: expected at least 0 and finite"),
+            ({"lr": -0.1}, "lr: expected at least 0"),
+            ({"lr": 1e38}, "expected numbers whose factors float32 can hold"),
+            ({"betas": (1.5, 0.9)}, "betas: expected two numbers between 0 and 1"),
+            ({"eps": -1.0}, "eps: expected at least 0"),
+            ({"weight_decay": math.nan}, "weight_decay: expected at least 0"),
+            ({"maximize": True}, "maximize: expected False, got True: that is another optimizer"),
+            ({"amsgrad": True}, "amsgrad: expected False"),
+            ({"decoupled_weight_decay": False}, "decoupled_weight_decay: expected True"),
+        ):
+            model = Parameters(0, torch.bfloat16)
+            optimizer = AdamW(model.parameters(), **OPTIONS)
+            model.set_gradients(1)
+            state, before = optimizer.state_dict(), model.whole()
+            optimizer.param_groups[0].update(change)
+            with self.assertRaisesRegex(ValueError, message):
+                optimizer.step()
+            self.assertTrue(equal(model.whole(), before))
+            state["param_groups"][0].update(change)
+            other = AdamW(model.parameters(), **OPTIONS)
+            with self.assertRaisesRegex(ValueError, message):
+                other.load_state_dict(state)
+            self.assertEqual(other.param_groups[0]["lr"], OPTIONS["lr"])
+            with self.assertRaisesRegex(ValueError, message.removeprefix(r"param_groups\[0\]: ")):
+                AdamW([{"params": list(model.parameters()), **change}])
 
     # INVARIANT: a gradient of another dtype leaves all parameters as they were.
     def test_step_refuses_rounded_gradients(self):

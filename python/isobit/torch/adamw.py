@@ -1,6 +1,7 @@
 """AdamW by the contract (C15): fp32 masters and moments, every expression written out."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,16 @@ from torch.distributed.tensor import DTensor
 
 from isobit.torch import functional as F
 from isobit.torch.gradients import local, refuse
+
+# From here on a number is infinite in fp32.
+_FP32_END = 2.0**128 - 2.0**103
+# Options of torch's Adam and AdamW that would be another optimizer, and the value that is none.
+_OTHER_OPTIMIZERS = {
+    "amsgrad": False,
+    "maximize": False,
+    "differentiable": False,
+    "decoupled_weight_decay": True,
+}
 
 
 def _power(base: float, n: int) -> float:
@@ -52,11 +63,26 @@ def _shard_groups(gradients: list[torch.Tensor]) -> list[dist.ProcessGroup]:
 
 def _check_numbers(options: dict[str, Any]) -> None:
     for name in ("lr", "eps", "weight_decay"):
-        if not 0.0 <= options[name] < math.inf:
+        if not 0.0 <= float(options[name]) < math.inf:
             raise ValueError(f"{name}: expected at least 0 and finite, got {options[name]}")
     betas = options["betas"]
-    if len(betas) != 2 or not all(0.0 < beta < 1.0 for beta in betas):
+    if len(betas) != 2 or not all(0.0 < float(beta) < 1.0 for beta in betas):
         raise ValueError(f"betas: expected two numbers between 0 and 1, got {betas}")
+    numbers = {name: options[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    if not all(abs(factor) < _FP32_END for factor in step_factors(1, **numbers)):  # later ones are smaller
+        raise ValueError(f"expected numbers whose factors float32 can hold, got {numbers}")
+    for name, none in _OTHER_OPTIMIZERS.items():
+        if options.get(name, none) != none:
+            raise ValueError(f"{name}: expected {none}, got {options[name]}: that is another optimizer")
+
+
+def _check_groups(groups: list[dict[str, Any]]) -> None:
+    """_check_numbers of each, whose errors have its index: schedulers and saved states set numbers, too."""
+    for index, group in enumerate(groups):
+        try:
+            _check_numbers(group)
+        except ValueError as error:
+            raise ValueError(f"AdamW: param_groups[{index}]: {error}") from None
 
 
 def _check_form(name: str, parameter: torch.Tensor) -> None:
@@ -74,6 +100,58 @@ def _check_form(name: str, parameter: torch.Tensor) -> None:
         )
 
 
+def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state of a parameter before its first step. An fp32 parameter is its own master."""
+    return {
+        "step": torch.tensor(0.0, dtype=torch.float32, device="cpu"),
+        "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
+        "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
+        "master": parameter.detach().to(torch.float32),
+    }
+
+
+def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any]) -> None:
+    """Fails unless a saved state fits this parameter."""
+    for key in ("exp_avg", "exp_avg_sq", "master"):
+        value = values.get(key)
+        if value is not None and _layout(value) != _layout(parameter):
+            raise ValueError(
+                f"AdamW: {name}: {key}: expected {_layout(parameter)}, as the parameter, got {_layout(value)}"
+                ": torch.distributed.checkpoint.state_dict.set_optimizer_state_dict shards whole states"
+            )
+    moment = values.get("exp_avg")
+    has_fp32_moments = moment is not None and moment.dtype == torch.float32
+    if parameter.dtype != torch.float32 and has_fp32_moments and "master" not in values:
+        raise ValueError(
+            f"AdamW: {name}: expected a master beside moments in float32, got none: the masters were the"
+            f" float32 weights that were saved, and are lost in {parameter.dtype}; load into float32"
+            " parameters (fully_shard), save there again, and masters are in the state"
+        )
+
+
+class _States(defaultdict):
+    """The parameters' states, made when somebody asks for one: torch.distributed.checkpoint asks for all, and
+    would otherwise make them by a step on gradients that are not fp32."""
+
+    def __missing__(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        self[parameter] = state = _fresh_state(parameter)
+        return state
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _differs(parameter: torch.Tensor, master: torch.Tensor) -> bool:
+    """Whether a master, rounded to bf16, is not the parameter."""
+    rounded = [local(t).to(torch.bfloat16) for t in (parameter, master)]
+    return not torch.equal(*(t.view(torch.int16) for t in rounded))
+
+
+def _layout(t: torch.Tensor) -> str:
+    placed = f" {t.placements}" if isinstance(t, DTensor) else ""
+    return f"{list(t.shape)}{placed}"
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's interface with the contract's bits, on any number of ranks.
 
@@ -82,8 +160,11 @@ class AdamW(torch.optim.Optimizer):
     own master. Weights that are loaded into bf16 parameters after the first step need a new AdamW: a step
     writes what the masters say.
 
-    The state has torch's form ("step", "exp_avg", "exp_avg_sq"): state_dict(), load_state_dict() and
-    torch.distributed.checkpoint work as with torch.optim.AdamW, also onto another number of ranks.
+    The state has torch's form ("step", "exp_avg", "exp_avg_sq") and a master of each parameter:
+    state_dict(), load_state_dict(), torch.distributed.checkpoint and its get_state_dict work as with
+    torch.optim.AdamW, before the first step as well, onto another number of ranks, and from plain bf16
+    parameters to FSDP2's fp32 shards and back. The model's weights are loaded as well, in either order: the
+    next step refuses masters that are not theirs, and gives fp32 parameters the masters' bits.
 
     Args:
         params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. Given as
@@ -91,7 +172,8 @@ class AdamW(torch.optim.Optimizer):
         lr, betas, eps, weight_decay: as of torch.optim.AdamW; in each group.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or an option makes another optimizer (amsgrad, maximize);
+            here, in load_state_dict or, if something else has set it, in step.
     """
 
     def __init__(
@@ -103,33 +185,79 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._own(self.state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._own(self.state)
+
+    def _own(self, states: dict[torch.Tensor, dict[str, Any]]) -> None:
+        self.state = _States(None, states)
+        self._loaded: set[torch.Tensor] = set()  # parameters whose masters no step has used yet
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the numbers of each group are checked."""
         _check_numbers({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _named_parameters(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
+        """Name, parameter and group of each."""
+        found = []
+        for group in self.param_groups:
+            unnamed = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
+            names = group.get("param_names", unnamed)
+            found += [(n, p, group) for n, p in zip(names, group["params"], strict=True)]
+        return found
+
+    def _master(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The master as it is now. Before the first step it follows the weights, which others may load."""
         state = self.state[parameter]
-        if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
-        # torch.optim.AdamW's state_dict has no masters.
-        if parameter.dtype != torch.float32 and "master" not in state:
-            state["master"] = parameter.detach().to(torch.float32)
-        return state
+        if parameter in self._loaded:
+            return state["master"]
+        if parameter.dtype == torch.float32:
+            return parameter.detach()
+        if "master" not in state or state["step"] == 0:  # torch.optim.AdamW's state has no masters
+            return parameter.detach().to(torch.float32)
+        return state["master"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, of all parameters that are trained; with masters, which are copies of fp32
+        parameters (4 bytes each): a checkpoint may be read into these while it is into the parameters."""
+        parameters = [p for _, p, _ in self._named_parameters()]
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self.state[parameter]  # makes what is missing
+        saved = super().state_dict()
+        for index, parameter in enumerate(parameters):
+            if index in saved["state"]:
+                master = self._master(parameter)
+                if parameter.dtype == torch.float32 and parameter not in self._loaded:
+                    master = master.clone()
+                saved["state"][index] = {**saved["state"][index], "master": master}
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but keeps fp32 what torch would round to the dtype of a bf16 parameter."""
-        super().load_state_dict(state_dict)
+        """As torch's, but keeps fp32 what torch would round to the dtype of a bf16 parameter.
+
+        Raises:
+            ValueError: numbers, as of the constructor; a tensor that has not its parameter's shape or shards;
+                a bf16 parameter whose moments are fp32 without a master, which a model in fp32 saved.
+                Nothing is loaded.
+        """
         saved = [state_dict["state"].get(i) for group in state_dict["param_groups"] for i in group["params"]]
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for parameter, values in zip(parameters, saved, strict=True):
+        named = self._named_parameters()
+        _check_groups([{**self.defaults, **group} for group in state_dict["param_groups"]])
+        if len(saved) == len(named):  # else torch says so
+            for (name, parameter, _), values in zip(named, saved, strict=True):
+                _check_loaded(name, parameter, values or {})
+        super().load_state_dict(state_dict)
+        for (_, parameter, _), values in zip(named, saved, strict=True):
             for name in ("exp_avg", "exp_avg_sq", "master"):
                 if values and name in values and self.state[parameter][name].dtype != torch.float32:
                     value = values[name].detach().to(device=parameter.device, dtype=torch.float32, copy=True)
                     self.state[parameter][name] = value
+            if values and "master" in values:
+                self._loaded.add(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -139,52 +267,59 @@ class AdamW(torch.optim.Optimizer):
             FloatingPointError: a gradient holds NaN or infinity; names the parameter. Nothing is updated, and
                 every rank that holds a shard of it raises this.
             RuntimeError: a parameter is neither bf16 nor fp32; its gradient is not fp32
-                (`keep_fp32_gradients`), or not sharded like it. Nothing is updated.
+                (`keep_fp32_gradients`), or not sharded like it; its weights are not those of the masters
+                that load_state_dict brought. Nothing is updated.
+            ValueError: numbers, as of the constructor.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
+        _check_groups(self.param_groups)
+        stepped = [item for item in self._named_parameters() if item[1].grad is not None]
+        if stepped:
+            self._check(stepped)
+        for _, parameter, group in stepped:
+            self._step(parameter, group)
         return loss
 
-    def _check(self) -> None:
-        names, gradients = [], []
-        count = 0
-        for group in self.param_groups:
-            unnamed = [f"parameter {count + i}" for i in range(len(group["params"]))]
-            count += len(unnamed)
-            for name, parameter in zip(group.get("param_names", unnamed), group["params"], strict=True):
-                if parameter.grad is not None:
-                    _check_form(name, parameter)
-                    names.append(name)
-                    gradients.append(parameter.grad)
-        if not gradients:
-            return
+    def _check(self, stepped: list[tuple[str, torch.Tensor, dict[str, Any]]]) -> None:
+        for name, parameter, _ in stepped:
+            _check_form(name, parameter)
+        gradients = [parameter.grad for _, parameter, _ in stepped]
         shards = [shard if shard.numel() else shard.new_zeros(1) for shard in map(local, gradients)]
         greatest = torch.stack(torch._foreach_norm(shards, math.inf))  # one pass over all gradients
-        bad = (~greatest.isfinite()).int()
+        others = torch.tensor(
+            [p in self._loaded and _differs(p, self._master(p)) for _, p, _ in stepped], device="cpu"
+        )
+        bad = torch.stack([~greatest.isfinite(), others.to(greatest.device)]).int()
         for shard_group in _shard_groups(gradients):
             dist.all_reduce(bad, dist.ReduceOp.MAX, group=shard_group)
-        refuse([name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad])
+        not_finite, unlike = (
+            [name for (name, _, _), is_bad in zip(stepped, flags, strict=True) if is_bad]
+            for flags in bad.tolist()
+        )
+        refuse(not_finite)
+        if unlike:
+            raise RuntimeError(
+                f"AdamW: {unlike[0]}: expected the weights of the masters that load_state_dict brought, got"
+                " others: load the model's weights of the same checkpoint, or make a new AdamW"
+            )
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        gradient = parameter.grad
-        state = self._state_of(parameter)
+        state, master = self.state[parameter], self._master(parameter)
+        if parameter.dtype == torch.float32 and parameter in self._loaded:
+            parameter.copy_(master)
+            master = parameter.detach()
+        self._loaded.discard(parameter)
+        state["master"] = master
         state["step"] += 1
-        factors = step_factors(
-            int(state["step"].item()), group["lr"], group["betas"], group["eps"], group["weight_decay"]
-        )
-        master = state.get("master")
+        numbers = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
         F.adamw_(
-            local(parameter if master is None else master),
+            local(master),
             local(state["exp_avg"]),
             local(state["exp_avg_sq"]),
-            local(gradient).contiguous(),
-            None if master is None else local(parameter),
-            factors,
+            local(parameter.grad).contiguous(),
+            local(parameter) if parameter.dtype == torch.bfloat16 else None,
+            step_factors(int(state["step"].item()), **numbers),
         )
