@@ -71,6 +71,7 @@ def named_weights(model: nn.Module) -> NamedWeights:
 
     Raises:
         TypeError: a parameter of another dtype.
+        ValueError: a weight that is a rank's flat part, as of FSDP1.
     """
     return NamedWeights(model)
 
@@ -343,7 +344,27 @@ def model_digest(model: nn.Module) -> str:
     )
 
 
+def _refuse_flat_shards(model: nn.Module) -> None:
+    """Fails if a weight has not the shape of its layer: FSDP1 and ZeRO 3 leave each rank a flat part."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            expected = (module.out_features, module.in_features)
+        elif isinstance(module, nn.Embedding):
+            expected = (module.num_embeddings, module.embedding_dim)
+        else:
+            continue
+        weight = module._parameters.get("weight")
+        if weight is None or tuple(weight.shape) != expected:
+            got = "none" if weight is None else str(list(weight.shape))
+            raise ValueError(
+                f"{name}.weight: expected {list(expected)}, got {got}: a part of it, as of FSDP1 or"
+                " DeepSpeed's ZeRO 3? Gather the weights first (FSDP.summon_full_params, GatheredParameters),"
+                " or shard by FSDP2 (isobit.torch.fully_shard), which needs no gathering"
+            )
+
+
 def _parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
+    _refuse_flat_shards(model)
     found = []
     for given, parameter in model.named_parameters():
         name = checkpoint_name(given)
@@ -411,7 +432,9 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
     block = values.reshape(-1, width)
     try:
         if block.device.type == "cpu":  # numpy does it three times as fast as torch
-            host = block_sums(block.view(torch.uint16).numpy(), columns, first_row, first_column)
+            # Of a copy: a storage that numpy has seen cannot be resized any more, as FSDP1 does.
+            values = block.clone().view(torch.uint16).numpy()
+            host = block_sums(values, columns, first_row, first_column)
             return torch.from_numpy(host.view(np.int64))
         return _block_sums(block, columns, first_row, first_column)
     except ValueError as error:
