@@ -1,6 +1,7 @@
 """Batches, sampling and calls in transformers' form: what they refuse, and what they take."""
 
 import math
+import pickle
 import unittest
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,55 @@ class CallTest(Refusals):
             {"cu_seq_lens_q": torch.tensor([0, 4, 7])},
         ):
             self.assertTrue(same_bits(self.logits(**packed, **how), rows))
+
+    # What transformers' DataCollatorWithFlattening gives for flash attention.
+    def test_bounds_of_keys(self):
+        packed, bounds = torch.tensor([[5, 6, 7, 8, 9, 10, 11]]), torch.tensor([0, 4, 7], dtype=torch.int32)
+        positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+        call = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 4, "max_length_k": 4}
+        expected = self.logits(input_ids=packed, position_ids=positions)
+        for how in (call, call | {"position_ids": positions}, {"cu_seq_lens_k": bounds}):
+            self.assertTrue(same_bits(self.logits(input_ids=packed, **how), expected))
+        self.refuses(r"cu_seq_lens_k: expected those of cu_seq_lens_q, \[0, 4, 7\], got \[0, 3, 7\]",
+                     self.model, packed, **call | {"cu_seq_lens_k": torch.tensor([0, 3, 7])})  # fmt: skip
+        self.refuses("position_ids: expected 0, 1, ... in each sequence of cu_seq_lens_q", self.model, packed,
+                     **call, position_ids=torch.arange(7)[None])  # fmt: skip
+
+    def test_rows_of_padding_alone(self):
+        ids = torch.tensor([[5, 6, 7, 8], [0, 0, 0, 0], [9, 10, 11, 0]])
+        mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]])
+        labels = torch.where(mask.bool(), ids, -100)
+        logits = self.logits(input_ids=ids, attention_mask=mask)
+        self.assertTrue(same_bits(logits[[0, 2]], self.logits(input_ids=IDS, attention_mask=MASK)))
+        self.assertEqual(logits[1].abs().max(), 0)
+        losses = [self.model(ids[rows], mask[rows], labels=labels[rows]).loss for rows in ([0, 1, 2], [0, 2])]
+        self.assertTrue(same_bits(*(loss.detach() for loss in losses)))
+        self.refuses(r"input_ids\[1\]: expected at least one token, got a row of padding alone",
+                     Batch.from_padded, ids, mask)  # fmt: skip
+        self.refuses(r"sequences\[1\]: expected at least one token", Batch.of, [[1, 2], []])
+        self.refuses(r"input_ids\[0\]: expected at least one token", self.model, ids[1:2], mask[1:2])
+
+    def test_labels_at_padding(self):
+        self.refuses(r"labels: expected -100 at padding, .* got 0 at \[1, 3\]", self.model, IDS, MASK,
+                     labels=IDS)  # fmt: skip
+
+    # A decoding loop that hands on what it got would decode without what came before.
+    def test_no_cache_is_said(self):
+        with torch.no_grad():
+            out = self.model(IDS, MASK)
+        with self.assertRaisesRegex(
+            RuntimeError, "past_key_values: .* makes no cache unless .* use_cache=True"
+        ):
+            self.model(IDS[:, :1], past_key_values=out.past_key_values)
+        self.assertEqual(list(out), ["logits"])
+        copied = pickle.loads(pickle.dumps(out))
+        self.assertTrue(same_bits(copied.logits, out.logits))
+        self.assertIsNone(self.model(IDS, MASK, use_cache=False).past_key_values)
+        self.assertIsNone(self.model(IDS, MASK, labels=torch.where(MASK.bool(), IDS, -100)).past_key_values)
+        self.assertIsNotNone(self.model(IDS, MASK, use_cache=True).past_key_values)
+        model = patch(make("Llama"))
+        model.config.use_cache = False
+        self.assertIsNone(model(IDS, MASK).past_key_values)
 
     def test_generates_without_a_cache(self):
         options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": MASK.flip(1)}

@@ -32,6 +32,12 @@ def loss_of(model: PreTrainedModel) -> Tensor:
     return scores.logprobs.sum() + 0.1 * scores.entropies.sum()
 
 
+def patch_with_note() -> PreTrainedModel:
+    model = make("Llama, tied")
+    model.config.my_own_note = {"inner": 1}
+    return patch(model, ignore_config_fields=["my_own_note", "another"])
+
+
 def shard_with_torch(rank: int, world: int) -> bool:
     """Whether logprobs came without gradients, and were refused with them."""
     model = torch_fully_shard(patch(make("Llama")))
@@ -148,7 +154,8 @@ class ModelChangesTest(unittest.TestCase):
         def adapt(model: PreTrainedModel) -> None:
             model.model.layers[0].self_attn.q_proj = Adapter(model.model.layers[0].self_attn.q_proj)
 
-        self.refuses(TypeError, "layers.0.self_attn.q_proj: expected a plain Linear, got Adapter", adapt)
+        self.refuses(TypeError, r"layers.0.self_attn.q_proj: expected a plain torch.nn.Linear.*\.Adapter",
+                     adapt)  # fmt: skip
         self.refuses(
             ValueError, "layers.1.mlp: expected no hooks inside a layer",
             lambda model: model.model.layers[1].mlp.register_forward_hook(lambda *_: None))  # fmt: skip
@@ -168,7 +175,7 @@ class ModelChangesTest(unittest.TestCase):
         def replace_norm(model: PreTrainedModel) -> None:
             model.model.layers[0].input_layernorm = nn.LayerNorm(48, dtype=torch.bfloat16)
 
-        message = "layers.0.input_layernorm: expected LlamaRMSNorm, got LayerNorm"
+        message = r"layers.0.input_layernorm: expected LlamaRMSNorm, got torch.nn.*\.LayerNorm"
         self.refuses(TypeError, message, replace_norm)
         model = make("Llama")
         replace_norm(model)
@@ -181,6 +188,82 @@ class ModelChangesTest(unittest.TestCase):
         self.refuses(ValueError, "lm_head.bias: expected none",
                      lambda model: setattr(model.lm_head, "bias", nn.Parameter(torch.ones(97))))  # fmt: skip
 
+    def test_what_stands_in_for_a_module(self):
+        class Linear(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return 2 * super().forward(x)
+
+        model = make("Llama")
+        model.model.layers[1].mlp.up_proj.__class__ = Linear
+        with self.assertRaisesRegex(TypeError, r"expected a plain torch.nn.Linear, got .*<locals>\.Linear"):
+            patch(model)
+        model = make("Llama")
+        model.model.layers[1].mlp.up_proj.base_layer = nn.Linear(3, 3)
+        model.model.layers[1].mlp.up_proj.__class__ = Linear
+        with self.assertRaisesRegex(TypeError, r"an adapter: merge it into the weights first"):
+            patch(model)
+        for place in ("model.layers.0.mlp.up_proj", "lm_head", "model.embed_tokens"):
+            model = make("Llama")
+            nn.utils.parametrizations.weight_norm(model.get_submodule(place))
+            with self.assertRaisesRegex(
+                TypeError, f"{place}: expected plain parameters, got a parametrization"
+            ):
+                patch(model)
+            nn.utils.parametrize.remove_parametrizations(model.get_submodule(place), "weight")
+            logprobs(patch(model), Batch.of(sequences()))
+
+    # INVARIANT: a module or parameter that is used twice is refused, when it is patched, called or sharded:
+    # its gradient would be autograd's sum over both uses, a pass at a time.
+    def test_used_twice(self):
+        def layer(model: PreTrainedModel, index: int) -> nn.Module:
+            return model.model.layers[index]
+
+        changes = {
+            "layer": lambda m: m.model.layers.__setitem__(1, layer(m, 0)),
+            "mlp": lambda m: setattr(layer(m, 1), "mlp", layer(m, 0).mlp),
+            "self_attn": lambda m: setattr(layer(m, 1), "self_attn", layer(m, 0).self_attn),
+            "down_proj": lambda m: setattr(layer(m, 1).mlp, "down_proj", layer(m, 0).mlp.down_proj),
+            "up_proj": lambda m: setattr(layer(m, 0).mlp.up_proj, "weight", layer(m, 0).mlp.gate_proj.weight),
+            "bias": lambda m: setattr(
+                layer(m, 0).self_attn.q_proj, "bias", layer(m, 1).self_attn.q_proj.bias
+            ),
+            "layernorm": lambda m: setattr(
+                layer(m, 0), "input_layernorm", layer(m, 0).post_attention_layernorm
+            ),
+            "norm": lambda m: setattr(m.model.norm, "weight", layer(m, 0).input_layernorm.weight),
+            "k_norm": lambda m: setattr(layer(m, 0).self_attn, "k_norm", layer(m, 0).self_attn.q_norm),
+            "memory": lambda m: setattr(
+                layer(m, 1).mlp.down_proj, "weight", nn.Parameter(layer(m, 0).mlp.down_proj.weight.detach())
+            ),
+        }
+        for what, change in changes.items():
+            kind = {"k_norm": "Qwen3", "bias": "Llama, tied"}.get(what, "Llama")
+            with self.subTest(what):
+                model = patch(make(kind))
+                change(model)
+                for work in (patch, fully_shard, lambda m: logprobs(m, Batch.of(sequences()))):
+                    if what == "memory" and work is fully_shard:
+                        continue  # float() has parted them
+                    with self.assertRaisesRegex(
+                        ValueError, r"model\.\S+: expected a parameter of its own, got that of model\.\S+:"
+                    ):
+                        work(model.float() if work is fully_shard else model)
+
+    def test_reentrant_checkpointing_of_frozen_embeddings(self):
+        for kind in ("Llama", "Llama, tied"):
+            for frozen in ("embed_tokens", "layers.0."):
+                model = patch(make(kind))
+                model.gradient_checkpointing_enable({"use_reentrant": True})
+                for name, parameter in model.named_parameters():
+                    if frozen in name or "embed_tokens" in name:
+                        parameter.requires_grad_(False)
+                expected = scored(patch(make(kind)), Batch.of(sequences()))[1]
+                loss_of(model).backward()
+                for name, parameter in model.named_parameters():
+                    self.assertEqual(parameter.requires_grad, parameter.grad is not None, name)
+                    if parameter.requires_grad:
+                        self.assertTrue(same_bits(parameter.grad, expected[name]), name)
+
     def test_replaced_forward(self):
         model = make("Llama")
         model.model.layers[0].forward = lambda *_, **__: None
@@ -192,6 +275,20 @@ class ModelChangesTest(unittest.TestCase):
         model.config.hidden_act = "gelu"
         with self.assertRaisesRegex(ValueError, "hidden_act"):
             patch(model)
+
+    # What the services' flag lets pass, an argument of the same name does.
+    def test_ignored_fields(self):
+        model = make("Llama")
+        model.config.my_own_note = {"inner": 1}
+        with self.assertRaisesRegex(
+            ValueError, "model.config: .*my_own_note.*; .* ignore_config_fields"
+        ) as said:
+            patch(model)
+        self.assertNotIn("--", str(said.exception))
+        self.same(patch_with_note())
+        for honoured in ("vocab_size", "rms_norm_eps"):
+            with self.assertRaisesRegex(ValueError, f"ignore_config_fields names {honoured}"):
+                patch(make("Llama"), ignore_config_fields=[honoured])
 
     def test_sharded_otherwise(self):
         self.assertEqual(run_ranks(1, shard_with_torch), [True])

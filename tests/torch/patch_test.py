@@ -179,7 +179,9 @@ class PatchTest(unittest.TestCase):
             patch(dropout)
         adapter = make("Llama")
         adapter.model.layers[1].mlp.up_proj = nn.Sequential(adapter.model.layers[1].mlp.up_proj)
-        with self.assertRaisesRegex(TypeError, "model.layers.1.mlp.up_proj: expected a plain Linear"):
+        with self.assertRaisesRegex(
+            TypeError, "model.layers.1.mlp.up_proj: expected a plain torch.nn.Linear"
+        ):
             patch(adapter)
         with self.assertRaisesRegex(TypeError, "expected one of LlamaForCausalLM"):
             patch(nn.Linear(3, 3))

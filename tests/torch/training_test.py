@@ -16,6 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from isobit.torch import (
     AdamW,
     GradientSum,
+    TreeReduceScatter,
+    accumulate_slots,
     clip_grad_norm_,
     fully_shard,
     keep_fp32_gradients,
@@ -123,10 +125,7 @@ def train_sharded_plainly(rank: int, world: int) -> list[dict[str, Tensor]]:
     model = Model(dtype=torch.float32)
     fully_shard(model, blocks=model.layers)
 
-    class Plain:
-        def allocate(self, size, *, dtype, device):
-            return torch.empty(*size, dtype=dtype, device=device)
-
+    class Plain(TreeReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
 
@@ -182,6 +181,7 @@ class TrainingTest(unittest.TestCase):
         self.assertFalse(self.same(run_ranks(4, train_sharded_plainly)[0]), "plain reduce-scatter")
         model = Model()
         keep_fp32_gradients(model)
+        accumulate_slots(model)  # though passes are not slots
         data = random_sequences(LENGTHS, 83)
         for part in plan(LENGTHS, PACK_TOKENS, LANES).passes(0, 1, 1):
             model(*batch_of(part, *data)).backward()

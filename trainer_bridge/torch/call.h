@@ -17,6 +17,7 @@
 #include "kernels/contract/portable.h"
 #include "kernels/training_ops.h"
 #include "trainer_bridge/torch/backend.h"
+#include "trainer_bridge/torch/float_environment.h"
 
 namespace isobit::bridge {
 
@@ -106,6 +107,7 @@ class Call {
   static Tensor Zeroed(Tensor t);
   void Finish(const absl::Status& status) const;
 
+  const FloatEnvironment environment_;  // while the op runs, its conversions of arguments included
   const char* op_;
   const Tensor& first_;
 };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/checkpoint/model_config.h"
 #include "kernels/model/numerics.h"
 #include "trainer_bridge/torch/ops.h"
@@ -14,8 +15,12 @@
 namespace isobit::bridge {
 namespace {
 
-ModelConfig Parse(const char* op, const std::string& config_json) {
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(config_json);
+// ignored_fields: names with commas between them.
+ModelConfig Parse(const char* op, const std::string& config_json,
+                  const std::string& ignored_fields) {
+  const LoadPolicy policy = {.ignored_fields =
+                                 absl::StrSplit(ignored_fields, ',', absl::SkipEmpty())};
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(config_json, "", policy);
   if (config.ok()) return *std::move(config);
   throw std::runtime_error(absl::StrCat("isobit::", op, ": ", config.status().message()));
 }
@@ -29,8 +34,9 @@ Tensor ToTensor(const std::vector<float>& values, int64_t rows, int64_t columns)
 
 }  // namespace
 
-std::string ModelFacts(const std::string& config_json) {
-  const ModelConfig config = Parse("model_facts", config_json);
+std::string ModelFacts(const std::string& config_json, const std::string& ignored_fields) {
+  const FloatEnvironment environment;
+  const ModelConfig config = Parse("model_facts", config_json, ignored_fields);
   std::vector<int> windows;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     windows.push_back(config.WindowOfLayer(layer));
@@ -51,7 +57,8 @@ std::string ModelFacts(const std::string& config_json) {
 }
 
 std::tuple<Tensor, Tensor> RopeTable(const std::string& config_json, int64_t positions) {
-  const ModelConfig config = Parse("rope_table", config_json);
+  const FloatEnvironment environment;
+  const ModelConfig config = Parse("rope_table", config_json, "");
   if (positions < 1 || positions > (1 << 20)) {
     throw std::runtime_error(
         absl::StrCat("isobit::rope_table: positions: expected 1 to 1048576, got ", positions));

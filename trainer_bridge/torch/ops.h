@@ -95,7 +95,7 @@ Tensor SequenceSums(const Tensor& x, const Tensor& bounds);
 
 // ---- model_ops.cc
 
-std::string ModelFacts(const std::string& config_json);
+std::string ModelFacts(const std::string& config_json, const std::string& ignored_fields);
 std::tuple<Tensor, Tensor> RopeTable(const std::string& config_json, int64_t positions);
 
 // ---- optimizer_ops.cc

@@ -64,7 +64,7 @@ STABLE_TORCH_LIBRARY(isobit, m) {
   m.def(
       "adamw(Tensor(a!) parameter, Tensor(b!) m, Tensor(c!) v, Tensor gradient,"
       " Tensor(d!)? working, float[] factors) -> ()");
-  m.def("model_facts(str config_json) -> str");
+  m.def("model_facts(str config_json, str ignored_fields) -> str");
   m.def("rope_table(str config_json, int positions) -> (Tensor, Tensor)");
 }
 

@@ -50,6 +50,7 @@ def patch_trainer(trainer) -> None:
         if fused is not None:
             model.forward = fused
         raise
+    it.accumulate_slots(model)  # its micro-batches, which are the slots of a run on one process
     drawn = it.Sampling(**{name: value for name, value in sampling.items() if value is not None})
     model.forward = _FusedForward(model, model.forward, drawn, output_type)
     if trainer.optimizer is None:

@@ -15,7 +15,7 @@ from isobit.torch.adamw import AdamW
 from isobit.torch.batch import Batch, Sampling
 from isobit.torch.clip import clip_grad_norm_
 from isobit.torch.fsdp import TreeReduceScatter, fully_shard
-from isobit.torch.gradients import GradientSum, keep_fp32_gradients
+from isobit.torch.gradients import GradientSum, accumulate_slots, keep_fp32_gradients
 from isobit.torch.patch import logprobs, patch
 from isobit.torch.plan import Pass, Plan, plan
 from isobit.torch_senders import WeightsUpdateGroup, init_weights_update_group
@@ -30,6 +30,7 @@ __all__ = [
     "Sampling",
     "TreeReduceScatter",
     "WeightsUpdateGroup",
+    "accumulate_slots",
     "clip_grad_norm_",
     "fully_shard",
     "functional",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isobit.torch.environment import backward_environment
 from isobit.torch.gradients import TreeCounter
 
 _ops = torch.ops.isobit
@@ -202,14 +203,15 @@ class TiedLogProbs(torch.autograd.Function):
         *tensors, unique_ids = ctx.saved_tensors
         ids, tied = unique_ids.long(), ctx.tied
         tied.begin(ctx.head)
-        dhidden, tied.dweight = head_backward(
-            dlogprobs,
-            dentropies,
-            tensors,
-            ctx.block_rows,
-            ctx.packs,
-            lambda dw: tied.head_sums.append(dw[ids]),
-        )
+        with backward_environment((dlogprobs, dentropies)):
+            dhidden, tied.dweight = head_backward(
+                dlogprobs,
+                dentropies,
+                tensors,
+                ctx.block_rows,
+                ctx.packs,
+                lambda dw: tied.head_sums.append(dw[ids]),
+            )
         return dhidden, *[None] * 10
 
 
@@ -230,7 +232,8 @@ class TiedEmbedding(torch.autograd.Function):
         if dtable is None:
             dtable = _ops.embedding_backward(dy, *rows, ctx.vocab, ctx.packs)
         else:
-            _ops.embedding_backward_tied(dy, *rows, torch.stack(head_sums), ctx.packs, dtable)
+            with backward_environment((dy,)):
+                _ops.embedding_backward_tied(dy, *rows, torch.stack(head_sums), ctx.packs, dtable)
         return dtable, None, None, None, None
 
 
@@ -308,7 +311,8 @@ def _refuse_create_graph() -> None:
 def _once(backward: Callable) -> Callable:
     def formula(ctx, *gradients):
         _refuse_create_graph()
-        return backward(ctx, *gradients)
+        with backward_environment(gradients):
+            return backward(ctx, *gradients)
 
     return formula
 

@@ -125,8 +125,8 @@ class Batch:
         """
         tokens = [_token_ids("sequences", s) for s in sequences]
         lengths = [t.numel() for t in tokens]
-        if min(lengths, default=1) == 0:
-            raise ValueError("sequences: expected at least one token in each")
+        if 0 in lengths:
+            raise ValueError(f"sequences[{lengths.index(0)}]: expected at least one token in each, got none")
         bounds = [0]
         for n in lengths:
             bounds.append(bounds[-1] + n)
@@ -219,6 +219,9 @@ class Batch:
             (mask[:, 0] & mask[:, -1] & ~mask.all(1)).any()
         ):
             raise ValueError("attention_mask: expected padding before or after a sequence, not inside")
+        if not bool(mask.any(1).all()):
+            row = int(mask.any(1).int().argmin())
+            raise ValueError(f"input_ids[{row}]: expected at least one token, got a row of padding alone")
         return cls.of(
             [row[m] for row, m in zip(ids, mask, strict=False)],
             labels=None if labels is None else [row[m] for row, m in zip(labels.cpu(), mask, strict=False)],

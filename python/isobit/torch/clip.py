@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from isobit.torch import functional as F
-from isobit.torch.gradients import local, refuse, refuse_repeated
+from isobit.torch.environment import keep_subnormals
+from isobit.torch.gradients import local, named_once, refuse
 
 # C15's addend to the norm, 1e-6.
 NORM_EPS = float.fromhex("0x1.0c6f7a0b5ed8dp-20")
@@ -52,6 +53,7 @@ def _gathered(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
+@keep_subnormals()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
     max_norm: float,
@@ -78,13 +80,7 @@ def clip_grad_norm_(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm: expected above 0, got {max_norm}")
-    if isinstance(parameters, Tensor):
-        parameters = [parameters]
-    named = [
-        item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(parameters)
-    ]
-    named = [(name, parameter) for name, parameter in named if parameter.grad is not None]
-    refuse_repeated([parameter for _, parameter in named])
+    named = [(name, p) for name, p in named_once(parameters) if p.grad is not None]
     gradients = [parameter.grad for _, parameter in named]
     sums = [F.square_sums(_rows(gradient)) for gradient in gradients]
     totals = [F.tree_sum64(rows) for rows in _gathered(sums, gradients)]

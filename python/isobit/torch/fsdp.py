@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from isobit.torch.gradients import keep_fp32_gradients, tree_sum
+from isobit.torch.gradients import keep_fp32_gradients, tree_sum, watch
+from isobit.torch.model_checks import refuse_shared
 from isobit.torch.plan import is_power_of_two
 
 
@@ -69,9 +70,12 @@ def fully_shard(
         reshard_after_forward: as of torch's fully_shard.
 
     Raises:
-        ValueError: a parameter is not fp32; the mesh has more than one dimension, or not a power of two of
-            ranks.
+        ValueError: a parameter is not fp32, or has two names; the mesh has more than one dimension, or not a
+            power of two of ranks.
+        TypeError: in a forward pass, which checks again: a module is under torch's fully_shard, or settings
+            were changed that gradients depend on.
     """
+    refuse_shared(model)
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name}: expected float32, the master of its bf16 copy, got {parameter.dtype}")
@@ -91,7 +95,59 @@ def fully_shard(
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
         module.set_custom_reduce_scatter(TreeReduceScatter())
+        module.isobit_sharded = True
         # After FSDP2's own hook, which puts the bf16 parameters into the module.
-        module.register_forward_pre_hook(lambda module, _: keep_fp32_gradients(module))
-    model.isobit_sharded = True
+        module.register_forward_pre_hook(lambda module, _: _before_forward(module))
+    for parameter in model.parameters():
+        watch(parameter)
     return model
+
+
+def _before_forward(module: nn.Module) -> None:
+    check_sharding(module)
+    keep_fp32_gradients(module)
+
+
+def check_sharding(model: nn.Module) -> None:
+    """Raises TypeError if a module in `model` is under FSDP2 otherwise than by fully_shard, which would
+    divide its gradients or sum them in another order. Says nothing where no gradient is wanted."""
+    if not torch.is_grad_enabled():
+        return
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        name = name or type(module).__name__
+        if not getattr(module, "isobit_sharded", False):
+            raise TypeError(
+                f"{name}: expected isobit.torch.fully_shard, got torch's, which divides gradients by the"
+                " ranks"
+            )
+        for group in _groups(module):
+            if wrong := _changed_setting(group):
+                raise TypeError(f"{name}: {wrong}")
+
+
+def _groups(module: nn.Module) -> list:
+    """FSDP2's groups of parameters of a module: one or none, in later versions several."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [g for g in (groups or [getattr(state, "_fsdp_param_group", None)]) if g is not None]
+
+
+def _changed_setting(group) -> str:
+    """What somebody has changed since fully_shard, as an error says it, or ""."""
+    if not group.reduce_grads:
+        return (
+            "set_requires_gradient_sync(False): expected True: gradients would be summed over passes before"
+            " they are over ranks; isobit.torch.GradientSum sums passes"
+        )
+    if not isinstance(group._reduce_scatter_comm, TreeReduceScatter):
+        got = type(group._reduce_scatter_comm).__name__
+        return f"set_custom_reduce_scatter: expected TreeReduceScatter, got {got}"
+    if group.gradient_divide_factor != 1.0 or not group.force_sum_reduction_for_comms:
+        return (
+            "expected sums of gradients, got set_gradient_divide_factor"
+            f"({group.gradient_divide_factor}), set_force_sum_reduction_for_comms"
+            f"({group.force_sum_reduction_for_comms})"
+        )
+    return ""

@@ -1,11 +1,14 @@
 """Gradients in fp32: kept so by autograd, and summed over passes and slots in the contract's order (C10)."""
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from isobit.torch.environment import keep_subnormals, refuse_flushing_threads
 from isobit.torch.plan import is_power_of_two
 
 
@@ -21,10 +24,23 @@ def refuse(names: Sequence[str]) -> None:
         raise FloatingPointError(f"the gradient of {names[0]}{more} holds NaN or infinity")
 
 
-def refuse_repeated(parameters: Sequence[Tensor]) -> None:
-    """Raises ValueError if a parameter comes twice: it would count twice."""
-    if len({id(p) for p in parameters}) != len(parameters):
-        raise ValueError("parameters: expected each once, got one twice")
+def named_once(parameters: Tensor | Iterable[Tensor | tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Parameters, or pairs as of named_parameters(), as pairs; those without a name are "parameter 0", ...
+
+    Raises:
+        TypeError: something is neither.
+        ValueError: a parameter comes twice, and would count twice; it has both names.
+    """
+    items = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    named = [item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(items)]
+    names: dict[int, str] = {}
+    for name, p in named:
+        if not isinstance(p, Tensor) or not p.is_leaf:
+            raise TypeError(f"{name}: expected a parameter, got {type(p).__name__}")
+        if id(p) in names:
+            raise ValueError(f"parameters: expected each once, got {names[id(p)]} and {name}, which are one")
+        names[id(p)] = name
+    return named
 
 
 def tree_sum(sums: list[Tensor]) -> Tensor:
@@ -60,7 +76,7 @@ class TreeCounter:
 
 class GradientSum:
     """The gradient of a step: each parameter's `.grad` of the passes, a balanced tree over the passes of a
-    slot, then a chain over slots. torch's own `+=` would be a chain over everything.
+    slot, then a chain over slots. torch's own `+=` would be a chain over everything, and is refused.
 
         optimizer.zero_grad()
         total = GradientSum(model.parameters(), plan.passes_per_slot(world, lanes_per_pass))
@@ -73,48 +89,47 @@ class GradientSum:
     slots).
 
     Args:
-        parameters: those that are trained. Their gradients are fp32 (`keep_fp32_gradients`); with FSDP2 each
-            rank's shards, summed over ranks by `TreeReduceScatter`.
+        parameters: those that are trained, or (name, parameter) pairs, whose names errors then give. Their
+            gradients are fp32 (`keep_fp32_gradients`); with FSDP2 each rank's shards, summed over ranks by
+            `TreeReduceScatter`.
 
     Raises:
-        RuntimeError: a parameter still has a gradient, to which the first pass would add.
-        TypeError: parameters has something that is not a leaf tensor, as the pairs of named_parameters().
+        RuntimeError: a parameter still has a gradient, to which the first pass would add; or torch's own
+            threads on the CPU flush subnormal numbers.
+        TypeError: parameters has something that is not a leaf tensor.
         ValueError: passes_per_slot is not a power of two, or a parameter comes twice.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], passes_per_slot: int):
-        everything = list(parameters)
-        for p in everything:
-            if not isinstance(p, Tensor) or not p.is_leaf:
-                raise TypeError(f"GradientSum: expected parameters, got {type(p).__name__}")
-        refuse_repeated(everything)
+    def __init__(self, parameters: Iterable[Tensor | tuple[str, Tensor]], passes_per_slot: int):
+        named = named_once(parameters)
         if not is_power_of_two(passes_per_slot):
             raise ValueError(f"passes_per_slot: expected a power of two, got {passes_per_slot}")
-        self._parameters = [p for p in everything if p.requires_grad]
-        if any(p.grad is not None for p in self._parameters):
+        self._named = [(name, p) for name, p in named if p.requires_grad]
+        if names := [name for name, p in self._named if p.grad is not None]:
             raise RuntimeError(
-                "GradientSum: expected no gradients yet: optimizer.zero_grad() before each step"
+                f"GradientSum: expected no gradients yet, got one of {names[0]}: optimizer.zero_grad()"
+                " before each step"
             )
+        refuse_flushing_threads()
         self._passes_per_slot = passes_per_slot
         self._pass = 0
-        self._counters = [TreeCounter() for _ in self._parameters]
-        self._totals: list[Tensor | None] = [None] * len(self._parameters)
+        self._counters = [TreeCounter() for _ in self._named]
+        self._totals: list[Tensor | None] = [None] * len(self._named)
 
     @torch.no_grad()
+    @keep_subnormals()
     def add_pass(self) -> None:
         """Takes the gradients of a pass out of `.grad`.
 
         Raises:
             RuntimeError: a parameter has no gradient, or one that is not fp32. None is taken then.
         """
-        for index, parameter in enumerate(self._parameters):
+        for name, parameter in self._named:
             gradient = parameter.grad
             if gradient is None or gradient.dtype != torch.float32:
                 got = "none" if gradient is None else str(gradient.dtype)
-                raise RuntimeError(
-                    f"parameter {index} {list(parameter.shape)}: expected a gradient in fp32, got {got}"
-                )
-        for parameter, counter in zip(self._parameters, self._counters, strict=True):
+                raise RuntimeError(f"{name} {list(parameter.shape)}: expected a gradient in fp32, got {got}")
+        for (_, parameter), counter in zip(self._named, self._counters, strict=True):
             counter.add(parameter.grad)
             parameter.grad = None
         self._pass += 1
@@ -138,15 +153,85 @@ class GradientSum:
             raise RuntimeError(
                 f"expected {self._passes_per_slot} passes for each slot, got {self._pass} in all"
             )
-        for parameter, total in zip(self._parameters, self._totals, strict=True):
+        for (_, parameter), total in zip(self._named, self._totals, strict=True):
             parameter.grad = total
-        self._totals = [None] * len(self._parameters)
+            if total is not None:
+                total.isobit_pass = True  # another backward pass must not add to it
+        self._totals = [None] * len(self._named)
         self._pass = 0
 
 
-def keep_fp32_gradients(module: torch.nn.Module) -> None:
+def keep_fp32_gradients(module: nn.Module) -> None:
     """Lets autograd keep the gradients of bf16 parameters in fp32, as the operators return them. Otherwise it
-    rounds each to bf16 before any sum, and bits depend on the number of ranks."""
+    rounds each to bf16 before any sum, and bits depend on the number of ranks. A backward pass that adds to
+    the gradient of another one is then an error (see `accumulate_slots`)."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.is_leaf and parameter.dtype != torch.float32:
-            parameter.grad_dtype = torch.float32
+            keep_fp32(parameter)
+
+
+def keep_fp32(parameter: Tensor) -> None:
+    """keep_fp32_gradients, of one parameter that is a leaf and has a gradient."""
+    if parameter.grad_dtype is not torch.float32:
+        parameter.grad_dtype = torch.float32
+    watch(parameter)
+
+
+def watch(parameter: Tensor) -> None:
+    """Lets a second backward pass that adds to the parameter's gradient fail. Under FSDP2: of a shard, which
+    FSDP2 tells of each reduced gradient; or of what it gathered, which waits for the sum over ranks."""
+    hooks = parameter._post_accumulate_grad_hooks
+    if hooks is None or _refuse_second_pass not in hooks.values():
+        parameter.register_post_accumulate_grad_hook(_refuse_second_pass)
+
+
+# INVARIANT: no sum over passes by autograd's own += goes unseen (tests/torch/accumulation_test.py).
+def _refuse_second_pass(parameter: Tensor) -> None:
+    gradient = parameter.grad
+    # A new gradient is a new tensor; autograd and FSDP2 add to one in place.
+    if hasattr(gradient, "isobit_pass") and not hasattr(parameter, "isobit_slots"):
+        raise RuntimeError(
+            f"parameter {list(parameter.shape)}: a backward pass added to the gradient of an earlier one, so"
+            " that its bits depend on the cut into passes and ranks: sum passes by isobit.torch.GradientSum,"
+            " and drop gradients by zero_grad(), to None. If each backward pass is a whole slot, allow it by"
+            " isobit.torch.accumulate_slots(model)"
+        )
+    gradient.isobit_pass = True
+
+
+def accumulate_slots(model: nn.Module) -> None:
+    """Allows backward passes to add to each other's gradients, for trainers that accumulate on their own.
+
+    Each backward pass must then be a whole slot (all of its lanes, on all ranks): autograd's sum is C10's
+    chain over slots. What the passes have is part of the recipe: it changes bits.
+
+    Args:
+        model: with its parameters as they are trained: after fully_shard.
+    """
+    for parameter in model.parameters():
+        parameter.isobit_slots = True
+
+
+# Those that compute in the gradient's dtype as well as the parameter's.
+_TAKE_OTHER_DTYPES = ("SGD",)
+
+
+@functools.cache
+def refuse_other_optimizers() -> None:
+    """From now on, an optimizer of torch's says what to do where it would fail on fp32 gradients of bf16
+    parameters, before anything is changed."""
+    register_optimizer_step_pre_hook(_refuse_step)
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__name__ in _TAKE_OTHER_DTYPES:
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None and p.dtype is torch.bfloat16 and p.grad.dtype is torch.float32:
+                raise TypeError(
+                    f"torch.optim.{kind.__name__}: a parameter {list(p.shape)} in bfloat16 has a gradient in"
+                    " float32, as a model does that isobit.torch.patch has patched: take isobit.torch.AdamW,"
+                    " which keeps masters in float32"
+                )

@@ -1,7 +1,12 @@
 """Refuses a model whose modules are not those that the operators compute: an adapter, another kind of norm or
-a hook would have no effect in a patched model."""
+a hook would have no effect in a patched model, and a module that is used twice has no gradient by contract.
+"""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 # Suffixes of transformers' class names, by the module's name.
 _SUFFIXES = {
@@ -24,8 +29,9 @@ def check_modules(model: nn.Module, family: str, layers: int, tied: bool) -> Non
         layers, tied: num_hidden_layers and tie_word_embeddings of its config.
 
     Raises:
-        TypeError: a module of another class.
-        ValueError: other layers, a hook that would not be called, weights that are not tied as expected.
+        TypeError: a module of another class, or with a parametrization.
+        ValueError: other layers, a hook that would not be called, weights that are not tied as expected, a
+            module or parameter that is used twice.
     """
     if len(model.model.layers) != layers:
         raise ValueError(f"model.layers: expected {layers}, num_hidden_layers, got {len(model.model.layers)}")
@@ -37,6 +43,36 @@ def check_modules(model: nn.Module, family: str, layers: int, tied: bool) -> Non
         raise ValueError("lm_head.bias: expected none")
     if tied != (model.lm_head.weight is model.model.embed_tokens.weight):
         raise ValueError(f"tie_word_embeddings is {tied}, but the model's weights say otherwise")
+    refuse_shared(model)
+
+
+def refuse_shared(model: nn.Module) -> None:
+    """Raises ValueError if two names have one parameter, or one memory, but for tied embeddings: its gradient
+    would be autograd's sum of two, whose bits depend on the cut into passes."""
+    tied = _tied_weight(model)
+    names: dict[object, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(_memory(parameter), []).append(name)
+    for key, (first, *others) in names.items():
+        if len(others) > (tied is not None and key == _memory(tied)):
+            raise ValueError(
+                f"{others[-1]}: expected a parameter of its own, got that of {first}: its gradient would"
+                " depend on the cut into passes; give each a copy"
+            )
+
+
+def _tied_weight(model: nn.Module) -> Tensor | None:
+    """The weight that is embedding and lm_head, as transformers ties them."""
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    weights = [getattr(end, "weight", None) for end in ends]
+    return weights[0] if weights[0] is weights[1] else None
+
+
+def _memory(parameter: Tensor) -> object:
+    """What two parameters have in common only if they are one."""
+    held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    address = 0 if held.is_meta or held.numel() == 0 else held.data_ptr()
+    return (held.device, address) if address else id(parameter)
 
 
 def _check_class(name: str, module: nn.Module, family: str) -> None:
@@ -46,12 +82,25 @@ def _check_class(name: str, module: nn.Module, family: str) -> None:
         plain = nn.Linear
     elif leaf == "embed_tokens":
         plain = nn.Embedding
+    if parametrize.is_parametrized(module):
+        raise TypeError(
+            f"{name}: expected plain parameters, got a parametrization of"
+            f" {', '.join(module.parametrizations)}: make them plain, by"
+            " torch.nn.utils.parametrize.remove_parametrizations, before patch"
+        )
     # A subclass that computes the same, as FSDP2's, is as good.
     if plain is not None and type(module).forward is not plain.forward:
-        raise TypeError(f"{name}: expected a plain {plain.__name__}, got {type(module).__name__}")
+        raise TypeError(f"{name}: expected a plain torch.nn.{plain.__name__}, got {_described(module)}")
     suffix = _SUFFIXES.get(leaf)
     if suffix is not None and family + suffix not in {c.__name__ for c in type(module).__mro__}:
-        raise TypeError(f"{name}: expected {family + suffix}, got {type(module).__name__}")
+        raise TypeError(f"{name}: expected {family + suffix}, got {_described(module)}")
+
+
+def _described(module: nn.Module) -> str:
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if hasattr(module, "base_layer") or kind.startswith("peft."):
+        return f"{kind}, an adapter: merge it into the weights first (PEFT: merge_and_unload())"
+    return kind
 
 
 def _check_hooks(name: str, module: nn.Module) -> None:
@@ -62,3 +111,22 @@ def _check_hooks(name: str, module: nn.Module) -> None:
                 raise ValueError(
                     f"{name}: expected no hooks inside a layer, where modules are not called, got {hook!r}"
                 )
+
+
+def wrapping_advice(model: object) -> str:
+    """What to do about a model that is not one of transformers', but has one in it; "" if it has none."""
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if kind.startswith("peft."):
+        return ": merge its adapters first (merge_and_unload())"
+    if any(hasattr(model, name) for name in ("module", "_orig_mod", "_fsdp_wrapped_module")):
+        return ": patch the model inside; for several ranks, isobit.torch.fully_shard is what to wrap it in"
+    return ""
+
+
+def refuse_ddp() -> None:
+    """Raises TypeError inside a call of DistributedDataParallel that wants gradients."""
+    if torch.is_grad_enabled() and DistributedDataParallel._get_active_ddp_module() is not None:
+        raise TypeError(
+            "expected isobit.torch.fully_shard, got DistributedDataParallel, which averages gradients in the"
+            " parameters' dtype, in an order of its own"
+        )

@@ -9,39 +9,34 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import json
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from isobit.torch import functional as F
 from isobit.torch.batch import Batch, Sampling
-from isobit.torch.model_checks import check_modules
+from isobit.torch.environment import forward_environment, refuse_flushing_threads
+from isobit.torch.fsdp import check_sharding
+from isobit.torch.gradients import keep_fp32, refuse_other_optimizers
+from isobit.torch.model_checks import check_modules, refuse_ddp, wrapping_advice
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# Arguments of a call that change nothing here.
-_HARMLESS = {
-    "num_items_in_batch",
-    "max_length_q",
-    "max_length_k",
-    "cache_position",
-}
-# What transformers may be asked for by its config, too.
-_OUTPUTS = ("output_attentions", "output_hidden_states")
 
 
 class _Facts:
     """What the ops need of a model's config, and its rotary table."""
 
-    def __init__(self, architecture: str, config_json: str):
+    def __init__(self, architecture: str, config_json: str, ignored_fields: Sequence[str]):
         self.family = architecture.removesuffix("ForCausalLM")
-        self.config_json = json.dumps({**json.loads(config_json), "architectures": [architecture]})
+        fields = {**json.loads(config_json), "architectures": [architecture]}
         try:
-            facts = torch.ops.isobit.model_facts(self.config_json)
+            facts = torch.ops.isobit.model_facts(json.dumps(fields), ",".join(ignored_fields))
         except RuntimeError as error:
-            raise ValueError(f"patch: {error}") from None
+            problem = str(error).partition("config.json: ")[2] or str(error)
+            raise ValueError(f"patch: model.config: {problem.replace('--ignore', 'ignore')}") from None
+        self.config_json = json.dumps(_without(fields, ignored_fields))
         self.__dict__.update(json.loads(facts))
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -63,7 +58,16 @@ class _Facts:
         return table
 
 
-def patch(model: nn.Module) -> nn.Module:
+def _without(fields: dict, names: Sequence[str]) -> dict:
+    """A config's fields without those names, "rope_scaling.beta" among them."""
+    for name in names:
+        *outer, last = name.split(".")
+        inner = functools.reduce(lambda found, key: found.get(key) or {}, outer, fields)
+        inner.pop(last, None)
+    return fields
+
+
+def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.Module:
     """Patches `model` in place and returns it.
 
     It can be copied and pickled. torch.compile leaves its forward pass as it is. After modules were replaced
@@ -72,24 +76,33 @@ def patch(model: nn.Module) -> nn.Module:
     Args:
         model: a Llama (SmolLM2 too), Mistral, Qwen2 or Qwen3 for causal language modelling, as
             transformers loads it, in bfloat16; or in float32 if FSDP2 casts it (fully_shard).
+        ignore_config_fields: fields of model.config to let pass, which change no logprob of this model, as
+            the services' flag --ignore_config_fields.
 
     Raises:
         TypeError: another class of model, or of a module in it (an adapter, a quantised layer, another norm);
             something else replaced a module's forward before.
         ValueError: a field of the config that the kernels do not honour, by its name and value; a hook inside
-            a layer. Modules are checked again in each call.
+            a layer; a module or parameter that is used twice, by both names. Modules are checked again in
+            each call.
+        RuntimeError: torch's own threads on the CPU flush subnormal numbers.
     """
     name = next((c.__name__ for c in type(model).__mro__ if c.__name__ in _ARCHITECTURES), None)
     if name is None:
-        raise TypeError(f"patch: expected one of {', '.join(_ARCHITECTURES)}; got {type(model).__name__}")
+        raise TypeError(
+            f"patch: expected one of {', '.join(_ARCHITECTURES)}; got {type(model).__name__}"
+            f"{wrapping_advice(model)}"
+        )
     config = model.config
     for field in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
         if getattr(config, field, 0):
             raise ValueError(
                 f"{field}: expected 0, got {getattr(config, field)}: dropout has no place in the contract"
             )
-    facts = _Facts(name, config.to_json_string())
+    facts = _Facts(name, config.to_json_string(), ignore_config_fields)
     facts.check(model)
+    refuse_flushing_threads()
+    refuse_other_optimizers()
     for module in _bound_modules(model):
         forward = vars(module).get("forward")
         if not isinstance(forward, _Forward | None):
@@ -125,7 +138,10 @@ def logprobs(model: nn.Module, batch: Batch, sampling: Sampling | None = None) -
         TypeError: the model is not patched, or an argument is of another class.
     """
     if not getattr(model, "isobit_patched", False):
-        raise TypeError("logprobs: expected a model that isobit.torch.patch has patched")
+        raise TypeError(
+            f"logprobs: expected a model that isobit.torch.patch has patched, got {type(model).__name__}"
+            f"{wrapping_advice(model)}"
+        )
     for name, value, expected in (("batch", batch, Batch), ("sampling", sampling, Sampling | None)):
         if not isinstance(value, expected):
             raise TypeError(f"logprobs: {name}: expected {expected}, got {type(value).__name__}")
@@ -158,7 +174,11 @@ class _Forward:
     def __call__(self, *args, isobit_call=None, **kwargs):
         if isobit_call is None:
             return self._without_call(*args, **kwargs)
-        return _eagerly(self._function, self._module, *self._facts, isobit_call, *args, **kwargs)
+        return _eagerly(self._run, isobit_call, *args, **kwargs)
+
+    def _run(self, call, *args, **kwargs):
+        with forward_environment(call.batch.device):
+            return self._function(self._module, *self._facts, call, *args, **kwargs)
 
     def _without_call(self, *args, **kwargs):
         return self._original(*args, **kwargs)
@@ -180,9 +200,14 @@ class _ModelForward(_Forward):
         return self._original(*args, **kwargs)
 
     def _computed(self, *args, **kwargs):
+        from isobit.torch.calls import answer  # here alone: others need no transformers
+
         call = self.__signature__.bind(*args, **kwargs).arguments
         call.update(call.pop("kwargs", {}))
-        return _forward(self._module, *self._facts, **call)
+        return answer(self._module, self._scored, **call)
+
+    def _scored(self, batch, sampling):
+        return _score(self._module, *self._facts, _Call(batch, sampling))
 
 
 @torch.compiler.disable
@@ -211,8 +236,14 @@ def _weights(*parameters):
                 f"expected parameters in bfloat16, got {p.dtype}: load the model with dtype=torch.bfloat16,"
                 " or let isobit.torch.fully_shard cast it"
             )
-        if p.requires_grad and p.is_leaf and p.grad_dtype is not torch.float32:
-            p.grad_dtype = torch.float32
+        if not p.is_leaf and torch.is_grad_enabled():
+            raise TypeError(
+                "expected parameters that autograd gives gradients to, got computed ones, as of FSDP1 or"
+                " DataParallel, which round gradients to bfloat16: isobit.torch.fully_shard is FSDP2 without"
+                " that"
+            )
+        if p.requires_grad and p.is_leaf:
+            keep_fp32(p)
     return parameters
 
 
@@ -274,6 +305,9 @@ def _head(module, facts, call, hidden):
 def _decoder(decoder, facts, call):
     call.rope = facts.rope(call.batch.max_length, call.batch.device)
     hidden = decoder.embed_tokens(call.batch.ids, isobit_call=call)
+    if not hidden.requires_grad and torch.is_grad_enabled():
+        # Of a frozen embedding. Reentrant checkpointing has gradients only for layers whose input has one.
+        hidden.requires_grad_(any(p.requires_grad for p in decoder.layers.parameters()))
     for layer in decoder.layers:
         hidden = layer(hidden, isobit_call=call)
     return decoder.norm(hidden, isobit_call=call)
@@ -287,98 +321,8 @@ def _score(model, facts, call):
                 f"expected modules that isobit.torch.patch has patched, got a new {type(module).__name__}:"
                 " patch the model again after modules were replaced"
             )
-    if torch.is_grad_enabled() and isinstance(model, FSDPModule) and not hasattr(model, "isobit_sharded"):
-        raise TypeError("expected isobit.torch.fully_shard, got torch's, which divides gradients")
+    check_sharding(model)
+    refuse_ddp()
     if facts.tied:
         call.tied = F.TiedGradient()
     return model.lm_head(model.model(isobit_call=call), isobit_call=call)
-
-
-def _forward(
-    model,
-    facts,
-    input_ids=None,
-    attention_mask=None,
-    position_ids=None,
-    labels=None,
-    logits_to_keep=0,
-    cu_seq_lens_q=None,
-    num_items_in_batch=None,
-    return_dict=None,
-    **others,
-):
-    """A call in the form of transformers, without a cache: logits, or with labels the loss."""
-    from transformers.modeling_outputs import (
-        CausalLMOutputWithPast,
-    )  # here alone: others need no transformers
-
-    others = {name: getattr(model.config, name, None) for name in _OUTPUTS} | others
-    for name, value in others.items():
-        if value is not None and value is not False and name not in _HARMLESS:
-            raise ValueError(f"{name}: not supported by a model that isobit.torch.patch has patched")
-    if input_ids is None or input_ids.dim() != 2:
-        got = None if input_ids is None else list(input_ids.shape)
-        raise ValueError(f"input_ids: expected the tokens [sequences, length], got {got}")
-    if labels is not None and labels.shape != input_ids.shape:
-        raise ValueError(f"labels: expected {list(input_ids.shape)}, as input_ids, got {list(labels.shape)}")
-    bounds = _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens_q)
-    if bounds is None:
-        batch = Batch.from_padded(input_ids, attention_mask, labels=labels)
-    else:
-        cuts = list(itertools.pairwise(bounds))
-        tokens, marks = input_ids[0].cpu(), None if labels is None else labels[0].cpu()
-        batch = Batch.of([tokens[b:e] for b, e in cuts], device=input_ids.device,
-                         labels=None if marks is None else [marks[b:e] for b, e in cuts])  # fmt: skip
-    call = _Call(batch, None if labels is None else Sampling())
-    out = _score(model, facts, call)
-    if labels is not None:
-        count = batch.scored.numel() if num_items_in_batch is None else float(num_items_in_batch)
-        ones = torch.ones_like(out.logprobs)
-        result = CausalLMOutputWithPast(loss=F.policy_loss(out.logprobs, ones, ones / max(count, 1)))
-    else:
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        result = CausalLMOutputWithPast(logits=_padded(out, input_ids, attention_mask)[:, keep])
-    by_name = getattr(model.config, "return_dict", True) if return_dict is None else return_dict
-    return result if by_name else result.to_tuple()
-
-
-def _padded(logits, input_ids, attention_mask):
-    """The logits of all token rows as transformers gives them, [sequences, length, vocab]; 0 at padding."""
-    shape = (*input_ids.shape, logits.shape[-1])
-    if logits.shape[0] == input_ids.numel():
-        return logits.view(shape)
-    padded = logits.new_zeros(shape)
-    padded[attention_mask.bool()] = logits
-    return padded
-
-
-def _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens):
-    """Row bounds of a batch without padding, [1, rows]; None: rows of one sequence each."""
-    length = input_ids.shape[1]
-    whole = attention_mask is None or bool(attention_mask.all())
-    if cu_seq_lens is not None:
-        bounds = torch.as_tensor(cu_seq_lens).tolist()
-        if input_ids.shape[0] != 1 or not whole or bounds[:1] != [0] or bounds[-1] != length or (
-            sorted(set(bounds)) != bounds
-        ):  # fmt: skip
-            raise ValueError(
-                f"cu_seq_lens_q: expected ascending bounds from 0 to {length} of one row of tokens without"
-                f" padding, got {bounds} of {list(input_ids.shape)}"
-            )
-        return bounds
-    if position_ids is None:
-        return None
-    if position_ids.shape[-1] != length:
-        raise ValueError(f"position_ids: expected {length} in each row, got {position_ids.shape[-1]}")
-    expected = torch.arange(length, device=input_ids.device).expand_as(position_ids)
-    if not whole:
-        expected = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        position_ids = torch.where(attention_mask.bool(), position_ids, expected)
-    if bool((position_ids == expected).all()):
-        return None
-    positions = position_ids.reshape(-1).tolist()
-    bounds = [*(row for row, position in enumerate(positions) if position == 0), len(positions)]
-    counted = [row for b, e in itertools.pairwise(bounds) for row in range(e - b)]
-    if not whole or position_ids.shape[0] != 1 or counted != positions:
-        raise ValueError("position_ids: expected 0, 1, ... in each sequence")
-    return bounds
