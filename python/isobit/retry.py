@@ -32,7 +32,9 @@ def pause_s(error: ResourceExhaustedError, deadline: Deadline) -> float:
     left = deadline.left_s()
     if left is not None and left <= hint:
         raise error
-    return deadline.bounded(hint * random.uniform(1, 1 + _SPREAD))
+    # Some of what is left is the next try's.
+    spread = hint * _SPREAD if left is None else min(hint * _SPREAD, (left - hint) / 2)
+    return hint + random.uniform(0, spread)
 
 
 def retried(

@@ -163,7 +163,8 @@ class PatienceTest(unittest.TestCase):
         for name, call in self.calls().items():
             with self.subTest(name):
                 start = time.monotonic()
-                with self.assertRaisesRegex(ResourceExhaustedError, "the queue is full"):
+                # The last try may be refused, or overdue.
+                with self.assertRaises((ResourceExhaustedError, DeadlineExceededError)):
                     call(timeout=0.5)
                 self.assertLess(time.monotonic() - start, 20)
         self.assertGreater(self.door.refused, 2 * len(self.calls()))
