@@ -297,6 +297,16 @@ struct AdamWArgs {
   contract::AdamWStep step;
 };
 
+// A moment of AdamW as it is kept in bf16 (C15).
+struct DitherArgs {
+  const float* x = nullptr;  // [count]
+  int64_t count = 0;
+  uint64_t step = 0;
+  uint32_t moment = 0;  // 0: m, 1: v
+  uint64_t first = 0;   // the number of x[0] in the whole parameter
+  Bf16* out = nullptr;  // [count]
+};
+
 // sums[0] and sums[1] += the sums of a part of a tensor, of its values rounded to bf16
 // (docs/API.md, "The weight digest"); sums[2]: see kWeightSums. part.first_column is a multiple of
 // 4, and so is the number of columns unless the part ends its rows.
@@ -336,6 +346,7 @@ class TrainingOps {
   virtual absl::Status SquareSums(const SquareSumsArgs& args) = 0;
   virtual absl::Status TreeSum64(const TreeSum64Args& args) = 0;
   virtual absl::Status AdamW(const AdamWArgs& args) = 0;
+  virtual absl::Status Dither(const DitherArgs& args) = 0;
   virtual absl::Status WeightSums(const WeightSumsArgs& args) = 0;
 };
 

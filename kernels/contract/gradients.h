@@ -7,6 +7,7 @@
 
 #include "kernels/contract/constants.h"
 #include "kernels/contract/exp_log.h"
+#include "kernels/contract/noise.h"
 #include "kernels/contract/portable.h"
 
 namespace isobit::contract {
@@ -120,6 +121,29 @@ ISOBIT_HD AdamWState StepAdamW(AdamWState s, float gradient, const AdamWStep& st
   const float root = Add(Mul(Sqrt(s.v), step.root_scale), step.eps);
   s.parameter = Sub(s.parameter, Mul(step.rate, Div(s.m, root)));
   return s;
+}
+
+// x as one of its two bf16 neighbours: the larger magnitude for as many of the 2^16 values of
+// `noise` as x lies beyond the smaller one, in 2^-16 of their distance. A finite x stays finite.
+ISOBIT_HD Bf16 DitherBf16(float x, uint32_t noise) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fff;
+  if (magnitude == 0x7f800000u) return static_cast<Bf16>(bits >> 16);
+  const uint32_t rounded = (magnitude + noise) >> 16;
+  return static_cast<Bf16>(((bits >> 31) << 15) | (rounded < 0x7f80u ? rounded : 0x7f7fu));
+}
+
+// The noise of 8 elements, 8*counter .. 8*counter + 7, of a parameter's moment at step n >= 1.
+// moment: 0 for m, 1 for v.
+constexpr int kDitherWidth = 8;
+ISOBIT_HD PhiloxBlock DitherNoise(uint64_t n, uint32_t moment, uint64_t counter) {
+  return Philox(
+      n, {{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), moment, 1u}});
+}
+// That of element i, of which `block` holds the noise.
+ISOBIT_HD uint32_t DitherOf(const PhiloxBlock& block, uint64_t i) {
+  return (block.words[i % kDitherWidth / 2] >> (16 * (i % 2))) & 0xffffu;
 }
 
 }  // namespace isobit::contract

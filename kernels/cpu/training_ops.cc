@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/losses.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cpu/attention.h"
@@ -31,6 +32,20 @@ T BalancedSumOf(const T* x, int64_t count) {
   contract::BalancedSum<T> tree;
   for (int64_t i = 0; i < count; ++i) tree.Push(x[i]);
   return tree.Total();
+}
+
+// Elements [begin, end) of a's: a block of noise at a time.
+void DitherPart(const DitherArgs& a, int64_t begin, int64_t end) {
+  constexpr uint64_t kWidth = contract::kDitherWidth;
+  while (begin < end) {
+    const uint64_t at = a.first + static_cast<uint64_t>(begin);
+    const auto in_block = static_cast<int64_t>(kWidth - at % kWidth);
+    const int64_t stop = std::min(end, begin + in_block);
+    const contract::PhiloxBlock block = contract::DitherNoise(a.step, a.moment, at / kWidth);
+    for (uint64_t i = at; begin < stop; ++begin, ++i) {
+      a.out[begin] = contract::DitherBf16(a.x[begin], contract::DitherOf(block, i));
+    }
+  }
 }
 
 class CpuTrainingOps final : public TrainingOps {
@@ -153,6 +168,11 @@ class CpuTrainingOps final : public TrainingOps {
       rows_.adamw(a.step, a.gradient + begin, end - begin, a.parameter + begin, a.m + begin,
                   a.v + begin, a.working != nullptr ? a.working + begin : nullptr);
     });
+    return absl::OkStatus();
+  }
+  absl::Status Dither(const DitherArgs& a) override {
+    pool_.ParallelFor(a.count, kElementGrain,
+                      [&](int64_t begin, int64_t end, int) { DitherPart(a, begin, end); });
     return absl::OkStatus();
   }
 

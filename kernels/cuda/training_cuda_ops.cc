@@ -120,4 +120,8 @@ absl::Status TrainingCudaOps::AdamW(const AdamWArgs& args) {
   return cuda::LaunchAdamW(args, stream_);
 }
 
+absl::Status TrainingCudaOps::Dither(const DitherArgs& args) {
+  return cuda::LaunchDither(args, stream_);
+}
+
 }  // namespace isobit

@@ -52,6 +52,7 @@ class TrainingCudaOps final : public TrainingOps {
   absl::Status SquareSums(const SquareSumsArgs& args) override;
   absl::Status TreeSum64(const TreeSum64Args& args) override;
   absl::Status AdamW(const AdamWArgs& args) override;
+  absl::Status Dither(const DitherArgs& args) override;
 
  private:
   // Null for 0 bytes.

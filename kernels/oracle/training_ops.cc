@@ -1,6 +1,7 @@
 // The forward ops that are those of serving, and the optimizer.
 #include "kernels/oracle/training_ops.h"
 
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
 
 namespace isobit {
@@ -46,6 +47,16 @@ absl::Status OracleTrainingOps::AdamW(const AdamWArgs& a) {
     a.m[i] = next.m;
     a.v[i] = next.v;
     if (a.working != nullptr) a.working[i] = contract::FloatToBf16(next.parameter);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OracleTrainingOps::Dither(const DitherArgs& a) {
+  for (int64_t i = 0; i < a.count; ++i) {
+    const uint64_t at = a.first + static_cast<uint64_t>(i);
+    const contract::PhiloxBlock block =
+        contract::DitherNoise(a.step, a.moment, at / contract::kDitherWidth);
+    a.out[i] = contract::DitherBf16(a.x[i], contract::DitherOf(block, at));
   }
   return absl::OkStatus();
 }

@@ -23,6 +23,7 @@ class OracleTrainingOps final : public TrainingOps {
   absl::Status WeightSums(const WeightSumsArgs& a) override;
   absl::Status TreeSum64(const TreeSum64Args& a) override;
   absl::Status AdamW(const AdamWArgs& a) override;
+  absl::Status Dither(const DitherArgs& a) override;
   // training_products.cc
   absl::Status StackedLinear(const StackedLinearArgs& a) override;
   absl::Status InputGradient(const InputGradientArgs& a) override;

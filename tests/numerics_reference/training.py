@@ -35,6 +35,7 @@ from numerics_reference.gradients import (
     swiglu_gradient,
     weight_gradient,
 )
+from numerics_reference.noise import philox
 from numerics_reference.sampling import Parameters, kept
 
 
@@ -309,6 +310,21 @@ def clip_factor(order: list[str], gradients: dict, max_norm: float) -> tuple[flo
     return norm, F32(1.0 if ratio >= 1 else ratio)
 
 
+def dithered(x: np.ndarray, n: int, moment: int, first: int = 0) -> np.ndarray:
+    """A moment of step n as it is kept in bf16; its first element is element `first` of the parameter."""
+    i = np.uint64(first) + np.arange(x.size, dtype=np.uint64)
+    block, low = i >> np.uint64(3), i & np.uint64(7)
+    words = np.stack(philox(n, block & np.uint64(0xFFFFFFFF), block >> np.uint64(32), moment, 1))
+    word = words[(low >> np.uint64(1)).astype(np.int64), np.arange(x.size)]
+    noise = (word >> (np.uint64(16) * (low & np.uint64(1)))) & np.uint64(0xFFFF)
+    bits = np.ascontiguousarray(x, F32).reshape(-1).view(np.uint32).astype(np.uint64)
+    sign, rest = bits >> np.uint64(31), bits & np.uint64(0x7FFFFFFF)
+    kept = np.minimum((rest + noise) >> np.uint64(16), np.uint64(0x7F7F))
+    finite = rest < 0x7F800000
+    kept = np.where(finite, kept, rest >> np.uint64(16))  # infinity; a NaN is not asked for
+    return ((sign << np.uint64(31)) | (kept << np.uint64(16))).astype(np.uint32).view(F32).reshape(x.shape)
+
+
 @dataclass
 class Adam:
     """The numbers of AdamW, as decimal numbers are in float64, and the state of each parameter."""
@@ -318,6 +334,7 @@ class Adam:
     b2: float = 0.999
     eps: float = 1e-8
     decay: float = 0.01
+    moments_in_bf16: bool = False
     n: int = 0
     state: dict = field(default_factory=dict)  # name -> p, m, v
 
@@ -349,6 +366,8 @@ class Adam:
             m = b1 * m + c1 * g
             v = b2 * v + c2 * (g * g)
             p = p - rate * (m / (np.sqrt(v) * root + eps))
+            if self.moments_in_bf16:
+                m, v = dithered(m, self.n, 0), dithered(v, self.n, 1)
             self.state[name] = (p, m, v)
             out[name] = bf16(p)
         return out

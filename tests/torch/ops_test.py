@@ -177,6 +177,7 @@ class OperatorsTest(unittest.TestCase):
         opcheck(torch.ops.isobit.weight_sums.default, (torch.randn(3, 8), 12, 5, 4))
         opcheck(torch.ops.isobit.column_sums.default, (torch.randn(37, 5).to(BF16), PACKS))
         opcheck(torch.ops.isobit.adamw.default, (*state, torch.randn(9).to(BF16), [0.1] * 8))
+        opcheck(torch.ops.isobit.dither.default, (torch.zeros(9).to(BF16), state[0], 3, 1, 5))
         self.assertEqual(len(checked), 12)
 
     def test_results_and_gradients_are_near_float64(self):

@@ -106,6 +106,7 @@ Tensor WeightSums(const Tensor& block, int64_t tensor_columns, int64_t first_row
 Tensor TreeSum64(const Tensor& x);
 void AdamW(const Tensor& parameter, const Tensor& m, const Tensor& v, const Tensor& gradient,
            const MaybeTensor& working, const std::vector<double>& factors);
+void Dither(const Tensor& out, const Tensor& x, int64_t step, int64_t moment, int64_t first);
 
 }  // namespace isobit::bridge
 

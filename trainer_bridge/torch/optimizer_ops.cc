@@ -1,4 +1,4 @@
-// Square sums, for clipping; AdamW; sums of weights, for their digest.
+// Square sums, for clipping; AdamW and its moments in bf16; sums of weights, for their digest.
 #include "absl/strings/str_cat.h"
 #include "trainer_bridge/torch/ops.h"
 
@@ -76,6 +76,23 @@ void AdamW(const Tensor& parameter, const Tensor& m, const Tensor& v, const Tens
             .root_scale = factor(6),
             .eps = factor(7)};
   call.Run(&TrainingOps::AdamW, a);
+}
+
+void Dither(const Tensor& out, const Tensor& x, int64_t step, int64_t moment, int64_t first) {
+  const Call call("dither", x);
+  call.Require(step >= 1 && first >= 0 && (moment == 0 || moment == 1), "step, moment, first",
+               "a step of at least 1, a moment of 0 or 1, a first element of at least 0",
+               absl::StrCat(step, ", ", moment, ", ", first));
+  const auto sizes = x.sizes();
+  const Shape shape(sizes.begin(), sizes.end());
+  DitherArgs a;
+  a.count = x.numel();
+  a.x = call.In<float>("x", x, shape);
+  a.out = call.InOut<Bf16>("out", out, shape);
+  a.step = static_cast<uint64_t>(step);
+  a.moment = static_cast<uint32_t>(moment);
+  a.first = static_cast<uint64_t>(first);
+  call.Run(&TrainingOps::Dither, a);
 }
 
 }  // namespace isobit::bridge

@@ -64,6 +64,7 @@ STABLE_TORCH_LIBRARY(isobit, m) {
   m.def(
       "adamw(Tensor(a!) parameter, Tensor(b!) m, Tensor(c!) v, Tensor gradient,"
       " Tensor(d!)? working, float[] factors) -> ()");
+  m.def("dither(Tensor(a!) out, Tensor x, int step, int moment, int first) -> ()");
   m.def("model_facts(str config_json, str ignored_fields) -> str");
   m.def("rope_table(str config_json, int positions) -> (Tensor, Tensor)");
 }
@@ -96,6 +97,7 @@ void Register(torch::stable::detail::StableLibrary& m) {
   m.impl("weight_sums", TORCH_BOX(&WeightSums));
   m.impl("tree_sum64", TORCH_BOX(&TreeSum64));
   m.impl("adamw", TORCH_BOX(&AdamW));
+  m.impl("dither", TORCH_BOX(&Dither));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(isobit, CPU, m) { Register(m); }

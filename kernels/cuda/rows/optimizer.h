@@ -28,6 +28,8 @@ absl::Status LaunchSquareSums(const SquareSumsArgs& args, const Stream& stream);
 
 absl::Status LaunchAdamW(const AdamWArgs& args, const Stream& stream);
 
+absl::Status LaunchDither(const DitherArgs& args, const Stream& stream);
+
 }  // namespace isobit::cuda
 
 #endif  // ISOBIT_KERNELS_CUDA_ROWS_OPTIMIZER_H_

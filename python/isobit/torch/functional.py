@@ -52,6 +52,7 @@ __all__ = [
     "attention",
     "cispo_loss",
     "constant_weights",
+    "dither_",
     "dpo_loss",
     "embedding",
     "exp",
@@ -244,3 +245,10 @@ def adamw_(
     """One AdamW step in place (C15): parameter (the master), m and v, fp32 of one shape with gradient;
     working, bf16 of that shape, becomes bf16(parameter). factors: `adamw.step_factors`."""
     _ops.adamw(parameter, m, v, gradient, working, factors)
+
+
+def dither_(out: Tensor, x: Tensor, step: int, moment: int, first: int) -> None:
+    """out, bf16, becomes the moment x of AdamW's step `step`, fp32 of that shape, each value as one of its two
+    neighbours in bf16 (C15). moment: 0 for m, 1 for v. first: the number of x's first element in the whole
+    parameter, in row-major order."""
+    _ops.dither(out, x, step, moment, first)

@@ -258,6 +258,44 @@ TEST(TrainingRowsTest, EmbeddingGradient) {
   }
 }
 
+// Parts of a parameter that begin and end anywhere, of moments that bf16 holds and does not hold.
+TEST(TrainingRowsTest, Dither) {
+  Random random(7);
+  int64_t rounded = 0;
+  double drift = 0;  // of magnitudes, in distances of bf16 neighbours
+  for (int trial = 0; trial < kTrials; ++trial) {
+    SCOPED_TRACE(trial);
+    const int64_t count = trial == 0 ? 0 : 1 + Below(trial % 3 == 0 ? 70000 : 40, random);
+    std::vector<float> x = RandomFloats(kFamilies[trial % 4], count, random);
+    for (int64_t i = 0; i < count; i += 13) {
+      x[static_cast<size_t>(i)] = i % 2 == 0 ? 3.4e38f : std::numeric_limits<float>::infinity();
+    }
+    const auto step = static_cast<uint64_t>(1 + Below(100000, random));
+    const auto moment = static_cast<uint32_t>(Below(2, random));
+    const auto first = static_cast<uint64_t>(Below(int64_t{1} << 40, random));
+    ExpectOracleBits([&](TrainingOps& ops) {
+      Guarded<Bf16> out(count);
+      EXPECT_TRUE(ops.Dither({x.data(), count, step, moment, first, out.data()}).ok());
+      for (int64_t i = 0; i < count; ++i) {
+        const float from = x[static_cast<size_t>(i)];
+        const float to = contract::Bf16ToFloat(out.data()[i]);
+        EXPECT_EQ(std::isfinite(to), std::isfinite(from));
+        if (std::abs(from) > 3e38f || to == from) continue;  // without room above
+        EXPECT_LT(std::abs(to - from), std::abs(from) * 0x1p-7f + 0x1p-133f);
+        ++rounded;
+        const int64_t units =
+            int64_t{contract::BitsOf(std::abs(to))} - contract::BitsOf(std::abs(from));
+        drift += static_cast<double>(units) / 65536;
+      }
+      Bits bits;
+      bits.Add("out", out);
+      return bits;
+    });
+  }
+  EXPECT_GT(rounded, 10000);
+  EXPECT_NEAR(drift / static_cast<double>(rounded), 0.0, 0.01);
+}
+
 TEST(TrainingRowsTest, SumsAndAdamW) {
   Random random(6);
   for (int trial = 0; trial < kTrials; ++trial) {

@@ -145,6 +145,43 @@ TEST_F(OptimizerTest, AWrongOrderShows) {
   EXPECT_NE(SquareSums(x, 1, 8192)[0], squares);
 }
 
+// Parts of a parameter that begin and end anywhere. The control has another step's noise.
+TEST_F(OptimizerTest, Dither) {
+  int cases = 0;
+  int64_t differ = 0;
+  for (; cases < Scaled(300) && !HasFailure(); ++cases) {
+    const int64_t count = Chance(16) ? 0 : 1 + Below(int64_t{1} << (1 + Below(18)));
+    const std::vector<float> x = operands_.Floats(count, Chance(4));
+    std::vector<Bf16> out(x.size());
+    std::vector<Bf16> other(x.size());
+    DitherArgs args = {.x = x.data(),
+                       .count = count,
+                       .step = static_cast<uint64_t>(1 + Below(100000)),
+                       .moment = static_cast<uint32_t>(Below(2)),
+                       .first = static_cast<uint64_t>(Chance(2) ? 8 * Below(int64_t{1} << 37)
+                                                                : Below(int64_t{1} << 40)),
+                       .out = other.data()};
+    ++args.step;
+    ASSERT_TRUE(oracle_.Dither(args).ok());
+    --args.step;
+    args.out = out.data();
+    ASSERT_TRUE(oracle_.Dither(args).ok());
+    DeviceBuffer<float> device_x(x, Offset(sizeof(float)));
+    DeviceBuffer<Bf16> device_out(count, Offset(sizeof(Bf16)));
+    DitherArgs device = args;
+    device.x = device_x.data();
+    device.out = device_out.data();
+    ASSERT_TRUE(LaunchDither(device, AnyStream()).ok());
+    SCOPED_TRACE(absl::StrCat("case ", cases, ": ", count, " from ", args.first));
+    EXPECT_TRUE(SameBits(View(device_out.CopyOut()), View(out)));
+    EXPECT_TRUE(device_out.GuardsIntact());
+    for (size_t i = 0; i < out.size(); ++i) differ += out[i] != other[i] ? 1 : 0;
+  }
+  EXPECT_GT(differ, 0);
+  std::printf("Dither: %d cases; %lld elements differ with another step's noise\n", cases,
+              static_cast<long long>(differ));
+}
+
 // Two steps after each other, with and without the working copy; the control contracts a product
 // and a sum.
 TEST_F(OptimizerTest, AdamW) {
