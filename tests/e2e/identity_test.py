@@ -2,6 +2,8 @@
 what a directory says that changes a token is compared before logprobs are; weights that are not finite and
 adapters are refused, and the old weights serve on."""
 
+import contextlib
+import io
 import json
 import shutil
 import unittest
@@ -137,7 +139,8 @@ class IdentityTest(ServiceTest):
 
     def audit(self, file: Path, model: Path) -> str:
         report = self.log_dir / "report.json"
-        audit.main([str(file), f"--bin_dir={BIN_DIR}", f"--model={model}", f"--json={report}"])
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            audit.main([str(file), f"--bin_dir={BIN_DIR}", f"--model={model}", f"--json={report}"])
         found = json.loads(report.read_text())
         found.pop("passed")
         return audit.text_of(audit.Report(**found))
