@@ -63,7 +63,8 @@ class HttpTest(GuardedServicesTest):
         header = "Authorization: Bearer token-watch\r\n"
         for count, expected in ((1, b" 200 "), (2, b" 401 ")):
             with socket.create_connection(address, timeout=10) as connection:
-                connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{header * count}\r\n".encode())
+                request = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{header * count}\r\n"
+                connection.sendall(request.encode())
                 self.assertIn(expected, connection.recv(100))
         # What the page consists of tells nothing, and must load before a token can be asked for.
         for path in ("/", "/page.js", "/page.css"):

@@ -248,7 +248,7 @@ def adamw_(
 
 
 def dither_(out: Tensor, x: Tensor, step: int, moment: int, first: int) -> None:
-    """out, bf16, becomes the moment x of AdamW's step `step`, fp32 of that shape, each value as one of its two
-    neighbours in bf16 (C15). moment: 0 for m, 1 for v. first: the number of x's first element in the whole
-    parameter, in row-major order."""
+    """out, bf16, becomes the moment x of AdamW's step `step`, fp32 of that shape, each value as one of its
+    two neighbours in bf16 (C15). moment: 0 for m, 1 for v. first: the number of x's first element in the
+    whole parameter, in row-major order."""
     _ops.dither(out, x, step, moment, first)
