@@ -1,4 +1,4 @@
-"""AdamW by the contract (C15): fp32 masters and moments, every expression written out."""
+"""AdamW by the contract (C15): fp32 masters, moments in fp32 or bf16, every expression written out."""
 
 import math
 from collections import defaultdict
@@ -8,9 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from isobit.torch import functional as F
 from isobit.torch.gradients import local, refuse
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+# Elements whose moments are fp32 at one time where bf16 is kept: of a GPU's cache, not of its memory.
+_CHUNK = 1 << 21
 
 # From here on a number is infinite in fp32.
 _FP32_END = 2.0**128 - 2.0**103
@@ -85,7 +90,31 @@ def _check_groups(groups: list[dict[str, Any]]) -> None:
             raise ValueError(f"AdamW: param_groups[{index}]: {error}") from None
 
 
-def _check_form(name: str, parameter: torch.Tensor) -> None:
+def _first_element(parameter: torch.Tensor) -> int:
+    """The number of a shard's first element in the whole parameter, in row-major order."""
+    if not isinstance(parameter, DTensor) or not parameter.ndim:
+        return 0
+    _, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return offset[0] * math.prod(parameter.shape[1:])
+
+
+def _update(tensors: list[torch.Tensor | None], factors: list[float], step: int, first: int) -> None:
+    """One step of master, m, v, gradient and working copy (or None), all of one device and one dimension.
+    first: the number of their first element in the whole parameter."""
+    master, m, v, gradient, working = tensors
+    if m.dtype == torch.float32:
+        return F.adamw_(master, m, v, gradient, working, factors)
+    for begin in range(0, master.numel(), _CHUNK):
+        p, kept_m, kept_v, g, w = (None if t is None else t[begin : begin + _CHUNK] for t in tensors)
+        new_m, new_v = kept_m.float(), kept_v.float()
+        F.adamw_(p, new_m, new_v, g, w, factors)
+        F.dither_(kept_m, new_m, step, 0, first + begin)
+        F.dither_(kept_v, new_v, step, 1, first + begin)
+
+
+def _check_form(name: str, parameter: torch.Tensor, moments: torch.dtype) -> None:
     gradient = parameter.grad
     if parameter.dtype not in (torch.bfloat16, torch.float32) or gradient.dtype != torch.float32:
         raise RuntimeError(
@@ -98,19 +127,13 @@ def _check_form(name: str, parameter: torch.Tensor) -> None:
             f"AdamW: {name}: expected a gradient sharded as its parameter, {placements[0]}, got"
             f" {placements[1]}"
         )
+    if moments != torch.float32 and not all(p.is_replicate() or p.is_shard(0) for p in placements[0] or ()):
+        raise RuntimeError(
+            f"AdamW: {name}: expected shards of dimension 0 for moments in {moments}, got {placements[0]}"
+        )
 
 
-def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The state of a parameter before its first step. An fp32 parameter is its own master."""
-    return {
-        "step": torch.tensor(0.0, dtype=torch.float32, device="cpu"),
-        "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
-        "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
-        "master": parameter.detach().to(torch.float32),
-    }
-
-
-def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any]) -> None:
+def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any], moments: torch.dtype) -> None:
     """Fails unless a saved state fits this parameter."""
     for key in ("exp_avg", "exp_avg_sq", "master"):
         value = values.get(key)
@@ -120,6 +143,11 @@ def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any]) ->
                 ": torch.distributed.checkpoint.state_dict.set_optimizer_state_dict shards whole states"
             )
     moment = values.get("exp_avg")
+    if moment is not None and "master" in values and moment.dtype != moments:
+        raise ValueError(
+            f"AdamW: {name}: expected moments in {moments}, as AdamW(moments=) says, got {moment.dtype}:"
+            " that is another recipe"
+        )
     has_fp32_moments = moment is not None and moment.dtype == torch.float32
     if parameter.dtype != torch.float32 and has_fp32_moments and "master" not in values:
         raise ValueError(
@@ -133,9 +161,16 @@ class _States(defaultdict):
     """The parameters' states, made when somebody asks for one: torch.distributed.checkpoint asks for all, and
     would otherwise make them by a step on gradients that are not fp32."""
 
+    def __init__(self, states: dict[torch.Tensor, dict[str, Any]], fresh: Callable[[torch.Tensor], dict]):
+        super().__init__(None, states)
+        self._fresh = fresh
+
     def __missing__(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        self[parameter] = state = _fresh_state(parameter)
+        self[parameter] = state = self._fresh(parameter)
         return state
+
+    def __reduce__(self):
+        return dict, (dict(self),)
 
     def __bool__(self) -> bool:
         return True
@@ -143,7 +178,7 @@ class _States(defaultdict):
 
 def _differs(parameter: torch.Tensor, master: torch.Tensor) -> bool:
     """Whether a master, rounded to bf16, is not the parameter."""
-    rounded = [local(t).to(torch.bfloat16) for t in (parameter, master)]
+    rounded = [local(t).to(parameter.device, torch.bfloat16) for t in (parameter, master)]
     return not torch.equal(*(t.view(torch.int16) for t in rounded))
 
 
@@ -170,10 +205,14 @@ class AdamW(torch.optim.Optimizer):
         params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. Given as
             named_parameters(), errors have their names.
         lr, betas, eps, weight_decay: as of torch.optim.AdamW; in each group.
+        moments: torch.float32, or torch.bfloat16, which takes 4 bytes a parameter less and is another recipe:
+            it changes bits, and is rounded without a drift (C15).
+        offload: the moments, and the masters of bf16 parameters, are in host memory, where the step is
+            computed: the same bits, in less GPU memory and more time.
 
     Raises:
-        ValueError: a number is out of its range, or an option makes another optimizer (amsgrad, maximize);
-            here, in load_state_dict or, if something else has set it, in step.
+        ValueError: a number is out of its range, moments are of another dtype, or an option makes another
+            optimizer (amsgrad, maximize); here, in load_state_dict or, if something else has set it, in step.
     """
 
     def __init__(
@@ -183,17 +222,43 @@ class AdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        moments: torch.dtype = torch.float32,
+        offload: bool = False,
     ):
+        if moments not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"moments: expected torch.float32 or torch.bfloat16, got {moments}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._moments, self._offload = moments, offload
         self._own(self.state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_moments": self._moments, "_offload": self._offload}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._own(self.state)
 
     def _own(self, states: dict[torch.Tensor, dict[str, Any]]) -> None:
-        self.state = _States(None, states)
+        self.state = _States(states, self._fresh_state)
         self._loaded: set[torch.Tensor] = set()  # parameters whose masters no step has used yet
+
+    def _kept(self, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """t as the state keeps it."""
+        return t.to("cpu" if self._offload else t.device, dtype)
+
+    def _fresh_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The state of a parameter before its first step. An fp32 parameter is its own master."""
+        moments = [torch.zeros_like(self._kept(parameter.detach(), self._moments)) for _ in _MOMENTS]
+        return {
+            "step": torch.tensor(0.0, dtype=torch.float32, device="cpu"),
+            **dict(zip(_MOMENTS, moments, strict=True)),
+            "master": self._master_of(parameter),
+        }
+
+    def _master_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The master that the weights make."""
+        weights = parameter.detach()
+        return weights if weights.dtype == torch.float32 else self._kept(weights, torch.float32)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the numbers of each group are checked."""
@@ -217,7 +282,7 @@ class AdamW(torch.optim.Optimizer):
         if parameter.dtype == torch.float32:
             return parameter.detach()
         if "master" not in state or state["step"] == 0:  # torch.optim.AdamW's state has no masters
-            return parameter.detach().to(torch.float32)
+            return self._master_of(parameter)
         return state["master"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,7 +306,8 @@ class AdamW(torch.optim.Optimizer):
 
         Raises:
             ValueError: numbers, as of the constructor; a tensor that has not its parameter's shape or shards;
-                a bf16 parameter whose moments are fp32 without a master, which a model in fp32 saved.
+                a bf16 parameter whose moments are fp32 without a master, which a model in fp32 saved; moments
+                of the other recipe.
                 Nothing is loaded.
         """
         saved = [state_dict["state"].get(i) for group in state_dict["param_groups"] for i in group["params"]]
@@ -249,13 +315,14 @@ class AdamW(torch.optim.Optimizer):
         _check_groups([{**self.defaults, **group} for group in state_dict["param_groups"]])
         if len(saved) == len(named):  # else torch says so
             for (name, parameter, _), values in zip(named, saved, strict=True):
-                _check_loaded(name, parameter, values or {})
+                _check_loaded(name, parameter, values or {}, self._moments)
         super().load_state_dict(state_dict)
         for (_, parameter, _), values in zip(named, saved, strict=True):
-            for name in ("exp_avg", "exp_avg_sq", "master"):
-                if values and name in values and self.state[parameter][name].dtype != torch.float32:
-                    value = values[name].detach().to(device=parameter.device, dtype=torch.float32, copy=True)
-                    self.state[parameter][name] = value
+            for name in (*_MOMENTS, "master"):
+                if values and name in values:
+                    dtype = torch.float32 if name == "master" else self._moments
+                    here = values[name].detach().to(parameter.device, dtype, copy=True)
+                    self.state[parameter][name] = self._kept(here, dtype)
             if values and "master" in values:
                 self._loaded.add(parameter)
 
@@ -285,7 +352,7 @@ class AdamW(torch.optim.Optimizer):
 
     def _check(self, stepped: list[tuple[str, torch.Tensor, dict[str, Any]]]) -> None:
         for name, parameter, _ in stepped:
-            _check_form(name, parameter)
+            _check_form(name, parameter, self._moments)
         gradients = [parameter.grad for _, parameter, _ in stepped]
         shards = [shard if shard.numel() else shard.new_zeros(1) for shard in map(local, gradients)]
         greatest = torch.stack(torch._foreach_norm(shards, math.inf))  # one pass over all gradients
@@ -315,11 +382,18 @@ class AdamW(torch.optim.Optimizer):
         state["master"] = master
         state["step"] += 1
         numbers = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-        F.adamw_(
-            local(master),
-            local(state["exp_avg"]),
-            local(state["exp_avg_sq"]),
-            local(parameter.grad).contiguous(),
-            local(parameter) if parameter.dtype == torch.bfloat16 else None,
-            step_factors(int(state["step"].item()), **numbers),
-        )
+        step = int(state["step"].item())
+        tensors = [master, *(state[name] for name in _MOMENTS), parameter.grad]
+        tensors = [self._at_step(local(t)) for t in tensors]
+        weights = local(parameter.detach()).view(-1)
+        working = None
+        if parameter.dtype == torch.bfloat16:
+            working = torch.empty_like(weights, device="cpu") if self._offload else weights
+        _update([*tensors, working], step_factors(step, **numbers), step, _first_element(parameter))
+        if self._offload:  # else all was computed in place
+            weights.copy_(tensors[0] if working is None else working)
+
+    def _at_step(self, t: torch.Tensor) -> torch.Tensor:
+        """t where the step is computed: itself, unless it is a weight or gradient on a GPU and must go to
+        the host."""
+        return (t.to("cpu") if self._offload else t).contiguous().view(-1)
