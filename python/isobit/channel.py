@@ -93,7 +93,7 @@ class ServiceClient(Client):
         """Cancels the calls in flight and closes the connection."""
         self._closed = True
         self._closing.set()
-        if self._asynchronous is not None and self._asynchronous.is_open():
+        if self._asynchronous is not None and self._asynchronous._is_open():
             background.run(self._asynchronous.close())
         if self._channel is not None and forks.is_own(self._opened_in):
             self._channel.close()

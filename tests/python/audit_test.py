@@ -22,13 +22,13 @@ from isobit_tools.audit_report import SHOWN, Difference, Report, html_of, printa
 LINE = {
     "format": 1, "time": 1.5, "request_id": "r", "index": 0, "prompt": [1], "tokens": [7, 8],
     "logprobs": bits_hex(np.array([-1, -2], np.float32)), "logprob_mode": "processed", "sampling": {},
-    "weights": "w", "weight_version": 1, "fingerprint": "f", "finish_reason": "length",
+    "weights": "w", "weight_version": 1, "fingerprint": "f", "settings": "d", "finish_reason": "length",
 }  # fmt: skip
 
 
 def record(tokens=(7, 8), logprobs=(-1.0, -2.0), mode="processed", **sampling) -> Record:
     logprobs = np.array(logprobs, np.float32)
-    return Record(3, [1], list(tokens), logprobs, mode, sampling, "w", "f", "r", 0, "s")
+    return Record(3, [1], list(tokens), logprobs, mode, sampling, "w", "f", "d", "r", 0, "s")
 
 
 def processed(logprobs=(-1.0, -2.0), best=((7, -1.0), (8, -2.0))) -> TokenLogprobs:

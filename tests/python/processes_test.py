@@ -131,7 +131,9 @@ counts = []
 async def batch(leave):
     async with aio.RolloutClient(target) as client:
         calls = [asyncio.ensure_future(client.generate([1])) for _ in range(60)]
-        if leave:  # calls end after their loop
+        if leave:  # calls end with the client, or after their loop
+            for call in calls:
+                call.add_done_callback(lambda call: call.cancelled() or call.exception())
             await calls[0]
             return
         counts.append(len(await asyncio.gather(*calls)))

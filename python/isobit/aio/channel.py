@@ -157,7 +157,7 @@ class ServiceClient(Client):
 
     async def close(self) -> None:
         """Closes the connection. Calls in flight are cancelled, and raise isobit.errors.CancelledError."""
-        if not self.is_open():
+        if not self._is_open():
             self._closed = True
             return
         self._check_loop()
@@ -301,7 +301,7 @@ class ServiceClient(Client):
         forks.check()
         if self._closed:
             raise ValueError(f"the client of {self.target} is closed")
-        if self.is_open():
+        if self._is_open():
             return self._check_loop()
         self._loop, to = asyncio.get_running_loop(), self._endpoint
         with _quiet_reader(self._loop):
@@ -313,7 +313,7 @@ class ServiceClient(Client):
         self._health = HealthStub(channel)
         self._stub = self._stub_type(channel)
 
-    def is_open(self) -> bool:
+    def _is_open(self) -> bool:
         """Whether a call has opened the channel, in this process."""
         return self._loop is not None and forks.is_own(self._opened_in)
 

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
 #include "tests/trainer_bridge/scorer/shard_group_fixture.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
