@@ -503,6 +503,7 @@ TEST_P(EngineTest, NonFiniteLogitsFailTheirRequestAlone) {
   weights.tensors["model.embed_tokens.weight"][51 * width + 3] = 0x7f80;  // infinity
   testing_support::WriteModel(config_, weights, root_.File("broken"));
   EngineOptions options = DefaultOptions();
+  options.load_policy.allow_nonfinite = true;
   options.runner.num_pages = 8;  // so that pages with NaN keys are used again
   const auto engine = MakeEngine(options, "broken");
 
@@ -540,6 +541,7 @@ TEST_P(EngineTest, NonFiniteLogitsOfAPreemptedSequenceLeaveNothingInTheQueue) {
   weights.tensors["model.embed_tokens.weight"][50 * width + 3] = 0x7fc0;  // NaN
   testing_support::WriteModel(config_, weights, root_.File("broken"));
   EngineOptions options = DefaultOptions();
+  options.load_policy.allow_nonfinite = true;
   options.runner.num_pages = 4;  // the two begin with two each
   for (int head_start = 0; head_start < 6; ++head_start) {
     const auto engine = MakeEngine(options, "broken");

@@ -408,7 +408,9 @@ TEST_P(RolloutServiceTest, NonFiniteLogitsAreAnInternalError) {
   testing_support::TinyWeights weights = testing_support::RandomWeights(config_, 1);
   weights.tensors["model.embed_tokens.weight"][15 * 40] = 0x7f80;  // token 15 is infinite
   testing_support::WriteModel(config_, weights, root_.File("v1"));
-  StartServer();
+  EngineOptions options = DefaultOptions();
+  options.load_policy.allow_nonfinite = true;
+  StartServer(options);
   const Generated generated = Generate(MakeProto());
   EXPECT_THAT(generated.status, StatusIs(StatusCode::kInternal, HasSubstr("position 5")));
   EXPECT_TRUE(generated.tokens.empty());

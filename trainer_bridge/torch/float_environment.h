@@ -8,7 +8,7 @@ namespace isobit::bridge {
 
 // Gives it to the calling thread, and to the threads that it starts meanwhile (those of the CPU
 // kernels), and then gives back what the caller had: PyTorch's host may flush subnormal numbers
-// (torch.set_flush_denormal, libraries built with -ffast-math).
+// (torch.set_flush_denormal, libraries built for fast arithmetic).
 // INVARIANT: no setting of the caller's thread changes a bit
 // (tests/torch/float_environment_test.py).
 class FloatEnvironment {

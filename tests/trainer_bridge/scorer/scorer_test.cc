@@ -298,6 +298,7 @@ TEST_F(ScorerTest, NonFiniteLogitsFailTheirJobAndNameThePlace) {
   std::vector<uint16_t>& embedding = weights.tensors["model.embed_tokens.weight"];
   embedding[17 * static_cast<size_t>(config_.hidden_size)] = kNan;
   testing_support::WriteModel(config_, weights, dir_.File("damaged"));
+  options_.load_policy.allow_nonfinite = true;
   const auto scorer = Load("damaged");
   const Submitted bad = Submit(*scorer, {{.prompt = {4}, .completion = {5}},
                                          {.prompt = {4, 5}, .completion = {6, 17, 7, 8}}});
