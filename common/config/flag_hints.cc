@@ -82,7 +82,7 @@ std::string Meant(const std::string& name, const std::vector<std::string>& known
   for (const auto& [other, ours] : kOtherNames) {
     absl::string_view flag = ours;
     if (name == other && (has(flag) || (flag.substr(0, 2) == "no" && has(flag.substr(2))))) {
-      return std::string(ours);
+      return absl::StrCat(ours);
     }
   }
   const size_t bound = 1 + name.size() / 5;
