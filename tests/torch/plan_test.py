@@ -157,9 +157,9 @@ class SumTest(unittest.TestCase):
         for wrong in (0, -1, 3, 1.5):
             with self.assertRaisesRegex(ValueError, f"passes_per_slot: expected a power of two, got {wrong}"):
                 GradientSum(module.parameters(), wrong)
-        for parameters in (module.named_parameters(), module.weight):
-            with self.assertRaisesRegex(TypeError, "expected parameters, got"):
-                GradientSum(parameters, 1)
+        for wrong in ("weight", ("weight", "bias"), module.weight * 2):
+            with self.assertRaisesRegex(TypeError, "(parameter 0|weight): expected a parameter, got"):
+                GradientSum([wrong], 1)
         with self.assertRaisesRegex(ValueError, "expected each once"):
             GradientSum([module.weight, module.weight], 1)
 

@@ -57,7 +57,8 @@ def score(scorer: ScorerClient, samples: list[Sample], sampling: dict) -> tuple[
 
 
 def train(model, samples: list[Sample], sampling: dict):
-    """The logprobs and entropies of a training pass, and its backward pass."""
+    """The logprobs and entropies of a training pass, and its backward pass, whose gradients stay."""
+    model.zero_grad()
     batch = it.Batch.of([p + c for p, c in samples], prompt_lengths=[len(p) for p, _ in samples])
     out = it.logprobs(model, batch, it.Sampling(**sampling))
     ones = torch.ones_like(out.logprobs)
