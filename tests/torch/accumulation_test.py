@@ -108,8 +108,9 @@ class AccumulationTest(unittest.TestCase):
             first, second, *_ = pass_losses(model, 0, 1, 1)
             first().backward()
             torch.autograd.grad(second(), [next(model.parameters())])  # adds to nothing
-            with self.assertRaisesRegex(RuntimeError, "sum passes by isobit.torch.GradientSum"):
+            with self.assertRaisesRegex(RuntimeError, "sum passes by isobit.torch.GradientSum") as raised:
                 second().backward()
+            self.assertIn(str(raised.exception).split()[0], dict(model.named_parameters()))
             model.zero_grad(set_to_none=False)
             with self.assertRaisesRegex(RuntimeError, r"zero_grad\(\), to None"):
                 second().backward()
@@ -126,6 +127,7 @@ class AccumulationTest(unittest.TestCase):
         for world, lanes_per_pass in ((1, 1), (2, 1), (2, None)):
             for said in run_ranks(world, accumulate, lanes_per_pass, False):
                 self.assertIn("sum passes by isobit.torch.GradientSum", str(said))
+                self.assertIn(str(said).split()[0], dict(make_qwen3().named_parameters()))
 
     # INVARIANT: passes that are whole slots add up to C10's chain, on any number of ranks.
     def test_slots(self):

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from isobit.torch.gradients import keep_fp32_gradients, tree_sum, watch
+from isobit.torch.gradients import keep_fp32_gradients, name_parameter, tree_sum, watch
 from isobit.torch.model_checks import refuse_shared
 from isobit.torch.plan import is_power_of_two
 
@@ -98,8 +98,9 @@ def fully_shard(
         module.isobit_sharded = True
         # After FSDP2's own hook, which puts the bf16 parameters into the module.
         module.register_forward_pre_hook(lambda module, _: _before_forward(module))
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         watch(parameter)
+        name_parameter(parameter, name)
     return model
 
 

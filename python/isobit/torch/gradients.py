@@ -165,9 +165,10 @@ def keep_fp32_gradients(module: nn.Module) -> None:
     """Lets autograd keep the gradients of bf16 parameters in fp32, as the operators return them. Otherwise it
     rounds each to bf16 before any sum, and bits depend on the number of ranks. A backward pass that adds to
     the gradient of another one is then an error (see `accumulate_slots`)."""
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_leaf and parameter.dtype != torch.float32:
             keep_fp32(parameter)
+            name_parameter(parameter, name)
 
 
 def keep_fp32(parameter: Tensor) -> None:
@@ -175,6 +176,12 @@ def keep_fp32(parameter: Tensor) -> None:
     if parameter.grad_dtype is not torch.float32:
         parameter.grad_dtype = torch.float32
     watch(parameter)
+
+
+def name_parameter(parameter: Tensor, name: str) -> None:
+    """For errors of hooks, which know no module. The first name stays: it is the whole model's."""
+    if not hasattr(parameter, "isobit_name"):
+        parameter.isobit_name = name
 
 
 def watch(parameter: Tensor) -> None:
@@ -190,8 +197,9 @@ def _refuse_second_pass(parameter: Tensor) -> None:
     gradient = parameter.grad
     # A new gradient is a new tensor; autograd and FSDP2 add to one in place.
     if hasattr(gradient, "isobit_pass") and not hasattr(parameter, "isobit_slots"):
+        name = getattr(parameter, "isobit_name", "parameter")
         raise RuntimeError(
-            f"parameter {list(parameter.shape)}: a backward pass added to the gradient of an earlier one, so"
+            f"{name} {list(parameter.shape)}: a backward pass added to the gradient of an earlier one, so"
             " that its bits depend on the cut into passes and ranks: sum passes by isobit.torch.GradientSum,"
             " and drop gradients by zero_grad(), to None. If each backward pass is a whole slot, allow it by"
             " isobit.torch.accumulate_slots(model)"

@@ -19,7 +19,7 @@ from isobit.torch import functional as F
 from isobit.torch.batch import Batch, Sampling
 from isobit.torch.environment import forward_environment, refuse_flushing_threads
 from isobit.torch.fsdp import check_sharding
-from isobit.torch.gradients import keep_fp32, refuse_other_optimizers
+from isobit.torch.gradients import keep_fp32, name_parameter, refuse_other_optimizers
 from isobit.torch.model_checks import check_modules, refuse_ddp, wrapping_advice
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -118,6 +118,8 @@ def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.M
     _bind(model.lm_head, _head, facts)
     _bind(decoder, _decoder, facts)
     _bind(model, _score, facts, kind=_ModelForward)
+    for name, parameter in model.named_parameters():
+        name_parameter(parameter, name)
     return model
 
 
