@@ -48,7 +48,7 @@ class PlantingRollout:
     answers, and one update of weights, which fails."""
 
     def __init__(self, target: str, planted_call: int, plant: Callable | None, failing_update: int = 0):
-        """planted_call, failing_update: from 1. plant: (stub of the rollout, request) -> responses."""
+        """planted_call, failing_update: from 1. plant: (rollout's stub, request, context) -> responses."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(grpc.insecure_channel(target))
         self._calls = itertools.count(1)
         self._planted_call, self._plant = planted_call, plant
@@ -61,9 +61,10 @@ class PlantingRollout:
     def __getattr__(self, name: str):
         return lambda request, _: getattr(self._stub, name)(request)
 
-    def Generate(self, request, _):
-        is_planted = next(self._calls) == self._planted_call
-        return self._plant(self._stub, request) if is_planted else self._stub.Generate(request)
+    def Generate(self, request, context):
+        if next(self._calls) == self._planted_call:
+            return self._plant(self._stub, request, context)
+        return self._stub.Generate(request)
 
     def UpdateWeightsFromStream(self, request, context):
         if next(self._updates) == self._failing_update:
@@ -76,7 +77,13 @@ class PlantingRollout:
         self._server.stop(None)
 
 
-def flip_last_bit(stub, request):
+def refuse_once(_, __, context):
+    """As a full queue does."""
+    context.set_trailing_metadata((("retry-after-ms", "10"),))
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "planted")
+
+
+def flip_last_bit(stub, request, _):
     """Of the first logprob."""
     for i, response in enumerate(stub.Generate(request)):
         if i == 0:
@@ -299,7 +306,8 @@ class TrainerTest(ServiceTest):
         self.assertRegex(
             said,
             r"error: step 2: 1 of \d+ tokens have another logprob in the trainer than in the rollout, by up"
-            r" to \S+e-\d+; the first is prompt [5-9], sample \d, token \d+: rollout \S+ \(0x",
+            r" to \S+e-\d+, and 0 one that no token is drawn with; the first is prompt [5-9], sample \d,"
+            r" token \d+: rollout \S+ \(0x",
         )
         self.assertEqual(len(self.rows(folder)), 1)
         with self.subTest("goes on from the step before"):
@@ -315,7 +323,7 @@ class TrainerTest(ServiceTest):
         with self.subTest("other weights"):
             folder = self.folder()
 
-            def change_weights(stub, request):
+            def change_weights(stub, request, _):
                 with RolloutClient(services["rollout"]) as rollout:
                     rollout.update_weights_from_stream(load_file(self.model / "model.safetensors"))
                 return stub.Generate(request)
@@ -326,6 +334,21 @@ class TrainerTest(ServiceTest):
                 said, r"error: prompt 1, sample 0: expected token 0 of the present weights, (\d+), but"
             )
             self.assertEqual(len(self.rows(folder)), 1)
+
+    def test_a_full_queue(self):
+        """A call that it refuses comes again."""
+        services = self.addresses()
+        folder, whole = self.folder(), self.folder()
+        self.train(self.planted(services, 2, refuse_once), folder, "--steps=1")
+        self.train(services, whole, "--steps=1")
+        self.assertEqual(self.rows(folder), self.rows(whole))
+        with self.subTest("control: a refusal that says not when"):
+
+            def refuse(_, __, context):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "planted")
+
+            said = self.train(self.planted(services, 2, refuse), self.folder(), "--steps=1", status=1)
+            self.assertRegex(said, r"error: prompt [0-4]: planted")
 
     def test_a_rollout_that_dies(self):
         whole, folder = self.folder(), self.folder()

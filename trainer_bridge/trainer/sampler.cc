@@ -15,13 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/status_convert.h"
-#include "common/rpc/steady_time.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {
 namespace {
 
-constexpr std::chrono::seconds kCallTimeout{600};
 constexpr std::chrono::milliseconds kStopPoll{50};
 constexpr size_t kMaxCalls = 64;  // in flight
 
@@ -140,20 +138,31 @@ class Calls {
     std::unique_lock lock(mutex_);
     while (next_ < requests_.size() && !cancelled_) {
       const size_t i = next_++;
-      const auto context = std::make_shared<grpc::ClientContext>();
-      contexts_.push_back(context);
-      lock.unlock();
-      GroupResult result = Generate(requests_[i], *context);
-      lock.lock();
-      std::erase(contexts_, context);
+      GroupResult result = Generate(requests_[i], lock);
       if (!result.ok()) Cancel();
       results_[i] = std::move(result);
     }
     if (--running_ == 0) ended_.notify_all();
   }
 
-  GroupResult Generate(const v1::GenerateRequest& request, grpc::ClientContext& context) {
-    context.set_deadline(std::chrono::steady_clock::now() + kCallTimeout);
+  // Under `lock`, but for its calls: while a full queue refuses them, another one when the rollout
+  // says, without an end.
+  GroupResult Generate(const v1::GenerateRequest& request, std::unique_lock<std::mutex>& lock) {
+    while (!cancelled_) {
+      const auto context = std::make_shared<grpc::ClientContext>();
+      contexts_.push_back(context);
+      lock.unlock();
+      GroupResult result = Call(request, *context);
+      lock.lock();
+      std::erase(contexts_, context);
+      const auto pause = RetryAfter(result.status());
+      if (!pause) return result;
+      cancel_.wait_for(lock, *pause, [this] { return cancelled_; });
+    }
+    return absl::CancelledError("not begun");
+  }
+
+  GroupResult Call(const v1::GenerateRequest& request, grpc::ClientContext& context) {
     const auto reader = stub_.Generate(&context, request);
     Group group(request.sampling().n());
     v1::GenerateResponse response;
@@ -172,6 +181,7 @@ class Calls {
   // Under the mutex.
   void Cancel() {
     cancelled_ = true;
+    cancel_.notify_all();
     for (const auto& context : contexts_) context->TryCancel();
   }
 
@@ -179,6 +189,7 @@ class Calls {
   const std::vector<v1::GenerateRequest> requests_;
   std::mutex mutex_;
   std::condition_variable ended_;
+  std::condition_variable cancel_;
   size_t next_ = 0;
   size_t running_ = 0;  // threads
   bool cancelled_ = false;
