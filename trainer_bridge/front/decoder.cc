@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/validate_tensors.h"
+#include "common/checkpoint/weight_reader.h"
 #include "kernels/contract/constants.h"
 #include "kernels/model/numerics.h"
 
@@ -66,17 +68,16 @@ torch::Tensor Register(torch::nn::Module& root, const std::string& name, torch::
   return parameter;
 }
 
-absl::StatusOr<torch::Tensor> ReadTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
-  const isobit::Tensor* stored = checkpoint.Find(spec.name);
-  const auto index = static_cast<size_t>(stored - checkpoint.tensors().data());
-  std::vector<uint8_t> bytes(spec.NumElements() * ItemSize(stored->dtype));
-  if (auto status = checkpoint.Read(index, 0, bytes.size(), bytes.data()); !status.ok()) {
-    return status;
-  }
+absl::StatusOr<torch::Tensor> ReadTensor(WeightReader& reader, const TensorSpec& spec) {
+  TensorSet read;
+  ISOBIT_RETURN_IF_ERROR(reader.Read({spec.name}, /*max_workers=*/1, read));
+  const isobit::Tensor* stored = read.Find(spec.name);
   torch::Tensor tensor = torch::empty(spec.shape, torch::kBFloat16);
-  ConvertToBf16(stored->dtype, bytes.data(), spec.NumElements(),
+  ConvertToBf16(stored->dtype, stored->data, spec.NumElements(),
                 static_cast<uint16_t*>(tensor.data_ptr()));
-  return tensor;
+  if (torch::isfinite(tensor).all().item<bool>()) return tensor;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor ", spec.name, " holds a NaN or an infinity in bf16, expected finite weights"));
 }
 
 torch::Tensor TableOf(const std::vector<float>& values, int64_t positions) {
@@ -88,18 +89,17 @@ torch::Tensor TableOf(const std::vector<float>& values, int64_t positions) {
 Decoder::Decoder(const ModelConfig& config) : plan_(Describe(config)) {}
 
 absl::StatusOr<std::shared_ptr<Decoder>> Decoder::Load(const std::string& directory) {
-  absl::StatusOr<ModelConfig> config = LoadModelConfig(directory);
-  if (!config.ok()) return config.status();
-  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
-  if (!checkpoint.ok()) return checkpoint.status();
-  std::shared_ptr<Decoder> decoder(new Decoder(*config));
-  if (auto status = ValidateTensors(decoder->plan_, *checkpoint); !status.ok()) return status;
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
+  ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
+  std::shared_ptr<Decoder> decoder(new Decoder(config));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(decoder->plan_, checkpoint));
+  WeightReader reader(checkpoint, /*allow_nonfinite=*/true);  // ReadTensor judges what is trained
   for (const TensorSpec& spec : HuggingFaceOrder(decoder->plan_)) {
-    absl::StatusOr<torch::Tensor> tensor = ReadTensor(*checkpoint, spec);
-    if (!tensor.ok()) return tensor.status();
-    decoder->parameters_[spec.name] = Register(*decoder, spec.name, *std::move(tensor));
+    ISOBIT_ASSIGN_OR_RETURN(torch::Tensor tensor, ReadTensor(reader, spec));
+    decoder->parameters_[spec.name] = Register(*decoder, spec.name, std::move(tensor));
   }
-  if (auto status = checkpoint->CheckUnchanged(); !status.ok()) return status;
+  ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, reader.Finish());
+  ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(decoder->plan_, digests));
   return decoder;
 }
 

@@ -31,7 +31,8 @@ struct Scores {
 class Decoder : public torch::nn::Module {
  public:
   // Loads config.json and the weights of `directory`. INVALID_ARGUMENT, NOT_FOUND: as Checkpoint
-  // and ParseModelConfig.
+  // and ParseModelConfig; a weight is not finite in bf16, or an lm_head differs from the embedding
+  // to which config.json ties it.
   static absl::StatusOr<std::shared_ptr<Decoder>> Load(const std::string& directory);
 
   const ModelConfig& config() const { return plan_.config; }

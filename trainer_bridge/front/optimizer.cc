@@ -86,9 +86,9 @@ absl::StatusOr<double> ClipGradNorm(const NamedParameters& parameters, double ma
 
 absl::StatusOr<AdamW> AdamW::Create(NamedParameters parameters, const AdamWOptions& options) {
   for (const double value : {options.lr, options.eps, options.weight_decay}) {
-    if (value >= 0.0) continue;
+    if (value >= 0.0 && std::isfinite(value)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("lr, eps, weight_decay: expected at least 0, got ", value));
+        absl::StrCat("lr, eps, weight_decay: expected a finite number of at least 0, got ", value));
   }
   for (const double beta : {options.beta1, options.beta2}) {
     if (beta > 0.0 && beta < 1.0) continue;

@@ -269,5 +269,41 @@ TEST(DecoderErrorTest, SaysWhatABatchMustBe) {
   EXPECT_EQ(Decoder::Load(dir.File("none")).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(DecoderErrorTest, RefusesWeightsThatAreNotFinite) {
+  TempDir dir;
+  const ModelConfig config = TinyConfig(Architecture::kQwen3);
+  testing_support::TinyWeights weights = testing_support::RandomWeights(config, 13);
+  uint16_t& value = weights.tensors["model.layers.1.mlp.up_proj.weight"][5];
+  for (const uint16_t bad : {0x7fc0, 0x7f80, 0xff80}) {  // NaN, infinities
+    value = bad;
+    testing_support::WriteModel(config, weights, dir.File("model"));
+    EXPECT_EQ(Decoder::Load(dir.File("model")).status().message(),
+              "tensor model.layers.1.mlp.up_proj.weight holds a NaN or an infinity in bf16, "
+              "expected finite weights");
+  }
+  value = 0x7f7f;  // control: the greatest finite value
+  testing_support::WriteModel(config, weights, dir.File("model"));
+  EXPECT_THAT(Decoder::Load(dir.File("model")), IsOk());
+}
+
+TEST(DecoderErrorTest, RefusesAHeadThatIsNotTheTiedEmbedding) {
+  TempDir dir;
+  ModelConfig config = TinyConfig(Architecture::kQwen3);
+  config.tie_word_embeddings = false;
+  testing_support::TinyWeights weights = testing_support::RandomWeights(config, 13);
+  const auto load = [&] {
+    testing_support::WriteModel(config, weights, dir.File("model"));  // with both tensors
+    ModelConfig tied = config;
+    tied.tie_word_embeddings = true;
+    EXPECT_THAT(WriteConfigJson(tied, dir.File("model")), IsOk());
+    return Decoder::Load(dir.File("model"));
+  };
+  EXPECT_EQ(load().status().message(),
+            "tensor lm_head.weight differs from model.embed_tokens.weight, to which config.json "
+            "ties it");
+  weights.tensors["lm_head.weight"] = weights.tensors["model.embed_tokens.weight"];
+  EXPECT_THAT(load(), IsOk());  // control
+}
+
 }  // namespace
 }  // namespace isobit::front

@@ -7,7 +7,10 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "tests/support/status_matchers.h"
 #include "tests/trainer_bridge/front/same_bits.h"
 #include "trainer_bridge/front/ops.h"
@@ -73,7 +76,8 @@ TEST_F(OptimizerTest, RefusesABoundThatClipsNothing) {
   for (const double bad : {std::nan(""), 0.0, -1.0}) {
     const absl::StatusOr<double> norm = ClipGradNorm(parameters_, bad);
     EXPECT_EQ(norm.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(norm.status().message(), testing::StartsWith("max_norm: expected above 0, got "));
+    EXPECT_THAT(std::string(norm.status().message()),
+                testing::StartsWith("max_norm: expected above 0, got "));
   }
 }
 
@@ -109,9 +113,13 @@ TEST_F(OptimizerTest, RefusesOptionsOutOfRange) {
   const auto message = [&](const AdamWOptions& options) {
     return std::string(AdamW::Create(parameters_, options).status().message());
   };
-  EXPECT_EQ(message({.lr = -1}), "lr, eps, weight_decay: expected at least 0, got -1");
-  EXPECT_EQ(message({.weight_decay = std::nan("")}),
-            "lr, eps, weight_decay: expected at least 0, got nan");
+  const auto expected = [](absl::string_view got) {
+    return absl::StrCat("lr, eps, weight_decay: expected a finite number of at least 0, got ", got);
+  };
+  EXPECT_EQ(message({.lr = -1}), expected("-1"));
+  EXPECT_EQ(message({.lr = std::numeric_limits<double>::infinity()}), expected("inf"));
+  EXPECT_EQ(message({.eps = std::numeric_limits<double>::infinity()}), expected("inf"));
+  EXPECT_EQ(message({.weight_decay = std::nan("")}), expected("nan"));
   EXPECT_EQ(message({.beta2 = 1}), "betas: expected between 0 and 1, got 1");
   EXPECT_EQ(message({}), "");
 }
