@@ -144,6 +144,13 @@ class TrlTest(ServiceTest):
             longest = max(longest, len(completion))
         self.assertGreater(longest, 16)
 
+    def test_a_full_queue_is_tried_again(self):
+        count = 48
+        function = trl.RolloutFunction(self.rollout, None, max_concurrency=count)
+        function._synced_step = 0
+        drawn = function([words(3)] * count, self.trainer(max_completion_length=CONTEXT - 3))
+        self.assertEqual(len(drawn["completion_ids"]), count)
+
     def test_a_trainer_learns_which_prompt_is_refused(self):
         with self.assertRaisesRegex(
             ValueError, rf"prompts\[1\]: .*expected at most {CONTEXT - 1} tokens.*got 200"
@@ -301,6 +308,10 @@ class SlimeTest(ServiceTest):
                 self.assertLessEqual(len(sample.added), most)
         (sample,) = self.generate(Sample(4, drawn=24), max_new_tokens=24, min_new_tokens=20)
         self.assertEqual((sample.status, sample.added), (Sample.Status.TRUNCATED, []))
+
+    def test_a_full_queue_is_tried_again(self):
+        samples = self.generate(*(Sample(4) for _ in range(48)), max_new_tokens=40, ignore_eos=True)
+        self.assertEqual([len(sample.added) for sample in samples], [40] * 48)
 
 
 class Array(np.ndarray):
