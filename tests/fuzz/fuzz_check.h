@@ -7,11 +7,12 @@
 
 namespace isobit::fuzz {
 
-// A refusal must have a message, and a code that blames the sender, not us.
+// A refusal must have a message, and a code that blames the sender, not us. UNIMPLEMENTED does: the
+// sender asked for a method that no page has.
 inline void CheckRefusal(const absl::Status& status) {
   ISOBIT_CHECK(!status.message().empty());
   ISOBIT_CHECK(absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
-               absl::IsFailedPrecondition(status))
+               absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status))
       << status.ToString();
 }
 
