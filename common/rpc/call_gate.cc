@@ -180,30 +180,16 @@ class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInte
 }  // namespace
 
 std::shared_ptr<CallGate> CallGate::Create(CallGateOptions options) {
-  return std::shared_ptr<CallGate>(new CallGate(std::move(options)));
-}
-
-CallGate::CallGate(CallGateOptions options) : options_(std::move(options)) {
-  if (options_.access != nullptr) watcher_ = std::thread([this] { WatchAccessFile(); });
-}
-
-CallGate::~CallGate() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    stopped_.notify_all();
+  std::shared_ptr<CallGate> gate(new CallGate(std::move(options)));
+  if (gate->options_.access != nullptr) {
+    gate->watcher_.emplace(kLookInterval, [weak = gate->weak_from_this()] {
+      if (const auto gate = weak.lock()) gate->EndRefusedCalls();
+    });
   }
-  if (watcher_.joinable()) watcher_.join();
+  return gate;
 }
 
-void CallGate::WatchAccessFile() {
-  std::unique_lock lock(mutex_);
-  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
-    lock.unlock();
-    EndRefusedCalls();
-    lock.lock();
-  }
-}
+CallGate::CallGate(CallGateOptions options) : options_(std::move(options)) {}
 
 void CallGate::EndRefusedCalls() {
   const std::shared_ptr<const AccessList> list = options_.access->Current();

@@ -13,12 +13,10 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_interceptor.h>
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/base/repeating_thread.h"
 #include "common/rpc/access_list.h"
 #include "common/rpc/audit_log.h"
 #include "common/rpc/end_call.h"
@@ -52,7 +51,6 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
  public:
   // The default lets everybody do everything.
   static std::shared_ptr<CallGate> Create(CallGateOptions options = {});
-  ~CallGate();
 
   // Whether calls need a check, and so credentials that can perform it.
   bool checks_calls() const { return options_.access != nullptr || options_.has_admin_port; }
@@ -131,17 +129,16 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // Sets what follows from the access list; null: there is none. Returns the call's refusal.
   static absl::Status Judge(std::shared_ptr<const AccessList> list, Call& call);
 
-  void WatchAccessFile();
   // Ends the calls in flight that the access file as it is would not let in.
   void EndRefusedCalls();
 
   const CallGateOptions options_;
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable stopped_;
-  bool stopping_ = false;
   std::unordered_map<const grpc::ServerContextBase*, Call> calls_;
 
-  std::thread watcher_;  // with an access file
+  // With an access file. It may let go of the last reference to the gate, with the last call that
+  // it has ended.
+  std::optional<RepeatingThread> watcher_;
 };
 
 // `message` with every absolute path in it replaced.
