@@ -305,8 +305,8 @@ class TrainerTest(ServiceTest):
         said = self.train(self.planted(services, second_step, flip_last_bit), folder, status=1)
         self.assertRegex(
             said,
-            r"error: step 2: 1 of \d+ tokens have another logprob in the trainer than in the rollout, by up"
-            r" to \S+e-\d+, and 0 one that no token is drawn with; the first is prompt [5-9], sample \d,"
+            r"error: step 2: of \d+ tokens, 1 have another logprob in the trainer than in the rollout, by up"
+            r" to \S+e-\d+; the first is prompt [5-9], sample \d,"
             r" token \d+: rollout \S+ \(0x",
         )
         self.assertEqual(len(self.rows(folder)), 1)

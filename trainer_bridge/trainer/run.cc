@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/model/numerics.h"
@@ -174,11 +175,19 @@ class Run {
     ISOBIT_RETURN_IF_ERROR(services_.Record(batch.sides, trainer, gap));
     metrics_.AddComparison(gap);
     if ((gap.unequal == 0 && gap.impossible == 0) || settings_.on_gap == "report") return gap;
-    return absl::DataLossError(absl::StrFormat(
-        "step %d: %d of %d tokens have another logprob in the trainer than in the rollout, by up "
-        "to %.3g, and %d one that no token is drawn with; the first is %s. --on_gap=report would "
-        "go on.",
-        step_ + 1, gap.unequal, gap.tokens, gap.max_abs_dlogp, gap.impossible, gap.first));
+    std::vector<std::string> faults;
+    if (gap.unequal > 0) {
+      faults.push_back(absl::StrFormat(
+          "%d have another logprob in the trainer than in the rollout, by up to %.3g", gap.unequal,
+          gap.max_abs_dlogp));
+    }
+    if (gap.impossible > 0) {
+      faults.push_back(
+          absl::StrFormat("%d have a logprob that no token is drawn with", gap.impossible));
+    }
+    return absl::DataLossError(
+        absl::StrFormat("step %d: of %d tokens, %s; the first is %s. --on_gap=report would go on.",
+                        step_ + 1, gap.tokens, absl::StrJoin(faults, " and "), gap.first));
   }
 
   const Settings& settings_;
