@@ -1,5 +1,6 @@
 """A service stops soon even if clients stay connected, and in order even if it has just started."""
 
+import math
 import os
 import signal
 import subprocess
@@ -22,14 +23,17 @@ class StopTest(AttackTest):
         return time.monotonic() - start
 
     def test_neither_an_open_health_watch_nor_an_idle_client_holds_it(self):
-        for name, service in reversed(self.start_all().items()):
-            with self.subTest(service=name):
+        least = {}  # a client that holds it does so each time, a loaded machine at most sometimes
+        for _ in range(3):
+            for name, service in reversed(self.start_all().items()):
                 self.assert_serves(name, self.channel(service))  # and stays connected
                 watch = self.channel(service).unary_stream(WATCH)(b"")
                 next(watch)
-                seconds = self.seconds_to_stop(service)
-                print(f"{name}: stopped after {seconds:.2f} s")
-                self.assertLess(seconds, 3)
+                least[name] = min(self.seconds_to_stop(service), least.get(name, math.inf))
+            print(", ".join(f"{name}: stopped after {seconds:.2f} s" for name, seconds in least.items()))
+            if max(least.values()) < 3:
+                break
+        self.assertLess(max(least.values()), 3, least)
 
     def test_a_signal_while_it_loads(self):
         for attempt in range(12):

@@ -105,7 +105,7 @@ class AsyncioTest(unittest.IsolatedAsyncioTestCase):
         await self.comparator.close()
 
     async def wait_until(self, condition, what: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not condition():
             self.assertLess(time.monotonic(), deadline, what)
             await asyncio.sleep(0.01)
@@ -117,7 +117,7 @@ class AsyncioTest(unittest.IsolatedAsyncioTestCase):
         with self.assertRaises(asyncio.CancelledError):
             await task
         self.assertTrue(task.cancelled())
-        self.assertLess(time.monotonic() - start, 5)
+        self.assertLess(time.monotonic() - start, 20)  # a call that hangs takes 30 s
 
     async def begun(self, coroutine, calls: int = 1) -> asyncio.Task:
         """A task of `coroutine` once the service has `calls` more calls."""
@@ -312,12 +312,12 @@ class EventLoopTest(AsyncioTest):
         for name, wait in waits.items():
             with self.subTest(name):
                 waiting = asyncio.create_task(wait())
-                longest, last = 0.0, time.monotonic()
+                turns = 0  # of the event loop; a wait of a second that blocks it leaves it one or two
                 while not waiting.done():
                     await asyncio.sleep(0.005)
-                    longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                    turns += 1
                 await asyncio.gather(waiting, return_exceptions=True)
-                self.assertLess(longest, 0.7)
+                self.assertGreater(turns, 5)
 
     async def nobody_serves(self):
         with reserved_port() as port:

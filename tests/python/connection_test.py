@@ -5,6 +5,7 @@ python tests/python/connection_test.py        (in an environment where the packa
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from isobit.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, types_pb2
 
 LATENCY_S = 0.15
+SOON_S = 0.3
 
 
 class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
@@ -129,16 +131,26 @@ class ConnectionTest(unittest.TestCase):
 
     def test_waiting_for_a_connection_ends_with_the_timeout(self):
         with (
-            distant(self.start(), 10 * LATENCY_S) as port,
+            distant(self.start(), 60) as port,
             self.clients.RolloutClient(f"127.0.0.1:{port}") as client,
         ):
             start = time.monotonic()
             with self.assertRaises(DeadlineExceededError):
                 client.get_load(timeout=0.5)
-            self.assertLess(time.monotonic() - start, 1.2)
+            self.assertLess(time.monotonic() - start, 30)
 
     def seconds_late(self, delay: float, through=contextlib.nullcontext) -> float:
-        """Starts a service after `delay` s; returns how many seconds later wait_until_serving returns."""
+        """Starts a service after `delay` s; returns how many seconds later wait_until_serving returns:
+        the least of a few tries, since a loaded machine can make any of them late.
+        """
+        late = math.inf
+        for _ in range(5):
+            late = min(late, self.seconds_late_once(delay, through))
+            if late < SOON_S:
+                break
+        return late
+
+    def seconds_late_once(self, delay: float, through) -> float:
         served = []
 
         def start(port: int) -> None:
@@ -160,19 +172,19 @@ class ConnectionTest(unittest.TestCase):
 
     def test_wait_until_serving_returns_as_soon_as_the_service_serves(self):
         late = [self.seconds_late(delay) for delay in (1.1, 2.4)]
-        self.assertLess(max(late), 0.3, f"seconds late: {late}")
+        self.assertLess(max(late), SOON_S, f"seconds late: {late}")
 
     def test_wait_until_serving_finds_a_service_behind_a_proxy(self):
         late = [self.seconds_late(delay, lambda port: distant(port, 0)) for delay in (1.3, 2.9)]
-        self.assertLess(max(late), 0.3, f"seconds late: {late}")
+        self.assertLess(max(late), SOON_S, f"seconds late: {late}")
 
     def test_a_refused_connection_is_reported_at_once(self):
         with reserved_port() as port, self.clients.ScorerClient(f"127.0.0.1:{port}") as client:
-            for bound in (1.0, 2.5):
+            for _ in range(2):
                 start = time.monotonic()
                 with self.assertRaisesRegex(UnavailableError, f"127.0.0.1:{port}.*refused"):
-                    client.get_server_info(timeout=30)
-                self.assertLess(time.monotonic() - start, bound)
+                    client.get_server_info(timeout=60)
+                self.assertLess(time.monotonic() - start, 30)
 
     def test_a_service_that_is_back_answers_the_next_call(self):
         with reserved_port() as port, self.clients.RolloutClient(f"127.0.0.1:{port}") as client:

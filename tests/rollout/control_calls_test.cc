@@ -90,7 +90,9 @@ class ControlCallsTest : public ServiceFixture, public testing::WithParamInterfa
     EXPECT_EQ(status.error_code(), GetParam() == Leaves::kByDeadline
                                        ? grpc::StatusCode::DEADLINE_EXCEEDED
                                        : grpc::StatusCode::CANCELLED);
-    std::this_thread::sleep_for(kPatience);  // until the server has noticed
+    // Until the server has noticed: GetLoad comes behind the cancellation on the same connection.
+    EXPECT_FALSE(GetLoad().paused());
+    std::this_thread::sleep_for(kPatience);
     gate_.Open();
     Generated generated;
     ReadAll(*reader, request_context, generated);

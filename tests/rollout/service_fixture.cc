@@ -102,7 +102,7 @@ v1::GetLoadResponse ServiceFixture::GetLoad() {
 }
 
 void ServiceFixture::AwaitLoad(const std::function<bool(const v1::GetLoadResponse&)>& condition) {
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < 60000; ++i) {
     if (condition(GetLoad())) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -55,7 +55,7 @@ class ServiceFixture : public EngineFixture {
   static void ReadFirstToken(GenerateReader& reader);
 
   v1::GetLoadResponse GetLoad();
-  // Waits until `condition` is true of the load; fails the test after ten seconds.
+  // Waits until `condition` is true of the load; fails the test after a minute.
   void AwaitLoad(const std::function<bool(const v1::GetLoadResponse&)>& condition);
 
   WeightStreamLimits weight_stream_;

@@ -90,7 +90,7 @@ class ServiceTest(unittest.TestCase):
         wait_all_serving(self.services, (rollout, scorer, comparator))
         return {"rollout": rollout, "scorer": scorer, "comparator": comparator}
 
-    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
         """Fails with `what` if `condition` does not hold within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -26,6 +27,7 @@ namespace isobit {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using testing_support::Health;
 using testing_support::StatusIs;
 
@@ -125,20 +127,24 @@ class RunnerProcess : public testing_support::ServerProcess {
 };
 
 TEST(ServerProcessTest, SigtermLetsACallInFlightFinishAndExitsZero) {
-  RunnerProcess process({});
-  grpc::ClientContext context;
-  v1::GenerateRequest request;
-  request.mutable_sampling()->set_max_tokens(500);
-  auto reader = process.stub().Generate(&context, request);
-  v1::GenerateResponse response;
-  ASSERT_TRUE(reader->Read(&response));
-  process.Signal(SIGTERM);
-  EXPECT_FALSE(reader->Read(&response));
-  EXPECT_TRUE(reader->Finish().ok());
-  const auto end = std::chrono::steady_clock::now();
-  EXPECT_EQ(process.Join(), 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - end, milliseconds(3000))
-      << "this client, idle now, held the server";
+  // An idle client that holds the server does so each time, a loaded machine at most sometimes.
+  auto least = std::chrono::steady_clock::duration::max();
+  for (int attempt = 0; attempt < 3 && least > seconds(3); ++attempt) {
+    RunnerProcess process({});
+    grpc::ClientContext context;
+    v1::GenerateRequest request;
+    request.mutable_sampling()->set_max_tokens(500);
+    auto reader = process.stub().Generate(&context, request);
+    v1::GenerateResponse response;
+    ASSERT_TRUE(reader->Read(&response));
+    process.Signal(SIGTERM);
+    EXPECT_FALSE(reader->Read(&response));
+    EXPECT_TRUE(reader->Finish().ok());
+    const auto end = std::chrono::steady_clock::now();
+    EXPECT_EQ(process.Join(), 0);
+    least = std::min(least, std::chrono::steady_clock::now() - end);
+  }
+  EXPECT_LT(least, seconds(3)) << "this client, idle now, held the server";
 }
 
 TEST(ServerProcessTest, SigintEndsAStuckCallAtTheDrainTimeoutAndExitsZero) {

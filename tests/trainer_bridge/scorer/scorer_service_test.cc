@@ -308,7 +308,7 @@ TEST_F(ScorerServiceTest, CallsThatNeedMoreMemoryThanTheyMayAreRefusedWithARetry
   EXPECT_TRUE(reader->Finish().ok());
   // The server ends the previous call a moment after its client has the status.
   absl::Status next = Call(RequestOf({probe_})).status;
-  for (int i = 0; i < 100 && !next.ok(); ++i) {
+  for (int i = 0; i < 3000 && !next.ok(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     next = Call(RequestOf({probe_})).status;
   }
