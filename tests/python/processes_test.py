@@ -100,7 +100,8 @@ import numpy as np
 class Slow(dict):
     def items(self):
         print("reading", flush=True)
-        time.sleep(600)
+        for _ in range(6000):  # one sleep would go on if the interrupt came just before its system call
+            time.sleep(0.1)
         yield "x", np.zeros((4, 4), np.uint16)
 async def asynchronous(work):
     async with aio.RolloutClient(target) as own:
