@@ -20,14 +20,15 @@ function(isobit_binary)
 endfunction()
 
 # LABELS: unit (default), invariance, accuracy (of numbers, which no sanitizer judges), e2e, gpu; rpc
-# beside them for tests that run gRPC, which the thread sanitizer cannot judge. TIMEOUT in seconds.
+# beside them for tests that run gRPC, which the thread sanitizer cannot judge. TIMEOUT in seconds, for tests that
+# hang: those that compute take two minutes, and many times that on a loaded machine.
 function(isobit_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
@@ -51,7 +52,7 @@ function(isobit_python_test)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)
   endif()
   add_test(NAME ${ARG_NAME} COMMAND ${ISOBIT_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_SRC})
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "python;${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
