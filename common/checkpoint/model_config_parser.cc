@@ -16,6 +16,7 @@
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/rope_parser.h"
 #include "common/checkpoint/strict_json.h"
+#include "common/checkpoint/supported_models.h"
 
 namespace isobit {
 namespace {
@@ -37,9 +38,7 @@ absl::StatusOr<Architecture> ParseArchitecture(FieldReader& reader) {
     return architecture;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("architectures names ", Quoted(name),
-                   ", supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
-                   "Qwen3ForCausalLM"));
+      absl::StrCat("architectures names ", Quoted(name), DescribeUnsupported(name)));
 }
 
 DType ParseTorchDType(FieldReader& reader) {

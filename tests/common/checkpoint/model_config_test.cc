@@ -263,7 +263,8 @@ TEST(ModelConfigTest, EachRefusalNamesTheField) {
       {"LlamaForCausalLM", {{"torch_dtype", "int8"}}, "torch_dtype is \"int8\""},
       {"LlamaForCausalLM", {{"torch_dtype", "float16"}, {"dtype", "bfloat16"}}, "dtype is"},
       // Mistyped, missing or out of range.
-      {"GemmaForCausalLM", json::object(), "\"GemmaForCausalLM\", supported:"},
+      {"OtherForCausalLM", json::object(), "\"OtherForCausalLM\", supported: Llama (Llama"},
+      {"MixtralForCausalLM", json::object(), "(Mixtral: mixture of experts: "},
       {"LlamaForCausalLM", {{"architectures", json::array()}}, "architectures must be"},
       {"LlamaForCausalLM", {{"hidden_size", "576"}}, "hidden_size must be an integer"},
       {"LlamaForCausalLM", {{"hidden_size", 576.0}}, "hidden_size must be an integer"},
