@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -18,6 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/validate_tensors.h"
@@ -37,13 +40,15 @@ constexpr char kUsage[] =
     "  isobit-model make SHAPE DIR [--seed=N]          random weights of a named shape\n"
     "  isobit-model make --config=FILE DIR [--seed=N]  random weights for a config.json\n"
     "  isobit-model config SHAPE DIR [--seed=N]        no weights: --load_format=dummy makes them\n"
+    "  isobit-model check FILE     what a service makes of a config.json alone; also of a "
+    "directory's\n"
     "  isobit-model inspect DIR    shape, fingerprints, tensors with digests, leaf plan per TP "
     "size\n"
     "  isobit-model verify DIR     checks config and checkpoint as a service would; prints the "
     "digest\n"
-    "                              inspect and verify take a service's flags\n"
-    "                              --ignore_config_fields=A,B, --round_fp16_weights and\n"
-    "                              --allow_nonfinite_weights\n"
+    "                              check, inspect and verify take a service's flag\n"
+    "                              --ignore_config_fields=A,B, and the last two of them\n"
+    "                              --round_fp16_weights and --allow_nonfinite_weights\n"
     "  isobit-model flip-bit DIR TENSOR INDEX BIT OUT_DIR\n"
     "                              a copy with one bit of one weight flipped; bit 0 is the "
     "lowest\n\n"
@@ -103,10 +108,10 @@ absl::Status ParseNumber(const char* what, const std::string& text, T& value) {
   return absl::InvalidArgumentError(absl::StrCat(what, ": expected a number, got \"", text, "\""));
 }
 
-absl::StatusOr<ModelConfig> ConfigFromFile(const std::string& path) {
+absl::StatusOr<ModelConfig> ConfigFromFile(const std::string& path, const LoadPolicy& policy = {}) {
   constexpr size_t kMaxBytes = 4 << 20;
   ISOBIT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxBytes));
-  return ParseModelConfig(text);
+  return ParseModelConfig(text, "", policy);
 }
 
 // Prints a long job's progress to stderr once a second.
@@ -161,6 +166,19 @@ LoadPolicy PolicyOf(const Arguments& arguments) {
   return policy;
 }
 
+// Weights need not be there. `isobit doctor` asks this before anything is downloaded.
+absl::StatusOr<std::string> Check(const Arguments& arguments) {
+  const std::string& path = arguments.positional[0];
+  const LoadPolicy policy = PolicyOf(arguments);
+  std::error_code error;
+  ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, std::filesystem::is_directory(path, error)
+                                                        ? LoadModelConfig(path, "", policy)
+                                                        : ConfigFromFile(path, policy));
+  return absl::StrCat(ArchitectureName(config.architecture), ", ", NumParameters(Describe(config)),
+                      " parameters, context ", config.max_position_embeddings, "\n\n",
+                      config.CanonicalString());
+}
+
 absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool inspect) {
   const std::string& directory = arguments.positional[0];
   const LoadPolicy policy = PolicyOf(arguments);
@@ -203,11 +221,9 @@ struct Command {
   size_t num_positional;
   absl::StatusOr<std::string> (*run)(const Arguments& arguments);
 };
-constexpr Command kCommands[] = {{"make", 2, Make},
-                                 {"config", 2, MakeConfig},
-                                 {"inspect", 1, Inspect},
-                                 {"verify", 1, Verify},
-                                 {"flip-bit", 5, Flip}};
+constexpr Command kCommands[] = {{"make", 2, Make},     {"config", 2, MakeConfig},
+                                 {"check", 1, Check},   {"inspect", 1, Inspect},
+                                 {"verify", 1, Verify}, {"flip-bit", 5, Flip}};
 
 int UsageError(absl::string_view what) {
   absl::FPrintF(stderr, "isobit-model: %s\nTry --help.\n", what);
@@ -237,11 +253,12 @@ int Run(const std::vector<std::string>& words) {
     return UsageError("--seed and --config are for make and config");
   }
   const bool opens = command->run == Inspect || command->run == Verify;
-  if (!opens &&
-      (arguments->ignored_fields || arguments->round_fp16 || arguments->allow_nonfinite)) {
+  if (!opens && (arguments->round_fp16 || arguments->allow_nonfinite)) {
     return UsageError(
-        "--ignore_config_fields, --round_fp16_weights and --allow_nonfinite_weights are for "
-        "inspect and verify");
+        "--round_fp16_weights and --allow_nonfinite_weights are for inspect and verify");
+  }
+  if (!opens && command->run != Check && arguments->ignored_fields) {
+    return UsageError("--ignore_config_fields is for check, inspect and verify");
   }
   const size_t expected = command->num_positional - (arguments->config ? 1 : 0);
   if (arguments->positional.size() != expected) {

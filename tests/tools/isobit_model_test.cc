@@ -74,6 +74,21 @@ TEST(IsobitModelTest, WritesTheSeedOfDummyWeights) {
   EXPECT_EQ(RunTool("verify " + dir.File("model")).exit_code, 1);  // no weights to verify
 }
 
+TEST(IsobitModelTest, ChecksAConfigWithoutWeights) {
+  const TempDir dir;
+  ASSERT_EQ(RunTool("config qwen3-8b " + dir.File("model")).exit_code, 0);
+  for (const std::string& path : {dir.File("model"), dir.File("model/config.json")}) {
+    const Outcome checked = RunTool("check " + path);
+    EXPECT_EQ(checked.exit_code, 0) << checked.output;
+    EXPECT_THAT(checked.output,
+                StartsWith("Qwen3ForCausalLM, 8190735360 parameters, context 40960\n"));
+  }
+  std::ofstream(dir.File("other.json")) << R"({"architectures": ["MixtralForCausalLM"]})";
+  const Outcome refused = RunTool("check " + dir.File("other.json"));
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.output, HasSubstr("mixture of experts"));
+}
+
 TEST(IsobitModelTest, FlipsOneBitAndNothingElse) {
   const TempDir dir;
   const std::string model = dir.File("model");
