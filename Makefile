@@ -75,8 +75,8 @@ test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and m
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
 	$(VENV)/bin/python tests/bench/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
 
-build-gpu: build/cuda/build.ninja  ## Builds services, tests and isobit-bench for GPUs (nvcc 13)
-	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench $(BINARIES)
+build-gpu: build/cuda/build.ninja  ## Builds services, tests and tools for GPUs (nvcc 13)
+	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench isobit-numerics $(BINARIES)
 
 test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels; without a GPU they skip
 	tests/run_tests.sh build/cuda -L gpu
