@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/file_error.h"
@@ -29,29 +30,35 @@ bool IsInside(const fs::path& root, const fs::path& path) {
   return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
 }
 
-absl::StatusOr<std::string> ResolveInside(const std::string& root, const fs::path& path,
-                                          const std::string& shown,
-                                          const fs::path& also_allowed = {}) {
-  ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical_root, Canonical(root, root));
-  ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical, Canonical(path, shown));
-  const bool is_allowed = IsInside(canonical_root, canonical) ||
-                          (!also_allowed.empty() && IsInside(also_allowed, canonical));
-  if (!is_allowed) {
-    return absl::InvalidArgumentError(absl::StrCat(shown, " leads outside ", root));
-  }
-  return canonical.string();
+bool IsHex(const std::string& text, size_t digits) {
+  return text.size() == digits && std::all_of(text.begin(), text.end(), absl::ascii_isxdigit);
 }
 
-// Where the files of a snapshot in the hub's cache lie: models--ORG--NAME/blobs, if the directory
-// is models--ORG--NAME/snapshots/REVISION or below it; else empty. Both are canonical.
-fs::path BlobsOfSnapshot(const fs::path& directory) {
+// Whether `file` is where the hub's cache keeps the files of the snapshot `directory`, which is
+// models--ORG--NAME/snapshots/REVISION or below it: in models--ORG--NAME/blobs, or in the blobs
+// that all models of the cache share, as blobs/ab/ab01... beside models--ORG--NAME. Both are
+// canonical.
+bool IsBlobOfSnapshot(const fs::path& directory, const fs::path& file) {
   for (fs::path path = directory; path.has_relative_path(); path = path.parent_path()) {
     const fs::path parent = path.parent_path();
     const fs::path model = parent.parent_path();
     if (parent.filename() != "snapshots") continue;
-    if (absl::StartsWith(model.filename().string(), "models--")) return model / "blobs";
+    if (!absl::StartsWith(model.filename().string(), "models--")) continue;
+    const std::string hash = file.filename().string();
+    return IsInside(model / "blobs", file) ||
+           (IsHex(hash, 64) && file == model.parent_path() / "blobs" / hash.substr(0, 2) / hash);
   }
-  return {};
+  return false;
+}
+
+absl::StatusOr<std::string> ResolveInside(const std::string& root, const fs::path& path,
+                                          const std::string& shown, const fs::path& snapshot = {}) {
+  ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical_root, Canonical(root, root));
+  ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical, Canonical(path, shown));
+  if (!IsInside(canonical_root, canonical) && !IsBlobOfSnapshot(snapshot, canonical)) {
+    return absl::InvalidArgumentError(absl::StrCat(shown, " leads outside ", root));
+  }
+  return canonical.string();
 }
 
 }  // namespace
@@ -90,7 +97,7 @@ absl::StatusOr<std::string> ResolveFileInside(const std::string& directory, cons
   }
   ISOBIT_ASSIGN_OR_RETURN(const fs::path canonical, Canonical(directory, directory));
   return ResolveInside(root.empty() ? directory : root, fs::path(directory) / name, shown,
-                       BlobsOfSnapshot(canonical));
+                       canonical);
 }
 
 }  // namespace isobit

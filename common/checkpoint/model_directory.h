@@ -17,8 +17,8 @@ absl::StatusOr<std::string> ResolveModelPath(const std::string& model_root,
 
 // Returns the canonical path of the file `name` in `directory`. `name` must be a plain file name,
 // and symlinks must end inside `root` (empty: inside `directory`); those of a snapshot in the hub's
-// cache, models--ORG--NAME/snapshots/REVISION, may also end in its models--ORG--NAME/blobs. Errors:
-// as above.
+// cache, models--ORG--NAME/snapshots/REVISION, may also end in its models--ORG--NAME/blobs, or be a
+// hash in the cache's blobs, which its models share. Errors: as above.
 absl::StatusOr<std::string> ResolveFileInside(const std::string& directory, const std::string& name,
                                               const std::string& root = "");
 

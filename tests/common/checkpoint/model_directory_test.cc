@@ -99,6 +99,22 @@ TEST_F(ModelDirectoryTest, FilesOfASnapshotMayLieInItsBlobs) {
     }
   }
   EXPECT_EQ(*ResolveFileInside(snapshot + "/nested", "config.json"), model + "/blobs/f00d");
+  // Blobs that the models of a cache share: huggingface_hub 1.x keeps weights there.
+  const std::string hash(64, 'a');
+  const std::string shared = root_ + "/blobs/aa/" + hash;
+  fs::create_directories(root_ + "/blobs/aa");
+  fs::create_directories(root_ + "/blobs/bb");
+  for (const std::string& path :
+       {"blobs/aa/" + hash, "blobs/bb/" + hash, std::string("blobs/aa/note")}) {
+    outer_.Write("root/" + path, "");
+  }
+  fs::create_symlink("../../blobs/aa/" + hash, model + "/blobs/cafe");
+  fs::create_symlink("../../blobs/cafe", snapshot + "/model.safetensors");
+  EXPECT_EQ(*ResolveFileInside(snapshot, "model.safetensors", model + "/snapshots"), shared);
+  fs::create_symlink("../../../blobs/bb/" + hash, snapshot + "/misplaced");
+  fs::create_symlink("../../../blobs/aa/note", snapshot + "/note");
+  EXPECT_FALSE(ResolveFileInside(snapshot, "misplaced", model + "/snapshots").ok());
+  EXPECT_FALSE(ResolveFileInside(snapshot, "note", model + "/snapshots").ok());
   // What only looks like a snapshot.
   for (const auto& [folder, inner] :
        {std::pair("models--x", "snapshot"), std::pair("x", "snapshots")}) {
