@@ -1,7 +1,9 @@
 """isobit.hub against a hub on loopback: what is downloaded, the cache, offline mode, and every refusal."""
 
+import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -21,6 +23,7 @@ import huggingface_hub  # noqa: E402
 
 from isobit import hub  # noqa: E402
 
+TOOL = Path(os.environ["ISOBIT_BIN_DIR"], "isobit-model")
 CONFIG = {"config.json": b"{}", "tokenizer.json": b"{}"}
 WEIGHTS = bytes(range(256)) * 4096
 
@@ -73,6 +76,23 @@ class HubTest(unittest.TestCase):
         self.assertEqual(path.name, HUB.models[self.model].commit)
         self.assertEqual(path.parent.name, "snapshots")
         self.assertEqual((path / "config.json").resolve().parent, path.parents[1] / "blobs")
+
+    def test_services_read_what_the_cache_holds(self):
+        with tempfile.TemporaryDirectory() as name:
+            model = Path(name, "tiny")
+            subprocess.run([TOOL, "make", "tiny-qwen3", model], check=True, capture_output=True)
+            self.serve({path.name: path.read_bytes() for path in model.iterdir()})
+        path = hub.resolve(self.model)
+        verified = subprocess.run([TOOL, "verify", path], check=True, capture_output=True).stdout
+        # As huggingface_hub 1.x stores what comes by Xet: once for all models of the cache.
+        blob = (path / "model.safetensors").resolve()
+        digest = hashlib.sha256(blob.read_bytes()).hexdigest()
+        shared = path.parents[2] / "blobs" / digest[:2] / digest
+        shared.parent.mkdir(parents=True)
+        blob.rename(shared)
+        blob.symlink_to(Path("../..", shared.relative_to(path.parents[2])))
+        again = subprocess.run([TOOL, "verify", path], check=False, capture_output=True)
+        self.assertEqual(again.stdout, verified, again.stderr)
 
     def test_takes_the_shards_that_the_index_names(self):
         shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
