@@ -362,4 +362,6 @@ def _gb(count: int) -> str:
 
 
 def _count(parameters: int) -> str:
+    if parameters < 1e6:
+        return f"{parameters:,}"
     return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"

@@ -19,6 +19,7 @@ os.environ.update(HUB.environment(Path(HOME.name)))
 for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
     os.environ.pop(name, None)
 
+import httpx  # noqa: E402  as huggingface_hub 1.x does
 import huggingface_hub  # noqa: E402
 
 from isobit import hub  # noqa: E402
@@ -150,6 +151,17 @@ class HubTest(unittest.TestCase):
         first = hub.resolve(self.model)
         HUB.status = 501  # which huggingface_hub does not try again
         self.assertEqual(hub.resolve(self.model), first)
+
+    def test_a_hub_out_of_reach_leaves_the_cache(self):
+        self.serve({"model.safetensors": WEIGHTS})
+        first = hub.resolve(self.model)
+        unreachable = mock.Mock(side_effect=httpx.ConnectError("refused"))
+        with mock.patch.object(huggingface_hub.HfApi, "model_info", unreachable):
+            self.assertEqual(hub.resolve(self.model), first)
+            (first / "model.safetensors").unlink()
+            self.assertRegex(
+                self.refusal(), "cannot be downloaded now, and the cache lacks model.safetensors"
+            )
 
     def test_revisions(self):
         commit = "f" * 40

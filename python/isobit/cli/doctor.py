@@ -13,7 +13,7 @@ _MARKS = {"yes": ("yes ", "green"), "no": ("NO  ", "bold red"), "note": ("note",
 def doctor(
     model: str | None = typer.Argument(
         None,
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="A directory, a config.json, or the id of a model on the hub.",
         show_default=False,
     ),
