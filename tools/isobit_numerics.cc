@@ -1,6 +1,7 @@
 // isobit-numerics: says whether the GPUs of this machine compute the contract's k16 step (C1), by a
 // million of them compared with the contract on the CPU, bit for bit. `isobit doctor --numerics`
 // runs it.
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -29,6 +30,22 @@ constexpr int kDifferent = 1;
 constexpr int kBadUsage = 2;
 constexpr int kCannotRun = 3;
 
+struct Asked {
+  const char* instruction;
+  MmaComparison comparison;
+};
+
+// What one card computed.
+struct CardReport {
+  CardInfo card;
+  std::vector<Asked> asked;
+
+  bool computes_contract() const {
+    return std::all_of(asked.begin(), asked.end(),
+                       [](const Asked& one) { return one.comparison.different == 0; });
+  }
+};
+
 std::string Hex(const std::vector<contract::Bf16>& values) {
   std::string text;
   for (const contract::Bf16 value : values) absl::StrAppendFormat(&text, "%04x", value);
@@ -37,67 +54,70 @@ std::string Hex(const std::vector<contract::Bf16>& values) {
 
 std::string Hex(float value) { return absl::StrFormat("%08x", contract::BitsOf(value)); }
 
-ordered_json Report(const std::string& instruction, const MmaComparison& comparison) {
+ordered_json ToJson(const Asked& asked) {
+  const MmaComparison& comparison = asked.comparison;
   ordered_json families;
   for (const auto& family : comparison.families) {
     families[family.name] = {{"steps", family.steps}, {"different", family.different}};
   }
-  ordered_json report = {{"instruction", instruction},
-                         {"steps", comparison.steps},
-                         {"different", comparison.different},
-                         {"families", families}};
+  ordered_json json = {{"instruction", asked.instruction},
+                       {"steps", comparison.steps},
+                       {"different", comparison.different},
+                       {"families", families}};
   if (comparison.first) {
     const DifferentStep& first = *comparison.first;
-    report["first"] = {{"step", first.step},   {"family", first.family},
-                       {"c", Hex(first.c)},    {"a", Hex(first.a)},
-                       {"b", Hex(first.b)},    {"expected", Hex(first.expected)},
-                       {"got", Hex(first.got)}};
+    json["first"] = {{"step", first.step},   {"family", first.family},
+                     {"c", Hex(first.c)},    {"a", Hex(first.a)},
+                     {"b", Hex(first.b)},    {"expected", Hex(first.expected)},
+                     {"got", Hex(first.got)}};
   }
-  return report;
+  return json;
 }
 
-absl::StatusOr<ordered_json> CheckCard(const CardInfo& card, const MmaSteps& steps,
-                                       const std::vector<float>& expected) {
-  ordered_json report = {{"device", card.device},
-                         {"name", card.name},
-                         {"compute_capability", absl::StrCat(card.major, ".", card.minor)}};
-  report["instructions"] = ordered_json::array();
+ordered_json ToJson(const std::vector<CardReport>& reports, bool same) {
+  ordered_json devices = ordered_json::array();
+  for (const CardReport& report : reports) {
+    ordered_json instructions = ordered_json::array();
+    for (const Asked& asked : report.asked) instructions.push_back(ToJson(asked));
+    const CardInfo& card = report.card;
+    devices.push_back({{"device", card.device},
+                       {"name", card.name},
+                       {"compute_capability", absl::StrCat(card.major, ".", card.minor)},
+                       {"instructions", instructions},
+                       {"computes_contract", report.computes_contract()}});
+  }
+  return {{"seed", absl::GetFlag(FLAGS_seed)}, {"devices", devices}, {"computes_contract", same}};
+}
+
+absl::StatusOr<CardReport> CheckCard(const CardInfo& card, const MmaSteps& steps,
+                                     const std::vector<float>& expected) {
+  CardReport report = {card, {}};
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<float> mma_sync, RunMmaSync(card, steps));
-  const MmaComparison by_mma_sync = CompareMmaSteps(steps, expected, mma_sync);
-  report["instructions"].push_back(Report("mma.sync.m16n8k16", by_mma_sync));
-  bool same = by_mma_sync.different == 0;
+  report.asked.push_back({"mma.sync.m16n8k16", CompareMmaSteps(steps, expected, mma_sync)});
   if (card.is_hopper()) {
     ISOBIT_ASSIGN_OR_RETURN(const std::vector<float> wgmma, RunWgmma(card, steps));
-    const MmaComparison by_wgmma = CompareMmaSteps(steps, expected, wgmma);
-    report["instructions"].push_back(Report("wgmma.m64n64k16", by_wgmma));
-    same = same && by_wgmma.different == 0;
+    report.asked.push_back({"wgmma.m64n64k16", CompareMmaSteps(steps, expected, wgmma)});
   }
-  report["computes_contract"] = same;
   return report;
 }
 
-void PrintText(const ordered_json& report) {
-  for (const ordered_json& card : report["devices"]) {
-    absl::PrintF("GPU %d, %s, compute capability %s: ", card["device"].get<int>(),
-                 card["name"].get<std::string>(), card["compute_capability"].get<std::string>());
-    absl::PrintF("%s\n", card["computes_contract"].get<bool>()
-                             ? "computes the contract (C1)"
-                             : "does NOT compute the contract (C1)");
-    for (const ordered_json& one : card["instructions"]) {
-      absl::PrintF("  %-18s %d steps, %d differ\n", one["instruction"].get<std::string>(),
-                   one["steps"].get<int64_t>(), one["different"].get<int64_t>());
-      for (const auto& [name, family] : one["families"].items()) {
-        const auto different = family["different"].get<int64_t>();
-        if (different == 0) continue;
-        absl::PrintF("    %s: %d of %d differ\n", name, different, family["steps"].get<int64_t>());
-      }
-      if (!one.contains("first")) continue;
-      const ordered_json& first = one["first"];
-      absl::PrintF("    first: c %s, a %s, b %s: expected %s, got %s\n",
-                   first["c"].get<std::string>(), first["a"].get<std::string>(),
-                   first["b"].get<std::string>(), first["expected"].get<std::string>(),
-                   first["got"].get<std::string>());
+void PrintText(const CardReport& report) {
+  const CardInfo& card = report.card;
+  absl::PrintF("GPU %d, %s, compute capability %d.%d: %s the contract (C1)\n", card.device,
+               card.name, card.major, card.minor,
+               report.computes_contract() ? "computes" : "does NOT compute");
+  for (const Asked& asked : report.asked) {
+    const MmaComparison& comparison = asked.comparison;
+    absl::PrintF("  %-18s %d steps, %d differ\n", asked.instruction, comparison.steps,
+                 comparison.different);
+    for (const auto& family : comparison.families) {
+      if (family.different == 0) continue;
+      absl::PrintF("    %s: %d of %d differ\n", family.name, family.different, family.steps);
     }
+    if (!comparison.first) continue;
+    const DifferentStep& first = *comparison.first;
+    absl::PrintF("    first: c %s, a %s, b %s: expected %s, got %s\n", Hex(first.c), Hex(first.a),
+                 Hex(first.b), Hex(first.expected), Hex(first.got));
   }
 }
 
@@ -121,22 +141,21 @@ int Main() {
   if (cards->empty()) return CannotRun("no NVIDIA GPU on this machine");
   const MmaSteps steps = MakeMmaSteps(absl::GetFlag(FLAGS_steps), absl::GetFlag(FLAGS_seed));
   const std::vector<float> expected = ContractResults(steps);
-  ordered_json report = {{"seed", absl::GetFlag(FLAGS_seed)}, {"devices", ordered_json::array()}};
+  std::vector<CardReport> reports;
   bool same = true;
   for (const CardInfo& card : *cards) {
-    absl::StatusOr<ordered_json> checked = CheckCard(card, steps, expected);
+    absl::StatusOr<CardReport> checked = CheckCard(card, steps, expected);
     if (!checked.ok()) {
       return CannotRun(
           absl::StrCat("GPU ", card.device, ", ", card.name, ": ", checked.status().message()));
     }
-    same = same && (*checked)["computes_contract"].get<bool>();
-    report["devices"].push_back(*std::move(checked));
+    same = same && checked->computes_contract();
+    reports.push_back(*std::move(checked));
   }
-  report["computes_contract"] = same;
   if (absl::GetFlag(FLAGS_json)) {
-    absl::PrintF("%s\n", report.dump(2));
+    absl::PrintF("%s\n", ToJson(reports, same).dump(2));
   } else {
-    PrintText(report);
+    std::for_each(reports.begin(), reports.end(), PrintText);
   }
   return same ? kSame : kDifferent;
 }

@@ -54,7 +54,10 @@ def doctor(
     if json:
         print(json_format.dumps({**dataclasses.asdict(report), "runs": runs}, indent=2))
     else:
-        _print(report, model is not None, runs)
+        _print(report)
+        if model is not None:
+            also = "" if computes is not False else ", but a GPU does not compute the contract"
+            _say(f"{model} {'runs here' if runs else 'does not run here'}{also}", "bold")
     if computes is False:
         raise typer.Exit(_DIFFERENT)
     raise typer.Exit(_FINE if runs and computes else _CANNOT_RUN)
@@ -65,15 +68,15 @@ def _refuse(message: str) -> None:
     raise typer.Exit(_BAD_USAGE)
 
 
-def _print(report, has_model: bool, runs: bool) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
+def _print(report) -> None:
     width = max(len(verdict.name) for verdict in report.verdicts)
     for verdict in report.verdicts:
         mark, style = _MARKS[verdict.verdict]
-        line = Text.assemble(f"{verdict.name:<{width}}  ", (mark, style), f"  {verdict.text}")
-        console.print(line)
-    if has_model:
-        console.print(Text(f"{report.model} " + ("runs here" if runs else "does not run here"), style="bold"))
+        _say(f"{verdict.name:<{width}}  ", "", (mark, style), f"  {verdict.text}")
+
+
+def _say(text: str, style: str, *more: str | tuple[str, str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(soft_wrap=True, highlight=False).print(Text.assemble((text, style), *more))
