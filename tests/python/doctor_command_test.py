@@ -1,16 +1,19 @@
 """`isobit doctor` on machines with and without GPUs, as a command, and on what a card computes."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import resource
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from doctor_cases import A100, BIN_DIR, CONFIGS, GB, H200, examine, run, verdict_of, write
+from doctor_cases import A100, BIN_DIR, CONFIGS, GB, H200, PROGRAM, examine, run, verdict_of, write
 from fake_hub import FakeHub, Repository
 
 from isobit import doctor, machine, models
@@ -137,6 +140,22 @@ class CommandTest(unittest.TestCase):
         self.assertRegex(bad.stdout, "(?m)^model +NO +Qwen3_5.*gated delta net")
         self.assertRegex(bad.stdout, "does not run here\n$")
         self.assertNotIn("\x1b", good.stdout + bad.stdout)
+
+    def test_colours_on_a_terminal(self):
+        main, side = pty.openpty()
+        command = [sys.executable, "-c", PROGRAM, str(CONFIGS / "qwen3-0.6b.json")]
+        with os.fdopen(main, "rb", buffering=0) as terminal:
+            with subprocess.Popen(
+                command, stdout=side, env={**os.environ, "TERM": "xterm-256color"}
+            ) as process:
+                os.close(side)
+                shown = b""
+                with contextlib.suppress(OSError):  # how the end of a terminal reads
+                    while more := terminal.read(4096):
+                        shown += more
+            self.assertEqual(process.returncode, 0)
+        self.assertIn(b"\x1b[32myes ", shown)
+        self.assertIn(b"runs here", shown)
 
     def test_json(self):
         for name, status in (("llama-dynamic-rope", 3), ("qwen3-0.6b", 0)):

@@ -76,6 +76,10 @@ def _print(report) -> None:
 
 
 def _say(text: str, style: str, *more: str | tuple[str, str]) -> None:
+    """Prints one line; the parts that have a style have it on terminals alone."""
+    if not sys.stdout.isatty():
+        print(text + "".join(part if isinstance(part, str) else part[0] for part in more))
+        return
     from rich.console import Console
     from rich.text import Text
 
