@@ -2,7 +2,7 @@
 // much as its own bf16 run does.
 //
 // make_references.py has made the references, which are in the repository; this test needs no
-// torch. SmolLM2 is reported as skipped if python -m isobit_tools.smollm2 has not made its
+// torch. SmolLM2 is reported as skipped if python -m isobit.convert.smollm2 has not made its
 // directory.
 #include <algorithm>
 #include <cmath>
@@ -71,7 +71,7 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
   const bool tiny = name.starts_with("tiny");
   const std::string directory = tiny ? TinyModelDirectory(name) : std::string(SMOLLM2_DIRECTORY);
   if (!std::filesystem::exists(directory + "/config.json")) {
-    GTEST_SKIP() << directory << " is not there: python -m isobit_tools.smollm2 makes it";
+    GTEST_SKIP() << directory << " is not there: python -m isobit.convert.smollm2 makes it";
   }
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/" + name + ".json");
   ASSERT_TRUE(file.is_open());
@@ -124,7 +124,7 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
 TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
   const std::string directory = SMOLLM2_DIRECTORY;
   if (!std::filesystem::exists(directory + "/config.json")) {
-    GTEST_SKIP() << directory << " is not there: python -m isobit_tools.smollm2 makes it";
+    GTEST_SKIP() << directory << " is not there: python -m isobit.convert.smollm2 makes it";
   }
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/smollm2.json");
   const nlohmann::json reference = nlohmann::json::parse(file);

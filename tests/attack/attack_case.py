@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 
-from isobit_tools.services import Service
+from isobit.launch import Service
 from isobit_tools.testing import ServiceTest
 
 MIB = 1 << 20

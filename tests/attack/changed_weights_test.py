@@ -19,7 +19,7 @@ from unittest import mock
 
 from isobit import RolloutClient, ScorerClient
 from isobit.errors import IsobitError, UnavailableError
-from isobit_tools.services import (
+from isobit.launch import (
     Service,
     Services,
     Setting,

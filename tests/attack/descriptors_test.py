@@ -8,7 +8,7 @@ import unittest
 from attack_case import AttackTest
 from http2 import PREFACE, SETTINGS, Connection, frame, is_closed
 
-from isobit_tools.services import Service
+from isobit.launch import Service
 
 LIMIT = 256
 CAP = LIMIT // 2

@@ -5,7 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from isobit_tools.services import Service
+from isobit.launch import Service
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 ROLES = ("generate", "score", "compare", "watch", "admin")

@@ -15,8 +15,8 @@ import grpc
 from attack_case import MIB, memory_of
 
 from isobit import RolloutClient
+from isobit.launch import run_model_tool
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2, scorer_pb2_grpc
-from isobit_tools.services import run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 VOCABULARY = 2048

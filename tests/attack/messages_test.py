@@ -9,7 +9,7 @@ import grpc
 from attack_case import METHODS, MIB, VLLM_METHODS, VLLM_SERVICE, AttackTest, call, memory_of, path_of
 from http2 import Connection, message
 
-from isobit_tools.services import Service
+from isobit.launch import Service
 
 MALFORMED = b"\x0a\xff\xff\xff\xff\x07"  # a field of 2 GiB, all of which is missing
 NUM_ENTRIES = 8 * MIB - 100  # empty ones of two bytes, just below the limit of a message

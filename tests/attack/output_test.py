@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
-from isobit_tools.services import Service, start_comparator
+from isobit.launch import Service, start_comparator
 from isobit_tools.testing import BIN_DIR, ServiceTest, http_get, http_url, metric_values
 
 PROMPT = [3, 17, 42]

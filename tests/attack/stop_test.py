@@ -9,7 +9,7 @@ import unittest
 
 from attack_case import AttackTest
 
-from isobit_tools.services import Service
+from isobit.launch import Service
 from isobit_tools.testing import BIN_DIR
 
 WATCH = "/grpc.health.v1.Health/Watch"

@@ -12,7 +12,7 @@ from guarded_services import GuardedServicesTest, token_hash
 
 from isobit import ComparatorClient, RolloutClient
 from isobit.errors import DeadlineExceededError, IsobitError, UnavailableError
-from isobit_tools.services import Service
+from isobit.launch import Service
 
 
 def server_flags(pair: Pair, *more: str) -> list[str]:

@@ -20,8 +20,8 @@ from changed_weights_test import BIN_DIR, SETTING, Models
 
 from isobit import RolloutClient, ScorerClient
 from isobit.errors import AbortedError, IsobitError, UnavailableError
+from isobit.launch import Services, start_rollout, start_scorer, wait_all_serving
 from isobit_tools.bf16_files import bf16_tensors
-from isobit_tools.services import Services, start_rollout, start_scorer, wait_all_serving
 
 TRIES = int(os.environ.get("ISOBIT_ATTACK_TRIES", "10"))
 PROMPT, COMPLETION = [1, 2, 3], [4, 5, 6, 7]

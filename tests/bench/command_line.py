@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isobit_tools.demo import MODES
+from isobit.demo import MODES
 
 ROOT = Path(__file__).resolve().parents[2]
 

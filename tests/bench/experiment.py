@@ -25,9 +25,7 @@ from machine import gpu_names
 
 from isobit.client import RolloutClient
 from isobit.errors import IsobitError
-from isobit.v1 import types_pb2
-from isobit_tools.screen import Screen
-from isobit_tools.services import (
+from isobit.launch import (
     Service,
     ServiceError,
     Services,
@@ -39,6 +37,8 @@ from isobit_tools.services import (
     stop_signals_as_exit,
     wait_all_serving,
 )
+from isobit.screen import Screen
+from isobit.v1 import types_pb2
 
 CONTRACT_MODE = "tree"
 MODELS = "models"  # below the logs

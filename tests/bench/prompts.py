@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isobit_tools.prompts import Text
+from isobit.prompts import Text
 
 ONE_PROMPT = "Tell me about Richard Feynman"
 

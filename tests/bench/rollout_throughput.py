@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isobit import RolloutClient, Tokenizer
-from isobit_tools.services import Services
+from isobit.launch import Services
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Explain in two sentences why the sky is blue."

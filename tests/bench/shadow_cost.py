@@ -17,8 +17,8 @@ import grpc
 from machine import cpu_seconds
 
 from isobit import RolloutClient
+from isobit.launch import Services, Setting, run_model_tool, start_rollout
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc
-from isobit_tools.services import Services, Setting, run_model_tool, start_rollout
 
 FRACTIONS = (0.0, 0.01, 0.1, 1.0)
 

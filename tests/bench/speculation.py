@@ -41,8 +41,8 @@ from machine import cpu_seconds
 from prompts import make_prompts
 
 from isobit.client import RolloutClient
+from isobit.prompts import Text
 from isobit.results import Sample
-from isobit_tools.prompts import Text
 
 QUICK = {
     "modes": ["tree"],

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isobit import RolloutClient
-from isobit_tools.services import Services, run_model_tool
+from isobit.launch import Services, run_model_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/attack"))

@@ -11,7 +11,7 @@ import yaml
 
 from isobit import RolloutClient
 from isobit.errors import IsobitError, UnimplementedError
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from isobit import ComparatorClient, ScorerClient
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from isobit import RolloutClient
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 ROUTERS = Path(sys.executable).parent.parent / "routers"  # of `make .venv/.routers`

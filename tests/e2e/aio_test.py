@@ -7,8 +7,8 @@ import numpy as np
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient, aio
 from isobit.errors import CancelledError, DeadlineExceededError, IsobitError, UnavailableError
+from isobit.launch import Service
 from isobit.results import Chunk, Sample, Score
-from isobit_tools.services import Service
 from isobit_tools.testing import ServiceTest
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]

@@ -14,9 +14,9 @@ from unittest import mock
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient
+from isobit.audit import run as audit
+from isobit.launch import Setting
 from isobit.recording import Recorder, sum_of
-from isobit_tools import audit
-from isobit_tools.services import Setting
 from isobit_tools.testing import ServiceTest
 
 PROMPT, FORGED = [5, 6, 7], [11, 12, 13, 14, 15, 16]

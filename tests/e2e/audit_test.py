@@ -12,10 +12,10 @@ from pathlib import Path
 from unittest import mock
 
 from isobit import ComparatorClient, RolloutClient, calls
+from isobit.audit import run as audit
 from isobit.errors import InvalidArgumentError
+from isobit.launch import ServiceError, Setting, run_model_tool
 from isobit.recording import Recorder, lines_of, sum_of, write_parquet
-from isobit_tools import audit
-from isobit_tools.services import ServiceError, Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 DRAWS = (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from isobit import RolloutClient
+from isobit.launch import Setting, run_model_tool
 from isobit.results import Sample
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 PAGE = 16

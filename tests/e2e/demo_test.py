@@ -15,7 +15,7 @@ class DemoTest(unittest.TestCase):
             command = [
                 sys.executable,
                 "-m",
-                "isobit_tools.demo",
+                "isobit.demo",
                 "--offline",
                 f"--log_dir={Path(scratch) / 'logs'}",
             ]

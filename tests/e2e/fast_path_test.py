@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from isobit import ComparatorClient, RolloutClient
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 VOCABULARY = 499

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit.audit import run as audit
 from isobit.errors import FailedPreconditionError, InvalidArgumentError
+from isobit.launch import Setting, run_model_tool
 from isobit.recording import Recorder
 from isobit.weights import digest_of
-from isobit_tools import audit
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

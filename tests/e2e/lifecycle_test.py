@@ -7,8 +7,8 @@ import unittest
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import IsobitError, UnavailableError
+from isobit.launch import Service, Setting
 from isobit.results import Sample, SequenceReport
-from isobit_tools.services import Service, Setting
 from isobit_tools.testing import ServiceTest
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]

@@ -7,13 +7,12 @@ import json
 import unittest
 from dataclasses import dataclass
 
-from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit import ComparatorClient, RolloutClient, ScorerClient, localise
 from isobit.calls import LocaliseSide
 from isobit.errors import InvalidArgumentError
+from isobit.launch import Setting, run_model_tool, start_comparator
 from isobit.recording import Recorder
 from isobit.v1 import comparator_pb2, types_pb2
-from isobit_tools import localise
-from isobit_tools.services import Setting, run_model_tool, start_comparator
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]

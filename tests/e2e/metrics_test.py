@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isobit import ComparatorClient, RolloutClient
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

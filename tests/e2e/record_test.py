@@ -7,8 +7,8 @@ import unittest
 import numpy as np
 
 from isobit import ComparatorClient, framework_metrics
+from isobit.launch import Setting
 from isobit.results import Sample, Score, TokenLogprobs, WeightVersion
-from isobit_tools.services import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 COUNTS = ("token_count", "mismatch_count", "impossible_count")

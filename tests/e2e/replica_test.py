@@ -5,8 +5,8 @@ import unittest
 
 from isobit import RolloutClient
 from isobit.errors import UnavailableError
+from isobit.launch import Setting, run_model_tool
 from isobit.results import Chunk, Sample
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 PROMPT = [3, 1, 4, 1, 5]

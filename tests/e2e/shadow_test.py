@@ -6,8 +6,8 @@ import unittest
 import grpc
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
+from isobit.launch import Setting, run_model_tool
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest, http_get, http_url, metric_values
 
 DRAW = {"n": 4, "max_tokens": 40, "temperature": 0.9, "top_p": 0.95, "ignore_eos": True}

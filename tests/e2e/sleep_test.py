@@ -4,7 +4,7 @@ import unittest
 
 from isobit import RolloutClient
 from isobit.errors import FailedPreconditionError, UnavailableError
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]

@@ -7,9 +7,9 @@ import numpy as np
 
 from isobit import RolloutClient
 from isobit.errors import InvalidArgumentError
+from isobit.launch import Setting
 from isobit.results import Sample
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc
-from isobit_tools.services import Setting
 from isobit_tools.testing import ServiceTest, http_get, http_url, metric_values
 
 VOCABULARY = 499

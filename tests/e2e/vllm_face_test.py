@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from isobit import ComparatorClient, RolloutClient
-from isobit_tools.services import Setting
+from isobit.launch import Setting
 from isobit_tools.testing import ServiceTest
 
 PROTO = Path(__file__).resolve().parents[2] / "proto" / "vllm" / "grpc" / "engine" / "vllm_engine.proto"

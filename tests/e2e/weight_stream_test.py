@@ -20,9 +20,9 @@ from isobit.errors import (
     IsobitError,
     UnimplementedError,
 )
+from isobit.launch import Setting, run_model_tool
 from isobit.weights import DistributedWeights, HeldBlock, HeldWeights, WeightSpec, digest_of
 from isobit_tools.bf16_files import bf16_tensors
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 PROMPT, COMPLETION = [1, 2, 3], [4, 5, 6, 7]

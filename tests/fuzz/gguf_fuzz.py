@@ -19,9 +19,9 @@ import numpy as np
 
 # Every line of these counts as coverage. The package's other modules are as they always are, for speed.
 with atheris.instrument_imports(
-    include=["gguf.gguf_reader", "gguf.quants", "isobit_tools.bounded_gguf", "isobit_tools.smollm2"]
+    include=["gguf.gguf_reader", "gguf.quants", "isobit.convert.bounded_gguf", "isobit.convert.smollm2"]
 ):
-    from isobit_tools import bounded_gguf, smollm2  # noqa: F401
+    from isobit.convert import bounded_gguf, smollm2  # noqa: F401
 
 
 class FileInMemory(bytes):

@@ -25,7 +25,7 @@ from isobit.errors import FailedPreconditionError, IsobitError
 from isobit.integrations import slime
 from isobit.integrations.nemo_rl import ScorerPolicy
 from isobit.integrations.weights import SharedDirectory, send_weights
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 try:

@@ -24,7 +24,7 @@ from isobit import RolloutClient, ScorerClient
 from isobit.integrations.trl import RolloutFunction, RolloutWorker, WeightTransfer
 from isobit.integrations.trl_model import patch_trainer
 from isobit.integrations.weights import SharedDirectory
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 STEPS = 3

@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 
 import isobit.integrations.verl as seam
 from isobit import RolloutClient, ScorerClient
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,7 +30,7 @@ class GoldenCudaTest : public testing::TestWithParam<std::string> {
     }
     if (!std::filesystem::exists(GoldenModelDirectory(GetParam()) + "/config.json")) {
       GTEST_SKIP() << GoldenModelDirectory(GetParam())
-                   << " is not there: python -m isobit_tools.smollm2 makes it";
+                   << " is not there: python -m isobit.convert.smollm2 makes it";
     }
   }
 };

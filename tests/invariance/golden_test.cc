@@ -39,7 +39,7 @@ class GoldenTest : public testing::TestWithParam<std::string> {};
 TEST_P(GoldenTest, DigestsHold) {
   const std::string directory = GoldenModelDirectory(GetParam());
   if (!std::filesystem::exists(directory + "/config.json")) {
-    GTEST_SKIP() << directory << " is not there: python -m isobit_tools.smollm2 makes it";
+    GTEST_SKIP() << directory << " is not there: python -m isobit.convert.smollm2 makes it";
   }
   const ForwardHarness model(directory);
   const Tokens tokens = GoldenTokens(GetParam(), model);

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from isobit import RolloutClient, ScorerClient
-from isobit_tools.services import Service, Setting, run_model_tool
+from isobit.launch import Service, Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -19,7 +19,7 @@ from browser import Browser, missing_programs
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import FailedPreconditionError
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest, http_url
 
 PAGE = Path(__file__).resolve().parents[2] / "trainer_bridge" / "comparator" / "page"

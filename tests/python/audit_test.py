@@ -12,12 +12,12 @@ from unittest import mock
 
 import numpy as np
 
+from isobit.audit import state as audit_state
+from isobit.audit.draws import MAX_BEHIND, dictated, why_undrawable
+from isobit.audit.records import Record, read
+from isobit.audit.report import SHOWN, Difference, Report, html_of, printable, text_of
 from isobit.recording import Recorder, bits_hex, sum_of
 from isobit.results import TokenLogprobs, TopLogprobs
-from isobit_tools import audit_state
-from isobit_tools.audit_draws import MAX_BEHIND, dictated, why_undrawable
-from isobit_tools.audit_records import Record, read
-from isobit_tools.audit_report import SHOWN, Difference, Report, html_of, printable, text_of
 
 LINE = {
     "format": 1, "time": 1.5, "request_id": "r", "index": 0, "prompt": [1], "tokens": [7, 8],

@@ -1,4 +1,4 @@
-"""Tests of isobit_tools.bounded_gguf, and of the converter on damaged files.
+"""Tests of isobit.convert.bounded_gguf, and of the converter on damaged files.
 
 python tests/python/bounded_gguf_test.py        (in an environment where `isobit_tools` is installed)
 """
@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from isobit_tools import bounded_gguf, smollm2
+from isobit.convert import bounded_gguf, smollm2
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "gguf_fuzz"
 COUNT_OFFSETS = {"tensors": 8, "metadata": 16}  # of two uint64 after magic number and version

@@ -19,7 +19,7 @@ PROGRAMS = (
     ["-m", "isobit_tools.cli", "audit"],
     ["-m", "isobit_tools.cli", "localise"],
     ["-m", "isobit_tools.cli", "demo"],
-    ["-m", "isobit_tools.smollm2"],
+    ["-m", "isobit.convert.smollm2"],
     ["-m", "isobit_tools.train_demo"],
 )
 

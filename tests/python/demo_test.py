@@ -12,9 +12,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from isobit_tools import services as launcher
-from isobit_tools.screen import Screen
-from isobit_tools.services import BINARIES, ServiceError, Services
+from isobit import launch as launcher
+from isobit.launch import BINARIES, ServiceError, Services
+from isobit.screen import Screen
 
 FAKE_SERVICES = Path(__file__).resolve().parent / "fake_services.py"
 
@@ -46,7 +46,7 @@ class WithFakeServices(unittest.TestCase):
     def command(self, *flags: str) -> list[str]:
         """The command line of one run, whose logs are in self.log_dir."""
         self.log_dir = Path(tempfile.mkdtemp(dir=self.scratch)) / "logs"
-        demo = [sys.executable, "-m", "isobit_tools.demo", "--offline"]
+        demo = [sys.executable, "-m", "isobit.demo", "--offline"]
         return [*demo, f"--bin_dir={self.bin_dir}", f"--log_dir={self.log_dir}", *flags]
 
     def run_demo(self, *flags: str, fault: str = "") -> subprocess.CompletedProcess:
@@ -179,7 +179,7 @@ class ScreenTest(unittest.TestCase):
     def test_bar_is_drawn_and_erased(self):
         stream = Terminal()
         screen = Screen(stream)
-        with mock.patch("isobit_tools.screen._BAR_AFTER_S", 0.0), screen.progress("work", 4) as progress:
+        with mock.patch("isobit.screen._BAR_AFTER_S", 0.0), screen.progress("work", 4) as progress:
             progress.done = 1
             while "1/4" not in stream.getvalue():
                 time.sleep(0.01)

@@ -24,45 +24,6 @@ import isobit
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "python" / "isobit"
 TOOLS = ROOT / "python" / "tools" / "isobit_tools"
-# A program that runs services, shows something or converts models is not among them.
-CLIENT_MODULES = {
-    "__init__",
-    "arguments",
-    "background",
-    "bounded_templates",
-    "calls",
-    "channel",
-    "chat_messages",
-    "chat_template",
-    "client",
-    "command_line",
-    "comparator_client",
-    "connection",
-    "credentials",
-    "cuda_ipc",
-    "errors",
-    "forks",
-    "generation_config",
-    "health",
-    "metrics",
-    "nccl",
-    "private_files",
-    "recording",
-    "results",
-    "retry",
-    "sampling",
-    "targets",
-    "template_worker",
-    "timeouts",
-    "token",  # makes a client's token where the client runs
-    "tokenizer",
-    "tokenizer_files",
-    "torch_senders",
-    "torch_weights",
-    "trainer_metrics",
-    "weight_digest",
-    "weights",
-}
 STUBS = {"_pb2.py", "_pb2.pyi", "_pb2_grpc.py"}
 # How the stubs name the version that they are made for, and refuse older ones.
 STUBS_ARE_FOR = {
@@ -125,13 +86,11 @@ class WheelTest(unittest.TestCase):
         (wheel,) = Path(scratch).glob("*.whl")
         cls.wheel = cls.enterClassContext(zipfile.ZipFile(wheel))
 
-    def test_the_client_s_wheel_holds_the_client_alone(self):
+    def test_the_wheel_holds_every_module_and_nothing_else(self):
         files = {name for name in self.wheel.namelist() if ".dist-info/" not in name}
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
-        expected = {f"isobit/{module}.py" for module in CLIENT_MODULES}
-        expected |= {"isobit/py.typed", "isobit/v1/__init__.py"}
-        for package in ("aio", "integrations", "torch"):
-            expected |= {f"isobit/{package}/{module.name}" for module in (CLIENT / package).glob("*.py")}
+        expected = {path.relative_to(CLIENT.parent).as_posix() for path in CLIENT.rglob("*.py")}
+        expected = {name for name in expected if "_pb2" not in name} | {"isobit/py.typed"}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
 
@@ -181,7 +140,17 @@ class ImportsTest(unittest.TestCase):
             ],
             "those of extras",
         )
-        self.assertEqual(undeclared_imports(CLIENT / "aio", project, "isobit"), [])
+        for package in ("aio", "audit"):
+            self.assertEqual(undeclared_imports(CLIENT / package, project, "isobit"), [], package)
+        self.assertEqual(
+            undeclared_imports(CLIENT / "convert", project, "isobit"),
+            [
+                "bounded_gguf.py imports gguf",
+                "smollm2.py imports gguf",
+                "smollm2.py imports safetensors",
+                "smollm2.py imports tqdm",
+            ],
+        )
 
     def test_the_tools_import_what_they_declare(self):
         # That demo runs in the environment of PyTorch, which tests/torch/requirements.txt pins.
@@ -192,9 +161,9 @@ class ImportsTest(unittest.TestCase):
 
     def test_what_is_not_declared_is_found(self):
         cases = {
-            "import isobit_tools.services": "isobit_tools",
-            "from isobit_tools import screen": "isobit_tools",
-            "def f():\n    from isobit_tools.demo import MODES": "isobit_tools",
+            "import isobit_tools.testing": "isobit_tools",
+            "from isobit_tools import testing": "isobit_tools",
+            "def f():\n    from isobit_tools.testing import BIN_DIR": "isobit_tools",
             "import numpy, gguf": "gguf",
             "import nobody_knows": "nobody_knows",
         }

@@ -1,4 +1,4 @@
-"""Tests of isobit_tools.smollm2 that need no download.
+"""Tests of isobit.convert.smollm2 that need no download.
 
 python tests/python/smollm2_test.py        (in an environment where `isobit_tools` is installed)
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isobit_tools import smollm2
+from isobit.convert import smollm2
 
 
 class ArithmeticTest(unittest.TestCase):

@@ -20,7 +20,7 @@ from weights_test import on_ranks, stir
 
 from isobit import RolloutClient, ScorerClient
 from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")

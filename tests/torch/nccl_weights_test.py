@@ -26,7 +26,7 @@ from isobit.errors import (
     InvalidArgumentError,
     IsobitError,
 )
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")

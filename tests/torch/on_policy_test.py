@@ -19,7 +19,7 @@ from support import same_bits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from isobit_tools.services import Setting, run_model_tool, start_comparator, wait_all_serving
+from isobit.launch import Setting, run_model_tool, start_comparator, wait_all_serving
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 TRAIN = Path(__file__).resolve().parents[2] / "python" / "examples" / "on_policy" / "train.py"

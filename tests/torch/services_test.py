@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import isobit.torch as it
 from isobit import RolloutClient, ScorerClient
-from isobit_tools.services import Setting, run_model_tool
+from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 SHAPES = os.environ.get("ISOBIT_SHAPES", "tiny-qwen3 tiny-qwen2 tiny-llama tiny-mistral").split()

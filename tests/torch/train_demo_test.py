@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from isobit_tools.screen import Screen
+from isobit.screen import Screen
 from isobit_tools.train_demo import TrainDemo
 
 STEPS = 4

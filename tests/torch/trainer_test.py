@@ -27,9 +27,9 @@ from support import same_bits
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from isobit import RolloutClient
+from isobit.launch import Setting, run_model_tool, start_comparator, wait_all_serving
 from isobit.trainer_metrics import TrainerMetrics
 from isobit.v1 import rollout_pb2_grpc
-from isobit_tools.services import Setting, run_model_tool, start_comparator, wait_all_serving
 from isobit_tools.testing import BIN_DIR, ServiceTest, http_get, metric_values
 
 TRAINER = os.environ["ISOBIT_TRAINER"]

@@ -24,8 +24,8 @@ from isobit import RolloutClient, ScorerClient, weight_digest
 from isobit.calls import held_weight_chunks
 from isobit.errors import FailedPreconditionError, InvalidArgumentError
 from isobit.integrations.weights import SharedDirectory, send_weights
+from isobit.launch import Setting, run_model_tool
 from isobit.weights import HeldWeights, digest_of
-from isobit_tools.services import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")

@@ -10,6 +10,7 @@ import importlib
 import sys
 from importlib.metadata import version
 
+_MODULES = {"localise": "isobit.localise", "audit": "isobit.audit.run", "demo": "isobit.demo"}
 _COMMANDS = {
     "localise": "where a rollout and a scorer first compute different bits",
     "audit": "compute again what a rollout sampled, and compare bit by bit",
@@ -22,7 +23,7 @@ def main() -> int:
     if arguments and arguments[0] in _COMMANDS:
         # The commands read sys.argv, and name themselves by it in --help.
         sys.argv = [f"isobit {arguments[0]}", *arguments[1:]]
-        return importlib.import_module(f"isobit_tools.{arguments[0]}").main()
+        return importlib.import_module(_MODULES[arguments[0]]).main()
     width = max(map(len, _COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {what}" for name, what in _COMMANDS.items())
     text = f"usage: isobit COMMAND ...\n\n{commands}\n\n`isobit COMMAND --help` says more."

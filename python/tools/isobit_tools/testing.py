@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from isobit_tools.services import (
+from isobit.launch import (
     Service,
     Services,
     Setting,

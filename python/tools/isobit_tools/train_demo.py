@@ -23,8 +23,7 @@ from pathlib import Path
 
 from isobit.command_line import Parser
 from isobit.errors import IsobitError
-from isobit_tools.screen import Progress, Screen
-from isobit_tools.services import (
+from isobit.launch import (
     ServiceError,
     Services,
     Setting,
@@ -35,6 +34,7 @@ from isobit_tools.services import (
     stop_signals_as_exit,
     wait_all_serving,
 )
+from isobit.screen import Progress, Screen
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = ROOT / "python" / "examples" / "on_policy" / "train.py"

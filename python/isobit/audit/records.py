@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from isobit.audit.report import Report, printable
 from isobit.recording import FIELDS, FORMAT, SEAL_FIELDS, lines_of, logprobs_of, parse_line, sum_of
 from isobit.sampling import mode_to_proto, to_proto
-from isobit_tools.audit_report import Report, printable
 
 _MAX_ID = 2**32 - 1
 

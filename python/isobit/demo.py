@@ -1,6 +1,6 @@
 """Starts the three services and shows which numerics modes keep rollout and scorer equal in every bit.
 
-    python -m isobit_tools.demo            (from the root of a built checkout; `make demo` builds it first)
+    python -m isobit.demo            (from the root of a built checkout; `make demo` builds it first)
 
 For each mode, the same prompts go to a comparator between a rollout and a scorer. In `tree` every logprob
 must be equal in every bit; in the other modes some must differ. At the end, one mantissa bit of one weight
@@ -22,11 +22,9 @@ import numpy as np
 from isobit.client import RolloutClient
 from isobit.command_line import Parser
 from isobit.comparator_client import ComparatorClient
+from isobit.convert.smollm2 import DEFAULT_OUTPUT as DEFAULT_MODEL
 from isobit.errors import FailedPreconditionError, IsobitError
-from isobit.results import CompareSummary, Sample, SequenceReport, TokenGaps
-from isobit_tools.prompts import Text, default_prompts, read_prompts
-from isobit_tools.screen import Screen
-from isobit_tools.services import (
+from isobit.launch import (
     Service,
     ServiceError,
     Services,
@@ -38,7 +36,9 @@ from isobit_tools.services import (
     stop_signals_as_exit,
     wait_all_serving,
 )
-from isobit_tools.smollm2 import DEFAULT_OUTPUT as DEFAULT_MODEL
+from isobit.prompts import Text, default_prompts, read_prompts
+from isobit.results import CompareSummary, Sample, SequenceReport, TokenGaps
+from isobit.screen import Screen
 
 MODES = ("tree", "batch_invariant", "vanilla")
 GREEDY = {"temperature": 0.0}
@@ -317,7 +317,7 @@ def _number(value: float) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m isobit_tools.demo", description="Shows which numerics modes are equal in every bit."
+        prog="python -m isobit.demo", description="Shows which numerics modes are equal in every bit."
     )
     add = parser.add_argument
     add("--model", type=Path, default=DEFAULT_MODEL, help="a Hugging Face directory (default: %(default)s)")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from isobit.audit.records import Record
 from isobit.results import TokenLogprobs
-from isobit_tools.audit_records import Record
 
 # Numbers that noise adds to a logit (NUMERICS.md, C8) are within 25.7 of each other, so a token is drawn only
 # if its logprob is at most that far below the best. The rest covers the rounding of fp32 at logits of

@@ -1,0 +1,1 @@
+"""Audits of recordings: what a rollout sampled, computed again and compared bit by bit."""
