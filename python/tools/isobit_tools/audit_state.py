@@ -1,0 +1,3 @@
+"""The old name of isobit.audit.state, which works until the next release."""
+
+from isobit.audit.state import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The old name of isobit.screen, which works until the next release."""
+
+from isobit.screen import *  # noqa: F403
