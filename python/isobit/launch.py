@@ -1,14 +1,21 @@
-"""Runs the services as child processes, on free ports, with logs in files, and always stops them."""
+"""Runs the services as child processes, on free ports, with logs in files, and always stops them.
+
+They end with this process, also when it is killed with SIGKILL: the kernel then sends them SIGTERM.
+"""
 
 import contextlib
+import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from isobit import binaries
 from isobit.channel import ServiceClient
 from isobit.errors import DeadlineExceededError
 
@@ -18,10 +25,25 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
+# Execs a command that gets SIGTERM when its parent, whose id comes first, is gone. An interpreter of its own does it,
+# as preexec_fn is not safe beside threads. The second line: the parent may have died before the first.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which exec keeps
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class ServiceError(Exception):
-    """A binary is missing, or a service does not start; the message has the end of its log."""
+    """A binary is missing, or a service does not start; the message has the end of its log.
+
+    `status` is the exit status of a service that ended, else None.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass
@@ -37,7 +59,8 @@ class Service:
     def check_alive(self) -> None:
         """Raises ServiceError if the process has ended."""
         if (status := self.process.poll()) is not None:
-            raise ServiceError(f"{self.name} ended with status {status}. {self.log}:\n{self._log_tail()}")
+            tail = f"{self.log}:\n{self._log_tail()}"
+            raise ServiceError(f"{self.name} ended with status {status}. {tail}", status)
 
     def _log_tail(self) -> str:
         lines = self.log.read_text("utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
@@ -49,30 +72,50 @@ class Services:
 
     def __init__(
         self,
-        bin_dir: Path,
+        bin_dir: Path | None,
         log_dir: Path,
         start_timeout_s: float = _START_TIMEOUT_S,
         launcher: Sequence[str] = (),
     ):
         """Logs go to `log_dir`, which exists. `launcher` is a command that, like prlimit, execs the service
-        in its own process. ServiceError: a binary is not in `bin_dir`."""
-        if missing := [name for name in BINARIES if not (bin_dir / name).is_file()]:
+        in its own process. `bin_dir` None: binaries are where isobit.binaries finds them. ServiceError: a binary
+        is not in `bin_dir`."""
+        if bin_dir is not None and (missing := [n for n in BINARIES if not (bin_dir / n).is_file()]):
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
-        self._bin_dir = bin_dir.resolve()  # a name without a slash would be looked up on PATH
+        # Resolved, since a name without a slash would be looked up on PATH.
+        self._bin_dir = bin_dir.resolve() if bin_dir is not None else None
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
         self._launcher = launcher
         self._running: list[Service] = []
         self._bad_ends: list[str] = []
 
+    @property
+    def running(self) -> Sequence[Service]:
+        """Those that were started and not stopped, the first first."""
+        return self._running
+
     def start(self, binary: str, name: str, flags: Sequence[str]) -> Service:
         """Starts `binary` under `name`, which names its log. Returns before it listens; later flags win."""
+        path = self._bin_dir / binary if self._bin_dir is not None else binaries.path(binary)
+        port_file = self._log_dir / f"{name}.port"
+        return self.start_command(
+            name, [*self._launcher, str(path), "--port=0", f"--port_file={port_file}", *flags]
+        )
+
+    def start_command(self, name: str, command: Sequence[str]) -> Service:
+        """Starts any command as a service; wait_listening works if it writes `name`.port in the folder of logs.
+
+        Started in the main thread, it ends with this process. (The kernel tells of a thread's end: a service that
+        a short-lived thread starts would end with the thread.)
+        """
         log, port_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.port"
         port_file.unlink(missing_ok=True)
-        command = [*self._launcher, str(self._bin_dir / binary), "--port=0", f"--port_file={port_file}"]
+        if threading.current_thread() is threading.main_thread():
+            command = [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *command]
         with log.open("w") as output:
             process = subprocess.Popen(
-                [*command, *flags],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -113,23 +156,34 @@ class Services:
         """After stop(): one sentence for each service that did not exit with 0 on SIGTERM."""
         return self._bad_ends
 
-    def stop(self) -> None:
-        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time."""
-        stopping, self._running = self._running[::-1], []
+    def stop(self, one_by_one: bool = False) -> None:
+        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time.
+
+        `one_by_one` waits for each before the next is told, so that none loses those that it calls.
+        """
+        stopping = self._running[::-1]
+        self._running = []
         try:
-            for service in stopping:
-                if service.process.poll() is not None:
-                    self._bad_ends.append(f"{service.name} had ended with {service.process.returncode}")
-                service.process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + _STOP_TIMEOUT_S
-            for service in stopping:
-                self._await_end(service, deadline)
+            for group in [[service] for service in stopping] if one_by_one else [stopping]:
+                self._end(group)
         finally:
+            # All are killed before the first is waited for: a second Ctrl-C may end the wait.
+            left = [service for service in stopping if service.process.poll() is None]
+            for service in left:
+                service.process.kill()
+            for service in left:
+                service.process.wait()
             for service in stopping:
-                if service.process.poll() is None:
-                    service.process.kill()
-                    service.process.wait()
                 service.port_file.unlink(missing_ok=True)
+
+    def _end(self, group: Sequence[Service]) -> None:
+        for service in group:
+            if service.process.poll() is not None:
+                self._bad_ends.append(f"{service.name} had ended with {service.process.returncode}")
+            service.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for service in group:
+            self._await_end(service, deadline)
 
     def _await_end(self, service: Service, deadline: float) -> None:
         try:
@@ -180,10 +234,11 @@ def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
         services.wait_serving(service)
 
 
-def run_model_tool(bin_dir: Path, *arguments: str) -> str:
+def run_model_tool(bin_dir: Path | None, *arguments: str) -> str:
     """Runs isobit-model and returns what it printed."""
+    tool = binaries.path("isobit-model") if bin_dir is None else bin_dir.resolve() / "isobit-model"
     result = subprocess.run(
-        [str(bin_dir.resolve() / "isobit-model"), *arguments],
+        [str(tool), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
