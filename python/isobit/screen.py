@@ -1,4 +1,7 @@
-"""A program's output: lines, tables and, on a terminal, a progress bar that is erased at the end."""
+"""A program's output: lines, tables and, on a terminal, a progress bar that is erased at the end.
+
+Away from a terminal there are no control sequences: tables are plain text, and work in progress is one line.
+"""
 
 import contextlib
 import shutil
@@ -7,53 +10,64 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 _BAR_WIDTH = 24
-_REDRAW_S = 0.2
+_REDRAWS_PER_S = 5
 # Shorter work shows no bar.
 _BAR_AFTER_S = 2.0
-_ERASE_LINE = "\r\x1b[K"
+_GB = 1e9
 
 
 class Progress:
-    """Work in progress. The thread that does the work may change `done` and `note`."""
+    """Work in progress. The thread that does the work may change `label`, `done` and `note`."""
 
-    def __init__(self, label: str, total: int | None):
+    def __init__(self, label: str, total: int | None, in_bytes: bool = False):
         self.label = label
         self.total = total
         self.done = 0
         self.note = ""
         self.started = time.monotonic()
+        self._in_bytes = in_bytes
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def text(self) -> str:
-        parts = [self.label]
-        if self.total:
-            filled = _BAR_WIDTH * self.done // self.total
-            parts.append(f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {self.done}/{self.total}")
-        if self.note:
-            parts.append(self.note)
-        parts.append(f"{self.seconds:.0f} s")
-        return "  ".join(parts)
+        """What stands behind the bar."""
+        parts = [self.note] if self.note else []
+        if self.total and self._in_bytes:
+            rate = self.done / _GB / max(self.seconds, 1e-3)
+            parts.insert(0, f"{self.done / _GB:.2f}/{self.total / _GB:.2f} GB  {rate:.2f} GB/s")
+        elif self.total:
+            parts.insert(0, f"{self.done}/{self.total}")
+        return "  ".join([*parts, f"{self.seconds:.0f} s"])
+
+    def row(self) -> Any:
+        """All of it, for rich."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        row = Table.grid(padding=(0, 2))
+        bar = [ProgressBar(self.total, min(self.done, self.total), _BAR_WIDTH)] if self.total else []
+        row.add_row(self.label, *bar, self.text())
+        return row
 
 
 class Screen:
     """Writes to one stream; lines and the progress bar do not garble each other."""
 
     def __init__(self, stream: TextIO | None = None):
+        from rich.console import Console
+
         self._stream = stream or sys.stdout
-        self._is_terminal = self._stream.isatty()
+        self.is_terminal = self._stream.isatty()
+        self._console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
         self._lock = threading.Lock()
-        self._bar_shown = False
 
     def line(self, text: str = "") -> None:
-        with self._lock:
-            self._erase_bar()
-            print(text, file=self._stream, flush=True)
+        self._write(text, "\n")
 
     def paragraph(self, text: str, indent: str) -> None:
         """`text` with its own line breaks, wrapped and indented."""
@@ -63,12 +77,21 @@ class Screen:
 
     def piece(self, text: str, indent: str) -> None:
         """Appends to the current line; after each line break in `text` comes `indent`."""
-        with self._lock:
-            self._erase_bar()
-            print(text.replace("\n", "\n" + indent), end="", file=self._stream, flush=True)
+        self._write(text.replace("\n", "\n" + indent), "")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """First column to the left, the others to the right."""
+        if self.is_terminal:
+            from rich import box
+            from rich.table import Table
+
+            table = Table(*header, box=box.SIMPLE_HEAD)
+            for column in table.columns[1:]:
+                column.justify = "right"
+            for row in rows:
+                table.add_row(*row)
+            self._console.print(table)
+            return
         widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
         for row in (header, ["-" * width for width in widths], *rows):
             cells = [row[0].ljust(widths[0])]
@@ -76,34 +99,36 @@ class Screen:
             self.line("  " + "  ".join(cells))
 
     @contextlib.contextmanager
-    def progress(self, label: str, total: int | None = None) -> Iterator[Progress]:
+    def progress(self, label: str, total: int | None = None, in_bytes: bool = False) -> Iterator[Progress]:
         """Shows a bar while the body runs longer than two seconds; without a terminal, one line."""
-        progress = Progress(label, total)
-        if not self._is_terminal:
+        progress = Progress(label, total, in_bytes)
+        if not self.is_terminal:
             self.line(f"{label} ...")
             yield progress
             return
-        finished = threading.Event()
-        ticker = threading.Thread(target=self._tick, args=(progress, finished), daemon=True)
-        ticker.start()
+        from rich.live import Live
+
+        live = Live(
+            console=self._console,
+            get_renderable=progress.row,
+            refresh_per_second=_REDRAWS_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        timer = threading.Timer(_BAR_AFTER_S, live.start)
+        timer.daemon = True
+        timer.start()
         try:
             yield progress
         finally:
-            finished.set()
-            ticker.join()
-            with self._lock:
-                self._erase_bar()
+            timer.cancel()
+            timer.join()
+            live.stop()
 
-    def _tick(self, progress: Progress, finished: threading.Event) -> None:
-        while not finished.wait(_REDRAW_S):
-            if progress.seconds < _BAR_AFTER_S:
-                continue
-            with self._lock:
-                width = shutil.get_terminal_size().columns - 1
-                print(_ERASE_LINE + progress.text()[:width], end="", file=self._stream, flush=True)
-                self._bar_shown = True
-
-    def _erase_bar(self) -> None:
-        if self._bar_shown:
-            print(_ERASE_LINE, end="", file=self._stream, flush=True)
-            self._bar_shown = False
+    def _write(self, text: str, end: str) -> None:
+        with self._lock:
+            if self.is_terminal:
+                self._console.print(text, end=end, soft_wrap=True)
+            else:
+                print(text, end=end, file=self._stream, flush=True)

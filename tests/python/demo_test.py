@@ -14,7 +14,7 @@ from unittest import mock
 
 from isobit import launch as launcher
 from isobit.launch import BINARIES, ServiceError, Services
-from isobit.screen import Screen
+from isobit.screen import Progress, Screen
 
 FAKE_SERVICES = Path(__file__).resolve().parent / "fake_services.py"
 
@@ -184,9 +184,12 @@ class ScreenTest(unittest.TestCase):
             while "1/4" not in stream.getvalue():
                 time.sleep(0.01)
             screen.line("a line")
-        self.assertIn("work  [######..................] 1/4  0 s", stream.getvalue())
-        self.assertIn("\r\x1b[Ka line\n", stream.getvalue())
-        self.assertNotIn("work", stream.getvalue().rpartition("\r\x1b[K")[2])
+        self.assertRegex(stream.getvalue(), r"work .*━.* 1/4  \d+ s")
+        self.assertIn("a line\n", stream.getvalue())
+        before, erased, after = stream.getvalue().rpartition("\x1b[2K")
+        self.assertTrue(erased)
+        self.assertIn("work", before)
+        self.assertNotIn("work", after)
 
     def test_short_work_shows_no_bar(self):
         stream = Terminal()
@@ -194,10 +197,19 @@ class ScreenTest(unittest.TestCase):
             time.sleep(0.3)
         self.assertEqual(stream.getvalue(), "")
 
+    def test_bytes_have_sizes_and_a_rate(self):
+        progress = Progress("reading", 4_000_000_000, in_bytes=True)
+        progress.started -= 2.0
+        progress.done = 1_000_000_000
+        self.assertRegex(progress.text(), r"^1\.00/4\.00 GB  0\.[45]\d GB/s  2 s$")
+
     def test_table_aligns(self):
         stream = io.StringIO()
         Screen(stream).table(("mode", "n"), [("tree", "640"), ("a", "1")])
         self.assertEqual(stream.getvalue(), "  mode    n\n  ----  ---\n  tree  640\n  a       1\n")
+        stream = Terminal()
+        Screen(stream).table(("mode", "n"), [("tree", "640"), ("a", "1")])
+        self.assertRegex(stream.getvalue(), r"tree +640")
 
 
 if __name__ == "__main__":
