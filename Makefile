@@ -48,7 +48,7 @@ build: build/release/build.ninja  ## Builds everything, optimised
 
 demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the demo; OFFLINE=1: random model
 	cmake --build --preset release --target $(BINARIES)
-	$(RUN) isobit.demo $(DEMO_FLAGS) $(ARGS)
+	$(RUN) isobit demo $(DEMO_FLAGS) $(ARGS)
 
 test: build $(VENV)/.installed $(VENV)/.deploy $(VENV)/.routers $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
 	tests/run_tests.sh build/release -LE gpu

@@ -1,4 +1,4 @@
-"""Where the services' binaries are: in an environment with wheels, in a checkout, or where ISOBIT_BIN_DIR says."""
+"""Where the services' binaries are: in wheels, in a checkout, or where ISOBIT_BIN_DIR says."""
 
 import importlib.util
 import os
@@ -15,8 +15,8 @@ class BinaryNotFoundError(Exception):
 def path(name: str) -> Path:
     """The binary `name`, such as "isobit-rollout".
 
-    ISOBIT_BIN_DIR, where it is set, is the only place. Otherwise the package isobit_cuda comes first on a machine
-    with a GPU, then the package isobit, then a checkout's build/release/bin.
+    ISOBIT_BIN_DIR, where it is set, is the only place. Otherwise the package isobit_cuda comes first on a
+    machine with a GPU, then the package isobit, then a checkout's build/release/bin.
 
     Raises:
       BinaryNotFoundError: none of these has it.

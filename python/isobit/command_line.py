@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 # What other systems call what a flag of ours sets.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "max_completion_length": "max_tokens",
     "max_new_tokens": "max_tokens",
     "model_name_or_path": "model",
@@ -47,6 +47,6 @@ class Parser(argparse.ArgumentParser):
         if any(name.startswith(flag) for name in known):  # argparse takes abbreviations
             return
         plain = flag[2:].replace("-", "_").lower()
-        meant = f"--{_OTHER_NAMES.get(plain, plain)}"
+        meant = f"--{OTHER_NAMES.get(plain, plain)}"
         near = [meant] if meant in known else difflib.get_close_matches(meant, known, 1, 0.75)
         self.error(f"unknown flag {flag}" + "".join(f"; did you mean {name}?" for name in near))

@@ -1,16 +1,12 @@
-"""Starts the three services and shows which numerics modes keep rollout and scorer equal in every bit.
-
-    python -m isobit.demo            (from the root of a built checkout; `make demo` builds it first)
+"""`isobit demo`: starts the three services and shows which numerics modes are equal in every bit.
 
 For each mode, the same prompts go to a comparator between a rollout and a scorer. In `tree` every logprob
 must be equal in every bit; in the other modes some must differ. At the end, one mantissa bit of one weight
 is flipped in the scorer's copy: the comparator must refuse to compare, and show the gap if told to go on.
-Exits with 0 only if all of this held.
+It succeeds only if all of this held.
 """
 
-import argparse
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,20 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from isobit.client import RolloutClient
-from isobit.command_line import Parser
 from isobit.comparator_client import ComparatorClient
 from isobit.convert.smollm2 import DEFAULT_OUTPUT as DEFAULT_MODEL
-from isobit.errors import FailedPreconditionError, IsobitError
+from isobit.errors import FailedPreconditionError
 from isobit.launch import (
     Service,
-    ServiceError,
     Services,
     Setting,
     run_model_tool,
     start_comparator,
     start_rollout,
     start_scorer,
-    stop_signals_as_exit,
     wait_all_serving,
 )
 from isobit.prompts import Text, default_prompts, read_prompts
@@ -47,6 +40,23 @@ SAMPLED = {"temperature": 0.6, "top_p": 0.9, "seed": 20}
 FLIPPED_TENSOR = "model.norm.weight"
 
 _INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Options:
+    """As the flags of `isobit demo`, which document each."""
+
+    model: Path = DEFAULT_MODEL
+    offline: bool = False
+    modes: Sequence[str] = MODES
+    prompts: Path | None = None
+    max_tokens: int = 48
+    min_tokens_compared: int = 500
+    tp_size: int = 4
+    shards: int = 2
+    bin_dir: Path | None = None
+    log_dir: Path | None = None
+    keep_running: bool = False
 
 
 @dataclass
@@ -87,13 +97,13 @@ class Row:
 class Demo:
     """One run. `failures` counts the checks that did not hold."""
 
-    def __init__(self, arguments: argparse.Namespace, screen: Screen, log_dir: Path, model: Path):
-        self._arguments = arguments
+    def __init__(self, options: Options, screen: Screen, log_dir: Path, model: Path):
+        self._options = options
         self._screen = screen
         self._log_dir = log_dir
         self._model = model
         self._text = Text(model)
-        texts = read_prompts(arguments.prompts) if arguments.prompts else default_prompts(model)
+        texts = read_prompts(options.prompts) if options.prompts else default_prompts(model)
         self._prompts = [self._text.prompt(text) for text in texts]
         self._rows: list[Row] = []
         self._checks: list[tuple[bool, str]] = []
@@ -103,14 +113,14 @@ class Demo:
         return sum(not passed for passed, _ in self._checks)
 
     def run(self) -> None:
-        for mode in self._arguments.modes:
+        for mode in self._options.modes:
             self._run_mode(mode)
         self._report()
 
     def keep_running(self) -> None:
         """Starts the services in the first mode and leaves them up until Ctrl-C or SIGTERM."""
-        with Services(self._arguments.bin_dir, self._log_dir) as services:
-            trio = self._start(services, self._arguments.modes[0], "kept")
+        with Services(self._options.bin_dir, self._log_dir) as services:
+            trio = self._start(services, self._options.modes[0], "kept")
             for service in trio:
                 self._screen.line(f"  {service.name}: {service.target}")
             self._screen.line("Ctrl-C stops them.")
@@ -123,7 +133,7 @@ class Demo:
         row = Row(mode)
         self._rows.append(row)
         self._screen.line(f"\n{mode}")
-        with Services(self._arguments.bin_dir, self._log_dir) as services:
+        with Services(self._options.bin_dir, self._log_dir) as services:
             start = time.monotonic()
             rollout, _, comparator = self._start(services, mode, mode)
             row.start_s = time.monotonic() - start
@@ -142,7 +152,7 @@ class Demo:
         self._check_gap(row)
 
     def _start(self, services: Services, mode: str, name: str) -> tuple[Service, Service, Service]:
-        setting = Setting(mode, self._arguments.tp_size, self._arguments.shards)
+        setting = Setting(mode, self._options.tp_size, self._options.shards)
         with self._screen.progress("  starting the services"):
             rollout = start_rollout(services, setting, self._model, f"{name}-rollout")
             scorer = start_scorer(services, setting, self._model, f"{name}-scorer")
@@ -152,7 +162,7 @@ class Demo:
 
     def _generate_alone(self, rollout: Service, row: Row) -> Sample:
         """Samples the first prompt with no other request on the rollout; prints it token by token."""
-        self._screen.line(f"\n  One prompt alone, from the rollout at TP {self._arguments.tp_size}:")
+        self._screen.line(f"\n  One prompt alone, from the rollout at TP {self._options.tp_size}:")
         prompt = self._prompts[0]
         samples: list[Sample] = []
 
@@ -228,10 +238,10 @@ class Demo:
         ):
             flipped = Path(scratch).resolve() / "model"
             said = run_model_tool(
-                self._arguments.bin_dir, "flip-bit", str(self._model), FLIPPED_TENSOR, "0", "0", str(flipped)
+                self._options.bin_dir, "flip-bit", str(self._model), FLIPPED_TENSOR, "0", "0", str(flipped)
             )
             self._screen.paragraph(said, _INDENT)
-            setting = Setting("tree", self._arguments.tp_size, self._arguments.shards)
+            setting = Setting("tree", self._options.tp_size, self._options.shards)
             scorer = start_scorer(services, setting, flipped, "flipped-scorer")
             comparator = start_comparator(services, rollout, scorer, "flipped-comparator")
             wait_all_serving(services, (scorer, comparator))
@@ -240,7 +250,7 @@ class Demo:
 
     def _check_flipped_bit(self, client: ComparatorClient) -> None:
         # A few tokens of each prompt suffice to show it.
-        call = {"gap_detail": "none", **GREEDY, "max_tokens": min(self._arguments.max_tokens, 16)}
+        call = {"gap_detail": "none", **GREEDY, "max_tokens": min(self._options.max_tokens, 16)}
         try:
             client.compare(self._token_ids(), **call)
             self._check(False, "flipped bit: the comparison went on although the weights differ")
@@ -269,7 +279,7 @@ class Demo:
         counts = f"{row.mode}: {gap.tokens} tokens compared, {gap.unequal} unequal"
         if row.mode == "tree":
             self._check(gap.unequal == 0, counts)
-            wanted = self._arguments.min_tokens_compared
+            wanted = self._options.min_tokens_compared
             self._check(gap.tokens >= wanted, f"tree: {gap.tokens} tokens compared, at least {wanted} wanted")
         else:
             self._check(gap.unequal > 0, f"{counts}, as this mode must show a gap")
@@ -307,7 +317,7 @@ class Demo:
         return [prompt.token_ids for prompt in self._prompts]
 
     def _limits(self) -> dict:
-        return {"max_tokens": self._arguments.max_tokens}
+        return {"max_tokens": self._options.max_tokens}
 
 
 def _number(value: float) -> str:
@@ -315,62 +325,26 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.2e}"
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m isobit.demo", description="Shows which numerics modes are equal in every bit."
-    )
-    add = parser.add_argument
-    add("--model", type=Path, default=DEFAULT_MODEL, help="a Hugging Face directory (default: %(default)s)")
-    add("--offline", action="store_true", help="take a small random model and token ids for prompts")
-    add(
-        "--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help=f"some of {', '.join(MODES)}"
-    )
-    add("--prompts", type=Path, metavar="FILE", help="one prompt a line (token ids if there is no tokenizer)")
-    add("--max_tokens", type=int, default=48, help="tokens of a completion (default: %(default)s)")
-    add(
-        "--min_tokens_compared",
-        type=int,
-        default=500,
-        metavar="N",
-        help="fewer in `tree` fail (default: 500)",
-    )
-    add("--tp_size", type=int, default=4, help="tensor-parallel size of the rollout (default: %(default)s)")
-    add("--shards", type=int, default=2, help="shards of the scorer (default: %(default)s)")
-    add("--bin_dir", type=Path, default=Path("build/release/bin"), help="the services (default: %(default)s)")
-    add("--log_dir", type=Path, help="new, for the services' logs (default: logs/demo-TIME)")
-    add("--keep_running", action="store_true", help="afterwards, leave services up in the first mode")
-    return parser.parse_args(arguments)
+def run(options: Options) -> int:
+    """How many checks failed.
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parse(argv)
+    ServiceError, BinaryNotFoundError, IsobitError, OSError, ValueError: it cannot run.
+    """
     screen = Screen()
-    log_dir = arguments.log_dir or Path(time.strftime("logs/demo-%Y%m%d-%H%M%S"))
+    log_dir = options.log_dir or Path(time.strftime("logs/demo-%Y%m%d-%H%M%S"))
     start = time.monotonic()
-    try:
-        with stop_signals_as_exit():
-            log_dir.mkdir(parents=True)
-            model = arguments.model.resolve()
-            if arguments.offline:
-                model = log_dir.resolve() / "random-model"
-                run_model_tool(arguments.bin_dir, "make", "tiny-llama", str(model), "--seed", "1")
-            screen.line(
-                f"{model.name}: rollout at TP {arguments.tp_size}, scorer at TP 1 on {arguments.shards}"
-                f" shards; logs in {log_dir}"
-            )
-            demo = Demo(arguments, screen, log_dir, model)
-            demo.run()
-            screen.line(f"\n{time.monotonic() - start:.0f} s in all; {demo.failures} checks failed")
-            if arguments.keep_running:
-                demo.keep_running()
-            return 1 if demo.failures else 0
-    except (ServiceError, IsobitError, OSError, ValueError) as error:
-        screen.line(f"error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        screen.line("\ninterrupted; the services are stopped")
-        return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    log_dir.mkdir(parents=True)
+    model = options.model.resolve()
+    if options.offline:
+        model = log_dir.resolve() / "random-model"
+        run_model_tool(options.bin_dir, "make", "tiny-llama", str(model), "--seed", "1")
+    screen.line(
+        f"{model.name}: rollout at TP {options.tp_size}, scorer at TP 1 on {options.shards} shards;"
+        f" logs in {log_dir}"
+    )
+    demo = Demo(options, screen, log_dir, model)
+    demo.run()
+    screen.line(f"\n{time.monotonic() - start:.0f} s in all; {demo.failures} checks failed")
+    if options.keep_running:
+        demo.keep_running()
+    return demo.failures

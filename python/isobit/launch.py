@@ -25,8 +25,9 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
-# Execs a command that gets SIGTERM when its parent, whose id comes first, is gone. An interpreter of its own does it,
-# as preexec_fn is not safe beside threads. The second line: the parent may have died before the first.
+# Execs a command that gets SIGTERM when its parent, whose id comes first, is gone. An interpreter of its own
+# does it, as preexec_fn is not safe beside threads. The second line: the parent may have died before the
+# first.
 _END_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which exec keeps
@@ -46,7 +47,7 @@ class ServiceError(Exception):
         self.status = status
 
 
-@dataclass
+@dataclass(eq=False)
 class Service:
     """One running service."""
 
@@ -76,10 +77,13 @@ class Services:
         log_dir: Path,
         start_timeout_s: float = _START_TIMEOUT_S,
         launcher: Sequence[str] = (),
+        stop_timeout_s: float | None = None,
+        one_by_one: bool = False,
     ):
         """Logs go to `log_dir`, which exists. `launcher` is a command that, like prlimit, execs the service
-        in its own process. `bin_dir` None: binaries are where isobit.binaries finds them. ServiceError: a binary
-        is not in `bin_dir`."""
+        in its own process. `bin_dir` None: binaries are where isobit.binaries finds them. `one_by_one`:
+        stop() waits for each before it tells the next, so that none loses those that it calls. ServiceError:
+        a binary is not in `bin_dir`."""
         if bin_dir is not None and (missing := [n for n in BINARIES if not (bin_dir / n).is_file()]):
             raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
         # Resolved, since a name without a slash would be looked up on PATH.
@@ -87,6 +91,8 @@ class Services:
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
         self._launcher = launcher
+        self._stop_timeout_s = _STOP_TIMEOUT_S if stop_timeout_s is None else stop_timeout_s
+        self._one_by_one = one_by_one
         self._running: list[Service] = []
         self._bad_ends: list[str] = []
 
@@ -98,19 +104,17 @@ class Services:
     def start(self, binary: str, name: str, flags: Sequence[str]) -> Service:
         """Starts `binary` under `name`, which names its log. Returns before it listens; later flags win."""
         path = self._bin_dir / binary if self._bin_dir is not None else binaries.path(binary)
-        port_file = self._log_dir / f"{name}.port"
-        return self.start_command(
-            name, [*self._launcher, str(path), "--port=0", f"--port_file={port_file}", *flags]
-        )
+        return self.start_command(name, [*self._launcher, str(path)], flags)
 
-    def start_command(self, name: str, command: Sequence[str]) -> Service:
-        """Starts any command as a service; wait_listening works if it writes `name`.port in the folder of logs.
+    def start_command(self, name: str, command: Sequence[str], flags: Sequence[str]) -> Service:
+        """Like start(), of any command that has the flags --port and --port_file.
 
-        Started in the main thread, it ends with this process. (The kernel tells of a thread's end: a service that
-        a short-lived thread starts would end with the thread.)
+        Started in the main thread, it ends with this process. (The kernel tells of a thread's end: a service
+        that a short-lived thread starts would end with the thread.)
         """
         log, port_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.port"
         port_file.unlink(missing_ok=True)
+        command = [*command, "--port=0", f"--port_file={port_file}", *flags]
         if threading.current_thread() is threading.main_thread():
             command = [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *command]
         with log.open("w") as output:
@@ -156,15 +160,17 @@ class Services:
         """After stop(): one sentence for each service that did not exit with 0 on SIGTERM."""
         return self._bad_ends
 
-    def stop(self, one_by_one: bool = False) -> None:
-        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time.
+    def check_alive(self) -> None:
+        """Raises ServiceError if one that was started has ended."""
+        for service in self._running:
+            service.check_alive()
 
-        `one_by_one` waits for each before the next is told, so that none loses those that it calls.
-        """
+    def stop(self) -> None:
+        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time."""
         stopping = self._running[::-1]
         self._running = []
         try:
-            for group in [[service] for service in stopping] if one_by_one else [stopping]:
+            for group in [[service] for service in stopping] if self._one_by_one else [stopping]:
                 self._end(group)
         finally:
             # All are killed before the first is waited for: a second Ctrl-C may end the wait.
@@ -181,7 +187,7 @@ class Services:
             if service.process.poll() is not None:
                 self._bad_ends.append(f"{service.name} had ended with {service.process.returncode}")
             service.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        deadline = time.monotonic() + self._stop_timeout_s
         for service in group:
             self._await_end(service, deadline)
 
@@ -189,7 +195,7 @@ class Services:
         try:
             status = service.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._bad_ends.append(f"{service.name} did not end within {_STOP_TIMEOUT_S:g} s of SIGTERM")
+            self._bad_ends.append(f"{service.name} did not end within {self._stop_timeout_s:g} s of SIGTERM")
             return
         if status != 0:
             self._bad_ends.append(f"{service.name} ended with status {status} after SIGTERM")

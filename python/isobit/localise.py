@@ -1,17 +1,12 @@
-"""Says where and why a rollout and a scorer first compute different bits for a sequence.
-
-    isobit localise --comparator HOST:PORT --tokens 1,2,3,4
-    isobit localise --comparator HOST:PORT --recording run.jsonl --line 7
+"""Says where and why a rollout and a scorer first compute different bits for a sequence: `isobit localise`.
 
 The comparator between the two has both compute the sequence once more, op by op (its method Localise, role
 admin). Of a recording's line the logprobs are explained, too: by the sides' parameters, or by the rollout's
 state when it sampled. Generation pauses while the rollout computes.
-
-Exit status: 0: nothing differs; 1: something does; 2: the services could not be asked.
 """
 
 import json
-import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +14,23 @@ from google.protobuf import json_format
 
 from isobit import ComparatorClient
 from isobit.calls import LocaliseSide
-from isobit.command_line import Parser
-from isobit.errors import IsobitError
+from isobit.credentials import Security
 from isobit.recording import SEAL_FIELDS, logprobs_of, parse_line
 from isobit.v1 import comparator_pb2, types_pb2
+
+
+@dataclass(frozen=True)
+class Options:
+    """As the flags of `isobit localise`, which document each."""
+
+    comparator: str
+    tokens: str | None = None
+    recording: Path | None = None
+    line: int = 1
+    scorer_sampling: str | None = None
+    scorer_mode: str | None = None
+    security: Security = field(default_factory=Security)
+    timeout_s: float | None = None
 
 
 def cause_of(found: comparator_pb2.LocaliseResponse) -> str:
@@ -57,14 +65,14 @@ def _float(bits: int) -> float:
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
-def _scorer(options) -> LocaliseSide | None:
+def _scorer(options: Options) -> LocaliseSide | None:
     if options.scorer_sampling is None and options.scorer_mode is None:
         return None
     sampling = json.loads(options.scorer_sampling or "{}")
     return LocaliseSide(sampling=sampling, logprob_mode=options.scorer_mode or "processed")
 
 
-def _localise(client: ComparatorClient, options) -> comparator_pb2.LocaliseResponse:
+def _localise(client: ComparatorClient, options: Options) -> comparator_pb2.LocaliseResponse:
     if options.tokens is not None:
         tokens = [int(token) for token in options.tokens.split(",")]
         return client.localise(tokens, timeout=options.timeout_s)
@@ -79,36 +87,20 @@ def _localise(client: ComparatorClient, options) -> comparator_pb2.LocaliseRespo
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="isobit localise",
-        description=__doc__.split("\n")[0],
-        epilog="Exit status: 0: nothing differs; 1: something does; 2: the services could not be asked.",
-    )
-    parser.add_argument("--comparator", required=True, metavar="HOST:PORT")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tokens", metavar="ID,ID,...", help="prompt and completion: compares ops alone")
-    what.add_argument("--recording", type=Path, help="a file of isobit.recording, with --line")
-    parser.add_argument("--line", type=int, default=1, help="of the recording, from 1")
-    parser.add_argument(
-        "--scorer_sampling", metavar="JSON", help="how the scorer was asked; default: as the rollout was"
-    )
-    parser.add_argument("--scorer_mode", choices=("processed", "raw"), help="likewise")
-    parser.add_argument("--json", action="store_true", help="print the finding as JSON")
-    parser.add_argument("--tls_ca", help="trust servers with a certificate of this CA (PEM)")
-    parser.add_argument("--token_file", help="a bearer token with the role admin")
-    parser.add_argument("--timeout_s", type=float, help="default: none, the comparator replays all it needs")
-    options = parser.parse_args(arguments)
-    security = {name: value for name in ("tls_ca", "token_file") if (value := getattr(options, name))}
-    try:
-        with ComparatorClient(options.comparator, **security) as client:
-            found = _localise(client, options)
-    except (IsobitError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        print(f"localise: {error}", file=sys.stderr)
-        return 2
-    print(json_format.MessageToJson(found) if options.json else text_of(found))
-    return 0 if found.cause == comparator_pb2.DIFFERENCE_CAUSE_NONE else 1
+def localise(options: Options) -> comparator_pb2.LocaliseResponse:
+    """Asks the comparator.
+
+    Raises:
+      ValueError, KeyError, IndexError, TypeError: the sequence, or the recording's line, is none.
+      IsobitError, OSError: the services could not be asked.
+    """
+    with ComparatorClient(options.comparator, **options.security) as client:
+        return _localise(client, options)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def json_of(found: comparator_pb2.LocaliseResponse) -> str:
+    return json_format.MessageToJson(found)
+
+
+def is_equal(found: comparator_pb2.LocaliseResponse) -> bool:
+    return found.cause == comparator_pb2.DIFFERENCE_CAUSE_NONE

@@ -15,6 +15,7 @@ import numpy as np
 
 from isobit import RolloutClient, ScorerClient
 from isobit.audit import run as audit
+from isobit.cli import main as isobit
 from isobit.launch import Setting
 from isobit.recording import Recorder, sum_of
 from isobit_tools.testing import ServiceTest
@@ -61,7 +62,7 @@ class ForgeryTest(ServiceTest):
     def audit(self, file: Path, *flags: str) -> tuple[int, str]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = audit.main([str(file), f"--scorer={self.service.target}", *flags])
+            status = isobit(["audit", str(file), f"--scorer={self.service.target}", *flags])
         return status, out.getvalue() + err.getvalue()
 
     def record(self, tokens, logprobs, mode="processed", **sampling) -> Path:
@@ -162,7 +163,7 @@ class ForgeryTest(ServiceTest):
         with self.subTest("its writer died, and it is sealed later"):
             self.path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
             self.assertEqual(self.audit(self.path)[0], 1, "a line is cut off")
-            self.assertEqual(audit.main([str(self.path), "--seal"]), 0)
+            self.assertEqual(isobit(["audit", str(self.path), "--seal"]), 0)
             status, said = self.audit(self.path)
             self.assertEqual(status, 0, said)
             self.assertIn("in 2 of 2 samples", said)

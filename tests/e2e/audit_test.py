@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from isobit import ComparatorClient, RolloutClient, calls
-from isobit.audit import run as audit
+from isobit.cli import main as isobit
 from isobit.errors import InvalidArgumentError
 from isobit.launch import ServiceError, Setting, run_model_tool
 from isobit.recording import Recorder, lines_of, sum_of, write_parquet
@@ -61,7 +61,7 @@ class AuditTest(ServiceTest):
         given = [f"--model={self.scratch / model}" for model in models]
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            status = audit.main([str(file), f"--bin_dir={BIN_DIR}", *given, *flags])
+            status = isobit(["audit", str(file), f"--bin_dir={BIN_DIR}", *given, *flags])
         return status, out.getvalue()
 
     def test_equal_bits(self):
@@ -236,8 +236,9 @@ class AuditTest(ServiceTest):
         with self.assertRaisesRegex(ValueError, "not one of a recording"):
             Recorder(self.log_dir / "text")
         for arguments in ([str(file)], [str(file), "--model=nowhere"], ["nowhere", f"--model={self.model}"]):
-            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
-                audit.main(arguments)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                status = isobit(["audit", *arguments])
+            self.assertEqual(status, 2)
             self.assertIn("expected", said.getvalue())
 
 

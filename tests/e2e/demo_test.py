@@ -15,7 +15,8 @@ class DemoTest(unittest.TestCase):
             command = [
                 sys.executable,
                 "-m",
-                "isobit.demo",
+                "isobit",
+                "demo",
                 "--offline",
                 f"--log_dir={Path(scratch) / 'logs'}",
             ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.audit import run as audit
+from isobit.cli import main as isobit
 from isobit.errors import FailedPreconditionError, InvalidArgumentError
 from isobit.launch import Setting, run_model_tool
 from isobit.recording import Recorder
@@ -140,7 +141,7 @@ class IdentityTest(ServiceTest):
     def audit(self, file: Path, model: Path) -> str:
         report = self.log_dir / "report.json"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            audit.main([str(file), f"--bin_dir={BIN_DIR}", f"--model={model}", f"--json={report}"])
+            isobit(["audit", str(file), f"--bin_dir={BIN_DIR}", f"--model={model}", f"--json={report}"])
         found = json.loads(report.read_text())
         del found["passed"], found["verdict"]
         return audit.text_of(audit.Report(**found))

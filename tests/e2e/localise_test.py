@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient, localise
 from isobit.calls import LocaliseSide
+from isobit.cli import main as isobit
 from isobit.errors import InvalidArgumentError
 from isobit.launch import Setting, run_model_tool, start_comparator
 from isobit.recording import Recorder
@@ -295,7 +296,7 @@ class LocaliseTest(ServiceTest):
     def run_main(self, *arguments: str) -> tuple[int, str]:
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            status = localise.main(list(arguments))
+            status = isobit(["localise", *arguments])
         return status, output.getvalue()
 
 

@@ -19,9 +19,9 @@ import numpy as np
 
 # Every line of these counts as coverage. The package's other modules are as they always are, for speed.
 with atheris.instrument_imports(
-    include=["gguf.gguf_reader", "gguf.quants", "isobit.convert.bounded_gguf", "isobit.convert.smollm2"]
+    include=["gguf.gguf_reader", "gguf.quants", "isobit.convert.bounded_gguf", "isobit.convert.gguf"]
 ):
-    from isobit.convert import bounded_gguf, smollm2  # noqa: F401
+    from isobit.convert import bounded_gguf, gguf  # noqa: F401
 
 
 class FileInMemory(bytes):
@@ -34,8 +34,8 @@ class FileInMemory(bytes):
 def convert(scratch: Path, data: bytes) -> None:
     """Converts a file of `data` into `scratch`, a directory in memory."""
     # Any other error is a finding.
-    with contextlib.suppress(smollm2.ConversionError):
-        smollm2.convert(FileInMemory(data), scratch)
+    with contextlib.suppress(gguf.ConversionError):
+        gguf.convert(FileInMemory(data), scratch)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from isobit.convert import bounded_gguf, smollm2
+from isobit.convert import bounded_gguf, gguf
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "gguf_fuzz"
 COUNT_OFFSETS = {"tensors": 8, "metadata": 16}  # of two uint64 after magic number and version
@@ -28,8 +28,8 @@ class BoundedGGUFTest(unittest.TestCase):
         return path
 
     def test_a_whole_file_becomes_a_model(self):
-        smollm2.convert(CORPUS / "whole.gguf", self.directory)
-        self.assertEqual({path.name for path in self.directory.iterdir()}, set(smollm2.OUTPUT_FILES))
+        gguf.convert(CORPUS / "whole.gguf", self.directory)
+        self.assertEqual({path.name for path in self.directory.iterdir()}, set(gguf.OUTPUT_FILES))
 
     def test_a_count_beyond_the_file_ends_the_reading(self):
         for what, offset in COUNT_OFFSETS.items():
@@ -37,10 +37,8 @@ class BoundedGGUFTest(unittest.TestCase):
                 path = self.damaged(offset, 2**40)
                 with self.assertRaisesRegex(EOFError, "the file has 3584 bytes, its header speaks of"):
                     bounded_gguf.BoundedGGUFReader(path)
-                with self.assertRaisesRegex(
-                    smollm2.ConversionError, "is not a GGUF file of SmolLM2: EOFError"
-                ):
-                    smollm2.convert(path, self.directory)
+                with self.assertRaisesRegex(gguf.ConversionError, "is not a GGUF file of SmolLM2: EOFError"):
+                    gguf.convert(path, self.directory)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ from isobit.command_line import Parser
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = (
     ["-m", "isobit.token"],
-    ["-m", "isobit_tools.cli"],
-    ["-m", "isobit_tools.cli", "audit"],
-    ["-m", "isobit_tools.cli", "localise"],
-    ["-m", "isobit_tools.cli", "demo"],
     ["-m", "isobit.convert.smollm2"],
     ["-m", "isobit_tools.train_demo"],
 )
@@ -61,13 +57,6 @@ class CommandLineTest(unittest.TestCase):
                 hint = f"; did you mean {meant}?" if meant else ""
                 self.assertIn(f"unknown flag {wrong.partition('=')[0]}{hint}\n", said.getvalue())
         self.assertEqual(parser.parse_args(["--mod=a", "--", "--file"]).file, "--file")
-
-    def test_a_command_that_does_not_exist(self):
-        done = subprocess.run(
-            [sys.executable, "-m", "isobit_tools.cli", "audti"], capture_output=True, text=True, check=False
-        )
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("unknown command audti; did you mean audit?", done.stderr)
 
 
 if __name__ == "__main__":

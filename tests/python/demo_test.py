@@ -46,7 +46,7 @@ class WithFakeServices(unittest.TestCase):
     def command(self, *flags: str) -> list[str]:
         """The command line of one run, whose logs are in self.log_dir."""
         self.log_dir = Path(tempfile.mkdtemp(dir=self.scratch)) / "logs"
-        demo = [sys.executable, "-m", "isobit.demo", "--offline"]
+        demo = [sys.executable, "-m", "isobit", "demo", "--offline"]
         return [*demo, f"--bin_dir={self.bin_dir}", f"--log_dir={self.log_dir}", *flags]
 
     def run_demo(self, *flags: str, fault: str = "") -> subprocess.CompletedProcess:
@@ -90,23 +90,23 @@ class DemoTest(WithFakeServices):
 
     def test_each_fault_fails(self):
         cases = {
-            "tree_gap": "FAIL  tree: 640 tokens compared, 640 unequal",
-            "too_few": "FAIL  tree: 32 tokens compared, at least 500 wanted",
-            "no_contrast": "FAIL  vanilla: 640 tokens compared, 0 unequal",
-            "flip_unseen": "FAIL  flipped bit: 0 of 320 tokens unequal",
-            "comparator_fails": "error: INTERNAL: the logits are not finite",
-            "scorer_dies": "model.safetensors is truncated",
+            "tree_gap": (1, "FAIL  tree: 640 tokens compared, 640 unequal"),
+            "too_few": (1, "FAIL  tree: 32 tokens compared, at least 500 wanted"),
+            "no_contrast": (1, "FAIL  vanilla: 640 tokens compared, 0 unequal"),
+            "flip_unseen": (1, "FAIL  flipped bit: 0 of 320 tokens unequal"),
+            "comparator_fails": (3, "error: INTERNAL: the logits are not finite"),
+            "scorer_dies": (3, "model.safetensors is truncated"),
         }
-        for fault, message in cases.items():
+        for fault, (status, message) in cases.items():
             with self.subTest(fault=fault):
                 result = self.run_demo("--modes", "tree", "vanilla", fault=fault)
-                self.assertEqual(result.returncode, 1, result.stdout)
+                self.assertEqual(result.returncode, status, result.stdout)
                 self.assertIn(message, result.stdout)
 
     def test_missing_binary(self):
         (self.bin_dir / "isobit-scorer").unlink()
         result = self.run_demo()
-        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.returncode, 3)
         self.assertIn(f"{self.bin_dir} lacks isobit-scorer: build with `make build`", result.stdout)
 
     def test_stop_signals_stop_the_services(self):

@@ -146,9 +146,9 @@ class ImportsTest(unittest.TestCase):
             undeclared_imports(CLIENT / "convert", project, "isobit"),
             [
                 "bounded_gguf.py imports gguf",
-                "smollm2.py imports gguf",
-                "smollm2.py imports safetensors",
-                "smollm2.py imports tqdm",
+                "gguf.py imports gguf",
+                "gguf.py imports safetensors",
+                "gguf.py imports tqdm",
             ],
         )
 

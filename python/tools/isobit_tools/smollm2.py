@@ -2,6 +2,7 @@
 
 import sys
 
+from isobit.convert.gguf import *  # noqa: F403
 from isobit.convert.smollm2 import *  # noqa: F403
 
 if __name__ == "__main__":

@@ -1,0 +1,8 @@
+"""`python -m isobit`: the command isobit, where its script is not on PATH."""
+
+import sys
+
+from isobit.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

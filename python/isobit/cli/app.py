@@ -1,0 +1,168 @@
+"""The typer application: its commands, how each reads its words, and what becomes of errors."""
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from isobit.cli import BAD_USAGE, CANNOT_RUN, spelling
+from isobit.cli.service_flags import ServiceFlags
+
+# The name of `UsageError` differs between releases of typer and click; this is it in all of them.
+UsageError = typer.BadParameter.__mro__[1]
+
+# Where a command keeps the flags of services that it was given.
+SERVICE_FLAGS = "isobit.service_flags"
+
+
+class Command(TyperCommand):
+    """A command whose flags may be spelled as isobit.cli.spelling says, and whose errors are one line.
+
+    `services`: whose flags it passes on. `many`: its flags that take all words up to the next flag.
+    """
+
+    services: ServiceFlags | None = None
+    many: tuple[str, ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # completion: words that are not whole yet
+            return super().parse_args(ctx, args)
+        options = self.get_params(ctx)
+        own = {flag[2:] for option in options for flag in option.opts if flag.startswith("--")}
+        try:
+            line = spelling.respell(args, own | self._passed_on(args, own))
+            words = line.words
+            if self.services:
+                words, ctx.meta[SERVICE_FLAGS] = self.services.split(words, own)
+        except spelling.WrongFlagError as error:
+            raise UsageError(str(error), ctx) from error
+        except _expected() as error:  # a service's --help could not be read
+            raise _ended(error) from error
+        for note in line.notes:
+            print(f"note: {note}", file=sys.stderr)
+        return super().parse_args(ctx, _one_each(words, self.many))
+
+    def _passed_on(self, args: list[str], own: Collection[str]) -> set[str]:
+        """The flags of services, which need not be asked if all flags are the command's own."""
+        flags = [word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("-")]
+        return set(self.services.names()) if self.services and not own.issuperset(flags) else set()
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except _expected() as error:
+            raise _ended(error) from error
+
+
+class Group(TyperGroup):
+    """The commands; a name that is not one is answered with the near one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"unknown command {name}" + "".join(f"; did you mean {one}?" for one in near))
+        return super().resolve_command(ctx, args)
+
+
+def _one_each(words: list[str], many: tuple[str, ...]) -> list[str]:
+    """`--modes a b` as `--modes a --modes b`, for the flags of `many`."""
+    result: list[str] = []
+    flag = ""
+    count = 0  # of the words that followed `flag`
+    for word in words:
+        if word.startswith("-"):
+            flag, count = (word, 0) if word[2:] in many else ("", 0)
+            result.append(word)
+            continue
+        if flag and count:
+            result.append(flag)
+        count += 1
+        result.append(word)
+    return result
+
+
+class CannotRunError(Exception):
+    """What a command was asked for cannot be done here; the message says why, and what would help."""
+
+
+class BadUsageError(Exception):
+    """Arguments that do not go together, or a file that is not what it should be."""
+
+
+def _expected() -> tuple[type[BaseException], ...]:
+    """Errors that are told in one line. Only modules that are loaded can have raised theirs."""
+    found: list[type[BaseException]] = [CannotRunError, BadUsageError, OSError]
+    for module, name in (
+        ("isobit.binaries", "BinaryNotFoundError"),
+        ("isobit.errors", "IsobitError"),
+        ("isobit.launch", "ServiceError"),
+    ):
+        if module in sys.modules:
+            found.append(getattr(sys.modules[module], name))
+    return tuple(found)
+
+
+def _ended(error: BaseException) -> typer.Exit:
+    print(f"error: {error}", file=sys.stderr)
+    return typer.Exit(_status_of(error))
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, BadUsageError) or getattr(error, "status", None) == BAD_USAGE:
+        return BAD_USAGE
+    errors = sys.modules.get("isobit.errors")
+    if errors is not None and isinstance(error, errors.InvalidArgumentError):
+        return BAD_USAGE
+    return CANNOT_RUN
+
+
+def make_app() -> typer.Typer:
+    """The commands. What they compute with is imported when one runs."""
+    from isobit.cli import audit, bench, compare, convert, demo, localise, pair, serve, version
+
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    app = typer.Typer(
+        cls=Group,
+        help="Rollouts and scores of language models whose logprobs are equal in every bit.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="rich" if terminal else None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+        invoke_without_command=True,
+    )
+    app.callback(invoke_without_command=True)(_no_command)
+    _add_doctor(app)
+    for module in (serve, pair, demo, compare, audit, localise, bench, convert, version):
+        module.register(app)
+    return app
+
+
+def _no_command(
+    ctx: typer.Context,
+    shown: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if shown:
+        from isobit.cli.version import version_text
+
+        print(f"isobit {version_text()}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), file=sys.stderr)
+        raise typer.Exit(BAD_USAGE)
+
+
+def _add_doctor(app: typer.Typer) -> None:
+    """The command doctor, of a module that brings its own signature."""
+    if importlib.util.find_spec("isobit.cli.doctor") is None:
+        return
+    from isobit.cli.doctor import doctor
+
+    app.command("doctor", cls=Command)(doctor)

@@ -1,0 +1,90 @@
+"""`isobit compare`: prompts through a comparator that runs, or one of its own between two services."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from isobit.cli import DIFFERENT, FINE
+from isobit.cli.app import SERVICE_FLAGS, BadUsageError, Command
+from isobit.cli.service_flags import ServiceFlags
+
+if TYPE_CHECKING:
+    from isobit.comparison import Found
+    from isobit.screen import Screen
+
+_HELP = """Generate from prompts, score every completion, and compare bit by bit.
+
+Either through a comparator that runs, or with --rollout and --scorer through one that is started between the
+two; flags of isobit-comparator, such as --upstream_token_file, are then its. Without PROMPT and --prompts a
+few prompts are compared. Exit status: 0: no bit differs; 1: some does; 3: the services could not be asked.
+"""
+
+
+class _CompareCommand(Command):
+    services = ServiceFlags("comparator", taken=("rollout", "scorer"))
+
+
+def compare(
+    ctx: typer.Context,
+    prompt: list[str] = typer.Argument(
+        None, metavar="[PROMPT]...", help="Text, with --model; else token ids in one word: '1 2 3'."
+    ),
+    comparator: str | None = typer.Option(None, metavar="HOST:PORT", help="One that runs."),
+    rollout: str | None = typer.Option(None, metavar="HOST:PORT", help="With --scorer."),
+    scorer: str | None = typer.Option(None, metavar="HOST:PORT", help="With --rollout."),
+    model: str | None = typer.Option(None, help="Directory or hub id whose tokenizer reads the prompts."),
+    revision: str | None = typer.Option(None, help="Of a model on the hub."),
+    prompts: Path | None = typer.Option(None, metavar="FILE", help="More prompts, one a line."),
+    max_tokens: int = typer.Option(64, "--max_tokens", min=1, help="Tokens of a completion."),
+    temperature: float = typer.Option(1.0, min=0.0, help="0 is greedy."),
+    top_p: float = typer.Option(1.0, "--top_p", help="Nucleus; 1 is off."),
+    seed: int = typer.Option(1, help="Of the samples."),
+    n: int = typer.Option(1, min=1, help="Samples of each prompt."),
+    tls_ca: str | None = typer.Option(None, "--tls_ca", help="The comparator's, with --comparator (PEM)."),
+    token_file: str | None = typer.Option(None, "--token_file", help="A bearer token, with --comparator."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    from isobit.cli import running
+
+    own = (rollout is not None, scorer is not None)
+    if own[0] != own[1] or own[0] == (comparator is not None):
+        raise BadUsageError("expected either --comparator, or --rollout and --scorer")
+    flags = ctx.meta[SERVICE_FLAGS]["comparator"]
+    if comparator is not None and flags:
+        raise BadUsageError(f"{flags[0]} is of a comparator that is started: give --rollout and --scorer")
+    screen = running.screen_for_notes()
+    directory = running.model_directory(model, revision, screen) if model else None
+    sampling = {
+        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "n": n,
+    }  # fmt: skip
+    given = (prompt or [], prompts, directory)
+    if comparator is not None:
+        security = {name: it for name, it in (("tls_ca", tls_ca), ("token_file", token_file)) if it}
+        found = _compare(comparator, given, screen, security, sampling)
+    else:
+        with running.children(None, screen) as services:
+            targets = [f"--rollout={rollout}", f"--scorer={scorer}"]
+            service = services.start("isobit-comparator", "comparator", [*targets, *flags])
+            running.wait_serving(services, service, screen, None, {})
+            found = _compare(service.target, given, screen, {}, sampling)
+    print(found.json() if as_json else found.line())
+    raise typer.Exit(FINE if found.is_equal else DIFFERENT)
+
+
+def _compare(target: str, given: tuple, screen: "Screen", security: dict, sampling: dict) -> "Found":
+    from isobit import ComparatorClient, comparison
+
+    with ComparatorClient(target, **security) as client:
+        info = client.get_server_info()
+        try:
+            prompts = comparison.prompts_of(*given, info.rollout.server.model.vocab_size)
+        except ValueError as error:
+            raise BadUsageError(str(error)) from error
+        found = comparison.compare(client, prompts, screen, **sampling)
+        comparison.show(found, prompts, screen)
+    return found
+
+
+def register(app: typer.Typer) -> None:
+    app.command("compare", cls=_CompareCommand, help=_HELP)(compare)

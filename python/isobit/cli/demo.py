@@ -1,0 +1,62 @@
+"""`isobit demo`."""
+
+from pathlib import Path
+
+import typer
+
+from isobit.cli import DIFFERENT, FINE
+from isobit.cli.app import BadUsageError, Command
+
+_MODES = ["tree", "batch_invariant", "vanilla"]  # isobit.demo.MODES, without what it imports
+
+
+class _DemoCommand(Command):
+    many = ("modes",)
+
+
+def demo(
+    model: Path = typer.Option(Path("models/smollm2-135m-instruct"), help="A Hugging Face directory."),
+    offline: bool = typer.Option(
+        False, "--offline", help="Take a small random model and token ids for prompts."
+    ),
+    modes: list[str] = typer.Option(_MODES, metavar="MODE", help="Some of the three."),
+    prompts: Path | None = typer.Option(
+        None, metavar="FILE", help="One prompt a line (token ids if there is no tokenizer)."
+    ),
+    max_tokens: int = typer.Option(48, "--max_tokens", help="Tokens of a completion."),
+    min_tokens_compared: int = typer.Option(
+        500, "--min_tokens_compared", metavar="N", help="Fewer in `tree` fail."
+    ),
+    tp_size: int = typer.Option(4, "--tp_size", help="Tensor-parallel size of the rollout."),
+    shards: int = typer.Option(2, help="Shards of the scorer."),
+    bin_dir: Path | None = typer.Option(None, "--bin_dir", help="The services."),
+    log_dir: Path | None = typer.Option(
+        None, "--log_dir", help="New, for the services' logs; default: logs/demo-TIME."
+    ),
+    keep_running: bool = typer.Option(
+        False, "--keep_running", help="Afterwards, leave services up in the first mode."
+    ),
+) -> None:
+    """Show which numerics modes are equal in every bit: all three services on a small model.
+
+    Exit status: 0: all was as it should be; 1: a check failed; 3: it cannot run.
+    """
+    from isobit import demo as work
+    from isobit.launch import stop_signals_as_exit
+
+    if unknown := [mode for mode in modes if mode not in _MODES]:
+        raise BadUsageError(f"--modes: expected some of {', '.join(_MODES)}, got {unknown[0]}")
+    options = work.Options(
+        model, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir, log_dir,
+        keep_running,
+    )  # fmt: skip
+    with stop_signals_as_exit():
+        try:
+            failures = work.run(options)
+        except ValueError as error:  # prompts that are none
+            raise BadUsageError(str(error)) from error
+    raise typer.Exit(DIFFERENT if failures else FINE)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo", cls=_DemoCommand)(demo)

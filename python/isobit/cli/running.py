@@ -1,0 +1,187 @@
+"""What serve, pair and compare share: children that start, are watched, and end in order."""
+
+import contextlib
+import math
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from isobit import binaries
+from isobit.channel import ServiceClient
+from isobit.cli.app import BadUsageError, CannotRunError
+from isobit.credentials import Security
+from isobit.errors import DeadlineExceededError
+from isobit.launch import Service, Services, stop_signals_as_exit
+from isobit.screen import Progress, Screen
+
+_POLL_S = 0.1
+# As long as a service lets calls in flight finish, and somewhat more.
+_STOP_TIMEOUT_S = 40.0
+
+
+@contextlib.contextmanager
+def children(log_dir: Path | None, screen: Screen) -> Iterator[Services]:
+    """Services whose logs `screen` shows. The latest ends first, and each before the next is told.
+
+    A second signal while they end kills those that are left. Logs without a folder given are gone at the end,
+    unless something failed.
+    """
+    logs = log_dir or Path(tempfile.mkdtemp(prefix="isobit-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    services = Services(None, logs, math.inf, stop_timeout_s=_STOP_TIMEOUT_S, one_by_one=True)
+    with stop_signals_as_exit(), _followed(services, screen), services:
+        yield services
+    for text in services.bad_ends:
+        screen.line(f"note: {text}")
+    if log_dir is None and not services.bad_ends:
+        shutil.rmtree(logs, ignore_errors=True)
+
+
+def watch(services: Services, screen: Screen) -> None:
+    """Returns when a signal asks to stop. ServiceError: a child ended."""
+    try:
+        while True:
+            services.check_alive()
+            time.sleep(_POLL_S)
+    except (KeyboardInterrupt, SystemExit):
+        screen.line("stopping; once more to stop at once")
+
+
+def wait_serving(
+    services: Services, service: Service, screen: Screen, model: Path | None, security: Security
+) -> None:
+    """Returns once `service` serves. ServiceError: a child ended before."""
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model else None
+    with screen.progress(f"{service.name}: starting", size, in_bytes=True) as progress:
+        target = services.wait_listening(service)
+        with _told(service, progress), ServiceClient(target, **security) as client:
+            while True:
+                try:
+                    return client.wait_until_serving(timeout=1.0)
+                except DeadlineExceededError:
+                    services.check_alive()
+
+
+def wait_until(services: Services, is_ready: Callable[[], bool]) -> None:
+    """Returns once `is_ready`. ServiceError: a child ended before."""
+    while not is_ready():
+        services.check_alive()
+        time.sleep(_POLL_S)
+
+
+def check_free(flag: str, host: str, port: int) -> None:
+    """CannotRunError: somebody listens there. A service that cannot listen would say so only after it has
+    loaded."""
+    try:
+        socket.create_server((host, port), reuse_port=False).close()
+    except OSError as error:
+        hint = f"; choose another with {flag}, or 0 for any free one" if port else ""
+        raise CannotRunError(
+            f"{flag}: cannot listen on {host}:{port}: {error.strerror or error}{hint}"
+        ) from error
+
+
+def free_port(host: str, wanted: int = 0) -> int:
+    """`wanted`, or another port if somebody listens there."""
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.create_server((host, port)) as server:
+            return server.getsockname()[1]
+    raise CannotRunError(f"cannot listen on {host}")
+
+
+def model_directory(model: str, revision: str | None, screen: Screen) -> Path:
+    """A directory, or a hub's model that is downloaded, unless the cache has it."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        from isobit import hub
+
+        path = hub.resolve(model, revision)
+    elif revision is not None:
+        raise BadUsageError(f"--revision: {model} is a directory, which has none")
+    if not (path / "config.json").is_file():
+        raise BadUsageError(f"expected a model directory or the id of a model on the hub, got {model}")
+    # Not resolved further: a hub's cache names the revision by a folder.
+    return path.absolute()
+
+
+def own_flags(root: Path, name: str, threads: int, binary: str) -> list[str]:
+    """The flags of a service of the model `name` below `root` that a user's go before."""
+    flags = [f"--model_root={root}", f"--model={name}"]
+    if binaries.is_cuda(binaries.path(binary)):
+        return [*flags, "--backend=cuda"]
+    return [*flags, f"--threads_per_rank={max(1, min(threads, 256))}"]
+
+
+@contextlib.contextmanager
+def _followed(services: Services, screen: Screen) -> Iterator[None]:
+    """Shows what services write to their logs, line by line, while the body runs."""
+    read: dict[Path, int] = {}
+
+    def show() -> None:
+        for service in list(seen):
+            with contextlib.suppress(OSError), service.log.open("rb") as log:
+                log.seek(read.get(service.log, 0))
+                whole, newline, _ = log.read().rpartition(b"\n")
+                read[service.log] = read.get(service.log, 0) + len(whole) + len(newline)
+                for line in whole.decode("utf-8", "replace").splitlines() if newline else ():
+                    screen.line(f"{service.name} | {line}")
+
+    def follow() -> None:
+        while not over.wait(_POLL_S):
+            seen.update(dict.fromkeys(services.running))
+            show()
+
+    over = threading.Event()
+    seen: dict[Service, None] = {}
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        over.set()
+        follower.join()
+        show()
+
+
+@contextlib.contextmanager
+def _told(service: Service, progress: Progress) -> Iterator[None]:
+    """Tells `progress` what `service` does, and how much of its files it has read, while the body runs."""
+
+    def tell() -> None:
+        while not over.wait(_POLL_S):
+            progress.label = f"{service.name}: {_doing(service.log)}"
+            progress.done = _bytes_read(service.process.pid)
+
+    over = threading.Event()
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def _doing(log: Path) -> str:
+    """What a service said last, without time and place."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+        if lines and len(words := lines[-1].split(" ", 3)) == 4:
+            return words[3].partition(":")[0][:40]
+    return "starting"
+
+
+def _bytes_read(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/io").read_text("ascii").split()[1])
+    return 0
+
+
+def screen_for_notes() -> Screen:
+    """Where all goes that is not the result."""
+    return Screen(sys.stderr)
