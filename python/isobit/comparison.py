@@ -5,11 +5,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from isobit.comparator_client import ComparatorClient
 from isobit.prompts import Prompt, Text, default_prompts, read_prompts
 from isobit.results import CompareSummary, Divergence, SequenceReport
-from isobit.sampling import SamplingOptions
 from isobit.screen import Screen
 
 # Lengths of the prompts for services whose model has no tokenizer here.
@@ -60,7 +60,7 @@ class Found:
                         "unequal": report.statistics.num_unequal,
                         "first_unequal": _position(report.first_divergence),
                     }
-                    for report in sorted(self.sequences, key=lambda r: (r.prompt_index, r.sample_index))
+                    for report in self.sequences
                 ],
             }
         )
@@ -85,18 +85,16 @@ def prompts_of(texts: Sequence[str], file: Path | None, model: Path | None, voca
         raise ValueError(f"{error}: expected token ids, or --model, whose tokenizer reads text") from error
 
 
-def compare(
-    client: ComparatorClient, prompts: Sequence[Prompt], screen: Screen, **sampling: SamplingOptions
-) -> Found:
+def compare(client: ComparatorClient, prompts: Sequence[Prompt], screen: Screen, **call: Any) -> Found:
     """Generates, scores and compares; `screen` shows how far it is. IsobitError: as
     ComparatorClient.compare."""
-    total = len(prompts) * int(sampling.get("n") or 1)
+    total = len(prompts) * int(call.get("n") or 1)
     rows = [prompt.token_ids for prompt in prompts]
     summary: CompareSummary | None = None
     sequences: list[SequenceReport] = []
     tokens = unequal = 0
     with screen.progress(f"comparing {total} completions", total) as progress:
-        for event in client.compare(rows, stream=True, gap_detail="none", **sampling):
+        for event in client.compare(rows, stream=True, gap_detail="none", **call):
             if isinstance(event, SequenceReport):
                 sequences.append(event)
                 tokens += event.statistics.num_tokens
@@ -106,7 +104,7 @@ def compare(
             elif isinstance(event, CompareSummary):
                 summary = event
     assert summary is not None  # the client raises if a stream lacks its end
-    return Found(summary, sequences)
+    return Found(summary, sorted(sequences, key=lambda one: (one.prompt_index, one.sample_index)))
 
 
 def show(found: Found, prompts: Sequence[Prompt], screen: Screen) -> None:

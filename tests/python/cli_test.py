@@ -1,4 +1,4 @@
-"""The command isobit without services: its commands, spellings of flags, exit statuses, completion, old names.
+"""The command isobit without services: commands, spellings of flags, exit statuses, completion, old names.
 
 python tests/python/cli_test.py          (in an environment where `isobit_tools[test]` is installed)
 """

@@ -41,6 +41,9 @@ def compare(
     top_p: float = typer.Option(1.0, "--top_p", help="Nucleus; 1 is off."),
     seed: int = typer.Option(1, help="Of the samples."),
     n: int = typer.Option(1, min=1, help="Samples of each prompt."),
+    allow_weight_mismatch: bool = typer.Option(
+        False, "--allow_weight_mismatch", help="Compare even if the sides' weights differ."
+    ),
     tls_ca: str | None = typer.Option(None, "--tls_ca", help="The comparator's, with --comparator (PEM)."),
     token_file: str | None = typer.Option(None, "--token_file", help="A bearer token, with --comparator."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -55,24 +58,25 @@ def compare(
         raise BadUsageError(f"{flags[0]} is of a comparator that is started: give --rollout and --scorer")
     screen = running.screen_for_notes()
     directory = running.model_directory(model, revision, screen) if model else None
-    sampling = {
+    asked = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "n": n,
+        "allow_weight_mismatch": allow_weight_mismatch,
     }  # fmt: skip
     given = (prompt or [], prompts, directory)
     if comparator is not None:
         security = {name: it for name, it in (("tls_ca", tls_ca), ("token_file", token_file)) if it}
-        found = _compare(comparator, given, screen, security, sampling)
+        found = _compare(comparator, given, screen, security, asked)
     else:
         with running.children(None, screen) as services:
             targets = [f"--rollout={rollout}", f"--scorer={scorer}"]
             service = services.start("isobit-comparator", "comparator", [*targets, *flags])
             running.wait_serving(services, service, screen, None, {})
-            found = _compare(service.target, given, screen, {}, sampling)
+            found = _compare(service.target, given, screen, {}, asked)
     print(found.json() if as_json else found.line())
     raise typer.Exit(FINE if found.is_equal else DIFFERENT)
 
 
-def _compare(target: str, given: tuple, screen: "Screen", security: dict, sampling: dict) -> "Found":
+def _compare(target: str, given: tuple, screen: "Screen", security: dict, asked: dict) -> "Found":
     from isobit import ComparatorClient, comparison
 
     with ComparatorClient(target, **security) as client:
@@ -81,7 +85,7 @@ def _compare(target: str, given: tuple, screen: "Screen", security: dict, sampli
             prompts = comparison.prompts_of(*given, info.rollout.server.model.vocab_size)
         except ValueError as error:
             raise BadUsageError(str(error)) from error
-        found = comparison.compare(client, prompts, screen, **sampling)
+        found = comparison.compare(client, prompts, screen, **asked)
         comparison.show(found, prompts, screen)
     return found
 
