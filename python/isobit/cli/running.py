@@ -123,13 +123,12 @@ def _followed(services: Services, screen: Screen) -> Iterator[None]:
     read: dict[Path, int] = {}
 
     def show() -> None:
+        # Read from the first that started, shown from the last: those that end first are shown first.
+        lines: list[str] = []
         for service in list(seen):
-            with contextlib.suppress(OSError), service.log.open("rb") as log:
-                log.seek(read.get(service.log, 0))
-                whole, newline, _ = log.read().rpartition(b"\n")
-                read[service.log] = read.get(service.log, 0) + len(whole) + len(newline)
-                for line in whole.decode("utf-8", "replace").splitlines() if newline else ():
-                    screen.line(f"{service.name} | {line}")
+            lines = [*_new_lines(service, read), *lines]
+        for line in lines:
+            screen.line(line)
 
     def follow() -> None:
         while not over.wait(_POLL_S):
@@ -146,6 +145,17 @@ def _followed(services: Services, screen: Screen) -> Iterator[None]:
         over.set()
         follower.join()
         show()
+
+
+def _new_lines(service: Service, read: dict[Path, int]) -> list[str]:
+    """The whole lines of its log from where `read` says on, which is moved."""
+    with contextlib.suppress(OSError), service.log.open("rb") as log:
+        log.seek(read.get(service.log, 0))
+        whole, newline, _ = log.read().rpartition(b"\n")
+        read[service.log] = read.get(service.log, 0) + len(whole) + len(newline)
+        if newline:
+            return [f"{service.name} | {line}" for line in whole.decode("utf-8", "replace").splitlines()]
+    return []
 
 
 @contextlib.contextmanager
