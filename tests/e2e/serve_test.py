@@ -42,6 +42,26 @@ class GrpcTest(CliTest):
         self.assertFalse(any(map(is_alive, pids)))
         self.assertIn("stopped", command.text)
 
+    @unittest.skipUnless(importlib.util.find_spec("isobit.hub"), "isobit.hub is not there")
+    def test_a_model_of_the_hub_s_cache(self):
+        """Its files are links out of the folder that is served."""
+        cache = self.log_dir / "hub" / "models--somebody--tiny"
+        for folder in ("refs", "blobs", "snapshots/c0ffee"):
+            (cache / folder).mkdir(parents=True)
+        (cache / "refs" / "main").write_text("c0ffee")
+        for number, file in enumerate(self.model.iterdir()):
+            (cache / "blobs" / str(number)).write_bytes(file.read_bytes())
+            (cache / "snapshots" / "c0ffee" / file.name).symlink_to(f"../../blobs/{number}")
+        hub = {"HF_HUB_CACHE": str(cache.parent), "HF_HUB_OFFLINE": "1"}
+        command = self.isobit("serve", "somebody/tiny", "--no_http", "--grpc_port=0", "--json", **hub)
+        addresses = json.loads(command.first_line())
+        self.assertEqual(addresses["model"], str(cache / "snapshots" / "c0ffee"))
+        with RolloutClient(addresses["grpc"]) as client:
+            self.assertEqual(len(client.generate([1], max_tokens=1)), 1)
+        missing = self.isobit("serve", "somebody/else", "--no_http", "--grpc_port=0", **hub)
+        self.assertEqual(missing.end(), 3, missing.text)
+        self.assertIn("somebody/else is not in the cache", missing.text)
+
     def test_a_flag_that_the_service_refuses_is_bad_usage(self):
         command = self.serve("--numerics=wood")
         self.assertEqual(command.end(), 2, command.text)

@@ -136,7 +136,13 @@ class StatusTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, ISOBIT_BIN_DIR=scratch):
             self.check(3, f"isobit-bench is not there. Looked in ISOBIT_BIN_DIR: {scratch}", "bench")
             Path(scratch, "x.gguf").write_bytes(b"GGUF no more")
-            self.check(3, "is not a GGUF file", "convert", f"{scratch}/x.gguf", f"{scratch}/out")
+            self.check(
+                3,
+                "is not a GGUF file that can be converted",
+                "convert",
+                f"{scratch}/x.gguf",
+                f"{scratch}/out",
+            )
             self.assertFalse(Path(scratch, "out").exists())
 
 

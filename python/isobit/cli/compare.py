@@ -57,7 +57,7 @@ def compare(
     if comparator is not None and flags:
         raise BadUsageError(f"{flags[0]} is of a comparator that is started: give --rollout and --scorer")
     screen = running.screen_for_notes()
-    directory = running.model_directory(model, revision, screen) if model else None
+    directory = running.model_directory(model, revision) if model else None
     asked = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "n": n,
         "allow_weight_mismatch": allow_weight_mismatch,

@@ -66,7 +66,7 @@ def pair(
     }  # fmt: skip
     ports = {name: _port(name, port) for name, port in wanted.items()}
     screen = running.screen_for_notes()
-    directory = running.model_directory(given, revision, screen)
+    directory = running.model_directory(given, revision)
     try:
         asked = comparison.prompts_of((), prompts, directory, 0)
     except ValueError as error:

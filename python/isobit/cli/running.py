@@ -94,13 +94,14 @@ def free_port(host: str, wanted: int = 0) -> int:
     raise CannotRunError(f"cannot listen on {host}")
 
 
-def model_directory(model: str, revision: str | None, screen: Screen) -> Path:
+def model_directory(model: str, revision: str | None) -> Path:
     """A directory, or a hub's model that is downloaded, unless the cache has it."""
     path = Path(model).expanduser()
     if not path.is_dir():
         from isobit import hub
 
-        path = hub.resolve(model, revision)
+        with hub.terminal_bar(f"downloading {model}") as progress:
+            path = hub.resolve(model, revision, progress)
     elif revision is not None:
         raise BadUsageError(f"--revision: {model} is a directory, which has none")
     if not (path / "config.json").is_file():

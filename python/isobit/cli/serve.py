@@ -31,7 +31,7 @@ class _ServeCommand(Command):
     services = ServiceFlags(
         "rollout",
         GATEWAY,
-        taken=("rollout",),
+        taken=("rollout", "served_model_name"),
         only={name: GATEWAY for name in ("tls_cert", "tls_key", "tls_client_ca")},
     )
     many = ("served_model_name",)
@@ -70,7 +70,7 @@ def serve(
         running.check_free("--port", host, port)
     running.check_free("--grpc_port", grpc_host, grpc_port)
     screen = running.screen_for_notes()
-    directory = running.model_directory(given, revision, screen)
+    directory = running.model_directory(given, revision)
     if not no_http and not (directory / "tokenizer.json").is_file():
         raise CannotRunError(
             f"{directory} has no tokenizer.json, which HTTP needs; --no_http serves gRPC alone"

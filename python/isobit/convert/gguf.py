@@ -1,5 +1,9 @@
 """Makes a model directory in the form of Hugging Face out of a GGUF file.
 
+Of Llama, Qwen2 and Qwen3, with the tokenizers of SmolLM and Qwen: those whose GGUF file says all that is
+needed. What is not known to be right is an error: another tokenizer, a scaled rotary embedding, a mixture of
+experts.
+
 It uses the packages gguf and safetensors; it does not need torch and transformers.
 """
 
@@ -7,9 +11,10 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 OUTPUT_FILES = (
     "config.json",
@@ -22,9 +27,13 @@ OUTPUT_FILES = (
 # GGUF's token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _NORMAL_TOKEN = 1
 _CONTROL_TOKEN = 3
+_USER_TOKEN = 4  # found in text before it is split, though it controls nothing
+_UNUSED_TOKEN = 5
 
 _MAX_LAYERS = 1024
 
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_HEAD = "output.weight"  # missing: the embedding's rows are the head's
 _GLOBAL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -40,10 +49,28 @@ _LAYER_TENSORS = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+_MORE_LAYER_TENSORS = {
+    "llama": {},
+    "qwen2": {f"attn_{kind}.bias": f"self_attn.{kind}_proj.bias" for kind in "qkv"},
+    "qwen3": {f"attn_{kind}_norm.weight": f"self_attn.{kind}_norm.weight" for kind in "qk"},
+}
+# Keys of what changes the arithmetic, after the architecture's name, and the value that changes nothing.
+_MUST_BE = {
+    "rope.scaling.type": "none",
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "attn_logit_softcapping": 0,
+    "final_logit_softcapping": 0,
+}
+# As Qwen's tokenizers split text.
+_QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class ConversionError(Exception):
-    """This script cannot convert the package or its GGUF file: it is not the expected one."""
+    """A file cannot be converted: it is not one of those above, or not the expected one."""
 
 
 def undo_rope_permutation(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -68,52 +95,67 @@ def to_bf16_bytes(name: str, values: np.ndarray) -> bytes:
     return rounded.astype("<u2").tobytes()
 
 
-def make_config(metadata: dict) -> dict:
-    """config.json of a LlamaForCausalLM; `metadata` is the GGUF header's key-value section."""
-    hidden_size = metadata["llama.embedding_length"]
-    num_heads = metadata["llama.attention.head_count"]
-    head_dim = metadata["llama.rope.dimension_count"]
-    if num_heads * head_dim != hidden_size:
+def make_config(metadata: dict, is_tied: bool) -> dict:
+    """config.json; `metadata` is the GGUF header's key-value section."""
+    kind = metadata["general.architecture"]
+    if kind not in _ARCHITECTURES:
+        raise ConversionError(f"architecture is {kind}, expected {', '.join(_ARCHITECTURES)}")
+    for name, harmless in _MUST_BE.items():
+        if (value := metadata.get(f"{kind}.{name}", harmless)) != harmless:
+            raise ConversionError(f"{kind}.{name} is {value}, expected {harmless}")
+    hidden_size = metadata[f"{kind}.embedding_length"]
+    num_heads = metadata[f"{kind}.attention.head_count"]
+    head_dim = metadata.get(f"{kind}.attention.key_length", hidden_size // num_heads)
+    rotated = metadata.get(f"{kind}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
         raise ConversionError(
-            f"llama.rope.dimension_count is {head_dim}, expected hidden/heads = {hidden_size}/{num_heads}"
+            f"{kind}.rope.dimension_count is {rotated}, expected that of a head, {head_dim}"
         )
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
+        "architectures": [_ARCHITECTURES[kind]],
+        **({} if kind == "qwen2" else {"attention_bias": False}),
         "attention_dropout": 0.0,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        **_token_ids(metadata, "bos", "eos"),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "hidden_size": hidden_size,
-        "initializer_range": 0.041666666666666664,
-        "intermediate_size": metadata["llama.feed_forward_length"],
-        "max_position_embeddings": metadata["llama.context_length"],
-        "mlp_bias": False,
-        "model_type": "llama",
+        "initializer_range": 0.041666666666666664 if kind == "llama" else 0.02,
+        "intermediate_size": metadata[f"{kind}.feed_forward_length"],
+        "max_position_embeddings": metadata[f"{kind}.context_length"],
+        **({"mlp_bias": False} if kind == "llama" else {}),
+        "model_type": kind,
         "num_attention_heads": num_heads,
-        "num_hidden_layers": metadata["llama.block_count"],
-        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
-        "pretraining_tp": 1,
+        "num_hidden_layers": metadata[f"{kind}.block_count"],
+        "num_key_value_heads": metadata.get(f"{kind}.attention.head_count_kv", num_heads),
+        **_token_ids(metadata, "pad"),
+        **({"pretraining_tp": 1} if kind == "llama" else {}),
         # GGUF keeps these as fp32; the shortest decimal that gives the same fp32 is what the author wrote.
-        "rms_norm_eps": float(str(np.float32(metadata["llama.attention.layer_norm_rms_epsilon"]))),
+        "rms_norm_eps": float(str(np.float32(metadata[f"{kind}.attention.layer_norm_rms_epsilon"]))),
         "rope_scaling": None,
-        "rope_theta": float(str(np.float32(metadata["llama.rope.freq_base"]))),
-        "tie_word_embeddings": True,
+        "rope_theta": float(str(np.float32(metadata[f"{kind}.rope.freq_base"]))),
+        **({} if kind == "llama" else {"sliding_window": None}),
+        "tie_word_embeddings": is_tied,
         "torch_dtype": "bfloat16",
         "use_cache": True,
-        "vocab_size": metadata["llama.vocab_size"],
+        **({} if kind == "llama" else {"use_sliding_window": False}),
+        "vocab_size": metadata.get(f"{kind}.vocab_size", len(metadata["tokenizer.ggml.tokens"])),
     }
 
 
-def tensor_names(num_layers: int) -> dict[str, str]:
+def _token_ids(metadata: dict, *names: str) -> dict[str, int]:
+    """Such as {"bos_token_id": 1}, of those that the header has."""
+    keys = {"pad": "padding"}
+    found = {name: metadata.get(f"tokenizer.ggml.{keys.get(name, name)}_token_id") for name in names}
+    return {f"{name}_token_id": token for name, token in found.items() if token is not None}
+
+
+def tensor_names(kind: str, num_layers: int, is_tied: bool) -> dict[str, str]:
     """The Hugging Face name of every tensor that the GGUF file must hold, by its GGUF name."""
     if num_layers > _MAX_LAYERS:
-        raise ConversionError(f"llama.block_count is {num_layers}, expected at most {_MAX_LAYERS}")
-    names = dict(_GLOBAL_TENSORS)
+        raise ConversionError(f"{kind}.block_count is {num_layers}, expected at most {_MAX_LAYERS}")
+    names = dict(_GLOBAL_TENSORS) if is_tied else {**_GLOBAL_TENSORS, _HEAD: "lm_head.weight"}
     for layer in range(num_layers):
-        for gguf_name, hf_name in _LAYER_TENSORS.items():
+        for gguf_name, hf_name in {**_LAYER_TENSORS, **_MORE_LAYER_TENSORS[kind]}.items():
             names[f"blk.{layer}.{gguf_name}"] = f"model.layers.{layer}.{hf_name}"
     return names
 
@@ -124,13 +166,16 @@ def write_weights(tensors: list, config: dict, path: Path) -> None:
     from safetensors import serialize_file
     from tqdm import tqdm
 
-    names = tensor_names(config["num_hidden_layers"])
+    kind = config["model_type"]
+    names = tensor_names(kind, config["num_hidden_layers"], config["tie_word_embeddings"])
     found = {tensor.name for tensor in tensors}
     if found != names.keys():
         raise ConversionError(
             f"tensors missing: {sorted(names.keys() - found)}; not expected: {sorted(found - names.keys())}"
         )
+    # Of the three, GGUF's Llama alone rotates other pairs than Hugging Face's.
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = heads if kind == "llama" else {}
     converted = {}
     for tensor in tqdm(tensors, desc="converting to bf16", unit="tensor"):
         values = dequantize(tensor.data, tensor.tensor_type)
@@ -149,24 +194,43 @@ def write_weights(tensors: list, config: dict, path: Path) -> None:
 def make_tokenizer(metadata: dict) -> Tokenizer:
     """Rebuilds the byte-level BPE tokenizer from the GGUF header and checks it."""
     kind = (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"])
-    if kind != ("gpt2", "smollm"):
-        raise ConversionError(f"tokenizer is {kind}, expected ('gpt2', 'smollm')")
+    if kind not in (("gpt2", "smollm"), ("gpt2", "qwen2")):
+        raise ConversionError(f"tokenizer is {kind}, expected ('gpt2', 'smollm') or ('gpt2', 'qwen2')")
+    if metadata.get("tokenizer.ggml.add_bos_token", False):
+        raise ConversionError("tokenizer.ggml.add_bos_token is true, expected false")
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata["tokenizer.ggml.token_type"]
-    if unknown := set(types) - {_NORMAL_TOKEN, _CONTROL_TOKEN}:
+    if unknown := set(types) - {_NORMAL_TOKEN, _CONTROL_TOKEN, _USER_TOKEN, _UNUSED_TOKEN}:
         raise ConversionError(f"token types {sorted(unknown)} are not expected")
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # GGUF's `smollm`: splits off every digit, then applies GPT-2's regular expression; adds no leading space.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    _set_splits(tokenizer, kind[1])
     tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
+    of_type = {kind: [t for t, its in zip(tokens, types, strict=True) if its == kind] for kind in set(types)}
+    control = of_type.get(_CONTROL_TOKEN, [])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    check_tokenizer(tokenizer, tokens, control)
+    plain = of_type.get(_USER_TOKEN, [])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+    check_tokenizer(tokenizer, tokens, [*control, *plain])
     return tokenizer
+
+
+def _set_splits(tokenizer: Tokenizer, pre: str) -> None:
+    """How text is split before pairs are merged."""
+    if pre == "smollm":
+        # Splits off every digit, then applies GPT-2's regular expression; adds no leading space.
+        steps: list[Any] = [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    else:
+        tokenizer.normalizer = normalizers.NFC()
+        steps = [
+            pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def check_tokenizer(tokenizer: Tokenizer, tokens: list[str], control: list[str]) -> None:
@@ -188,23 +252,24 @@ def check_tokenizer(tokenizer: Tokenizer, tokens: list[str], control: list[str])
 def make_tokenizer_config(metadata: dict) -> dict:
     """tokenizer_config.json: names of the special tokens and the chat template."""
     tokens = metadata["tokenizer.ggml.tokens"]
-    bos, eos, unknown, padding = (
-        tokens[metadata[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos", "unknown", "padding")
-    )
-    return {
+    named = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    ids = {name: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in named.items()}
+    special = {f"{name}_token": tokens[token] for name, token in ids.items() if token is not None}
+    template = metadata.get("tokenizer.chat_template")
+    config = {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "additional_special_tokens": [bos, eos],
-        "bos_token": bos,
-        "chat_template": metadata["tokenizer.chat_template"],
+        "additional_special_tokens": [
+            special[name] for name in ("bos_token", "eos_token") if name in special
+        ],
+        **special,
+        **({"chat_template": template} if template else {}),
         "clean_up_tokenization_spaces": False,
-        "eos_token": eos,
-        "model_max_length": metadata["llama.context_length"],
-        "pad_token": padding,
+        "model_max_length": metadata[f"{metadata['general.architecture']}.context_length"],
         # This class uses tokenizer.json as it is; GPT2Tokenizer may replace its pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": unknown,
     }
+    return dict(sorted(config.items()))
 
 
 def convert(gguf_path: Path, output: Path) -> None:
@@ -219,7 +284,7 @@ def convert(gguf_path: Path, output: Path) -> None:
         raise
     except Exception as error:  # the libraries that read it raise whatever their code runs into
         raise ConversionError(
-            f"{gguf_path} is not a GGUF file of SmolLM2: {type(error).__name__}: {error}"
+            f"{gguf_path} is not a GGUF file that can be converted: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -229,10 +294,8 @@ def convert_expected(gguf_path: Path, output: Path) -> None:
 
     reader = BoundedGGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
-    if metadata["general.architecture"] != "llama":
-        raise ConversionError(f"architecture is {metadata['general.architecture']}, expected llama")
-    config = make_config(metadata)
-    generation_config = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = make_config(metadata, is_tied=all(tensor.name != _HEAD for tensor in reader.tensors))
+    generation_config = _token_ids(metadata, "bos", "eos", "pad")
     write_weights(reader.tensors, config, output / "model.safetensors")
     make_tokenizer(metadata).save(str(output / "tokenizer.json"))
     for name, content in (
