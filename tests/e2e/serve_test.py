@@ -4,12 +4,18 @@ import importlib.util
 import json
 import os
 import signal
+import ssl
+import subprocess
+import sys
 import unittest
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 from cli_case import CliTest, Command, is_alive
 
 from isobit import RolloutClient
+from isobit.errors import UnauthenticatedError
 from isobit_tools.testing import http_get
 
 HAS_GATEWAY = importlib.util.find_spec("isobit.gateway") is not None
@@ -142,6 +148,37 @@ class HttpTest(CliTest):
         with urllib.request.urlopen(request, timeout=60) as answer:
             self.assertEqual(json.load(answer)["usage"]["prompt_tokens"], 2)
         self.assertIn("isobit_tokens_generated_total", http_get(f"{addresses['http']}/metrics"))
+
+    def test_tls_and_who_may_call(self):
+        cert, key, token_file, access = (
+            str(self.log_dir / name) for name in ("c.pem", "c.key", "t", "access")
+        )
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert,
+             "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        made = subprocess.run(
+            [sys.executable, "-m", "isobit.token", "all", "generate", "watch", f"--token_file={token_file}"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        Path(access).write_text(f'{{"clients": [{made.stdout}]}}')
+        tls = (f"--ssl-certfile={cert}", "--ssl-keyfile", key)
+        refused = self.serve(*tls, f"--access_file={access}")
+        self.assertEqual(refused.end(), 2, refused.text)
+        self.assertIn("--access_file: expected --upstream_token_file", refused.text)
+        command = self.serve(*tls, f"--access_file={access}", f"--upstream_token_file={token_file}")
+        addresses = json.loads(command.first_line())
+        self.assertTrue(addresses["http"].startswith("https://127.0.0.1:"), addresses)
+        trusted = ssl.create_default_context(cafile=cert)
+        url = f"{addresses['http']}/v1/models"
+        with self.assertRaisesRegex(urllib.error.HTTPError, "401"):
+            http_get(url, trusted)
+        token = Path(token_file).read_text().strip()
+        self.assertIn(str(self.model), http_get(url, trusted, Authorization=f"Bearer {token}"))
+        with RolloutClient(addresses["grpc"]) as client, self.assertRaises(UnauthenticatedError):
+            client.generate([1], max_tokens=1)  # the rollout has the access file as well
+        self.assertEqual(command.end(signal.SIGTERM), 0, command.text)
 
     def test_one_ctrl_c_ends_the_gateway_first(self):
         command = self.serve()

@@ -67,6 +67,7 @@ def serve(
     if no_http and (wrong := [flag for flag in flags[GATEWAY] if flag not in flags["rollout"]]):
         raise BadUsageError(f"{wrong[0]} is the gateway's, which --no_http leaves out")
     if not no_http:
+        _check_access(flags[GATEWAY])
         running.check_free("--port", host, port)
     running.check_free("--grpc_port", grpc_host, grpc_port)
     screen = running.screen_for_notes()
@@ -93,9 +94,11 @@ def serve(
             names = served_model_name or [given]
             own = [*_gateway_flags(rollout, directory, root, names), f"--host={host}", f"--port={port}"]
             gateway = services.start_command("gateway", command_of(GATEWAY), [*own, *flags[GATEWAY]])
-            services.wait_listening(gateway)
             scheme = "https" if any(flag.startswith("--tls_cert=") for flag in flags[GATEWAY]) else "http"
-            running.wait_until(services, lambda: _answers(f"{scheme}://{_dialled(host)}:{_port(gateway)}"))
+            with screen.progress("gateway: starting"):
+                services.wait_listening(gateway)
+                url = f"{scheme}://{_dialled(host)}:{_port(gateway)}"
+                running.wait_until(services, lambda: _answers(url))
             addresses["http"] = f"{scheme}://{_address(host, gateway)}"
         _tell(addresses, as_json)
         running.watch(services, screen)
@@ -115,6 +118,16 @@ def _below_root(directory: Path, root: Path | None) -> tuple[Path, str]:
         return root.absolute(), str(directory.relative_to(root.absolute()))
     except ValueError as error:
         raise BadUsageError(f"--model_root: expected a folder above {directory}, got {root}") from error
+
+
+def _check_access(flags: list[str]) -> None:
+    """BadUsageError: the rollout, which has the same access file, would not tell the gateway about itself."""
+    given = {flag.partition("=")[0] for flag in flags}
+    if "--access_file" in given and not given & {"--upstream_token_file", "--upstream_tls_cert"}:
+        raise BadUsageError(
+            "--access_file: expected --upstream_token_file, too, with the gateway's own token, which has the"
+            " role watch (`python -m isobit.token gateway watch --token_file FILE` makes one)"
+        )
 
 
 def _upstream(flags: list[str]) -> "Security":
