@@ -1,9 +1,11 @@
 """A program's output: lines, tables and, on a terminal, a progress bar that is erased at the end.
 
 Away from a terminal there are no control sequences: tables are plain text, and work in progress is one line.
+So it is where rich is not installed, as in the environments of trainers.
 """
 
 import contextlib
+import importlib.util
 import shutil
 import sys
 import textwrap
@@ -59,11 +61,13 @@ class Screen:
     """Writes to one stream; lines and the progress bar do not garble each other."""
 
     def __init__(self, stream: TextIO | None = None):
-        from rich.console import Console
-
         self._stream = stream or sys.stdout
-        self.is_terminal = self._stream.isatty()
-        self._console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
+        self.is_terminal = self._stream.isatty() and importlib.util.find_spec("rich") is not None
+        self._console: Any = None
+        if self.is_terminal:
+            from rich.console import Console
+
+            self._console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
         self._lock = threading.Lock()
 
     def line(self, text: str = "") -> None:

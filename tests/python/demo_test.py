@@ -197,6 +197,14 @@ class ScreenTest(unittest.TestCase):
             time.sleep(0.3)
         self.assertEqual(stream.getvalue(), "")
 
+    def test_without_rich_it_is_plain(self):
+        stream = Terminal()
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            screen = Screen(stream)
+        with screen.progress("work", 4):
+            screen.table(("mode", "n"), [("tree", "640")])
+        self.assertEqual(stream.getvalue(), "work ...\n  mode    n\n  ----  ---\n  tree  640\n")
+
     def test_bytes_have_sizes_and_a_rate(self):
         progress = Progress("reading", 4_000_000_000, in_bytes=True)
         progress.started -= 2.0

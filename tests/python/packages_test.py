@@ -140,7 +140,7 @@ class ImportsTest(unittest.TestCase):
             ],
             "those of extras",
         )
-        for package in ("aio", "audit"):
+        for package in ("aio", "audit", "cli"):
             self.assertEqual(undeclared_imports(CLIENT / package, project, "isobit"), [], package)
         self.assertEqual(
             undeclared_imports(CLIENT / "convert", project, "isobit"),
