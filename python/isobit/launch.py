@@ -116,7 +116,7 @@ class Services:
         port_file.unlink(missing_ok=True)
         command = [*command, "--port=0", f"--port_file={port_file}", *flags]
         if threading.current_thread() is threading.main_thread():
-            command = [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *command]
+            command = ending_with_parent(command)
         with log.open("w") as output:
             process = subprocess.Popen(
                 command,
@@ -238,6 +238,11 @@ def start_comparator(services: Services, rollout: Service, scorer: Service, name
 def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
     for service in trio:
         services.wait_serving(service)
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """`command`, which gets SIGTERM when the thread that starts it ends, or this process, however it ends."""
+    return [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
 def run_model_tool(bin_dir: Path | None, *arguments: str) -> str:

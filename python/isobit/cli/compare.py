@@ -53,7 +53,7 @@ def compare(
     own = (rollout is not None, scorer is not None)
     if own[0] != own[1] or own[0] == (comparator is not None):
         raise BadUsageError("expected either --comparator, or --rollout and --scorer")
-    flags = ctx.meta[SERVICE_FLAGS]["comparator"]
+    flags: list[str] = ctx.meta[SERVICE_FLAGS]["comparator"]
     if comparator is not None and flags:
         raise BadUsageError(f"{flags[0]} is of a comparator that is started: give --rollout and --scorer")
     screen = running.screen_for_notes()
@@ -67,7 +67,7 @@ def compare(
         security = {name: it for name, it in (("tls_ca", tls_ca), ("token_file", token_file)) if it}
         found = _compare(comparator, given, screen, security, asked)
     else:
-        with running.children(None, screen) as services:
+        with running.children(None, screen, {"comparator": flags}) as services:
             targets = [f"--rollout={rollout}", f"--scorer={scorer}"]
             service = services.start("isobit-comparator", "comparator", [*targets, *flags])
             running.wait_serving(services, service, screen, None, {})

@@ -5,8 +5,9 @@ from pathlib import Path
 import typer
 
 from isobit.cli import DIFFERENT, FINE
-from isobit.cli.app import BadUsageError, Command
+from isobit.cli.app import BadUsageError, CannotRunError, Command
 
+_MODEL = "models/smollm2-135m-instruct"  # where `make model` puts it
 _MODES = ["tree", "batch_invariant", "vanilla"]  # isobit.demo.MODES, without what it imports
 
 
@@ -15,7 +16,7 @@ class _DemoCommand(Command):
 
 
 def demo(
-    model: Path = typer.Option(Path("models/smollm2-135m-instruct"), help="A Hugging Face directory."),
+    model: str = typer.Option(_MODEL, help="A directory, or the id of a model on the hub."),
     offline: bool = typer.Option(
         False, "--offline", help="Take a small random model and token ids for prompts."
     ),
@@ -42,12 +43,19 @@ def demo(
     Exit status: 0: all was as it should be; 1: a check failed; 3: it cannot run.
     """
     from isobit import demo as work
+    from isobit.cli import running
     from isobit.launch import stop_signals_as_exit
 
     if unknown := [mode for mode in modes if mode not in _MODES]:
         raise BadUsageError(f"--modes: expected some of {', '.join(_MODES)}, got {unknown[0]}")
+    if not offline and model == _MODEL and not Path(model).is_dir():
+        raise CannotRunError(
+            f"{model} is not there: give a --model, or --offline, which takes a random one; `make model` in a"
+            " checkout makes it"
+        )
+    directory = Path(model) if offline else running.model_directory(model, None)
     options = work.Options(
-        model, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir, log_dir,
+        directory, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir, log_dir,
         keep_running,
     )  # fmt: skip
     with stop_signals_as_exit():

@@ -61,6 +61,7 @@ def pair(
     from isobit.cli.serve import one_model
 
     given = one_model(model_, model)
+    flags: dict[str, list[str]] = ctx.meta[SERVICE_FLAGS]
     wanted = {
         "rollout": rollout_port, "scorer": scorer_port, "comparator": comparator_port, "page": page_port,
     }  # fmt: skip
@@ -71,8 +72,8 @@ def pair(
         asked = comparison.prompts_of((), prompts, directory, 0)
     except ValueError as error:
         raise BadUsageError(f"--prompts: {error}") from error
-    with running.children(log_dir, screen) as services:
-        comparator, addresses = _start(services, screen, directory, ports, ctx.meta[SERVICE_FLAGS])
+    with running.children(log_dir, screen, flags) as services:
+        comparator, addresses = _start(services, screen, directory, ports, flags)
         found = _compare(comparator, asked, screen, max_tokens, temperature)
         _tell(found, {} if once else addresses, as_json)
         if not once:
@@ -101,7 +102,7 @@ def _start(
     from isobit import binaries
     from isobit.cli import running
 
-    on_gpus = binaries.is_cuda(binaries.path("isobit-rollout"))
+    on_gpus = binaries.is_cuda(binaries.path("isobit-rollout")) or "--backend=cuda" in flags["rollout"]
 
     def start(kind: str, *own: str) -> "Service":
         binary = f"isobit-{kind}"

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isobit import binaries
@@ -20,20 +20,21 @@ from isobit.launch import Service, Services, stop_signals_as_exit
 from isobit.screen import Progress, Screen
 
 _POLL_S = 0.1
-# As long as a service lets calls in flight finish, and somewhat more.
-_STOP_TIMEOUT_S = 40.0
+# How long a service lets calls in flight finish, unless told otherwise, and what it may take besides.
+_DRAIN_S, _END_S = 30.0, 10.0
 
 
 @contextlib.contextmanager
-def children(log_dir: Path | None, screen: Screen) -> Iterator[Services]:
-    """Services whose logs `screen` shows. The latest ends first, and each before the next is told.
+def children(log_dir: Path | None, screen: Screen, flags: Mapping[str, Sequence[str]]) -> Iterator[Services]:
+    """Services whose logs `screen` shows. The latest ends first, and each before the next is told. `flags`,
+    theirs, say how long that may take.
 
     A second signal while they end kills those that are left. Logs without a folder given are gone at the end,
     unless something failed.
     """
     logs = log_dir or Path(tempfile.mkdtemp(prefix="isobit-"))
     logs.mkdir(parents=True, exist_ok=True)
-    services = Services(None, logs, math.inf, stop_timeout_s=_STOP_TIMEOUT_S, one_by_one=True)
+    services = Services(None, logs, math.inf, stop_timeout_s=_patience_s(flags), one_by_one=True)
     with stop_signals_as_exit(), _followed(services, screen), services:
         yield services
     for text in services.bad_ends:
@@ -118,6 +119,16 @@ def own_flags(root: Path, name: str, threads: int, binary: str) -> list[str]:
     return [*flags, f"--threads_per_rank={max(1, min(threads, 256))}"]
 
 
+def _patience_s(flags: Mapping[str, Sequence[str]]) -> float:
+    """How long a service may take to end."""
+    longest = _DRAIN_S
+    for name, _, value in (flag.partition("=") for own in flags.values() for flag in own):
+        if name in ("--drain_timeout_ms", "--drain_timeout_s"):
+            with contextlib.suppress(ValueError):  # the service will say so
+                longest = max(longest, float(value) / (1000 if name.endswith("_ms") else 1))
+    return longest + _END_S
+
+
 @contextlib.contextmanager
 def _followed(services: Services, screen: Screen) -> Iterator[None]:
     """Shows what services write to their logs, line by line, while the body runs."""
@@ -166,7 +177,7 @@ def _told(service: Service, progress: Progress) -> Iterator[None]:
     def tell() -> None:
         while not over.wait(_POLL_S):
             progress.label = f"{service.name}: {_doing(service.log)}"
-            progress.done = _bytes_read(service.process.pid)
+            progress.done = min(_bytes_read(service.process.pid), progress.total or 0)
 
     over = threading.Event()
     teller = threading.Thread(target=tell, daemon=True)

@@ -78,7 +78,7 @@ def serve(
         )
     root, name = _below_root(directory, model_root)
     security = _upstream(flags[GATEWAY])
-    with running.children(log_dir, screen) as services:
+    with running.children(log_dir, screen, flags) as services:
         rollout = services.start(
             "isobit-rollout",
             "rollout",

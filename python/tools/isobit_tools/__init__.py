@@ -1,4 +1,4 @@
-"""Runs isobit's services from a checkout: launcher, demo, converter of SmolLM2, base class of tests.
+"""What only a checkout needs: the base class of tests, the training demo. Other names here are old ones.
 
 The client, the package `isobit`, does not depend on it.
 """
