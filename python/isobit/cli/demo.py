@@ -50,13 +50,13 @@ def demo(
         raise BadUsageError(f"--modes: expected some of {', '.join(_MODES)}, got {unknown[0]}")
     if not offline and model == _MODEL and not Path(model).is_dir():
         raise CannotRunError(
-            f"{model} is not there: give a --model, or --offline, which takes a random one; `make model` in a"
-            " checkout makes it"
+            f"{model} is not there: give a --model, or --offline, which takes a random one; in a checkout"
+            " `make model` makes it"
         )
     directory = Path(model) if offline else running.model_directory(model, None)
     options = work.Options(
-        directory, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir, log_dir,
-        keep_running,
+        directory, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir,
+        log_dir, keep_running,
     )  # fmt: skip
     with stop_signals_as_exit():
         try:
