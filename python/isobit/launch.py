@@ -26,11 +26,14 @@ _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
 # Execs a command that gets SIGTERM when its parent, whose id comes first, is gone. An interpreter of its own
-# does it, as preexec_fn is not safe beside threads. The second line: the parent may have died before the
-# first.
+# does it, as preexec_fn is not safe beside threads. The parent may have died before it was asked for.
 _END_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which exec keeps
+import os, signal, sys
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which exec keeps
+except (ImportError, AttributeError):
+    pass  # a Python without ctypes, another system than Linux: as without all this
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """

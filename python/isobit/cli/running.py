@@ -79,7 +79,8 @@ def check_free(flag: str, host: str, port: int) -> None:
     """CannotRunError: somebody listens there. A service that cannot listen would say so only after it has
     loaded."""
     try:
-        socket.create_server((host, port), reuse_port=False).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         hint = f"; choose another with {flag}, or 0 for any free one" if port else ""
         raise CannotRunError(
