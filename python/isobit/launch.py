@@ -133,8 +133,9 @@ class Services:
         self._running.append(service)
         return service
 
-    def wait_listening(self, service: Service) -> str:
-        """The host:port of `service` once it listens."""
+    def wait_listening(self, service: Service, host: str = "127.0.0.1") -> str:
+        """The host:port of `service` once it listens. `host`: where it is called, if it has a --host of its
+        own."""
         deadline = time.monotonic() + self._start_timeout_s
         # The service renames the file into place, so it is never half written.
         while not service.port_file.is_file():
@@ -142,7 +143,7 @@ class Services:
             if time.monotonic() > deadline:
                 raise ServiceError(f"{service.name} does not listen after {self._start_timeout_s:g} s")
             time.sleep(_POLL_S)
-        service.target = f"127.0.0.1:{int(service.port_file.read_text())}"
+        service.target = f"{host}:{int(service.port_file.read_text())}"
         return service.target
 
     def wait_serving(self, service: Service, **security) -> None:

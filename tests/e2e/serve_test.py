@@ -68,6 +68,13 @@ class GrpcTest(CliTest):
         self.assertEqual(missing.end(), 3, missing.text)
         self.assertIn("somebody/else is not in the cache", missing.text)
 
+    def test_another_address(self):
+        command = self.serve("--grpc_host=127.0.0.2", "--json")
+        target = json.loads(command.first_line())["grpc"]
+        self.assertTrue(target.startswith("127.0.0.2:"), target)
+        with RolloutClient(target) as client:
+            self.assertEqual(len(client.generate([1], max_tokens=1)), 1)
+
     def test_a_flag_that_the_service_refuses_is_bad_usage(self):
         command = self.serve("--numerics=wood")
         self.assertEqual(command.end(), 2, command.text)
@@ -136,8 +143,9 @@ class HttpTest(CliTest):
         return self.isobit("serve", str(self.model), "--port=0", "--grpc_port=0", "--json", *words)
 
     def test_it_serves_by_both(self):
-        command = self.serve("--served-model-name", "one", "two")
+        command = self.serve("--served-model-name", "one", "two", "--host=127.0.0.3", "--grpc_host=127.0.0.2")
         addresses = json.loads(command.first_line())
+        self.assertTrue(addresses["http"].startswith("http://127.0.0.3:"), addresses)
         self.assertEqual(addresses.keys(), {"model", "grpc", "http"})
         models = json.loads(http_get(f"{addresses['http']}/v1/models"))
         self.assertEqual([model["id"] for model in models["data"]], ["one", "two"])

@@ -70,7 +70,7 @@ def compare(
         with running.children(None, screen, {"comparator": flags}) as services:
             targets = [f"--rollout={rollout}", f"--scorer={scorer}"]
             service = services.start("isobit-comparator", "comparator", [*targets, *flags])
-            running.wait_serving(services, service, screen, None, {})
+            running.wait_serving(services, service, screen)
             found = _compare(service.target, given, screen, {}, asked)
     print(found.json() if as_json else found.line())
     raise typer.Exit(FINE if found.is_equal else DIFFERENT)

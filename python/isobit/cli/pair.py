@@ -111,16 +111,16 @@ def _start(
 
     rollout = start("rollout", "--tp_size=1", *([_ROLLOUT_SHARE] if on_gpus else []))
     if on_gpus:  # it takes its share of what is free, so it goes first
-        running.wait_serving(services, rollout, screen, model, {})
+        running.wait_serving(services, rollout, screen, model)
     scorer = start("scorer", "--shards=1")
     for service in (rollout, scorer):
-        running.wait_serving(services, service, screen, model, {})
+        running.wait_serving(services, service, screen, model)
     own = [f"--rollout={rollout.target}", f"--scorer={scorer.target}", f"--port={ports['comparator']}"]
     own.append(f"--http_port={ports['page']}")
     if (model / "tokenizer.json").is_file():
         own.append(f"--tokenizer={model / 'tokenizer.json'}")
     comparator = services.start("isobit-comparator", "comparator", [*own, *flags["comparator"]])
-    running.wait_serving(services, comparator, screen, None, {})
+    running.wait_serving(services, comparator, screen)
     trio = {"rollout": rollout, "scorer": scorer, "comparator": comparator}
     page = int(Path(f"{comparator.port_file}.http").read_text())
     return comparator, {"page": f"http://127.0.0.1:{page}", **{name: it.target for name, it in trio.items()}}

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from isobit import binaries
 from isobit.channel import ServiceClient
 from isobit.cli.app import BadUsageError, CannotRunError
-from isobit.credentials import Security
 from isobit.errors import DeadlineExceededError
 from isobit.launch import Service, Services, stop_signals_as_exit
 from isobit.screen import Progress, Screen
@@ -54,12 +54,20 @@ def watch(services: Services, screen: Screen) -> None:
 
 
 def wait_serving(
-    services: Services, service: Service, screen: Screen, model: Path | None, security: Security
+    services: Services,
+    service: Service,
+    screen: Screen,
+    model: Path | None = None,
+    host: str = "127.0.0.1",
+    **security: Any,
 ) -> None:
-    """Returns once `service` serves. ServiceError: a child ended before."""
+    """Returns once `service` serves. ServiceError: a child ended before.
+
+    `model`: what it reads, to show how much it has read. `host`: where it is called. `security`: how.
+    """
     size = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model else None
     with screen.progress(f"{service.name}: starting", size, in_bytes=True) as progress:
-        target = services.wait_listening(service)
+        target = services.wait_listening(service, host)
         with _told(service, progress), ServiceClient(target, **security) as client:
             while True:
                 try:
@@ -94,6 +102,12 @@ def free_port(host: str, wanted: int = 0) -> int:
         with contextlib.suppress(OSError), socket.create_server((host, port)) as server:
             return server.getsockname()[1]
     raise CannotRunError(f"cannot listen on {host}")
+
+
+def dialled(host: str) -> str:
+    """Where a listener at `host` is called from this machine, as a URL and gRPC write it."""
+    called = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{called}]" if ":" in called else called
 
 
 def model_directory(model: str, revision: str | None) -> Path:

@@ -77,7 +77,6 @@ def serve(
             f"{directory} has no tokenizer.json, which HTTP needs; --no_http serves gRPC alone"
         )
     root, name = _below_root(directory, model_root)
-    security = _upstream(flags[GATEWAY])
     with running.children(log_dir, screen, flags) as services:
         rollout = services.start(
             "isobit-rollout",
@@ -88,18 +87,18 @@ def serve(
                 *flags["rollout"],
             ],
         )  # fmt: skip
-        running.wait_serving(services, rollout, screen, directory, security)
-        addresses = {"model": str(directory), "grpc": _address(grpc_host, rollout)}
+        called = running.dialled(grpc_host)
+        running.wait_serving(services, rollout, screen, directory, called, **_upstream(flags[GATEWAY]))
+        addresses = {"model": str(directory), "grpc": rollout.target}
         if not no_http:
             names = served_model_name or [given]
             own = [*_gateway_flags(rollout, directory, root, names), f"--host={host}", f"--port={port}"]
             gateway = services.start_command("gateway", command_of(GATEWAY), [*own, *flags[GATEWAY]])
             scheme = "https" if any(flag.startswith("--tls_cert=") for flag in flags[GATEWAY]) else "http"
             with screen.progress("gateway: starting"):
-                services.wait_listening(gateway)
-                url = f"{scheme}://{_dialled(host)}:{_port(gateway)}"
+                url = f"{scheme}://{services.wait_listening(gateway, running.dialled(host))}"
                 running.wait_until(services, lambda: _answers(url))
-            addresses["http"] = f"{scheme}://{_address(host, gateway)}"
+            addresses["http"] = url
         _tell(addresses, as_json)
         running.watch(services, screen)
 
@@ -144,22 +143,9 @@ def _gateway_flags(rollout: "Service", model: Path, root: Path, names: list[str]
     flags = [f"--rollout={rollout.target}", f"--model={model}", f"--model_root={root}"]
     metrics = Path(f"{rollout.port_file}.metrics")
     if metrics.is_file():
-        flags.append(f"--rollout_metrics=http://127.0.0.1:{int(metrics.read_text())}/metrics")
+        host = rollout.target.rpartition(":")[0]
+        flags.append(f"--rollout_metrics=http://{host}:{int(metrics.read_text())}/metrics")
     return [*flags, *(f"--served_model_name={name}" for name in names)]
-
-
-def _dialled(host: str) -> str:
-    """Where a listener at `host` is called from this machine."""
-    dialled = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{dialled}]" if ":" in dialled else dialled
-
-
-def _port(service: "Service") -> str:
-    return service.target.rpartition(":")[2]
-
-
-def _address(host: str, service: "Service") -> str:
-    return f"{_dialled(host)}:{_port(service)}"
 
 
 def _answers(url: str) -> bool:
