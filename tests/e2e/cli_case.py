@@ -130,7 +130,8 @@ class CliTest(ServiceTest):
         tokenizer.save(str(cls.model / "tokenizer.json"))
 
     def isobit(self, *words: str, **environment: str) -> Command:
-        return Command(self, words, environment)
+        # Logs of what fails are kept in a temporary folder.
+        return Command(self, words, {"TMPDIR": str(self.log_dir), **environment})
 
     def wait_gone(self, pids: Sequence[int]) -> None:
         self.wait_until(lambda: not any(map(is_alive, pids)), f"{pids} are left", TIMEOUT_S)
