@@ -105,6 +105,11 @@ class Tokenizer:
         """The number of ids that have a token; the model's vocabulary may be padded to more."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the library `tokenizers`, which must not be changed."""
+        return self._tokenizer
+
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids of `text`, int32 [tokens]."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)

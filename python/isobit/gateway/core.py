@@ -1,0 +1,309 @@
+"""What every dialect of the gateway is written over.
+
+A dialect is a module of this package with `routes(core: Core) -> list[starlette.routing.Route]`; its name is
+in isobit.gateway.app.DIALECTS. It makes its routes with `core.route`:
+
+    def routes(core):
+        async def pause(call: Call) -> Answer:
+            mode = call.query.get("mode", "abort")
+            await core.engine.rollout.pause_generation(mode)
+            return Answer({"status": "paused"})
+
+        return [core.route("/pause", pause, ("POST",), roles=("admin",))]
+
+core.route(path, handler, methods, roles=, errors=)
+    The handler gets a `Call` (http.py: body, headers, query, path_params, object()) and returns an `Answer`
+    (JSON or bytes, with Content-Length), a `LongAnswer` (JSON in pieces) or `Events` (server-sent events).
+    Before it runs, the body is read, within bounds, whatever the method. `roles`: of the access file, one of
+    which the caller needs; empty: open to all. `errors`: how the dialect tells an HttpError as JSON.
+    Whatever the handler raises becomes an HTTP error (errors.py: as_http): HttpError, BadRequest,
+    not_offered(name), and every class of isobit.errors with the status that its gRPC status has. A client
+    that goes cancels the handler, and with it all calls that it awaits.
+
+core.engine (engine.py)
+    `rollout` and `scorer` (None without one) are clients of isobit.aio, all of whose calls carry the caller's
+    token, so that the service judges it. `info()` is the rollout's description, asked once.
+
+core.facts() -> Facts
+    Context length, vocabulary, end-of-sequence tokens, bounds.
+
+fields.checked(mapping, Struct, at=, harmless=) and fields.object_of(body) (fields.py)
+    JSON to a msgspec.Struct. Unknown fields and those that isobit does not offer are errors with their name;
+    harmless ones pass. `at` is the object's place, such as "sampling_params.".
+
+sampling.SamplingFields, sampling.sampling_of(fields, alternatives=, default_max_tokens=, at=, names=)
+    Makes a Sampling. vLLM's names, to be inherited by a dialect's Struct or used for its `sampling_params`. A
+    dialect with other names renames them first.
+
+core.prompted(prompt, sampling, request_id=, wants_text=) -> Prompted       checks the prompt's ids and length
+core.whole(prompted) -> list[Completion]                 all samples, by index; generation.py has the classes
+core.streamed(prompted) -> iterator of Piece | Ending        closing it (contextlib.aclosing) ends the call
+core.scored(prompts, alternatives, field) -> list[TokenLogprobs]     the prompts' own logprobs, by the scorer
+
+logprobs.content(piece_or_completion, texts, limit), logprobs.rows(...), logprobs.prompt_rows(...)
+    Logprobs as JSON wants them. `core.texts` gives the text and the bytes of a token; `texts=None` names
+    tokens "token_id:N". Encode with http.encode, whose floats keep every bit.
+
+core.check_model(name)      404 for a name that is not the model's
+core.request_id(call)       of the header X-Request-Id, or a new one
+core.counters               numbers of requests, by path and status, and of tokens
+"""
+
+import contextlib
+import dataclasses
+import re
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import msgspec
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from isobit.errors import IncompleteStreamError
+from isobit.gateway import generation
+from isobit.gateway.caller import AccessFile, as_caller, bearer
+from isobit.gateway.counters import Counters
+from isobit.gateway.engine import Engine
+from isobit.gateway.errors import BadRequest, ErrorBody, HttpError, as_http, not_offered, openai_body
+from isobit.gateway.generation import Completion, Ending, Piece, Prompted
+from isobit.gateway.hosts import check_browser
+from isobit.gateway.http import (
+    BodyBudget,
+    Call,
+    ClientGone,
+    Events,
+    Handler,
+    Sender,
+    ends_with_client,
+    error_answer,
+    read_body,
+)
+from isobit.gateway.sampling import Sampling
+from isobit.gateway.settings import Settings
+from isobit.gateway.text import TokenTexts
+from isobit.tokenizer import Tokenizer
+from isobit.v1 import scorer_pb2, types_pb2
+
+_IDS = list[int]
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the rollout says of model and limits."""
+
+    context_length: int  # prompt and completion together
+    vocab_size: int
+    max_logprobs: int
+    max_n: int
+    eos_token_ids: frozenset[int]
+
+
+class Core:
+    """One gateway: its settings, the services, the tokenizer, counters."""
+
+    def __init__(self, settings: Settings, engine: Engine | None = None):
+        """`engine`: another core's, which closes it."""
+        self.settings = settings
+        self.engine = engine or Engine(settings)
+        self.tokenizer = Tokenizer(settings.model)
+        self.texts = TokenTexts(self.tokenizer)
+        self.counters = Counters()
+        self.access = AccessFile(settings.access_file) if settings.access_file else None
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
+        self.connections: Callable[[], int] = lambda: 0  # that are open; the server knows
+        self._facts: Facts | None = None
+
+    def route(
+        self,
+        path: str,
+        handler: Handler,
+        methods: Sequence[str],
+        *,
+        roles: tuple[str, ...] = (),
+        errors: ErrorBody = openai_body,
+    ) -> Route:
+        """A route that answers `path`; the module's docstring has the rest."""
+        return Route(path, _Endpoint(self, path, handler, roles, errors), methods=list(methods))
+
+    async def facts(self) -> Facts:
+        """HttpError 503 and others: the rollout does not say."""
+        if self._facts is None:
+            info = await self.engine.info()
+            found = re.search(r"eos_token_ids=([\d,]+)", info.server.fingerprint.settings)
+            self._facts = Facts(
+                context_length=info.server.model.context_length,
+                vocab_size=info.server.model.vocab_size,
+                max_logprobs=info.server.max_logprobs,
+                max_n=info.max_n,
+                eos_token_ids=frozenset(map(int, found[1].split(","))) if found else frozenset(),
+            )
+        return self._facts
+
+    async def prompted(
+        self, prompt: Sequence[int], sampling: Sampling, *, request_id: str = "", wants_text: bool = True
+    ) -> Prompted:
+        """What Generate is told. Without max_tokens, samples may go up to the end of the context.
+
+        Raises:
+          BadRequest: the prompt is empty, has an id outside the vocabulary, or fills the context.
+        """
+        facts = await self.facts()
+        check_prompt(prompt, facts)
+        params = sampling.params
+        if not params.HasField("max_tokens"):
+            filled = types_pb2.SamplingParams()
+            filled.CopyFrom(params)
+            filled.max_tokens = facts.context_length - len(prompt)
+            sampling = dataclasses.replace(sampling, params=filled)
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= facts.eos_token_ids
+        return Prompted(prompt, sampling, request_id, ends=ends, wants_text=wants_text)
+
+    async def whole(self, wanted: Prompted) -> list[Completion]:
+        """All samples of a prompt, by index."""
+        found = await generation.whole(self.engine.rollout, self.tokenizer, wanted)
+        self.counters.tokens(len(wanted.prompt), sum(len(sample.token_ids) for sample in found))
+        return found
+
+    async def streamed(self, wanted: Prompted) -> AsyncGenerator[Piece | Ending, None]:
+        """Pieces as they come, and the ending of each sample; samples are interleaved."""
+        count = 0
+        try:
+            async with contextlib.aclosing(
+                generation.streamed(self.engine.rollout, self.tokenizer, wanted)
+            ) as events:
+                async for event in events:
+                    if isinstance(event, Piece):
+                        count += len(event.token_ids)
+                    yield event
+        finally:
+            self.counters.tokens(len(wanted.prompt), count)
+
+    async def scored(
+        self, prompts: Sequence[Sequence[int]], alternatives: int, field: str
+    ) -> list[types_pb2.TokenLogprobs]:
+        """The model's own logprobs of each prompt's tokens but the first, by the scorer.
+
+        Args:
+          alternatives: how many of the most likely tokens to report beside each.
+          field: what asks for them, for errors.
+        """
+        if self.engine.scorer is None:
+            raise not_offered(field, "the gateway runs without --scorer")
+        request = scorer_pb2.ScoreRequest(
+            sequences=[scorer_pb2.ScoreSequence(prompt_token_ids=prompt) for prompt in prompts],
+            prompt_logprobs=True,
+        )
+        if alternatives:
+            request.sampling.logprobs = alternatives
+        found: dict[int, types_pb2.TokenLogprobs] = {}
+        async with contextlib.aclosing(self.engine.scorer.results(request)) as results:
+            async for result in results:
+                found[result.index] = result.prompt
+        if len(found) != len(prompts):
+            raise IncompleteStreamError(f"the scorer scored {len(found)} of {len(prompts)} prompts")
+        return [found[index] for index in range(len(prompts))]
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name for an answer: `name`, or the first one. HttpError 404: it is another model."""
+        if name is None or name == "":
+            return self.settings.names[0]
+        if name not in self.settings.names:
+            raise HttpError(
+                404,
+                f"model {name[:256]!r} is not served here; there is {', '.join(self.settings.names)}",
+                "model",
+            )
+        return name
+
+    def request_id(self, call: Call) -> str:
+        """The header X-Request-Id if it can be an id of isobit, or a new id."""
+        given = call.headers.get("x-request-id", "")
+        return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+def check_prompt(prompt: Sequence[int], facts: Facts, field: str = "prompt") -> None:
+    """BadRequest: `prompt` cannot be one of this model."""
+    if not prompt:
+        raise BadRequest(f"{field}: expected one token at least", field)
+    if len(prompt) >= facts.context_length:
+        raise BadRequest(
+            f"{field} has {len(prompt)} tokens, and the model's context length is {facts.context_length}:"
+            " nothing is left to generate",
+            field,
+        )
+    if min(prompt) < 0 or max(prompt) >= facts.vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < facts.vocab_size)
+        raise BadRequest(f"{field} has token {wrong}, expected 0 to {facts.vocab_size - 1}", field)
+
+
+def check_alternatives(count: int, facts: Facts, field: str) -> int:
+    """`count` of the most likely tokens. BadRequest: more than there are to have."""
+    if not 0 <= count <= facts.max_logprobs:
+        raise BadRequest(f"{field} is {count}, expected 0 to {facts.max_logprobs}", field)
+    return count
+
+
+def token_ids(value: object, field: str) -> list[int]:
+    """`value` as token ids. BadRequest: it is no list of integers."""
+    try:
+        return msgspec.convert(value, _IDS)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{field}: expected token ids: {error}", field) from None
+
+
+class _Endpoint:
+    """The ASGI application of one route."""
+
+    def __init__(self, core: Core, path: str, handler: Handler, roles: tuple[str, ...], errors: ErrorBody):
+        self._core = core
+        self._path = path
+        self._handler = handler
+        self._roles = roles
+        self._errors = errors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = Sender(send)
+        status = 499  # the client went
+        try:
+            status = await self._answer(scope, receive, sender)
+        except ClientGone:
+            pass
+        except Exception as error:
+            failure = as_http(error)
+            status = failure.status
+            if sender.begun:
+                raise
+            await error_answer(failure, self._errors)(scope, receive, sender)
+        finally:
+            self._core.counters.request(self._path, status)
+
+    async def _answer(self, scope: Scope, receive: Receive, sender: Sender) -> int:
+        core, settings = self._core, self._core.settings
+        headers = {name: value for name, value in scope["headers"]}
+        check_browser(scope, headers)
+        token = bearer(headers.get(b"authorization", b"").decode("latin-1"))
+        if core.access is not None and self._roles:
+            core.access.check(token, self._roles)
+        body = await read_body(
+            receive, scope["headers"], settings.max_body_bytes, settings.body_timeout_s, core.bodies
+        )
+        size = len(body)
+        try:
+            call = Call(scope, body, token)
+            del body
+            forwarded = token if core.access is not None or not core.engine.has_token else None
+            with as_caller(forwarded):
+                async with ends_with_client(receive, lambda: sender.ended):
+                    answer = await self._handler(call)
+                    if isinstance(answer, Events):
+                        await answer.begin()
+                    await answer(scope, receive, sender)
+            return answer.status
+        finally:
+            core.bodies.give_back(size)

@@ -1,0 +1,84 @@
+"""The services behind a gateway: isobit's asyncio clients, whose calls carry the token of who called."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from isobit import aio
+from isobit.errors import IsobitError
+from isobit.gateway.caller import as_caller, token_to_forward
+from isobit.gateway.settings import Settings
+from isobit.health import HealthCheckRequest, ServingStatus
+from isobit.targets import is_loopback
+from isobit.v1 import rollout_pb2, scorer_pb2
+
+_HEALTH_TIMEOUT_S = 5.0
+
+
+class _Forwarding:
+    """A client whose calls carry the caller's token; without one, the client's own."""
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = token_to_forward()
+        if token is None or not self._may_forward:
+            return super()._metadata()
+        return (("authorization", f"Bearer {token}"),)
+
+    @property
+    def _may_forward(self) -> bool:
+        """Whether nobody on the way can read a token."""
+        return self._endpoint.credentials is not None or is_loopback(self.target)
+
+    async def is_serving(self) -> bool:
+        """Whether the service says that it serves."""
+        self._open()
+        call = self._health.Check(HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)
+        with self._reachability.of_call(), self._in_flight(call):
+            return (await call).status == ServingStatus.SERVING
+
+
+class RolloutClient(_Forwarding, aio.RolloutClient):
+    """As isobit.aio.RolloutClient."""
+
+    def events(self, request: rollout_pb2.GenerateRequest) -> AsyncGenerator[Any, None]:
+        """The messages of a Generate call, as they come; whoever closes it ends the call."""
+        return self._stream("Generate", request, None, lambda response: (response,), waits=False)
+
+
+class ScorerClient(_Forwarding, aio.ScorerClient):
+    """As isobit.aio.ScorerClient."""
+
+    def results(self, request: scorer_pb2.ScoreRequest) -> AsyncGenerator[Any, None]:
+        """The messages of a Score call, as they come, in any order."""
+        return self._stream("Score", request, None, lambda response: (response,), waits=False)
+
+
+class Engine:
+    """The rollout and, if there is one, the scorer. Belongs to the event loop of its first call."""
+
+    def __init__(self, settings: Settings):
+        self.rollout = RolloutClient(settings.rollout, wait_if_full=False, **settings.upstream)
+        self.has_token = bool({"token", "token_file"} & settings.upstream.keys())
+        self.scorer = None
+        if settings.scorer:
+            self.scorer = ScorerClient(settings.scorer, wait_if_full=False, **settings.upstream)
+        self._info: rollout_pb2.RolloutServerInfo | None = None
+
+    async def info(self) -> rollout_pb2.RolloutServerInfo:
+        """What the rollout says of itself, asked once with the gateway's own token: all but the weights,
+        which change."""
+        if self._info is None:
+            with as_caller(None):
+                self._info = await self.rollout.get_server_info()
+        return self._info
+
+    async def is_serving(self) -> bool:
+        """Whether the rollout can be reached and serves, paused or not."""
+        with contextlib.suppress(IsobitError):
+            return await self.rollout.is_serving()
+        return False
+
+    async def close(self) -> None:
+        await self.rollout.close()
+        if self.scorer is not None:
+            await self.scorer.close()

@@ -1,0 +1,147 @@
+"""Errors as HTTP: which status a failed call has, and the body in which a dialect tells it.
+
+4xx: a client's fault, the same each time, and never of use to try again but for 429. 503: nothing has begun.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from isobit.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    IsobitError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+_LOG = logging.getLogger("isobit.gateway")
+_MAX_RETRY_AFTER_S = 110  # clients of OpenAI's take no more than 120
+_NO_RETRY = {"x-should-retry": "false"}
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+}
+_STATUS = {
+    InvalidArgumentError: 400,
+    OutOfRangeError: 400,
+    UnimplementedError: 400,
+    NotFoundError: 404,
+    UnauthenticatedError: 401,
+    PermissionDeniedError: 403,
+    AlreadyExistsError: 409,
+    AbortedError: 409,
+    FailedPreconditionError: 409,
+    DeadlineExceededError: 504,
+    UnavailableError: 503,
+    CancelledError: 503,
+}
+
+
+class HttpError(Exception):
+    """What a client is told. `param` is the field of its request that is wrong, if one is."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name of the class of errors."""
+        return _TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
+
+
+class BadRequest(HttpError):
+    """A field of the request is wrong as it stands."""
+
+    def __init__(self, message: str, param: str | None = None):
+        super().__init__(400, message, param)
+
+
+def not_offered(name: str, instead: str = "") -> BadRequest:
+    """The request asks for something that isobit does not have."""
+    return BadRequest(f"{name} is not offered by isobit" + (f": {instead}" if instead else ""), name)
+
+
+ErrorBody = Callable[[HttpError], dict[str, Any]]
+
+
+def openai_body(error: HttpError) -> dict[str, Any]:
+    """The form of OpenAI and vLLM, which readers of SGLang's errors take, too."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.status,
+        }
+    }
+
+
+def as_http(error: Exception) -> HttpError:
+    """What a client is told of any exception that ended its request."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, ResourceExhaustedError):
+        return _exhausted(error)
+    if isinstance(error, IsobitError):
+        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+        headers = {}
+        if status == 503:
+            headers = retry_after(1000)
+        elif status in (409, 500, 504):
+            headers = _NO_RETRY
+        return HttpError(status, error.details, headers=headers)
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return HttpError(504, str(error) or "the service did not answer in time", headers=_NO_RETRY)
+    _LOG.error("a request failed", exc_info=error)
+    return HttpError(500, "the gateway failed; its log says why", headers=_NO_RETRY)
+
+
+def retry_after(milliseconds: int) -> dict[str, str]:
+    """The headers that say when to try again: in under two minutes, since clients ignore more."""
+    bounded = min(max(milliseconds, 1), _MAX_RETRY_AFTER_S * 1000)
+    return {"retry-after": str(math.ceil(bounded / 1000)), "retry-after-ms": str(bounded)}
+
+
+def _exhausted(error: ResourceExhaustedError) -> HttpError:
+    if error.retry_after_ms is None:  # too large by itself: a 429 would be sent again for ever
+        return HttpError(413, error.details)
+    return HttpError(429, error.details, headers=retry_after(error.retry_after_ms))
+
+
+def field_of(error: msgspec.ValidationError, at: str = "") -> BadRequest:
+    """msgspec's error, such as "Expected `int`, got `str` - at `$.max_tokens`", with the field's name.
+    at: the place of the object that was checked, in the request."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").removeprefix(".")
+    if text.startswith("Object contains unknown field"):
+        path = f"{path}.{text.split('`')[1]}".lstrip(".")
+        name = f"{at}{path}"
+        return BadRequest(f"{name}: isobit knows no such field", name)
+    name = f"{at}{path}"
+    return BadRequest(f"{name}: {text[:1].lower()}{text[1:]}" if name else text, name or None)

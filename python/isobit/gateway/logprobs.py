@@ -1,0 +1,104 @@
+"""Logprobs as JSON gets them: never NaN or an infinity, which are no JSON, and never null.
+
+msgspec writes a float as the shortest decimal of its double, with a point or an exponent. So a float32,
+widened, is read back with the same bits, by readers of doubles and by those of float32.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from isobit.errors import InternalError
+from isobit.gateway.text import TokenTexts
+from isobit.v1 import types_pb2
+
+Pair = tuple[int, float]  # a token id and its logprob
+
+
+def token_name(token: int) -> str:
+    """A token as text that no other token has: vLLM's form."""
+    return f"token_id:{token}"
+
+
+def ranked(token: int, logprob: float, top: types_pb2.TopLogprobs | None) -> list[tuple[int, float, int]]:
+    """The token itself first, then the most likely ones, each with its rank from 1.
+
+    Alternatives that a filter has left no probability are left out. The token's own rank is where it stands
+    among the k most likely; if it is not among them, k + 1, which is a lower bound.
+    """
+    if top is None or not top.token_ids:
+        return [(token, logprob, 1)]
+    rest, own = [], len(top.token_ids) + 1
+    for rank, (other, value) in enumerate(zip(top.token_ids, top.logprobs, strict=True), 1):
+        if other == token:
+            own = rank
+        elif math.isfinite(value):
+            rest.append((other, value, rank))
+    return [(token, logprob, own), *rest]
+
+
+def checked(logprobs: Sequence[float]) -> Sequence[float]:
+    """`logprobs`, of drawn tokens, which are finite."""
+    if not all(map(math.isfinite, logprobs)):
+        import grpc
+
+        raise InternalError(grpc.StatusCode.INTERNAL, "the logprob of a drawn token is not finite")
+    return logprobs
+
+
+def rows(piece: Any) -> Iterator[list[tuple[int, float, int]]]:
+    """`ranked` of each token of a Piece or a Completion."""
+    top = piece.top or [None] * len(piece.token_ids)
+    for token, logprob, alternatives in zip(piece.token_ids, checked(piece.logprobs), top, strict=True):
+        yield ranked(token, logprob, alternatives)
+
+
+def content(piece: Any, texts: TokenTexts | None, limit: int | None) -> list[dict[str, Any]]:
+    """Chat's `logprobs.content`, one entry a token.
+
+    Args:
+      texts: None: tokens are called "token_id:N".
+      limit: the most entries of top_logprobs, the token's own first; None: all, the own one included.
+    """
+    return [_entry(row, texts, limit) for row in rows(piece)]
+
+
+def _entry(row: list[tuple[int, float, int]], texts: TokenTexts | None, limit: int | None) -> dict[str, Any]:
+    entry = _named(*row[0], texts)
+    entry["top_logprobs"] = [_named(*other, texts) for other in row[:limit]]
+    return entry
+
+
+def _named(token: int, logprob: float, rank: int, texts: TokenTexts | None) -> dict[str, Any]:
+    if texts is None:
+        name = token_name(token)
+        return {
+            "token": name, "token_id": token, "logprob": logprob, "rank": rank, "bytes": list(name.encode()),
+        }  # fmt: skip
+    return {
+        "token": texts.text_of(token),
+        "token_id": token,
+        "logprob": logprob,
+        "rank": rank,
+        "bytes": list(texts.bytes_of(token)),
+    }
+
+
+def prompt_rows(
+    prompt: Sequence[int], scored: types_pb2.TokenLogprobs, texts: TokenTexts | None
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: null for the first token, then an object by token id, the own one first."""
+    found: list[dict[str, Any] | None] = [None]
+    top = scored.top or [None] * len(scored.token_ids)
+    for token, logprob, alternatives in zip(scored.token_ids, checked(scored.logprobs), top, strict=True):
+        found.append(
+            {
+                str(other): {
+                    "logprob": value,
+                    "rank": rank,
+                    "decoded_token": texts.text_of(other) if texts is not None else token_name(other),
+                }
+                for other, value, rank in ranked(token, logprob, alternatives)
+            }
+        )
+    return found[: len(prompt)]

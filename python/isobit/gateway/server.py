@@ -1,0 +1,142 @@
+"""Runs a gateway: listeners, worker processes, and an ordered end."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import resource
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+import uvicorn
+
+from isobit.gateway.app import make_app
+from isobit.gateway.core import Core
+from isobit.gateway.protocol import protocol_for
+from isobit.gateway.settings import Settings
+
+_BACKLOG = 2048
+_LOG = logging.getLogger("isobit.gateway")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """PEM files."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None  # only clients with a certificate of this CA can connect
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at `host`; other sockets of this kind may listen at the same port. OSError: it is taken."""
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.set_inheritable(True)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """One listener of several in a process, which take the signals together."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+def serve(
+    settings: Settings,
+    listener: socket.socket,
+    open_listener: socket.socket | None = None,
+    tls: Tls | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; a second signal ends at once.
+
+    Args:
+      open_listener: for callers without tokens, in plain text: their calls carry the gateway's own token.
+    """
+    raise_file_limit()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings, listener, open_listener, tls))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, open_listener: socket.socket | None, tls: Tls | None
+) -> None:
+    core = Core(settings)
+    servers = [_server(settings, core, tls)]
+    sockets = [listener]
+    if open_listener is not None:
+        opened = dataclasses.replace(settings, access_file=None)
+        servers.append(_server(opened, Core(opened, core.engine), None))
+        sockets.append(open_listener)
+
+    def end() -> None:
+        for server in servers:
+            server.force_exit = server.should_exit
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    try:
+        await asyncio.gather(*(s.serve([sock]) for s, sock in zip(servers, sockets, strict=True)))
+    finally:
+        await core.close()
+
+
+def _server(settings: Settings, core: Core, tls: Tls | None) -> _Server:
+    config = uvicorn.Config(
+        make_app(settings, core),
+        http=protocol_for(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.drain_timeout_s,
+        backlog=_BACKLOG,
+        **_tls_options(tls),
+    )
+    server = _Server(config)
+    core.connections = lambda: len(server.server_state.connections)
+    return server
+
+
+def _tls_options(tls: Tls | None) -> dict:
+    if tls is None:
+        return {}
+    options = {"ssl_certfile": str(tls.cert), "ssl_keyfile": str(tls.key)}
+    if tls.client_ca is not None:
+        options |= {"ssl_ca_certs": str(tls.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
+
+
+def raise_file_limit() -> None:
+    """Lets the process open as many files as the system allows it: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _loop_factory():
+    try:
+        import uvloop
+    except ImportError:  # there is none for this system
+        return None
+    return uvloop.new_event_loop

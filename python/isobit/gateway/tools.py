@@ -1,0 +1,1 @@
+PARSERS = ("auto", "hermes", "none")
