@@ -110,6 +110,14 @@ class Tokenizer:
         """The tokenizer of the library `tokenizers`, which must not be changed."""
         return self._tokenizer
 
+    def chat_template(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The Jinja text that render_chat takes for a conversation with these tools.
+
+        Raises:
+          ValueError: the model has none.
+        """
+        return self._template(None, tools)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids of `text`, int32 [tokens]."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)

@@ -22,7 +22,7 @@ core.route(path, handler, methods, roles=, errors=)
 
 core.engine (engine.py)
     `rollout` and `scorer` (None without one) are clients of isobit.aio, all of whose calls carry the caller's
-    token, so that the service judges it. `info()` is the rollout's description, asked once.
+    token, so that the service judges it.
 
 core.facts() -> Facts
     Context length, vocabulary, end-of-sequence tokens, bounds.
@@ -38,7 +38,10 @@ sampling.SamplingFields, sampling.sampling_of(fields, alternatives=, default_max
 core.prompted(prompt, sampling, request_id=, wants_text=) -> Prompted       checks the prompt's ids and length
 core.whole(prompted) -> list[Completion]                 all samples, by index; generation.py has the classes
 core.streamed(prompted) -> iterator of Piece | Ending        closing it (contextlib.aclosing) ends the call
-core.scored(prompts, alternatives, field) -> list[TokenLogprobs]     the prompts' own logprobs, by the scorer
+core.scored(prompts, alternatives, field, digest) -> list[TokenLogprobs]     by the scorer, of prompts
+    `digest`: of the weights that serve in the rollout (answers.digest_of); others in the scorer are a 409. So
+    whoever updates the weights updates both.
+core.server_info() -> RolloutServerInfo     asked anew, with the gateway's own token: for the weight version
 
 logprobs.content(piece_or_completion, texts, limit), logprobs.rows(...), logprobs.prompt_rows(...)
     Logprobs as JSON wants them. `core.texts` gives the text and the bytes of a token; `texts=None` names
@@ -59,7 +62,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from isobit.errors import IncompleteStreamError
+from isobit.errors import IncompleteStreamError, PermissionDeniedError, UnauthenticatedError
 from isobit.gateway import generation
 from isobit.gateway.caller import AccessFile, as_caller, bearer
 from isobit.gateway.counters import Counters
@@ -82,7 +85,7 @@ from isobit.gateway.sampling import Sampling
 from isobit.gateway.settings import Settings
 from isobit.gateway.text import TokenTexts
 from isobit.tokenizer import Tokenizer
-from isobit.v1 import scorer_pb2, types_pb2
+from isobit.v1 import rollout_pb2, scorer_pb2, types_pb2
 
 _IDS = list[int]
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -129,7 +132,7 @@ class Core:
     async def facts(self) -> Facts:
         """HttpError 503 and others: the rollout does not say."""
         if self._facts is None:
-            info = await self.engine.info()
+            info = await self.server_info()
             found = re.search(r"eos_token_ids=([\d,]+)", info.server.fingerprint.settings)
             self._facts = Facts(
                 context_length=info.server.model.context_length,
@@ -139,6 +142,17 @@ class Core:
                 eos_token_ids=frozenset(map(int, found[1].split(","))) if found else frozenset(),
             )
         return self._facts
+
+    async def server_info(self) -> rollout_pb2.RolloutServerInfo:
+        """What the rollout says of itself now. HttpError 503: it does not let the gateway ask."""
+        try:
+            return await self.engine.info()
+        except (UnauthenticatedError, PermissionDeniedError) as error:
+            raise HttpError(
+                503,
+                "the rollout does not tell the gateway about itself: expected --upstream_token_file with a"
+                f" token that has the role watch: {error.details}",
+            ) from error
 
     async def prompted(
         self, prompt: Sequence[int], sampling: Sampling, *, request_id: str = "", wants_text: bool = True
@@ -182,13 +196,14 @@ class Core:
             self.counters.tokens(len(wanted.prompt), count)
 
     async def scored(
-        self, prompts: Sequence[Sequence[int]], alternatives: int, field: str
+        self, prompts: Sequence[Sequence[int]], alternatives: int, field: str, digest: str = ""
     ) -> list[types_pb2.TokenLogprobs]:
         """The model's own logprobs of each prompt's tokens but the first, by the scorer.
 
         Args:
           alternatives: how many of the most likely tokens to report beside each.
           field: what asks for them, for errors.
+          digest: of the rollout's weights; HttpError 409: the scorer has others. Empty: any.
         """
         if self.engine.scorer is None:
             raise not_offered(field, "the gateway runs without --scorer")
@@ -201,6 +216,13 @@ class Core:
         found: dict[int, types_pb2.TokenLogprobs] = {}
         async with contextlib.aclosing(self.engine.scorer.results(request)) as results:
             async for result in results:
+                scored = result.weight_version.digest
+                if digest and scored and scored != digest:
+                    raise HttpError(
+                        409,
+                        f"{field}: the scorer has weights with the digest {scored}, the rollout {digest}",
+                        headers={"x-should-retry": "false"},
+                    )
                 found[result.index] = result.prompt
         if len(found) != len(prompts):
             raise IncompleteStreamError(f"the scorer scored {len(found)} of {len(prompts)} prompts")

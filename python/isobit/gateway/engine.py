@@ -24,6 +24,10 @@ class _Forwarding:
             return super()._metadata()
         return (("authorization", f"Bearer {token}"),)
 
+    def own_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What calls of the gateway itself carry."""
+        return super()._metadata()
+
     @property
     def _may_forward(self) -> bool:
         """Whether nobody on the way can read a token."""
@@ -62,15 +66,16 @@ class Engine:
         self.scorer = None
         if settings.scorer:
             self.scorer = ScorerClient(settings.scorer, wait_if_full=False, **settings.upstream)
-        self._info: rollout_pb2.RolloutServerInfo | None = None
 
     async def info(self) -> rollout_pb2.RolloutServerInfo:
-        """What the rollout says of itself, asked once with the gateway's own token: all but the weights,
-        which change."""
-        if self._info is None:
-            with as_caller(None):
-                self._info = await self.rollout.get_server_info()
-        return self._info
+        """What the rollout says of itself, asked with the gateway's own token."""
+        with as_caller(None):
+            return await self.rollout.get_server_info()
+
+    def own_token(self) -> str | None:
+        """The gateway's own token, if it has one."""
+        metadata = dict(self.rollout.own_metadata())
+        return metadata["authorization"].partition(" ")[2] if metadata else None
 
     async def is_serving(self) -> bool:
         """Whether the rollout can be reached and serves, paused or not."""

@@ -16,10 +16,10 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 # They change no token, whatever their value.
 HARMLESS = frozenset((
-    "add_special_tokens_to_output", "clear_cache", "detokenize", "extra_key", "flush_cache",
-    "is_checkpoint_format", "metadata", "output_kind", "routed_experts_prompt_start", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "service_tier", "session_id",
-    "spaces_between_special_tokens", "store", "stream_interval", "torch_empty_cache", "user", "cache_salt", "return_prompt_text", "verbosity",
+    "add_special_tokens_to_output", "cache_salt", "clear_cache", "detokenize", "extra_key", "flush_cache",
+    "is_checkpoint_format", "metadata", "output_kind", "prompt_cache_key", "prompt_cache_retention",
+    "return_prompt_text", "routed_experts_prompt_start", "safety_identifier", "service_tier", "session_id",
+    "spaces_between_special_tokens", "store", "stream_interval", "torch_empty_cache", "user", "verbosity",
 ))  # fmt: skip
 
 # What asks for nothing if it has one of these values; any other value is refused.

@@ -1,4 +1,4 @@
-"""A test case with a gateway: real services on a random tiny model that has a tokenizer and a chat template."""
+"""A test case with a gateway: real services on a random tiny model with a tokenizer and a chat template."""
 
 import http.client
 import json
