@@ -171,8 +171,8 @@ class ChatTest(OpenAiTest):
 
     def test_bits_are_the_scorers(self):
         answer = self.client.chat.completions.create(
-            model="tiny", messages=self.MESSAGES, max_completion_tokens=20, n=2, logprobs=True, top_logprobs=2,
-            **SAMPLING, extra_body=IDS,
+            model="tiny", messages=self.MESSAGES, max_completion_tokens=20, n=2, logprobs=True,
+            top_logprobs=2, **SAMPLING, extra_body=IDS,
         )  # fmt: skip
         prompt = self.tokenizer.encode_chat(list(self.MESSAGES)).tolist()
         self.assertEqual(answer.prompt_token_ids, prompt)

@@ -62,8 +62,9 @@ class _Job:
         return self.request.logprobs if self.request.echo else None
 
     async def prompted(self, index: int):
-        name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{index}"
-        return await self.core.prompted(self.prompts[index], self.sampling, request_id=name)
+        many = len(self.prompts) > 1
+        name = f"{self.request_id}-{index}" if many else self.request_id
+        return await self.core.prompted(self.prompts[index], self.sampling, request_id=name, waits=many)
 
 
 @dataclasses.dataclass

@@ -155,9 +155,19 @@ class Core:
             ) from error
 
     async def prompted(
-        self, prompt: Sequence[int], sampling: Sampling, *, request_id: str = "", wants_text: bool = True
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str = "",
+        wants_text: bool = True,
+        waits: bool = False,
     ) -> Prompted:
         """What Generate is told. Without max_tokens, samples may go up to the end of the context.
+
+        Args:
+          waits: while the rollout's queue is full; else that is an error, 429. For one prompt of many, since
+            a client that came again would begin all of them again.
 
         Raises:
           BadRequest: the prompt is empty, has an id outside the vocabulary, or fills the context.
@@ -173,7 +183,7 @@ class Core:
         ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= facts.eos_token_ids
-        return Prompted(prompt, sampling, request_id, ends=ends, wants_text=wants_text)
+        return Prompted(prompt, sampling, request_id, ends=ends, wants_text=wants_text, waits=waits)
 
     async def whole(self, wanted: Prompted) -> list[Completion]:
         """All samples of a prompt, by index."""

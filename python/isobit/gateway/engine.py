@@ -20,16 +20,16 @@ class _Forwarding:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = token_to_forward()
-        if token is None or not self._may_forward:
+        if token is None:
             return super()._metadata()
-        return (("authorization", f"Bearer {token}"),)
+        return (("authorization", f"Bearer {token}"),) if self.may_forward else ()
 
     def own_metadata(self) -> tuple[tuple[str, str], ...]:
         """What calls of the gateway itself carry."""
         return super()._metadata()
 
     @property
-    def _may_forward(self) -> bool:
+    def may_forward(self) -> bool:
         """Whether nobody on the way can read a token."""
         return self._endpoint.credentials is not None or is_loopback(self.target)
 
@@ -44,9 +44,10 @@ class _Forwarding:
 class RolloutClient(_Forwarding, aio.RolloutClient):
     """As isobit.aio.RolloutClient."""
 
-    def events(self, request: rollout_pb2.GenerateRequest) -> AsyncGenerator[Any, None]:
-        """The messages of a Generate call, as they come; whoever closes it ends the call."""
-        return self._stream("Generate", request, None, lambda response: (response,), waits=False)
+    def events(self, request: rollout_pb2.GenerateRequest, waits: bool) -> AsyncGenerator[Any, None]:
+        """The messages of a Generate call, as they come; whoever closes it ends the call.
+        waits: while the queue is full, instead of ResourceExhaustedError."""
+        return self._stream("Generate", request, None, lambda response: (response,), waits)
 
 
 class ScorerClient(_Forwarding, aio.ScorerClient):
@@ -61,11 +62,18 @@ class Engine:
     """The rollout and, if there is one, the scorer. Belongs to the event loop of its first call."""
 
     def __init__(self, settings: Settings):
-        self.rollout = RolloutClient(settings.rollout, wait_if_full=False, **settings.upstream)
+        """ValueError: a token would go to another host in plain text."""
+        self.rollout = RolloutClient(settings.rollout, **settings.upstream)
         self.has_token = bool({"token", "token_file"} & settings.upstream.keys())
         self.scorer = None
         if settings.scorer:
-            self.scorer = ScorerClient(settings.scorer, wait_if_full=False, **settings.upstream)
+            self.scorer = ScorerClient(settings.scorer, **settings.upstream)
+        for service in (self.rollout, self.scorer):
+            if settings.access_file and service is not None and not service.may_forward:
+                raise ValueError(
+                    f"{service.target} is another host: with --access_file it needs --upstream_tls_ca, else"
+                    " anybody could read the callers' tokens"
+                )
 
     async def info(self) -> rollout_pb2.RolloutServerInfo:
         """What the rollout says of itself, asked with the gateway's own token."""

@@ -80,6 +80,7 @@ class Prompted:
     logprob_mode: int = types_pb2.LOGPROB_MODE_PROCESSED
     ends: frozenset[int] = frozenset()  # tokens that end a sample
     wants_text: bool = True
+    waits: bool = False  # while the rollout's queue is full, instead of an error
 
     def message(self, final_only: bool) -> rollout_pb2.GenerateRequest:
         return rollout_pb2.GenerateRequest(
@@ -110,7 +111,7 @@ async def streamed(
     samples = wanted.sampling.n
     texts = [wanted.text(tokenizer) if wanted.wants_text else None for _ in range(samples)]
     ended: set[int] = set()
-    async with aclosing(rollout.events(wanted.message(final_only=False))) as events:
+    async with aclosing(rollout.events(wanted.message(final_only=False), wanted.waits)) as events:
         async for response in events:
             if response.HasField("chunk"):
                 chunk = response.chunk
@@ -143,7 +144,7 @@ async def whole(rollout: RolloutClient, tokenizer: Tokenizer, wanted: Prompted) 
                     sample.ending = event
                     sample.text += event.text
         return found
-    async with aclosing(rollout.events(wanted.message(final_only=True))) as events:
+    async with aclosing(rollout.events(wanted.message(final_only=True), wanted.waits)) as events:
         async for response in events:
             if response.HasField("chunk"):
                 found[response.chunk.index].add(_piece(response.chunk, None)[0])

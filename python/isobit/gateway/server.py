@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -50,36 +51,51 @@ def listen(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """One listener of several in a process, which take the signals together."""
 
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]):
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
     @contextlib.contextmanager
     def capture_signals(self):
         yield
 
 
 def serve(
-    settings: Settings,
+    core: Core,
     listener: socket.socket,
     open_listener: socket.socket | None = None,
     tls: Tls | None = None,
+    control: socket.socket | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT; a second signal ends at once.
 
     Args:
       open_listener: for callers without tokens, in plain text: their calls carry the gateway's own token.
+      control: to the process that started this one. It gets a byte once this one serves; when it is closed,
+        this one ends.
     """
     raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, listener, open_listener, tls))
+        runner.run(_serve(core, listener, open_listener, tls, control))
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, open_listener: socket.socket | None, tls: Tls | None
+    core: Core,
+    listener: socket.socket,
+    open_listener: socket.socket | None,
+    tls: Tls | None,
+    control: socket.socket | None,
 ) -> None:
-    core = Core(settings)
-    servers = [_server(settings, core, tls)]
+    settings = core.settings
+    servers = [_server(settings, core, tls, lambda: control and control.send(b"1"))]
     sockets = [listener]
     if open_listener is not None:
         opened = dataclasses.replace(settings, access_file=None)
-        servers.append(_server(opened, Core(opened, core.engine), None))
+        servers.append(_server(opened, Core(opened, core.engine), None, lambda: None))
         sockets.append(open_listener)
 
     def end() -> None:
@@ -90,13 +106,16 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+    if control is not None:
+        control.setblocking(False)
+        loop.add_reader(control, lambda: (loop.remove_reader(control), end()))
     try:
         await asyncio.gather(*(s.serve([sock]) for s, sock in zip(servers, sockets, strict=True)))
     finally:
         await core.close()
 
 
-def _server(settings: Settings, core: Core, tls: Tls | None) -> _Server:
+def _server(settings: Settings, core: Core, tls: Tls | None, ready: Callable[[], object]) -> _Server:
     config = uvicorn.Config(
         make_app(settings, core),
         http=protocol_for(settings),
@@ -112,7 +131,7 @@ def _server(settings: Settings, core: Core, tls: Tls | None) -> _Server:
         backlog=_BACKLOG,
         **_tls_options(tls),
     )
-    server = _Server(config)
+    server = _Server(config, ready)
     core.connections = lambda: len(server.server_state.connections)
     return server
 
