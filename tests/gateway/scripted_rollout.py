@@ -42,7 +42,7 @@ class ScriptedRollout(rollout_pb2_grpc.RolloutServiceServicer):
         self.logprob = -0.5  # of every token
         self.requests: list[rollout_pb2.GenerateRequest] = []
         self.metadata: list[dict[str, str]] = []
-        self.ended = threading.Event()  # a call was cancelled
+        self.ended = threading.Event()  # a call has ended before its sample
         self.may_go_on = threading.Event()  # what a piece of None waits for
         self.info_error: Refusal | None = None
         self._lock = threading.Lock()
@@ -78,7 +78,8 @@ class ScriptedRollout(rollout_pb2_grpc.RolloutServiceServicer):
         with self._lock:
             self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
-        context.add_callback(self.ended.set)
+        is_whole = threading.Event()
+        context.add_callback(lambda: is_whole.is_set() or self.ended.set())
         count, last = 0, None
         for piece in self.script(request):
             if isinstance(piece, Refusal):
@@ -92,6 +93,7 @@ class ScriptedRollout(rollout_pb2_grpc.RolloutServiceServicer):
         complete.finish_reason = types_pb2.FINISH_REASON_LENGTH
         if last == EOS or last in request.sampling.stop_token_ids:
             complete.finish_reason, complete.stop_token_id = types_pb2.FINISH_REASON_STOP, last
+        is_whole.set()
         yield rollout_pb2.GenerateResponse(request_id=request.request_id, complete=complete)
 
     def _chunk(self, request, piece: list[int]) -> rollout_pb2.GenerateResponse:

@@ -175,6 +175,8 @@ class Core:
         facts = await self.facts()
         check_prompt(prompt, facts)
         params = sampling.params
+        if not 1 <= sampling.n <= facts.max_n:
+            raise BadRequest(f"n is {sampling.n}, expected 1 to {facts.max_n}", "n")
         if not params.HasField("max_tokens"):
             filled = types_pb2.SamplingParams()
             filled.CopyFrom(params)

@@ -3,7 +3,6 @@
 4xx: a client's fault, the same each time, and never of use to try again but for 429. 503: nothing has begun.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from isobit.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
+    IncompleteStreamError,
     InvalidArgumentError,
     IsobitError,
     NotFoundError,
@@ -116,7 +116,9 @@ def as_http(error: Exception) -> HttpError:
         elif status in (409, 500, 504):
             headers = _NO_RETRY
         return HttpError(status, error.details, headers=headers)
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, IncompleteStreamError):
+        return HttpError(502, str(error), headers=_NO_RETRY)
+    if isinstance(error, TimeoutError):
         return HttpError(504, str(error) or "the service did not answer in time", headers=_NO_RETRY)
     _LOG.error("a request failed", exc_info=error)
     return HttpError(500, "the gateway failed; its log says why", headers=_NO_RETRY)

@@ -78,6 +78,8 @@ async def chat_prompt(
         return await asyncio.to_thread(encode)
     except (ValueError, TypeError) as error:
         raise BadRequest(f"messages: {error}", "messages") from None
+    except RecursionError:
+        raise BadRequest("messages: they are nested too deeply", "messages") from None
 
 
 def _message(message: dict[str, Any], index: int) -> Message:

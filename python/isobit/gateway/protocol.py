@@ -11,7 +11,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from isobit.gateway.errors import HttpError, openai_body
 from isobit.gateway.settings import Settings
 
-_REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 def protocol_for(settings: Settings) -> type[HttpToolsProtocol]:
@@ -27,8 +32,9 @@ class _BoundedProtocol(HttpToolsProtocol):
     bounds: Settings
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # that came since the last head was complete
     _in_head = True  # the next bytes are of a head
+    _head_bytes = 0  # of it, so far
+    _excess_bytes = 0  # of a body's chunks and trailers, beyond what the body's bytes allow
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -48,8 +54,10 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._begin_head()
+        else:
+            self._excess_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > self.bounds.max_header_bytes:
+        if max(self._in_head and self._head_bytes, self._excess_bytes) > self.bounds.max_header_bytes:
             self._refuse(431, f"the head of the request has more than {self.bounds.max_header_bytes} bytes")
 
     def on_headers_complete(self) -> None:
@@ -60,9 +68,21 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        # A chunk of one byte comes with five more.
+        self._excess_bytes -= 8 * len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
+        self._excess_bytes = 0
+
+    def _should_upgrade(self) -> bool:
+        return True  # so that the base class leaves the request alone and calls what follows
+
+    def handle_websocket_upgrade(self) -> None:
+        self._refuse(400, "upgrade: the gateway speaks HTTP/1.1 alone")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -86,7 +106,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._stop_timers()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:  # else an answer is under way
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = json.dumps(openai_body(HttpError(status, message))).encode()
             self.transport.write(
                 b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
