@@ -126,6 +126,7 @@ def main(words: list[str] | None = None) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
         check(arguments)
+        workers.share_notes()
         core = Core(settings_of(arguments))
         tls = None
         if arguments.tls_cert is not None:

@@ -115,6 +115,7 @@ class Core:
         self.access = AccessFile(settings.access_file) if settings.access_file else None
         self.bodies = BodyBudget(settings.max_bodies_bytes)
         self.connections: Callable[[], int] = lambda: 0  # that are open; the server knows
+        self.names = settings.names  # of the model, at least one
         self._facts: Facts | None = None
 
     def route(
@@ -243,13 +244,10 @@ class Core:
     def check_model(self, name: str | None) -> str:
         """The model's name for an answer: `name`, or the first one. HttpError 404: it is another model."""
         if name is None or name == "":
-            return self.settings.names[0]
-        if name not in self.settings.names:
-            raise HttpError(
-                404,
-                f"model {name[:256]!r} is not served here; there is {', '.join(self.settings.names)}",
-                "model",
-            )
+            return self.names[0]
+        if name not in self.names:
+            there = ", ".join(self.names)
+            raise HttpError(404, f"model {name[:256]!r} is not served here; there is {there}", "model")
         return name
 
     def request_id(self, call: Call) -> str:

@@ -38,7 +38,7 @@ def routes(core: Core) -> list[Route]:
                 "parent": None,
                 "max_model_len": facts.context_length,
             }
-            for name in core.settings.names
+            for name in core.names
         ]
         return Answer({"object": "list", "data": cards})
 
@@ -54,7 +54,7 @@ def routes(core: Core) -> list[Route]:
     async def metrics(call: Call) -> Answer:
         load = await core.engine.rollout.get_load()
         pages = load.num_used_pages + load.num_free_pages
-        name = core.settings.names[0].replace("\\", "\\\\").replace('"', '\\"')
+        name = core.names[0].replace("\\", "\\\\").replace('"', '\\"')
         lines = []
         for metric, value in (
             ("num_requests_running", load.num_running_requests),

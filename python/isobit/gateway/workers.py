@@ -15,6 +15,8 @@ from pathlib import Path
 
 from isobit.gateway.server import listen
 
+# Names the descriptor of a file in memory, for what dialects remember: all workers and listeners share it.
+NOTES = "ISOBIT_GATEWAY_NOTES_FD"
 _LOG = logging.getLogger("isobit.gateway")
 
 
@@ -23,6 +25,15 @@ def inherited(numbers: str) -> tuple[socket.socket, socket.socket | None, socket
     gets a byte once the worker serves. It is closed when that process has ended."""
     *listeners, control = (socket.socket(fileno=int(number)) for number in numbers.split(","))
     return listeners[0], listeners[1] if len(listeners) > 1 else None, control
+
+
+def share_notes() -> None:
+    """Makes the file that NOTES names, with an empty JSON object, unless the process that started this one
+    has made it."""
+    if NOTES not in os.environ:
+        descriptor = os.memfd_create("isobit-gateway-notes")
+        os.pwrite(descriptor, b"{}", 0)
+        os.environ[NOTES] = str(descriptor)
 
 
 class Sockets:
@@ -119,7 +130,7 @@ class Workers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "isobit.gateway", *self._words,
                  f"--worker_sockets={','.join(map(str, numbers))}"],
-                pass_fds=numbers,
+                pass_fds=[*numbers, int(os.environ[NOTES])],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for this process, which passes it on
             )  # fmt: skip

@@ -1,0 +1,198 @@
+"""What HTTP costs: throughput through the gateway beside gRPC, and the gateway's processor time.
+
+    python tests/bench/gateway_throughput.py [--shape tiny-llama] [--requests 512] [--max_tokens 256]
+        [--workers 1] [--rounds 3] [--flags '--backend=cuda'] [--json FILE] [--quick]
+
+All requests are in flight at once. Each way is measured in turn, in every round: by gRPC and by HTTP
+(/v1/completions with ids and logprobs), whole and streamed. Client, gateway and rollout share the machine:
+where it has few cores, a way's tokens/s are those of the slowest. So the gateway's own cost is told, too: its
+processor time for a request and for a token, from which follows what one worker can carry.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from isobit import aio
+from isobit_tools.gateway_testing import write_tokenizer
+from isobit_tools.services import Services, run_model_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT_TOKENS = 16
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--bin_dir", type=Path, default=ROOT / "build/release/bin", metavar="DIR", help="the services")
+    add("--shape", default="tiny-llama", help="of isobit-model; its vocabulary has 458 tokens at least")
+    add("--requests", type=int, default=512, metavar="N", help="in flight at once")
+    add("--max_tokens", type=int, default=256, metavar="N", help="of each")
+    add("--workers", type=int, default=1, metavar="N", help="of the gateway")
+    add("--rounds", type=int, default=3, metavar="N", help="after a small one to warm up")
+    add("--flags", default="", help="of the rollout, such as '--backend=cuda'")
+    add("--json", type=Path, metavar="FILE", help="write every figure here")
+    add("--quick", action="store_true", help="little work, on any machine")
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(requests=8, max_tokens=8, rounds=1)
+    return parser.parse_args()
+
+
+def prompt(number: int) -> list[int]:
+    return [1 + (number * 7 + i * i) % 400 for i in range(PROMPT_TOKENS)]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(map(processor_seconds, map(int, children)))
+
+
+async def by_grpc(client: aio.RolloutClient, number: int, tokens: int, stream: bool) -> int:
+    options = {"max_tokens": tokens, "seed": number, "ignore_eos": True}
+    if not stream:
+        (sample,) = await client.generate(prompt(number), **options)
+        return len(sample.tokens.token_ids)
+    count = 0
+    async for event in client.generate(prompt(number), stream=True, **options):
+        count += len(event.tokens.token_ids) if type(event).__name__ == "Chunk" else 0
+    return count
+
+
+async def by_http(port: int, number: int, tokens: int, stream: bool) -> int:
+    """The raw protocol, so that the client costs little. Returns the tokens that the usage says."""
+    body = json.dumps({
+        "prompt": prompt(number), "max_tokens": tokens, "seed": number, "ignore_eos": True, "logprobs": 0,
+        "return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    }).encode()  # fmt: skip
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        answer = bytearray()
+        while piece := await reader.read(1 << 18):
+            answer += piece
+    finally:
+        writer.close()
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the gateway answered {bytes(answer[:500])!r}")
+    return int(answer.rpartition(b'"completion_tokens":')[2].split(b",")[0])
+
+
+class Bench:
+    """One rollout and one gateway before it."""
+
+    def __init__(self, services: Services, folder: Path, arguments: argparse.Namespace):
+        self._arguments = arguments
+        model = folder / "model"
+        run_model_tool(arguments.bin_dir, "config", arguments.shape, str(model), "--seed", "1")
+        write_tokenizer(model)
+        flags = [f"--model_root={folder}", "--model=model", "--load_format=dummy", "--tp_size=1"]
+        flags += [f"--max_waiting={arguments.requests}", *arguments.flags.split()]
+        self._rollout = services.start("isobit-rollout", "rollout", flags)
+        services.wait_serving(self._rollout)
+        self._port_file = folder / "gateway.port"
+        self._log = (folder / "gateway.log").open("w")
+        command = [sys.executable, "-m", "isobit.gateway", f"--rollout={self._rollout.target}"]
+        command += [f"--model={model}", "--port=0", f"--port_file={self._port_file}"]
+        self.gateway = subprocess.Popen(
+            [*command, f"--workers={arguments.workers}"], stdout=self._log, stderr=self._log
+        )
+
+    def stop(self) -> None:
+        self.gateway.terminate()
+        self.gateway.wait()
+        self._log.close()
+
+    async def wait(self) -> int:
+        """The gateway's port, once it answers."""
+        while not self._port_file.is_file():
+            if self.gateway.poll() is not None:
+                raise RuntimeError(f"the gateway has ended: {Path(self._log.name).read_text()}")
+            await asyncio.sleep(0.05)
+        return int(self._port_file.read_text())
+
+    async def measure(
+        self, ask: Callable[[int, int], Awaitable[int]], requests: int, tokens: int
+    ) -> dict[str, float]:
+        before = processor_seconds(self.gateway.pid), processor_seconds(self._rollout.process.pid)
+        start = time.perf_counter()
+        counts = await asyncio.gather(*(ask(number, tokens) for number in range(requests)))
+        seconds = time.perf_counter() - start
+        assert counts == [tokens] * requests, counts
+        gateway = processor_seconds(self.gateway.pid) - before[0]
+        return {
+            "tokens_per_s": requests * tokens / seconds,
+            "requests_per_s": requests / seconds,
+            "gateway_us_per_token": gateway / (requests * tokens) * 1e6,
+            "gateway_ms_per_request": gateway / requests * 1e3,
+            "rollout_cpu_s": processor_seconds(self._rollout.process.pid) - before[1],
+        }
+
+    async def run(self) -> dict[str, list[dict[str, float]]]:
+        """The figures of each way, one a round."""
+        arguments, port = self._arguments, await self.wait()
+        async with aio.RolloutClient(self._rollout.target) as client:
+            ways = {
+                "grpc whole": lambda number, tokens: by_grpc(client, number, tokens, False),
+                "http whole": lambda number, tokens: by_http(port, number, tokens, False),
+                "grpc stream": lambda number, tokens: by_grpc(client, number, tokens, True),
+                "http stream": lambda number, tokens: by_http(port, number, tokens, True),
+            }
+            found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            for way in ways.values():
+                await self.measure(way, min(8, arguments.requests), 4)
+            for _ in range(arguments.rounds):
+                for name, way in ways.items():
+                    found[name].append(await self.measure(way, arguments.requests, arguments.max_tokens))
+        return found
+
+
+def show(found: dict[str, list[dict[str, float]]]) -> None:
+    print(f"{'way':12} {'tokens/s':>10} {'requests/s':>11} {'gateway us/token':>17} {'ms/request':>11}")
+    for way, rounds in found.items():
+        middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+        print(
+            f"{way:12} {middle['tokens_per_s']:10.0f} {middle['requests_per_s']:11.1f}"
+            f" {middle['gateway_us_per_token']:17.1f} {middle['gateway_ms_per_request']:11.2f}"
+        )
+    for kind in ("whole", "stream"):
+        ratios = [
+            http["tokens_per_s"] / grpc["tokens_per_s"]
+            for http, grpc in zip(found[f"http {kind}"], found[f"grpc {kind}"], strict=True)
+        ]
+        print(f"{kind}: HTTP has {statistics.median(ratios):.3f} of gRPC's tokens/s, in {len(ratios)} rounds")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        with Services(arguments.bin_dir, folder) as services:
+            bench = Bench(services, folder, arguments)
+            try:
+                found = asyncio.run(bench.run())
+            finally:
+                bench.stop()
+    show(found)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"settings": {
+            "shape": arguments.shape, "requests": arguments.requests, "max_tokens": arguments.max_tokens,
+            "workers": arguments.workers, "flags": arguments.flags}, "rounds": found}, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
