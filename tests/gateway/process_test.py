@@ -68,7 +68,7 @@ class ProcessTest(GatewayTest):
 
     def test_a_second_signal_ends_at_once(self):
         gateway = self.start_gateway(self.rollout.target)
-        connection, answer = self.begin_stream(gateway)
+        _, answer = self.begin_stream(gateway)
         idle = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
         self.addCleanup(idle.close)
         idle.request("GET", "/version")
@@ -77,9 +77,11 @@ class ProcessTest(GatewayTest):
         self.assertEqual(idle.sock.recv(1), b"")  # the first signal has closed what was idle
         gateway.process.send_signal(signal.SIGINT)
         self.assertEqual(gateway.process.wait(60), 0, gateway.log.read_text())
-        with self.assertRaises(http.client.HTTPException):
-            answer.read()
-        del connection
+        try:
+            rest = answer.read()
+        except (http.client.HTTPException, ConnectionError):
+            return
+        self.assertIn(b'"error"', rest)  # if there was time to say so
 
     def test_the_drain_has_an_end(self):
         gateway = self.start_gateway(self.rollout.target, None, "--drain_timeout_s=0.2")
