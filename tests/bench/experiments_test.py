@@ -55,6 +55,11 @@ class ExperimentsTest(unittest.TestCase):
         self.assertGreater(modes["vanilla"]["mean_distinct"], 1)
         self.assertGreater(modes["vanilla"]["divergence"]["maximum"], 0)
 
+    def test_gateway_throughput(self):
+        rounds = self.run_quick("gateway_throughput")["rounds"]
+        self.assertEqual(set(rounds), {"grpc whole", "http whole", "grpc stream", "http stream"})
+        self.assertTrue(all(one["tokens_per_s"] > 0 for way in rounds.values() for one in way))
+
     def test_tls_overhead(self):
         rounds = self.run_quick("tls_overhead")
         self.assertEqual(len(rounds), 2)

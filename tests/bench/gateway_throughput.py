@@ -189,9 +189,9 @@ def main() -> None:
                 bench.stop()
     show(found)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"settings": {
-            "shape": arguments.shape, "requests": arguments.requests, "max_tokens": arguments.max_tokens,
-            "workers": arguments.workers, "flags": arguments.flags}, "rounds": found}, indent=1))  # fmt: skip
+        names = ("shape", "requests", "max_tokens", "workers", "flags")
+        result = {"settings": {name: getattr(arguments, name) for name in names}, "rounds": found}
+        arguments.json.write_text(json.dumps({"result": result}, indent=1))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def routes(core: Core) -> list[Route]:
                 "object": "model",
                 "created": created,
                 "owned_by": "isobit",
-                "root": str(core.settings.model),
+                "root": name,  # not the directory, which is for those who may look
                 "parent": None,
                 "max_model_len": facts.context_length,
             }
