@@ -305,6 +305,12 @@ class ErrorsTest(unittest.TestCase):
         ):
             self.assertEqual(as_http(error).status, expected)
         self.assertEqual(as_http(AbortedError(status.ABORTED, "x")).headers, {"x-should-retry": "false"})
+        for message, param in (
+            ("sampling.top_p: expected more", "top_p"),
+            ("prompt_token_ids + sampling.max_tokens: expected", "max_tokens"),
+            ("model_path: expected sampling.x", None),
+        ):
+            self.assertEqual(as_http(InvalidArgumentError(status.INVALID_ARGUMENT, message)).param, param)
         full = as_http(ResourceExhaustedError(status.RESOURCE_EXHAUSTED, "full", 1500))
         self.assertEqual((full.status, full.headers["retry-after"], full.headers["retry-after-ms"]),
                          (429, "2", "1500"))  # fmt: skip

@@ -5,6 +5,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +42,8 @@ _TYPES = {
     429: "RateLimitError",
     503: "ServiceUnavailableError",
 }
+# How the services' messages begin that name a field of SamplingParams.
+_SAMPLING_FIELD = re.compile(r"[\w +]*\bsampling\.(\w+)")
 _STATUS = {
     InvalidArgumentError: 400,
     OutOfRangeError: 400,
@@ -115,7 +118,8 @@ def as_http(error: Exception) -> HttpError:
             headers = retry_after(1000)
         elif status in (409, 500, 504):
             headers = _NO_RETRY
-        return HttpError(status, error.details, headers=headers)
+        found = _SAMPLING_FIELD.match(error.details) if status == 400 else None
+        return HttpError(status, error.details, found[1] if found else None, headers)
     if isinstance(error, IncompleteStreamError):
         return HttpError(502, str(error), headers=_NO_RETRY)
     if isinstance(error, TimeoutError):
