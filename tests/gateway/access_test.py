@@ -3,6 +3,7 @@
 python tests/gateway/access_test.py
 """
 
+import asyncio
 import http.client
 import json
 import ssl
@@ -13,6 +14,10 @@ from pathlib import Path
 
 from scripted_rollout import ScriptedRollout
 
+from isobit.errors import PermissionDeniedError
+from isobit.gateway.caller import as_caller
+from isobit.gateway.engine import Engine
+from isobit.gateway.settings import Settings
 from isobit_tools.gateway_testing import Gateway, GatewayTest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +103,25 @@ class AccessTest(GatewayTest):
         # A client that has to send some token sends any.
         self.assertEqual(self.status(opened, "/v1/completions", "anything", PROMPT), 200)
         self.assertEqual(rollout.metadata[-1]["authorization"], "Bearer token-watch")
+
+    def test_the_services_admin_port(self):
+        rollout = self.start("rollout", self.write_access(), "--admin_port=0", token="token-admin")
+        admin = f"127.0.0.1:{int(Path(f'{rollout.port_file}.admin').read_text())}"
+
+        async def pause(**options: str) -> None:
+            engine = Engine(Settings(rollout=rollout.target, model=self.model, **options))
+            try:
+                with as_caller("token-admin"):
+                    await engine.rollout.pause_generation("keep")
+                    await engine.rollout.continue_generation()
+                with as_caller("token-generate"):
+                    await engine.rollout.generate([1, 2], max_tokens=1)  # at the main port, as before
+            finally:
+                await engine.close()
+
+        asyncio.run(pause(rollout_admin=admin))
+        with self.assertRaises(PermissionDeniedError):
+            asyncio.run(pause())
 
     def test_tls(self):
         authority = Authority(self.log_dir, "ca")

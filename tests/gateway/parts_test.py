@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import grpc
 import msgspec
 import numpy as np
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
 
 from isobit import Tokenizer
 from isobit.errors import (
@@ -154,6 +156,7 @@ class TextTest(unittest.TestCase):
         model = Path(scratch.name).resolve() / "model"
         run_model_tool(BIN_DIR, "config", "tiny-llama", str(model))
         write_tokenizer(model)
+        cls.model = model
         cls.tokenizer = Tokenizer(model)
         cls.texts = TokenTexts(cls.tokenizer)
 
@@ -165,7 +168,7 @@ class TextTest(unittest.TestCase):
         self.assertEqual(self.texts.bytes_of(498), b"")  # the vocabulary is padded
 
     def text(self, ids: list[int], sizes: int = 1, **options) -> tuple[str, str | None, int]:
-        sample = SampleText(self.tokenizer, ends=frozenset({EOS}), **options)
+        sample = SampleText(self.texts, ends=frozenset({EOS}), **options)
         given = ""
         taken = 0
         for i in range(0, len(ids), sizes):
@@ -177,12 +180,48 @@ class TextTest(unittest.TestCase):
         return given + text, stop, taken
 
     def test_incomplete_characters_lag(self):
-        sample = SampleText(self.tokenizer, ends=frozenset())
+        sample = SampleText(self.texts, ends=frozenset())
         ids = self.tokenizer.encode("🙂").tolist()
         self.assertEqual(len(ids), 4)
         self.assertEqual([sample.add([token])[0] for token in ids], ["", "", "", "🙂"])
         sample.add(ids[:2])
         self.assertEqual(sample.finish(), ("\ufffd", None))
+
+    def test_streams_give_what_decode_gives(self):
+        """Of random ids, most of which are no character: what is given never changes, and nothing waits."""
+        source = np.random.default_rng(3)
+        for texts, tokenizer in ((self.texts, self.tokenizer), *self.other_tokenizers()):
+            for skip in (True, False):
+                for _ in range(200):
+                    ids = source.integers(0, 499, source.integers(1, 60)).tolist()
+                    stream = texts.stream(skip)
+                    text = "".join(map(stream.add, ids)) + stream.finish()
+                    self.assertEqual(text, tokenizer.decode(ids, skip_special_tokens=skip))
+
+    def other_tokenizers(self) -> list[tuple[TokenTexts, Tokenizer]]:
+        """One with words, and a space that belongs to the next one."""
+        directory = self.model.with_name("words")
+        directory.mkdir(exist_ok=True)
+        vocab = {f"\u2581w{i}": i for i in range(300)} | {f"x{i}": i for i in range(300, 450)}
+        raw = RawTokenizer(models.BPE(vocab=vocab, merges=[]))
+        raw.decoder = decoders.Metaspace()
+        raw.add_special_tokens(["<s>", "</s>"])
+        raw.save(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer(directory)
+        self.assertFalse(TokenTexts(tokenizer).is_byte_level)
+        return [(TokenTexts(tokenizer), tokenizer)]
+
+    def test_nothing_is_decoded_twice(self):
+        """Stray bytes, tokens without a text and special ones cost each the same, however many there are."""
+        self.assertTrue(self.texts.is_byte_level)
+        stray = next(token for token in range(256) if self.texts.bytes_of(token) == b"\xff")
+        for ids in ([stray] * 20000, [EOS] * 20000, [498] * 20000):
+            stream = self.texts.stream(True)
+            text = "".join(map(stream.add, ids)) + stream.finish()
+            self.assertEqual(text, "\ufffd" * 20000 if ids[0] == stray else "")
+        ((texts, _),) = self.other_tokenizers()
+        stream = texts.stream(True)
+        self.assertEqual("".join(map(stream.add, [450] * 20000)) + stream.finish(), "")
 
     def test_the_token_that_ends_adds_no_text(self):
         ids = [*self.tokenizer.encode("hi").tolist(), EOS]

@@ -22,6 +22,8 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--rollout", required=True, help="host:port of the rollout's gRPC")
     add("--scorer", help="host:port of a scorer with the same weights, for prompt_logprobs and echo")
+    add("--rollout_admin", help="host:port of the rollout's --admin_port, if it has one")
+    add("--scorer_admin", help="as --rollout_admin")
     add("--model", required=True, type=Path, help="directory of the model: tokenizer, chat template, config")
     add("--served_model_name", action="append", default=[], help="a name of the model; may be repeated")
     add("--model_root", type=Path, help="as the services' --model_root: where weights may come from")
@@ -83,6 +85,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return Settings(
         rollout=arguments.rollout,
         scorer=arguments.scorer,
+        rollout_admin=arguments.rollout_admin,
+        scorer_admin=arguments.scorer_admin,
         model=arguments.model,
         served_model_names=tuple(arguments.served_model_name),
         model_root=arguments.model_root,

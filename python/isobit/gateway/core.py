@@ -190,7 +190,7 @@ class Core:
 
     async def whole(self, wanted: Prompted) -> list[Completion]:
         """All samples of a prompt, by index."""
-        found = await generation.whole(self.engine.rollout, self.tokenizer, wanted)
+        found = await generation.whole(self.engine.rollout, self.tokenizer, self.texts, wanted)
         self.counters.tokens(len(wanted.prompt), sum(len(sample.token_ids) for sample in found))
         return found
 
@@ -199,7 +199,7 @@ class Core:
         count = 0
         try:
             async with contextlib.aclosing(
-                generation.streamed(self.engine.rollout, self.tokenizer, wanted)
+                generation.streamed(self.engine.rollout, self.texts, wanted)
             ) as events:
                 async for event in events:
                     if isinstance(event, Piece):

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import grpc
+
 from isobit import aio
 from isobit.errors import IsobitError
 from isobit.gateway.caller import as_caller, token_to_forward
@@ -15,8 +17,24 @@ from isobit.v1 import rollout_pb2, scorer_pb2
 _HEALTH_TIMEOUT_S = 5.0
 
 
+# What a service with --admin_port serves at its main port.
+_AT_MAIN_PORT = frozenset(("Generate", "Abort", "Score", "Tap", "GetServerInfo", "GetLoad"))
+
+
 class _Forwarding:
     """A client whose calls carry the caller's token; without one, the client's own."""
+
+    admin: "_Forwarding | None" = None  # at the service's admin port, if it has one
+
+    async def _start(self, method: str, request: Any, timeout: float | None) -> grpc.aio.Call:
+        if self.admin is not None and method not in _AT_MAIN_PORT:
+            return await self.admin._start(method, request, timeout)
+        return await super()._start(method, request, timeout)
+
+    async def close(self) -> None:
+        if self.admin is not None:
+            await self.admin.close()
+        await super().close()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = token_to_forward()
@@ -66,9 +84,13 @@ class Engine:
         self.rollout = RolloutClient(settings.rollout, **settings.upstream)
         self.has_token = bool({"token", "token_file"} & settings.upstream.keys())
         self.scorer = None
+        if settings.rollout_admin:
+            self.rollout.admin = RolloutClient(settings.rollout_admin, **settings.upstream)
         if settings.scorer:
             self.scorer = ScorerClient(settings.scorer, **settings.upstream)
-        for service in (self.rollout, self.scorer):
+            if settings.scorer_admin:
+                self.scorer.admin = ScorerClient(settings.scorer_admin, **settings.upstream)
+        for service in (self.rollout, self.rollout.admin, self.scorer, self.scorer and self.scorer.admin):
             if settings.access_file and service is not None and not service.may_forward:
                 raise ValueError(
                     f"{service.target} is another host: with --access_file it needs --upstream_tls_ca, else"

@@ -9,7 +9,7 @@ from typing import Literal
 from isobit.errors import IncompleteStreamError
 from isobit.gateway.engine import RolloutClient
 from isobit.gateway.sampling import Sampling
-from isobit.gateway.text import SampleText
+from isobit.gateway.text import SampleText, TokenTexts
 from isobit.tokenizer import Tokenizer
 from isobit.v1 import rollout_pb2, types_pb2
 
@@ -91,10 +91,10 @@ class Prompted:
             final_only=final_only,
         )
 
-    def text(self, tokenizer: Tokenizer) -> SampleText:
+    def text(self, texts: TokenTexts) -> SampleText:
         sampling = self.sampling
         return SampleText(
-            tokenizer,
+            texts,
             ends=self.ends,
             stop=sampling.stop,
             include_stop=sampling.include_stop,
@@ -104,12 +104,12 @@ class Prompted:
 
 
 async def streamed(
-    rollout: RolloutClient, tokenizer: Tokenizer, wanted: Prompted
+    rollout: RolloutClient, texts: TokenTexts, wanted: Prompted
 ) -> AsyncGenerator[Piece | Ending, None]:
     """Pieces as they come, and the ending of each sample; samples are interleaved. Whoever closes the
     iterator ends the call at the rollout."""
     samples = wanted.sampling.n
-    texts = [wanted.text(tokenizer) if wanted.wants_text else None for _ in range(samples)]
+    decoders = [wanted.text(texts) if wanted.wants_text else None for _ in range(samples)]
     ended: set[int] = set()
     async with aclosing(rollout.events(wanted.message(final_only=False), wanted.waits)) as events:
         async for response in events:
@@ -117,7 +117,7 @@ async def streamed(
                 chunk = response.chunk
                 if chunk.index in ended:
                     continue
-                piece, stop = _piece(chunk, texts[chunk.index])
+                piece, stop = _piece(chunk, decoders[chunk.index])
                 yield piece
                 if stop is not None:
                     ended.add(chunk.index)
@@ -126,16 +126,18 @@ async def streamed(
                         return
             elif response.HasField("complete") and response.complete.index not in ended:
                 ended.add(response.complete.index)
-                yield _ending(response.complete, texts[response.complete.index], wanted)
+                yield _ending(response.complete, decoders[response.complete.index], wanted)
     if len(ended) != samples:
         raise IncompleteStreamError(f"the stream ended after {len(ended)} of {samples} samples")
 
 
-async def whole(rollout: RolloutClient, tokenizer: Tokenizer, wanted: Prompted) -> list[Completion]:
+async def whole(
+    rollout: RolloutClient, tokenizer: Tokenizer, texts: TokenTexts, wanted: Prompted
+) -> list[Completion]:
     """All samples of a prompt, by index."""
     found = [Completion(index) for index in range(wanted.sampling.n)]
     if wanted.sampling.stop and wanted.wants_text:
-        async with aclosing(streamed(rollout, tokenizer, wanted)) as events:
+        async with aclosing(streamed(rollout, texts, wanted)) as events:
             async for event in events:
                 sample = found[event.index]
                 if isinstance(event, Piece):

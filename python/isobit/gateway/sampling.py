@@ -14,7 +14,7 @@ from isobit.v1 import types_pb2
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _MAX_STOPS = 64
-_MAX_STOP_CHARACTERS = 1024
+_MAX_STOP_CHARACTERS = 256
 # Larger ones ask for all tokens, too: SGLang's 1 << 30, AReaL's 100000000.
 _ALL_TOKENS = 2**31 - 1
 

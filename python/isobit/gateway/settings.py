@@ -15,6 +15,8 @@ class Settings:
     rollout: str  # host:port of its gRPC
     model: Path  # a directory: tokenizer, chat template, config.json
     scorer: str | None = None  # for prompt_logprobs
+    rollout_admin: str | None = None  # host:port of the rollout's --admin_port, if it has one
+    scorer_admin: str | None = None
     served_model_names: tuple[str, ...] = ()  # the first is the one that answers name; none: the directory's
     model_root: Path | None = None  # as the services' --model_root, for weights in directories
     rollout_metrics: str | None = None  # address of the rollout's /metrics

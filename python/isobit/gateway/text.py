@@ -3,12 +3,13 @@
 A token is bytes. One alone may be no whole character: its text then has U+FFFD, and its bytes are exact.
 """
 
+import codecs
 import functools
 from collections.abc import Sequence
 
-from isobit.tokenizer import TextStream, Tokenizer
+from tokenizers import decoders
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from isobit.tokenizer import Tokenizer
 
 
 @functools.cache
@@ -21,35 +22,80 @@ def _byte_of_character() -> dict[str, int]:
 
 
 class TokenTexts:
-    """Text and bytes of single tokens. Each is looked up once."""
+    """Text and bytes of single tokens, each looked up once, and decoders of streams of them."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         library = tokenizer.library
         decoder = b"" if library.decoder is None else library.decoder.__getstate__()
-        self._byte_level = b"ByteLevel" in decoder
+        self.is_byte_level = type(library.decoder) is decoders.ByteLevel
         self._byte_fallback = b"ByteFallback" in decoder
         self._metaspace = "\u2581" in decoder.decode("utf-8", "replace")
-        self._added = set(library.get_added_tokens_decoder())
+        added = library.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._special = frozenset(token for token, what in added.items() if what.special)
         self.bytes_of = functools.lru_cache(maxsize=1 << 18)(self._bytes_of)
         self.text_of = functools.lru_cache(maxsize=1 << 18)(self._text_of)
+
+    def stream(self, skip_special_tokens: bool) -> "ByteStream | ListedStream":
+        """A decoder whose texts together are those that the tokenizer's decode() gives of all ids."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        if self.is_byte_level:
+            return ByteStream(self, skipped)
+        return ListedStream(self._tokenizer, skipped)
 
     def _bytes_of(self, token: int) -> bytes:
         piece = self._tokenizer.library.id_to_token(token)
         if piece is None:  # the model's vocabulary may be padded
             return b""
-        if token in self._added:
-            return piece.encode()
-        if self._byte_level:
+        if self.is_byte_level:
             table = _byte_of_character()
             if all(character in table for character in piece):
                 return bytes(table[character] for character in piece)
+            return piece.encode()
+        if token in self._added:
+            return piece.encode()
         if self._byte_fallback and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return (piece.replace("\u2581", " ") if self._metaspace else piece).encode()
 
     def _text_of(self, token: int) -> str:
         return self.bytes_of(token).decode("utf-8", "replace")
+
+
+class ByteStream:
+    """Of a byte-level tokenizer, whose tokens are bytes and nothing else."""
+
+    def __init__(self, texts: TokenTexts, skipped: frozenset[int]):
+        self._bytes_of = texts.bytes_of
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """The text that becomes whole with `token`."""
+        return "" if token in self._skipped else self._decoder.decode(self._bytes_of(token))
+
+    def finish(self) -> str:
+        """What is no whole character yet, as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+class ListedStream:
+    """Of any other tokenizer, by isobit.tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]):
+        self._library = tokenizer.library
+        self._stream = tokenizer.stream(skip_special_tokens=bool(skipped))
+        self._skipped = skipped
+
+    def add(self, token: int) -> str:
+        # Tokens without a text would be held back, and decoded again with each that follows.
+        if token in self._skipped or self._library.id_to_token(token) is None:
+            return ""
+        return self._stream.add((token,))
+
+    def finish(self) -> str:
+        return self._stream.finish()
 
 
 class Stops:
@@ -93,7 +139,7 @@ class SampleText:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        texts: TokenTexts,
         *,
         ends: frozenset[int],
         stop: Sequence[str] = (),
@@ -101,7 +147,7 @@ class SampleText:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ):
-        self._stream: TextStream = tokenizer.stream(skip_special_tokens)
+        self._stream = texts.stream(skip_special_tokens)
         self._stops = Stops(stop, include_stop)
         self._ends = frozenset() if include_stop else ends
         self._min_tokens = min_tokens  # before them, no text ends the sample
@@ -115,7 +161,7 @@ class SampleText:
             self._count += 1
             if token in self._ends:
                 continue
-            piece = self._stream.add((token,))
+            piece = self._stream.add(token)
             if self._count < self._min_tokens:
                 texts.append(piece)
                 continue
