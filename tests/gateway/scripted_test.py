@@ -251,6 +251,38 @@ class RequestsTest(ScriptedTest):
         })  # fmt: skip
         self.assertEqual(self.rollout.requests[-1].sampling.top_k, 100000000)
 
+    def test_long_answers_come_in_pieces(self):
+        self.rollout.script = lambda request: [[5] * 1000] * 4
+        body = {"prompt": [[1], [2]], "max_tokens": 4000, "logprobs": 0, "return_token_ids": True}
+        status, headers, text = self.gateway.request("POST", "/v1/completions", body)
+        self.assertEqual((status, headers.get("transfer-encoding")), (200, "chunked"))
+        answer = json.loads(text)
+        self.assertEqual([len(choice["token_ids"]) for choice in answer["choices"]], [4000, 4000])
+        self.assertEqual(answer["usage"]["completion_tokens"], 8000)
+        _, headers, text = self.gateway.request(
+            "POST", "/v1/completions", body | {"prompt": [1], "logprobs": None}
+        )
+        self.assertEqual(int(headers["content-length"]), len(text))  # a short one
+
+    def test_prompts_of_a_list_wait_for_a_full_queue(self):
+        refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_ms="1")
+        seen = set()
+
+        def script(request):
+            prompt = request.prompt_token_ids[0]
+            if prompt in (2, 3) and prompt not in seen:
+                seen.add(prompt)
+                return [refusal]
+            return [[prompt]]
+
+        self.rollout.script = script
+        answer = self.gateway.post("/v1/completions", {"prompt": [[1], [2], [3]], "return_token_ids": True})
+        self.assertEqual([choice["token_ids"] for choice in answer["choices"]], [[1], [2], [3]])
+        seen.clear()
+        events = self.events("/v1/completions", {"prompt": [[1], [2]], "return_token_ids": True})
+        self.assertEqual(sorted(i for e in events for i in e["choices"][0]["token_ids"]), [1, 2])
+        self.assertEqual(seen, {2})
+
     def test_tokenize_takes_the_body_of_a_chat(self):
         answer = self.gateway.post("/tokenize", HELLO | {"tools": TOOLS, "temperature": 1.0, "model": "tiny"})
         self.assertEqual(answer["count"], len(answer["tokens"]))
