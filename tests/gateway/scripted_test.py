@@ -233,6 +233,7 @@ class RequestsTest(ScriptedTest):
             ({"prompt": {"prompt_embeds": "x"}}, "prompt"),
             ({"max_tokens": 0}, "max_tokens"),
             ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+            ({"prompt": None}, "prompt"),
         ):
             error, _ = self.error("/v1/completions", {"prompt": [1]} | more, 400)
             self.assertEqual((error["param"], error["type"]), (param, "BadRequestError"))

@@ -24,7 +24,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    prompt: Any
+    prompt: Any = None
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -87,10 +87,7 @@ def routes(core: Core) -> list[Route]:
 
 
 async def _checked(core: Core, call: Call) -> _Job:
-    fields = call.object()
-    if "prompt" not in fields:
-        raise BadRequest("prompt: expected a text, token ids, or a list of either", "prompt")
-    request = checked(fields, CompletionRequest)
+    request = checked(call.object(), CompletionRequest)
     model, facts = core.check_model(request.model), await core.facts()
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(request, name)) is not None:

@@ -325,17 +325,17 @@ class _Endpoint:
         body = await read_body(
             receive, scope["headers"], settings.max_body_bytes, settings.body_timeout_s, core.bodies
         )
-        size = len(body)
+        call = Call(scope, body, token)
+        del body
         try:
-            call = Call(scope, body, token)
-            del body
             forwarded = token if core.access is not None or not core.engine.has_token else None
             with as_caller(forwarded):
                 async with ends_with_client(receive, lambda: sender.ended):
                     answer = await self._handler(call)
+                    core.bodies.give_back(call.drop_body())
                     if isinstance(answer, Events):
                         await answer.begin()
                     await answer(scope, receive, sender)
             return answer.status
         finally:
-            core.bodies.give_back(size)
+            core.bodies.give_back(call.drop_body())

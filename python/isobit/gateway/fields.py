@@ -16,10 +16,10 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 # They change no token, whatever their value.
 HARMLESS = frozenset((
-    "add_special_tokens_to_output", "cache_salt", "clear_cache", "detokenize", "extra_key", "flush_cache",
-    "is_checkpoint_format", "metadata", "output_kind", "prompt_cache_key", "prompt_cache_retention",
-    "return_prompt_text", "routed_experts_prompt_start", "safety_identifier", "service_tier", "session_id",
-    "spaces_between_special_tokens", "store", "stream_interval", "torch_empty_cache", "user", "verbosity",
+    "cache_salt", "clear_cache", "detokenize", "extra_key", "flush_cache", "is_checkpoint_format",
+    "metadata", "output_kind", "prompt_cache_key", "prompt_cache_retention", "routed_experts_prompt_start",
+    "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store",
+    "stream_interval", "torch_empty_cache", "user",
 ))  # fmt: skip
 
 # What asks for nothing if it has one of these values; any other value is refused.
@@ -29,7 +29,6 @@ ONLY = {
     "length_penalty": (1.0,),
     "early_stopping": (False,),
     "priority": (0,),
-    "early_stop": (False,),
     "structured_outputs": (),
     "response_format": ({"type": "text"},),
     "bad_words": ([],),
@@ -43,7 +42,7 @@ ONLY = {
     "thinking_token_budget": (), "repetition_detection": (), "watermarking": (False,), "beam_width": (1,),
     "vllm_xargs": ({},), "kv_transfer_params": (), "ec_transfer_params": (), "prompt_embeds": (),
     "features": (), "content_parts": (), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},),
-    "lora_path": (), "lora_request": (), "adapter": (),
+    "lora_path": (), "lora_request": (),
     "image_data": ([],), "video_data": ([],), "audio_data": ([],), "input_embeds": (),
     "return_hidden_states": (False,), "return_routed_experts": (False,), "return_sampling_mask": (False,),
     "return_indexer_topk": (False,), "return_top_p_token_ids": (False,),

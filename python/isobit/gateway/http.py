@@ -158,6 +158,11 @@ class Call:
     def path_params(self) -> dict[str, Any]:
         return self.scope.get("path_params", {})
 
+    def drop_body(self) -> int:
+        """Forgets the body, as a stream may last long; returns its length."""
+        size, self.body = len(self.body), b""
+        return size
+
     def object(self) -> dict[str, Any]:
         """The body's JSON object, without fields that are null; of no body, an empty one."""
         from isobit.gateway.fields import object_of

@@ -129,3 +129,4 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # OpenAI's padding of events, which changes no token
