@@ -70,7 +70,7 @@ class FieldsTest(unittest.TestCase):
 
     def test_harmless_fields_and_nulls_pass(self):
         fields = {"user": "x", "cache_salt": "7", "best_of": 1, "response_format": {"type": "text"},
-                  "structured_outputs": None, "max_tokens": 3}  # fmt: skip
+                  "structured_outputs": None, "length_penalty": 1, "max_tokens": 3}  # fmt: skip
         self.assertEqual(checked(fields, self.Request).max_tokens, 3)
         self.assertEqual(object_of(b'{"a": null, "b": 1}'), {"b": 1})
         self.assertEqual(object_of(b" "), {})

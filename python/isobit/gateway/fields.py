@@ -104,7 +104,8 @@ def checked(
 
 def _check_other(name: str, value: Any, at: str, known: tuple[str, ...]) -> None:
     if name in ONLY:
-        if not any(value == allowed and type(value) is type(allowed) for allowed in ONLY[name]):
+        is_bool = isinstance(value, bool)  # which equals 0 or 1
+        if not any(value == allowed and isinstance(allowed, bool) == is_bool for allowed in ONLY[name]):
             raise not_offered(f"{at}{name}")
         return
     near = difflib.get_close_matches(name[:64], known, 1, 0.75)
