@@ -232,6 +232,8 @@ class RequestsTest(ScriptedTest):
             ({"prompt": [1] * CONTEXT_LENGTH}, "prompt"),
             ({"prompt": {"prompt_embeds": "x"}}, "prompt"),
             ({"max_tokens": 0}, "max_tokens"),
+            ({"request_id": "a b"}, "request_id"),
+            ({"request_id": "x" * 129}, "request_id"),
             ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
             ({"prompt": None}, "prompt"),
         ):

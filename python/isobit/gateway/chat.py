@@ -97,7 +97,7 @@ async def _checked(core: Core, call: Call) -> _Job:
     sampling = _sampling(request)
     prompt = await _prompt(core, request)
     check_prompt(prompt, facts, "messages" if request.input_ids is None else "input_ids")
-    request_id = request.request_id or core.request_id(call)
+    request_id = core.request_id(call, request.request_id)
     head = {
         "id": f"chatcmpl-{request_id}", "object": "chat.completion", "created": int(time.time()),
         "model": model,

@@ -109,7 +109,7 @@ async def _checked(core: Core, call: Call) -> _Job:
             raise not_offered("prompt_logprobs", "the gateway runs without --scorer")
         if request.echo and request.logprobs is not None:
             raise not_offered("echo with logprobs", "the gateway runs without --scorer")
-    request_id = request.request_id or core.request_id(call)
+    request_id = core.request_id(call, request.request_id)
     head = {
         "id": f"cmpl-{request_id}", "object": "text_completion", "created": int(time.time()), "model": model
     }  # fmt: skip

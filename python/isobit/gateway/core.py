@@ -48,7 +48,7 @@ logprobs.content(piece_or_completion, texts, limit), logprobs.rows(...), logprob
     tokens "token_id:N". Encode with http.encode, whose floats keep every bit.
 
 core.check_model(name)      404 for a name that is not the model's
-core.request_id(call)       of the header X-Request-Id, or a new one
+core.request_id(call, field)    the request's own field, that of the header X-Request-Id, or a new one
 core.counters               numbers of requests, by path and status, and of tokens
 """
 
@@ -250,8 +250,12 @@ class Core:
             raise HttpError(404, f"model {name[:256]!r} is not served here; there is {there}", "model")
         return name
 
-    def request_id(self, call: Call) -> str:
-        """The header X-Request-Id if it can be an id of isobit, or a new id."""
+    def request_id(self, call: Call, field: str | None = None) -> str:
+        """`field`, the request's own; else the header X-Request-Id if it can be an id; else a new id."""
+        if field:
+            if not _REQUEST_ID.fullmatch(field):
+                raise BadRequest("request_id: expected 1 to 128 printable ASCII characters", "request_id")
+            return field
         given = call.headers.get("x-request-id", "")
         return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
