@@ -37,6 +37,11 @@ constexpr Row kRows[] = {
     {"/isobit.v1.RolloutService/Probe", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeights", kAdmin},
     {"/isobit.v1.RolloutService/UpdateWeightsFromStream", kAdmin},
+    {"/isobit.v1.RolloutService/InitWeightTransfer", kAdmin},
+    {"/isobit.v1.RolloutService/StartWeightTransfer", kAdmin},
+    {"/isobit.v1.RolloutService/ReceiveWeights", kAdmin},
+    {"/isobit.v1.RolloutService/FinishWeightTransfer", kAdmin},
+    {"/isobit.v1.RolloutService/ShutdownWeightTransfer", kAdmin},
     // It shows what all clients have asked and got.
     {"/isobit.v1.RolloutService/Tap", RoleSet(CallerRole::kCompare)},
     {"/isobit.v1.RolloutService/GetServerInfo", kLook},
