@@ -10,8 +10,10 @@
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_directory.h"
 #include "common/http/metrics_page.h"
+#include "common/parallel/tcp_broadcast.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/service_main.h"
+#include "kernels/runtime/cuda_backend.h"
 #include "rollout/engine.h"
 #include "rollout/rollout_service.h"
 #include "rollout/rollout_settings.h"
@@ -54,8 +56,11 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
       MakeEngine(settings, directory, [&](const absl::Status& failure) { fails->Fail(failure); }));
-  RolloutService service(*engine, settings.limits, settings.server.security.gate,
-                         settings.server.metrics, settings.weight_stream);
+  const bool on_gpus = settings.backend.backend == Backend::kCuda;
+  RolloutService service(
+      *engine, settings.limits, settings.server.security.gate, settings.server.metrics,
+      settings.weight_stream,
+      {.join = on_gpus ? JoinNcclBroadcast(settings.backend.devices.front()) : JoinTcpBroadcast});
   VllmService vllm_service(
       service, *engine,
       {.served = settings.model, .directory = directory, .tokenizer = settings.vllm_tokenizer},

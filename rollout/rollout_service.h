@@ -19,6 +19,7 @@
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"
 #include "rollout/rollout_metrics.h"
+#include "rollout/weight_transfer.h"
 
 namespace isobit {
 
@@ -28,7 +29,8 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   explicit RolloutService(Engine& engine, const StreamLimits& limits = {},
                           std::shared_ptr<CallGate> gate = CallGate::Create(),
                           std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>(),
-                          const WeightStreamLimits& weight_stream = {});
+                          const WeightStreamLimits& weight_stream = {},
+                          const WeightTransferOptions& transfer = {});
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -52,6 +54,21 @@ class RolloutService final : public v1::RolloutService::CallbackService {
                                           v1::UpdateWeightsResponse* response) override;
   grpc::ServerReadReactor<v1::WeightChunk>* UpdateWeightsFromStream(
       grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* InitWeightTransfer(grpc::CallbackServerContext* context,
+                                               const v1::InitWeightTransferRequest* request,
+                                               v1::InitWeightTransferResponse* response) override;
+  grpc::ServerUnaryReactor* StartWeightTransfer(grpc::CallbackServerContext* context,
+                                                const v1::StartWeightTransferRequest* request,
+                                                v1::StartWeightTransferResponse* response) override;
+  grpc::ServerUnaryReactor* ReceiveWeights(grpc::CallbackServerContext* context,
+                                           const v1::ReceiveWeightsRequest* request,
+                                           v1::ReceiveWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* FinishWeightTransfer(grpc::CallbackServerContext* context,
+                                                 const v1::FinishWeightTransferRequest* request,
+                                                 v1::UpdateWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* ShutdownWeightTransfer(
+      grpc::CallbackServerContext* context, const v1::ShutdownWeightTransferRequest* request,
+      v1::ShutdownWeightTransferResponse* response) override;
   grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* context,
                                   const v1::ProbeRequest* request,
                                   v1::ProbeResponse* response) override;
@@ -64,8 +81,11 @@ class RolloutService final : public v1::RolloutService::CallbackService {
                                     const v1::GetLoadRequest* request,
                                     v1::GetLoadResponse* response) override;
 
-  // Ends taps, which would never end by themselves.
-  void BeginDrain() { tap_.Close(); }
+  // Ends taps, which would never end by themselves, and weight transfers, which may wait long.
+  void BeginDrain() {
+    tap_.Close();
+    transfer_.Close();
+  }
 
   // The rest is for another face of the same service (vllm_service.h), in its handlers.
 
@@ -105,6 +125,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   const v1::RolloutServerInfo info_;
   const v1::Fingerprint of_fast_path_;  // of samples that the fast path may draw
   std::atomic<uint64_t> num_ids_{0};
+  WeightTransfer transfer_;  // uses the rest
 };
 
 }  // namespace isobit

@@ -14,23 +14,6 @@
 namespace isobit {
 namespace {
 
-absl::StatusOr<std::vector<Tensor>> TensorsOf(const v1::WeightStreamBegin& begin) {
-  std::vector<Tensor> tensors;
-  for (const v1::StreamedTensor& listed : begin.tensors()) {
-    const std::optional<DType> dtype = DTypeFromSafetensors(listed.dtype());
-    if (!dtype) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(listed.name()), ": dtype ",
-                                                     Quoted(listed.dtype()),
-                                                     ", expected BF16, F16 or F32"));
-    }
-    // An extent beyond int64 becomes negative, and is refused as such.
-    tensors.push_back({.name = listed.name(),
-                       .dtype = *dtype,
-                       .shape = {listed.shape().begin(), listed.shape().end()}});
-  }
-  return tensors;
-}
-
 std::optional<WeightBlocks> BlocksOf(const v1::WeightStreamBegin& begin) {
   WeightBlocks blocks;
   if (begin.has_cuda_ipc()) {
@@ -64,6 +47,24 @@ std::optional<WeightBlocks> BlocksOf(const v1::WeightStreamBegin& begin) {
 absl::Status SenderHasGone() { return absl::CancelledError("the sender has gone"); }
 
 }  // namespace
+
+absl::StatusOr<std::vector<Tensor>> TensorsFromProto(
+    const google::protobuf::RepeatedPtrField<v1::StreamedTensor>& list) {
+  std::vector<Tensor> tensors;
+  for (const v1::StreamedTensor& listed : list) {
+    const std::optional<DType> dtype = DTypeFromSafetensors(listed.dtype());
+    if (!dtype) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(listed.name()), ": dtype ",
+                                                     Quoted(listed.dtype()),
+                                                     ", expected BF16, F16 or F32"));
+    }
+    // An extent beyond int64 becomes negative, and is refused as such.
+    tensors.push_back({.name = listed.name(),
+                       .dtype = *dtype,
+                       .shape = {listed.shape().begin(), listed.shape().end()}});
+  }
+  return tensors;
+}
 
 WeightStream* WeightStream::Start(grpc::CallbackServerContext* context, CallGate& gate,
                                   Options options) {
@@ -139,7 +140,7 @@ absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
   }
   if (begin.has_weight_version()) request.set_weight_version(begin.weight_version());
   ISOBIT_ASSIGN_OR_RETURN(WeightUpdate update, options_.parse(request));
-  ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsOf(begin));
+  ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsFromProto(begin.tensors()));
   ISOBIT_ASSIGN_OR_RETURN(
       auto source, StreamedSource::Create(std::move(tensors), options_.config, options_.policy,
                                           options_.limits, BlocksOf(begin)));

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +25,11 @@ namespace isobit {
 
 // In the initial metadata of a call whose begin is accepted.
 inline constexpr char kWeightsAcceptedKey[] = "weights-accepted";
+
+// The tensors of a list, without data and sizes. INVALID_ARGUMENT, naming the tensor: no such
+// dtype.
+absl::StatusOr<std::vector<Tensor>> TensorsFromProto(
+    const google::protobuf::RepeatedPtrField<v1::StreamedTensor>& list);
 
 // One call. Lives until both gRPC and whoever answers are done with it. Once it has begun, every
 // fault goes to the source, whose reader then ends the update with it.

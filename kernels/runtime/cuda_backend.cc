@@ -10,6 +10,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "common/parallel/nccl_block_gather.h"
+#include "common/parallel/nccl_broadcast.h"
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/nccl_weight_senders.h"
 #include "kernels/cuda/device/device_info.h"
@@ -30,6 +31,8 @@ absl::StatusOr<int64_t> FreeGpuBytes(int device) {
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &all));
   return static_cast<int64_t>(free);
 }
+
+JoinWeightBroadcast JoinNcclBroadcast(int device) { return NcclBroadcastOn(device); }
 
 absl::StatusOr<std::string> NewGroupId() { return NewNcclId(); }
 

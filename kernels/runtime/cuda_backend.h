@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/config/numerics_mode.h"
+#include "common/parallel/weight_broadcast.h"
 #include "kernels/runtime/cuda_rank_options.h"
 #include "kernels/runtime/fault_injector.h"
 #include "kernels/runtime/rank_backend.h"
@@ -36,6 +37,9 @@ struct CudaBackendOptions {
 // Of the scorer: one GPU a rank, blocks gathered by NCCL. FAILED_PRECONDITION: a device that is not
 // there or not Hopper.
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options);
+
+// Joins a trainer's NCCL group, to receive on that device.
+JoinWeightBroadcast JoinNcclBroadcast(int device);
 
 // Names a group of ranks of several processes, for CudaBackendOptions::nccl_id.
 absl::StatusOr<std::string> NewGroupId();

@@ -24,6 +24,10 @@ absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& /*options*
   return Absent();
 }
 
+JoinWeightBroadcast JoinNcclBroadcast(int /*device*/) {
+  return [](const BroadcastGroup&, const PeerWait&) { return Absent(); };
+}
+
 absl::StatusOr<std::string> NewGroupId() { return Absent(); }
 
 }  // namespace isobit

@@ -33,7 +33,7 @@ void ServiceFixture::StartServer(const EngineOptions& options, bool load,
     engine_ = *std::move(engine);
   }
   service_ = std::make_unique<RolloutService>(*engine_, limits, CallGate::Create(), metrics_,
-                                              weight_stream_);
+                                              weight_stream_, transfer_);
   runner_ = std::make_unique<ServerRunner>(ServerOptions{});
   runner_->Register(service_.get(), v1::RolloutService::service_full_name());
   ISOBIT_ASSERT_OK(runner_->Start());
@@ -43,6 +43,9 @@ void ServiceFixture::StartServer(const EngineOptions& options, bool load,
 
 void ServiceFixture::TearDown() {
   runner_.reset();
+  if (service_ != nullptr) service_->BeginDrain();
+  if (engine_ != nullptr) engine_->Stop();
+  service_.reset();  // as in isobit-rollout, the engine outlives it
   engine_.reset();
 }
 

@@ -59,6 +59,7 @@ class ServiceFixture : public EngineFixture {
   void AwaitLoad(const std::function<bool(const v1::GetLoadResponse&)>& condition);
 
   WeightStreamLimits weight_stream_;
+  WeightTransferOptions transfer_;
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RolloutService> service_;

@@ -1,0 +1,125 @@
+// Weights that a trainer broadcasts to this service, as vLLM's NCCLWeightTransferEngine has it
+// (proto/isobit/v1/rollout.proto, InitWeightTransfer and the calls after it): the trainer's group,
+// and the update that is open. What arrives goes to a StreamedSource, and so through the same
+// packing, digest and switch as every other update. Not here: how bytes travel
+// (common/parallel/weight_broadcast.h).
+#ifndef ISOBIT_ROLLOUT_WEIGHT_TRANSFER_H_
+#define ISOBIT_ROLLOUT_WEIGHT_TRANSFER_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/awaited.h"
+#include "common/checkpoint/load_policy.h"
+#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/streamed_source.h"
+#include "common/checkpoint/weight_switch.h"
+#include "common/parallel/weight_broadcast.h"
+#include "isobit/v1/rollout.pb.h"
+#include "rollout/transfer_requests.h"
+
+namespace isobit {
+
+struct WeightTransferOptions {
+  // Joins a trainer's group. Null: this service can join none.
+  JoinWeightBroadcast join = nullptr;
+  std::chrono::milliseconds join_timeout{300'000};  // as long as the trainer's store waits
+};
+
+// One call at a time does its work, on a thread of its own. Thread-safe.
+// INVARIANT: whatever a trainer or a client does wrong, the old weights serve on, and the memory of
+// the update is freed (WeightTransferTest.*).
+class WeightTransfer {
+ public:
+  struct Service {
+    ModelConfig config;
+    LoadPolicy policy;
+    WeightStreamLimits limits;
+    // Begins an update; once it has ended, fills the response and calls `answer`, on any thread.
+    std::function<void(WeightUpdate update, v1::UpdateWeightsResponse* response,
+                       std::function<void(const absl::Status&)> answer)>
+        begin;
+    // An update may have been abandoned.
+    std::function<void()> wake;
+  };
+  // Who called. `answer` is called exactly once, on any thread.
+  struct Caller {
+    IsAbandoned is_abandoned;
+    std::function<void(const absl::Status&)> answer;
+  };
+
+  WeightTransfer(Service service, WeightTransferOptions options);
+  // Ends what runs. The service's update may end later.
+  ~WeightTransfer();
+
+  // These end a call that runs, with ABORTED.
+  void Init(TransferGroup group, Caller caller);
+  void Shutdown(Caller caller);
+  // These are refused while another call runs, with ABORTED.
+  void Start(WeightUpdate update, Caller caller);
+  void Receive(const v1::ReceiveWeightsRequest& request, v1::ReceiveWeightsResponse* response,
+               Caller caller);
+  void Finish(const v1::FinishWeightTransferRequest& request, v1::UpdateWeightsResponse* response,
+              Caller caller);
+
+  // Ends all, and refuses calls from now on, with UNAVAILABLE.
+  void Close();
+
+ private:
+  struct Task;
+  struct Outcome;
+
+  // What ReceiveWeights has begun, and FinishWeightTransfer ends.
+  struct OpenUpdate {
+    WeightUpdate update{};             // as StartWeightTransfer said
+    std::vector<Tensor> tensors{};     // all, by their numbers in the source
+    std::set<size_t> came{};           // by number
+    std::shared_ptr<Outcome> outcome;  // null: nothing has been received
+  };
+
+  using Work = std::function<absl::Status(const Task&)>;
+
+  // Runs `work` on the next thread, and answers with what it returns. replaces: whether it ends a
+  // call that runs.
+  void Run(bool replaces, Caller caller, Work work);
+
+  // The rest runs on the thread of the running call.
+
+  absl::Status Join(const TransferGroup& group, const Task& task);
+  // Drops the update and leaves the group.
+  void Leave(const absl::Status& reason);
+  // Ends the update, if one is open, and waits until its memory is free.
+  void Drop(const absl::Status& reason);
+  absl::Status ReceiveAsked(const v1::ReceiveWeightsRequest& request, const Task& task,
+                            v1::ReceiveWeightsResponse& response);
+  // Begins the service's update with these tensors, and its others.
+  absl::Status Begin(std::vector<Tensor> listed);
+  absl::Status ReceiveBroadcast(const Broadcast& broadcast, const Task& task);
+  absl::Status FinishUpdate(const std::string& expected_digest, const Task& task,
+                            v1::UpdateWeightsResponse& response);
+
+  const Service service_;
+  const WeightTransferOptions options_;
+
+  std::unique_ptr<WeightBroadcast> group_;  // null: none
+  Packing packing_;                         // as InitWeightTransfer said
+  std::vector<Tensor> last_listed_;         // by a call in this group
+  std::unique_ptr<OpenUpdate> update_;      // null: none is open
+
+  std::atomic<bool> is_closed_{false};
+  std::mutex mutex_;               // guards what follows
+  std::shared_ptr<Task> current_;  // null: no call runs
+  std::thread worker_;             // of the last call; joins the one before it
+};
+
+}  // namespace isobit
+
+#endif  // ISOBIT_ROLLOUT_WEIGHT_TRANSFER_H_
