@@ -92,7 +92,7 @@ def update_weights_request(
         model_path=os.fspath(model_path),
         weight_version=optional_integer("weight_version", weight_version, UINT64),
         expected_digest=expected_digest,
-        in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+        in_flight_mode=in_flight_value(in_flight),
     )
 
 
@@ -106,7 +106,7 @@ def weight_chunks(
         begin=types_pb2.WeightStreamBegin(
             tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs],
             weight_version=optional_integer("weight_version", weight_version, UINT64),
-            in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+            in_flight_mode=in_flight_value(in_flight),
         )
     )
     digest = DigestOfSent()
@@ -144,7 +144,7 @@ def held_weight_chunks(
     begin = types_pb2.WeightStreamBegin(
         tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
         weight_version=optional_integer("weight_version", weight_version, UINT64),
-        in_flight_mode=_enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", in_flight),
+        in_flight_mode=in_flight_value(in_flight),
     )
     if isinstance(weights, HeldWeights):
         way = begin.cuda_ipc
@@ -362,6 +362,10 @@ def _record_side(result: Sample | Score) -> comparator_pb2.RecordSide:
             id=result.weight_version.id, digest=result.weight_version.digest
         ),
     )
+
+
+def in_flight_value(name: InFlightMode | None) -> int:
+    return _enum_value(types_pb2.InFlightMode, "IN_FLIGHT_MODE_", name)
 
 
 def _enum_value(enum, prefix: str, name: str | None) -> int:

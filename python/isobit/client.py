@@ -27,6 +27,7 @@ from isobit.channel import ServiceClient
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
+from isobit.weight_transfer import WeightTransferCalls
 from isobit.weights import DistributedWeights, HeldWeights, Weights
 
 
@@ -153,7 +154,7 @@ class _ModelServiceClient(ServiceClient):
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
 
 
-class RolloutClient(_ModelServiceClient):
+class RolloutClient(_ModelServiceClient, WeightTransferCalls):
     """Samples completions."""
 
     _stub_type = rollout_pb2_grpc.RolloutServiceStub

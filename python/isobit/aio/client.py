@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
 from isobit.aio.channel import ServiceClient, in_threads
+from isobit.aio.weight_transfer import WeightTransferCalls
 from isobit.arguments import UINT32, integer, token_rows
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
@@ -152,7 +153,7 @@ class _ModelServiceClient(ServiceClient):
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
 
 
-class RolloutClient(_ModelServiceClient):
+class RolloutClient(_ModelServiceClient, WeightTransferCalls):
     """Samples completions."""
 
     _stub_type = rollout_pb2_grpc.RolloutServiceStub

@@ -1,0 +1,138 @@
+"""The calls by which a rollout receives weights that a trainer broadcasts: the synchronous client's methods,
+and the requests that both clients send."""
+
+from collections.abc import Sequence
+
+from isobit.arguments import UINT32, UINT64, optional_integer
+from isobit.calls import InFlightMode, in_flight_value
+from isobit.v1 import rollout_pb2, types_pb2
+from isobit.weights import WeightSpec
+
+
+class WeightTransferCalls:
+    """Of RolloutClient. A trainer joins the group, and broadcasts, while a call here waits for it."""
+
+    def init_weight_transfer(
+        self,
+        *,
+        master_address: str = "",
+        master_port: int = 0,
+        nccl_unique_id: bytes = b"",
+        rank_offset: int = 1,
+        world_size: int = 2,
+        packed: bool = False,
+        packed_buffer_size_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> rollout_pb2.InitWeightTransferResponse:
+        """Joins a trainer's group, of which the trainer is rank 0, and returns once all ranks are there.
+
+        Args:
+          master_address, master_port: where the trainer serves its store (torch's TCPStore), with the group's
+            id in it.
+          nccl_unique_id: the id itself, 128 bytes, instead.
+          rank_offset: the rank of the rollout, which takes one.
+          world_size: ranks in all.
+          packed: whether several tensors come in one broadcast, which ends with the tensor that makes it
+            longer than `packed_buffer_size_bytes` (None: 1 GiB).
+
+        Raises:
+          InvalidArgumentError: a value, or the store holds no id.
+          UnavailableError: no such store, or a rank has gone.
+          DeadlineExceededError: not all ranks came.
+          AbortedError: another call of this method came.
+        """
+        request = init_request(
+            master_address, master_port, nccl_unique_id, rank_offset, world_size, packed, packed_buffer_size_bytes
+        )  # fmt: skip
+        return self._unary(self._stub.InitWeightTransfer, request, timeout)
+
+    def start_weight_transfer(
+        self,
+        *,
+        weight_version: int | None = None,
+        in_flight: InFlightMode | None = None,
+        timeout: float | None = None,
+    ) -> rollout_pb2.StartWeightTransferResponse:
+        """Opens an update; weight_version, in_flight: as for update_weights."""
+        request = start_request(weight_version, in_flight)
+        return self._unary(self._stub.StartWeightTransfer, request, timeout)
+
+    def receive_weights(
+        self,
+        specs: Sequence[WeightSpec] = (),
+        *,
+        packed: bool | None = None,
+        packed_buffer_size_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Receives tensors that the trainer broadcasts meanwhile, in this order; returns their bytes.
+
+        Args:
+          specs: all tensors of the model, or some, with dtypes BF16, F16 or F32; none: those of the last call.
+          packed, packed_buffer_size_bytes: None: as init_weight_transfer said.
+
+        Raises:
+          InvalidArgumentError: a tensor that the model has not, by its name.
+          AbortedError: another update is in progress.
+          DeadlineExceededError, UnavailableError: the trainer is silent, or has gone.
+          After any of them the old weights serve on, and the next call is init_weight_transfer.
+        """
+        request = receive_request(specs, packed, packed_buffer_size_bytes)
+        return self._unary(self._stub.ReceiveWeights, request, timeout).num_bytes
+
+    def finish_weight_transfer(
+        self, *, expected_digest: str = "", timeout: float | None = None
+    ) -> types_pb2.UpdateWeightsResponse:
+        """Switches to what was received. An error leaves the old weights serving, and the group joined."""
+        request = rollout_pb2.FinishWeightTransferRequest(expected_digest=expected_digest)
+        return self._unary(self._stub.FinishWeightTransfer, request, timeout)
+
+    def shutdown_weight_transfer(
+        self, timeout: float | None = None
+    ) -> rollout_pb2.ShutdownWeightTransferResponse:
+        """Drops an update that is open, and leaves the group."""
+        request = rollout_pb2.ShutdownWeightTransferRequest()
+        return self._unary(self._stub.ShutdownWeightTransfer, request, timeout)
+
+
+def init_request(
+    master_address: str,
+    master_port: int,
+    nccl_unique_id: bytes,
+    rank_offset: int,
+    world_size: int,
+    packed: bool,
+    packed_buffer_size_bytes: int | None,
+) -> rollout_pb2.InitWeightTransferRequest:
+    return rollout_pb2.InitWeightTransferRequest(
+        master_address=master_address,
+        master_port=optional_integer("master_port", master_port, UINT32),
+        nccl_unique_id=nccl_unique_id,
+        rank_offset=optional_integer("rank_offset", rank_offset, UINT32),
+        world_size=optional_integer("world_size", world_size, UINT32),
+        packed=packed,
+        packed_buffer_size_bytes=_buffer_size(packed_buffer_size_bytes),
+    )
+
+
+def start_request(
+    weight_version: int | None, in_flight: InFlightMode | None
+) -> rollout_pb2.StartWeightTransferRequest:
+    return rollout_pb2.StartWeightTransferRequest(
+        weight_version=optional_integer("weight_version", weight_version, UINT64),
+        in_flight_mode=in_flight_value(in_flight),
+    )
+
+
+def receive_request(
+    specs: Sequence[WeightSpec], packed: bool | None, packed_buffer_size_bytes: int | None
+) -> rollout_pb2.ReceiveWeightsRequest:
+    return rollout_pb2.ReceiveWeightsRequest(
+        tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs],
+        packed=packed,
+        packed_buffer_size_bytes=_buffer_size(packed_buffer_size_bytes),
+    )
+
+
+def _buffer_size(given: int | None) -> int | None:
+    return optional_integer("packed_buffer_size_bytes", given, UINT64)

@@ -1,0 +1,180 @@
+"""Weights that a trainer broadcasts, from Python processes' side: an id pickled by Python, a store that
+speaks torch's protocol, TP 2, both clients; then a rollout and a scorer compute the same bits."""
+
+import asyncio
+import os
+import pickle
+import threading
+import unittest
+from collections.abc import Callable
+
+from isobit import RolloutClient, ScorerClient, aio
+from isobit.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    IsobitError,
+)
+from isobit.weights import WeightSpec
+from isobit_tools.bf16_files import bf16_tensors
+from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.testing import BIN_DIR, ServiceTest
+from isobit_tools.testing_transfer import StoreServer, TcpGroup
+
+PROMPT = [1, 2, 3]
+
+
+class WeightTransferTest(ServiceTest):
+    setting = Setting("tree", tp_size=2, shards=2)
+
+    @classmethod
+    def make_model(cls):
+        for seed, name in enumerate(("model", "other")):
+            run_model_tool(BIN_DIR, "make", "tiny-qwen2", str(cls.scratch / name), f"--seed={seed}")
+
+    def setUp(self):
+        super().setUp()
+        self.tensors = {name: bits.tobytes() for name, bits in bf16_tensors(self.scratch / "other").items()}
+        self.specs = [
+            WeightSpec(name, "BF16", bits.shape) for name, bits in bf16_tensors(self.scratch / "other").items()
+        ]
+        self.digest = run_model_tool(BIN_DIR, "verify", str(self.scratch / "other")).split()[0]
+        self.rollout = self.start("rollout")
+        self.client = self.enterContext(RolloutClient(self.rollout.target))
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Runs the trainer's part on a thread until the test ends, which fails if the part does."""
+
+        def checked():
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+
+        failures: list[BaseException] = []
+        thread = threading.Thread(target=checked, daemon=True)
+        thread.start()
+
+        def end():
+            thread.join(30)
+            self.assertFalse(thread.is_alive(), "the trainer's part has not ended")
+            self.assertEqual(failures, [])
+
+        self.addCleanup(end)
+
+    def join(self, protocol: int | None = None, **packing) -> TcpGroup:
+        """Trainer and rollout meet as vLLM's do: all workers come to the store, then the id is put there."""
+        group, store = self.enterContext(TcpGroup()), self.enterContext(StoreServer())
+
+        def trainer():
+            store.wait_workers(2)
+            store.put_id(group.unique_id, protocol)
+            group.join()
+
+        self.beside(trainer)
+        self.client.init_weight_transfer(
+            master_address="localhost", master_port=store.port, timeout=60, **packing
+        )
+        self.assertEqual(store.errors, [])
+        return group
+
+    def sampled(self) -> bytes:
+        (sample,) = self.client.generate(PROMPT, seed=1, max_tokens=4, ignore_eos=True)
+        return sample.tokens.logprobs.tobytes()
+
+    def test_an_update_has_the_bits_of_its_directory(self):
+        old = self.sampled()
+        self.client.update_weights("other")
+        expected = self.sampled()
+        self.assertNotEqual(expected, old)
+        whole = sum(map(len, self.tensors.values()))
+        for protocol in (3, 4, 5):
+            self.client.update_weights("model")
+            group = self.join(protocol, packed=True, packed_buffer_size_bytes=5000)
+            self.client.start_weight_transfer(in_flight="recompute_kv")
+            self.beside(lambda: group.broadcast_packed(self.tensors.values(), 5000))
+            self.assertEqual(self.client.receive_weights(self.specs), whole)
+            done = self.client.finish_weight_transfer(expected_digest=self.digest)
+            self.assertEqual(done.current.digest, self.digest)
+            self.assertEqual(self.sampled(), expected)
+            # Of the same group, each tensor by itself, which vLLM before 0.28 says in each update.
+            self.client.update_weights("model")
+            self.client.start_weight_transfer()
+            self.beside(lambda: group.broadcast_each(list(self.tensors.values())))
+            self.client.receive_weights(packed=False)
+            self.client.finish_weight_transfer()
+            self.assertEqual(self.sampled(), expected)
+        self.client.shutdown_weight_transfer()
+        scorer = self.enterContext(ScorerClient(self.start("scorer").target))
+        scorer.update_weights("other")
+        (sample,) = self.client.generate(PROMPT, seed=2, max_tokens=8, ignore_eos=True)
+        (score,) = scorer.score([(PROMPT, sample.tokens.token_ids)])
+        self.assertEqual(score.tokens.logprobs.tobytes(), sample.tokens.logprobs.tobytes())
+
+    def test_the_asyncio_client(self):
+        self.client.update_weights("other")
+        expected = self.sampled()
+        self.client.update_weights("model")
+        group = self.enterContext(TcpGroup())
+
+        async def update():
+            async with aio.RolloutClient(self.rollout.target) as client:
+                self.beside(group.join)
+                await client.init_weight_transfer(nccl_unique_id=group.unique_id)
+                await client.start_weight_transfer(weight_version=77)
+                self.beside(lambda: group.broadcast_each(list(self.tensors.values())))
+                await client.receive_weights(self.specs)
+                done = await client.finish_weight_transfer(expected_digest=self.digest)
+                await client.shutdown_weight_transfer()
+                return done
+
+        self.assertEqual(asyncio.run(update()).current.id, 77)
+        self.assertEqual(self.sampled(), expected)
+
+    def test_a_store_is_not_trusted(self):
+        """Whatever lies under the key, nothing of it is run, and the service serves on."""
+        old = self.sampled()
+        mark = self.scratch / "run"
+
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {mark}",)
+
+        for value in (b"", pickle.dumps(Evil()), pickle.dumps(bytes(128)), pickle.dumps([0] * 500), b"\x80" * 4096):
+            with StoreServer({b"/broadcast_from/0/0": value}) as store, self.subTest(value=value[:20]):
+                with self.assertRaisesRegex(InvalidArgumentError, "is not the pickle of an ncclUniqueId"):
+                    self.client.init_weight_transfer(master_address="127.0.0.1", master_port=store.port)
+        with StoreServer({b"/broadcast_from/0/0": bytes(1 << 24)}) as store:
+            with self.assertRaisesRegex(InvalidArgumentError, "16777216 bytes .* expected at most 4096"):
+                self.client.init_weight_transfer(master_address="127.0.0.1", master_port=store.port)
+        self.assertFalse(mark.exists())
+        with StoreServer() as store:  # without an id
+            with self.assertRaises(DeadlineExceededError):
+                self.client.init_weight_transfer(
+                    master_address="127.0.0.1", master_port=store.port, timeout=0.3
+                )
+        with self.assertRaisesRegex(FailedPreconditionError, "call InitWeightTransfer first"):
+            self.client.start_weight_transfer()
+        self.assertEqual(self.sampled(), old)
+
+    def test_a_trainer_that_dies_leaves_the_old_weights(self):
+        old = self.sampled()
+        group = self.join()
+        self.client.start_weight_transfer()
+        first = next(iter(self.tensors.values()))
+
+        def dies():
+            group.broadcast(first)
+            group.close()
+
+        self.beside(dies)
+        with self.assertRaises(IsobitError) as raised:
+            self.client.receive_weights(self.specs)
+        self.assertIn("closed the connection", str(raised.exception))
+        self.assertEqual(self.sampled(), old)
+        self.client.update_weights("other")
+        self.assertNotEqual(self.sampled(), old)
+
+
+if __name__ == "__main__":
+    unittest.main()
