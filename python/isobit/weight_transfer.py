@@ -42,8 +42,14 @@ class WeightTransferCalls:
           AbortedError: another call of this method came.
         """
         request = init_request(
-            master_address, master_port, nccl_unique_id, rank_offset, world_size, packed, packed_buffer_size_bytes
-        )  # fmt: skip
+            master_address,
+            master_port,
+            nccl_unique_id,
+            rank_offset,
+            world_size,
+            packed,
+            packed_buffer_size_bytes,
+        )
         return self._unary(self._stub.InitWeightTransfer, request, timeout)
 
     def start_weight_transfer(
@@ -68,7 +74,7 @@ class WeightTransferCalls:
         """Receives tensors that the trainer broadcasts meanwhile, in this order; returns their bytes.
 
         Args:
-          specs: all tensors of the model, or some, with dtypes BF16, F16 or F32; none: those of the last call.
+          specs: all tensors of the model, or some; dtypes BF16, F16 or F32. None: those of the last call.
           packed, packed_buffer_size_bytes: None: as init_weight_transfer said.
 
         Raises:

@@ -6,13 +6,14 @@ import socket
 import threading
 import unittest
 
+from torch.distributed import TCPStore
+
 from isobit import RolloutClient
 from isobit.weights import WeightSpec
 from isobit_tools.bf16_files import bf16_tensors
 from isobit_tools.services import run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 from isobit_tools.testing_transfer import TcpGroup, pickled_id
-from torch.distributed import TCPStore
 
 
 class TcpStoreTest(ServiceTest):
@@ -26,27 +27,28 @@ class TcpStoreTest(ServiceTest):
         specs = [WeightSpec(name, "BF16", bits.shape) for name, bits in tensors.items()]
         digest = run_model_tool(BIN_DIR, "verify", str(self.scratch / "other")).split()[0]
         client = self.enterContext(RolloutClient(self.start("rollout").target))
+        failures: list[BaseException] = []
+
+        def trainer(use_libuv: bool, group: TcpGroup, listener: socket.socket, port: int) -> None:
+            try:
+                store = TCPStore(
+                    "127.0.0.1", port, world_size=2, is_master=True, use_libuv=use_libuv,
+                    master_listen_fd=listener.detach(), timeout=datetime.timedelta(seconds=60),
+                )  # fmt: skip
+                store.set("broadcast_from/0/0", pickled_id(group.unique_id))
+                group.join()
+                group.broadcast_each(bits.tobytes() for bits in tensors.values())
+            except BaseException as error:
+                failures.append(error)
+
         for use_libuv in (False, True):
-            with self.subTest(use_libuv=use_libuv):
+            with self.subTest(use_libuv=use_libuv), TcpGroup() as group:
                 client.update_weights("model")
-                group = self.enterContext(TcpGroup())
                 listener = socket.create_server(("127.0.0.1", 0))
                 port = listener.getsockname()[1]
-                failures: list[BaseException] = []
-
-                def trainer(use_libuv=use_libuv, group=group, listener=listener, port=port, failures=failures):
-                    try:
-                        store = TCPStore(
-                            "127.0.0.1", port, world_size=2, is_master=True, use_libuv=use_libuv,
-                            master_listen_fd=listener.detach(), timeout=datetime.timedelta(seconds=60),
-                        )  # fmt: skip
-                        store.set("broadcast_from/0/0", pickled_id(group.unique_id))
-                        group.join()
-                        group.broadcast_each([bits.tobytes() for bits in tensors.values()])
-                    except BaseException as error:
-                        failures.append(error)
-
-                thread = threading.Thread(target=trainer, daemon=True)
+                thread = threading.Thread(
+                    target=trainer, args=(use_libuv, group, listener, port), daemon=True
+                )
                 thread.start()
                 client.init_weight_transfer(master_address="127.0.0.1", master_port=port, timeout=60)
                 client.start_weight_transfer()

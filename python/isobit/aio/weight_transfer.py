@@ -28,8 +28,14 @@ class WeightTransferCalls:
     ) -> rollout_pb2.InitWeightTransferResponse:
         """As the synchronous client's."""
         request = init_request(
-            master_address, master_port, nccl_unique_id, rank_offset, world_size, packed, packed_buffer_size_bytes
-        )  # fmt: skip
+            master_address,
+            master_port,
+            nccl_unique_id,
+            rank_offset,
+            world_size,
+            packed,
+            packed_buffer_size_bytes,
+        )
         return await self._unary("InitWeightTransfer", request, timeout)
 
     async def start_weight_transfer(

@@ -5,6 +5,7 @@ a TcpGroup is rank 0 of a group of TCP connections, which a service on CPUs join
 (docs/API.md, "Weights by broadcast").
 """
 
+import contextlib
 import ctypes
 import pickle
 import socket
@@ -12,7 +13,7 @@ import struct
 import sys
 import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 ID_BYTES = 128
 _MODULE = "vllm.distributed.device_communicators.pynccl_wrapper"
@@ -20,13 +21,13 @@ _VALIDATE, _SET, _GET, _ADD, _CHECK, _WAIT, _PING = 0, 1, 3, 4, 5, 6, 13
 _MAGIC = 0x3C85F7CE
 
 
-class ncclUniqueId(ctypes.Structure):  # noqa: N801, vLLM's name, which its pickle has
+class ncclUniqueId(ctypes.Structure):  # vLLM's name, which its pickle has
     _fields_ = (("internal", ctypes.c_byte * ID_BYTES),)
 
 
 def pickled_id(unique_id: bytes, protocol: int | None = None) -> bytes:
-    """What vLLM's trainer puts into its store. Python pickles a class that it can import, so vLLM's module and
-    the packages above it are played meanwhile, unless they are there."""
+    """What vLLM's trainer puts into its store. Python pickles a class that it can import, so vLLM's module
+    and the packages above it are played meanwhile, unless they are there."""
     if _MODULE in sys.modules:
         return pickle.dumps(sys.modules[_MODULE].ncclUniqueId.from_buffer_copy(unique_id), protocol)
     parts = _MODULE.split(".")
@@ -58,10 +59,8 @@ class _Listener:
 
     def close(self) -> None:
         for one in (self._socket, *self._connections):
-            try:
+            with contextlib.suppress(OSError):  # not connected, or closed by the other side
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # not connected, or closed by the other side
             one.close()
 
     def _accept(self) -> socket.socket:
@@ -194,6 +193,6 @@ class TcpGroup(_Listener):
         if parts:
             self.broadcast(b"".join(parts))
 
-    def broadcast_each(self, tensors: Sequence[bytes]) -> None:
+    def broadcast_each(self, tensors: Iterable[bytes]) -> None:
         for tensor in tensors:
             self.broadcast(tensor)
