@@ -18,7 +18,7 @@ from isobit.errors import (
 )
 from isobit.weights import WeightSpec
 from isobit_tools.bf16_files import bf16_tensors
-from isobit_tools.services import Setting, run_model_tool
+from isobit_tools.services import Setting, run_model_tool, start_rollout
 from isobit_tools.testing import BIN_DIR, ServiceTest
 from isobit_tools.testing_transfer import StoreServer, TcpGroup
 
@@ -130,6 +130,29 @@ class WeightTransferTest(ServiceTest):
 
         self.assertEqual(asyncio.run(update()).current.id, 77)
         self.assertEqual(self.sampled(), expected)
+
+    def test_a_tied_heads_copy(self):
+        """A trainer that sends a state_dict sends the embedding twice: the copy must be equal."""
+        directory = self.scratch / "tied"
+        run_model_tool(BIN_DIR, "make", "tiny-qwen3", str(directory), "--seed=5")
+        rollout = start_rollout(self.services, self.setting, directory, "tied")
+        self.services.wait_serving(rollout)
+        self.client = self.enterContext(RolloutClient(rollout.target))
+        tensors = bf16_tensors(directory)
+        self.assertNotIn("lm_head.weight", tensors)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        specs = [WeightSpec(name, "BF16", bits.shape) for name, bits in tensors.items()]
+        for is_equal in (True, False):
+            tensors["lm_head.weight"][3, 5] ^= 0 if is_equal else 1
+            group = self.join()
+            self.client.start_weight_transfer()
+            self.beside(partial(group.broadcast_each, [bits.tobytes() for bits in tensors.values()]))
+            self.client.receive_weights(specs)
+            if is_equal:
+                self.client.finish_weight_transfer()
+                continue
+            with self.assertRaisesRegex(InvalidArgumentError, "lm_head.weight"):
+                self.client.finish_weight_transfer()
 
     def test_a_store_is_not_trusted(self):
         """Whatever lies under the key, nothing of it is run, and the service serves on."""
