@@ -237,7 +237,10 @@ absl::Status WeightTransfer::ReceiveAsked(const v1::ReceiveWeightsRequest& reque
     return absl::InvalidArgumentError(
         "tensors: expected some, got none: no earlier call in this group has listed any");
   }
-  if (update_->outcome == nullptr) ISOBIT_RETURN_IF_ERROR(Begin(listed));
+  std::shared_ptr<Outcome> outcome = update_->outcome;
+  if (outcome == nullptr) {
+    ISOBIT_ASSIGN_OR_RETURN(outcome, Plan(listed));
+  }
   ISOBIT_ASSIGN_OR_RETURN(const std::vector<size_t> numbers,
                           NumbersOf(listed, update_->tensors, update_->came));
   const std::vector<Broadcast> broadcasts =
@@ -245,7 +248,9 @@ absl::Status WeightTransfer::ReceiveAsked(const v1::ReceiveWeightsRequest& reque
   size_t longest = 0;
   uint64_t num_bytes = 0;
   for (const Broadcast& broadcast : broadcasts) longest = std::max(longest, broadcast.bytes);
+  // Before the new weights are planned, which take what memory there is.
   ISOBIT_RETURN_IF_ERROR(group_->Reserve(longest));
+  if (update_->outcome == nullptr) ISOBIT_RETURN_IF_ERROR(Begin(std::move(outcome)));
   for (const Broadcast& broadcast : broadcasts) {
     ISOBIT_RETURN_IF_ERROR(ReceiveBroadcast(broadcast, task));
     num_bytes += broadcast.bytes;
@@ -256,7 +261,8 @@ absl::Status WeightTransfer::ReceiveAsked(const v1::ReceiveWeightsRequest& reque
   return group_->Reserve(0);
 }
 
-absl::Status WeightTransfer::Begin(std::vector<Tensor> listed) {
+absl::StatusOr<std::shared_ptr<WeightTransfer::Outcome>> WeightTransfer::Plan(
+    std::vector<Tensor> listed) {
   std::vector<Tensor> tensors = WithUnlisted(std::move(listed), service_.config);
   auto outcome = std::make_shared<Outcome>();
   ISOBIT_ASSIGN_OR_RETURN(
@@ -266,6 +272,10 @@ absl::Status WeightTransfer::Begin(std::vector<Tensor> listed) {
     ISOBIT_ASSIGN_OR_RETURN(tensor.size_bytes, TensorBytes(tensor.dtype, tensor.shape));
   }
   update_->tensors = std::move(tensors);
+  return outcome;
+}
+
+absl::Status WeightTransfer::Begin(std::shared_ptr<Outcome> outcome) {
   update_->outcome = outcome;
   WeightUpdate update = update_->update;
   update.stream = outcome->source;

@@ -100,8 +100,9 @@ class WeightTransfer {
   void Drop(const absl::Status& reason);
   absl::Status ReceiveAsked(const v1::ReceiveWeightsRequest& request, const Task& task,
                             v1::ReceiveWeightsResponse& response);
-  // Begins the service's update with these tensors, and its others.
-  absl::Status Begin(std::vector<Tensor> listed);
+  // The update of these tensors and the model's others, which nobody has begun.
+  absl::StatusOr<std::shared_ptr<Outcome>> Plan(std::vector<Tensor> listed);
+  absl::Status Begin(std::shared_ptr<Outcome> outcome);
   absl::Status ReceiveBroadcast(const Broadcast& broadcast, const Task& task);
   absl::Status FinishUpdate(const std::string& expected_digest, const Task& task,
                             v1::UpdateWeightsResponse& response);

@@ -3,6 +3,8 @@
 // and the next transfer works.
 #include "rollout/weight_transfer.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -14,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
+#include "common/base/status_macros.h"
 #include "common/checkpoint/model_plan.h"
 #include "common/parallel/tcp_broadcast.h"
 #include "gmock/gmock.h"
@@ -41,11 +43,40 @@ struct Sent {
 };
 using Weights = std::vector<Sent>;
 
+// Counts what a receiver has begun to wait for.
+class Watched final : public WeightBroadcast {
+ public:
+  Watched(std::unique_ptr<WeightBroadcast> watched, std::atomic<int>& num_begun)
+      : watched_(std::move(watched)), num_begun_(num_begun) {}
+
+  absl::Status Reserve(size_t bytes) override { return watched_->Reserve(bytes); }
+  absl::Status Begin(size_t bytes, milliseconds max_silence,
+                     const std::function<absl::Status()>& check) override {
+    ++num_begun_;
+    return watched_->Begin(bytes, max_silence, check);
+  }
+  absl::Status Read(void* out, size_t bytes) override { return watched_->Read(out, bytes); }
+
+ private:
+  const std::unique_ptr<WeightBroadcast> watched_;
+  std::atomic<int>& num_begun_;
+};
+
 class WeightTransferTest : public ServiceFixture {
  protected:
   void Start() {
-    transfer_.join = JoinTcpBroadcast;
+    transfer_.join = [this](
+                         const BroadcastGroup& group,
+                         const PeerWait& wait) -> absl::StatusOr<std::unique_ptr<WeightBroadcast>> {
+      ++num_begun_;
+      ISOBIT_ASSIGN_OR_RETURN(auto joined, JoinTcpBroadcast(group, wait));
+      return std::make_unique<Watched>(std::move(joined), num_begun_);
+    };
     StartServer(DefaultOptions());
+  }
+  // Waits until the service has begun to wait for so many things of trainers.
+  void AwaitBegun(int count) const {
+    while (num_begun_ < count) std::this_thread::sleep_for(milliseconds(1));
   }
 
   // In bf16, of the weights of the directory v2, or of others.
@@ -96,11 +127,6 @@ class WeightTransferTest : public ServiceFixture {
   absl::Status Open(const v1::StartWeightTransferRequest& start = {}) {
     v1::StartWeightTransferResponse response;
     return Call(&Stub::StartWeightTransfer, *stub_, start, response);
-  }
-  // Waits until a call runs.
-  void AwaitBusy() {
-    while (!absl::IsAborted(Open())) {
-    }
   }
   absl::Status Receive(const Weights& listed) {
     v1::ReceiveWeightsRequest request;
@@ -174,6 +200,7 @@ class WeightTransferTest : public ServiceFixture {
     ISOBIT_EXPECT_OK(UpdateTo("v1"));
   }
 
+  std::atomic<int> num_begun_{0};
   std::optional<uint64_t> packed_bytes_;
   uint64_t num_bytes_ = 0;
   v1::UpdateWeightsResponse response_;
@@ -404,7 +431,7 @@ TEST_F(WeightTransferTest, FieldsOfTheGroupAreChecked) {
 }
 
 TEST_F(WeightTransferTest, ATrainerThatDiesOrIsSilentLeavesTheOldWeights) {
-  weight_stream_.max_silence = milliseconds(300);
+  weight_stream_.max_silence = milliseconds(1000);
   Start();
   const std::vector<float> before = Logprobs();
   const Weights weights = Of();
@@ -475,6 +502,7 @@ TEST_F(WeightTransferTest, AClientThatGoesLeavesTheOldWeights) {
     TcpSender sender;
     Join(sender);
     ISOBIT_ASSERT_OK(Open());
+    const int begun = num_begun_;
     grpc::ClientContext context;
     v1::ReceiveWeightsRequest request;
     for (const Sent& sent : weights) *request.add_tensors() = sent.listed;
@@ -483,7 +511,7 @@ TEST_F(WeightTransferTest, AClientThatGoesLeavesTheOldWeights) {
       return stub_->ReceiveWeights(&context, request, &response).error_code();
     });
     ASSERT_TRUE(sender.Broadcast(weights[0].bytes));
-    AwaitBusy();
+    AwaitBegun(begun + 2);  // the second tensor, which does not come
     context.TryCancel();
     EXPECT_EQ(received.get(), grpc::StatusCode::CANCELLED);
     sender.AwaitEnd();
@@ -499,7 +527,8 @@ TEST_F(WeightTransferTest, ASecondInitBeginsAnew) {
   const TcpSender lost;
   std::future<absl::Status> first =
       std::async(std::launch::async, [&] { return Init(InitOf(lost)); });
-  AwaitBusy();
+  AwaitBegun(1);
+  EXPECT_THAT(Open(), StatusIs(StatusCode::kAborted, HasSubstr("is in progress")));
   TcpSender sender;
   Join(sender);
   EXPECT_THAT(first.get(), StatusIs(StatusCode::kAborted));
@@ -549,10 +578,11 @@ TEST_F(WeightTransferTest, TheServiceEndsWhileATransferRuns) {
   auto sender = std::make_unique<TcpSender>();
   Join(*sender);
   ISOBIT_ASSERT_OK(Open());
+  const int begun = num_begun_;
   std::future<absl::Status> received =
       std::async(std::launch::async, [&] { return Receive(Of()); });
   ASSERT_TRUE(sender->Broadcast(Of()[0].bytes));
-  AwaitBusy();
+  AwaitBegun(begun + 2);
   service_->BeginDrain();
   EXPECT_FALSE(received.get().ok());
   EXPECT_THAT(Open(), StatusIs(StatusCode::kUnavailable));
