@@ -145,10 +145,10 @@ void WeightTransfer::Run(bool replaces, Caller caller, Work work) {
             }
             task->caller.answer(status);
           });
-      return;
     }
   }
-  caller.answer(refused);
+  if (!refused.ok()) return caller.answer(refused);
+  if (replaces) service_.wake();  // the engine may hold what a replaced call waits for
 }
 
 void WeightTransfer::Init(TransferGroup group, Caller caller) {
