@@ -7,14 +7,14 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from isobit.gateway import openai
+from isobit.gateway import openai, sglang, vllm
 from isobit.gateway.core import Core
 from isobit.gateway.errors import HttpError, openai_body
 from isobit.gateway.http import error_answer
 from isobit.gateway.settings import Settings
 
 # Modules with routes(core). The first one that has a path and a method answers it.
-DIALECTS = (openai,)
+DIALECTS = (openai, vllm, sglang)
 
 
 def make_app(settings: Settings, core: Core | None = None) -> Starlette:
