@@ -33,7 +33,7 @@ else
 DEMO_FLAGS := --offline
 endif
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-hosts train-demo build-torch-gpu \
+.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-frameworks test-hosts train-demo build-torch-gpu \
   test-torch-gpu lint lint-changed format check-format clean
 
 help:  ## This list
@@ -100,6 +100,13 @@ test-verl: build/release/build.ninja $(TORCH)/.verl  ## Runs verl's own classes 
 	cmake --build --preset release --target $(BINARIES)
 	PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
 	  ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/verl_test.py
+
+# ISOBIT_FRAMEWORK_SOURCES=DIRECTORY: also slime, miles and NeMo Gym, whose checkouts are there.
+test-frameworks: build/release/build.ninja $(TORCH)/.clients  ## Runs trainers' own HTTP clients against the gateway (minutes)
+	cmake --build --preset release --target $(BINARIES)
+	for test in frameworks framework_sources; do \
+	  PYTHONPATH=$(TORCH)/clients:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
+	    ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/gateway/$${test}_test.py; done
 
 # Needs the package index, so that no other target runs it.
 test-hosts: $(VENV)/.installed  ## Installs the client beside frameworks, each in a fresh environment, and imports both (minutes)
@@ -207,6 +214,11 @@ $(TORCH)/.frameworks: tests/integrations/requirements.txt | $(TORCH)/.installed
 $(TORCH)/.verl: tests/integrations/requirements-verl.txt | $(TORCH)/.frameworks
 	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(TORCH)/verl -r $<
+	touch $@
+
+$(TORCH)/.clients: tests/gateway/requirements-frameworks.txt | $(TORCH)/.frameworks
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --upgrade \
+	  --target $(TORCH)/clients -r $<
 	touch $@
 
 build/torch/build.ninja build/torch-asan/build.ninja build/torch-cuda/build.ninja: | $(TORCH)/.installed
