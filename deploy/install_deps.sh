@@ -2,10 +2,10 @@
 # Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
 # sudo. If all are installed it changes nothing and returns at once.
 #
-#   deploy/install_deps.sh [fuzz|lint|page]
+#   deploy/install_deps.sh [fuzz|lint|page|wheel]
 #
 # fuzz: also what the preset fuzz needs; lint: also clang-tidy; page: also the browser that tests the
-# live page, which Ubuntu has no package of.
+# live page, which Ubuntu has no package of; wheel: also what the wheels' build and its check need.
 set -euo pipefail
 
 packages=(
@@ -20,6 +20,8 @@ packages=(
 # libFuzzer comes with clang.
 [[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)
 [[ ${1:-} != lint ]] || packages+=(clang-tidy)
+# What libgrpc.a and httplib need besides; dpkg-source unpacks, debootstrap makes the check's bare root.
+[[ ${1:-} != wheel ]] || packages+=(debootstrap dpkg-dev libbrotli-dev libc-ares-dev libre2-dev zlib1g-dev)
 [[ ${1:-} != page ]] || packages+=(chromium chromium-driver)
 
 fail() {

@@ -1,0 +1,22 @@
+// What programs would take from a glibc newer than 2.34, the oldest that the wheels run with. Linked into them by
+// cmake/static_libraries.cmake alone.
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+
+// std::random_device of libstdc++.a calls it. In glibc since 2.36.
+extern "C" std::uint32_t arc4random() {
+  std::uint32_t value = 0;
+  // Four bytes come whole, or a signal came before the kernel's pool was ready.
+  while (getrandom(&value, sizeof value, 0) != sizeof value) {
+    if (errno != EINTR) std::abort();
+  }
+  return value;
+}
+
+// Since 2.35 hypot has a second form, which reports errors otherwise; the older one is there too.
+extern "C" double HypotOfAnyGlibc(double x, double y);
+asm(".symver HypotOfAnyGlibc, hypot@GLIBC_2.2.5");
+extern "C" double hypot(double x, double y) noexcept { return HypotOfAnyGlibc(x, y); }
