@@ -1,15 +1,23 @@
 """Build step of the package: generates the protobuf and gRPC stubs of isobit.v1 from ../proto."""
 
+import sys
 from pathlib import Path
 
 from setuptools import setup
-from setuptools.command.build_py import build_py
 
 PACKAGE_ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(PACKAGE_ROOT))  # a build in isolation has no such entry
+from platform_wheel import (  # noqa: E402
+    BuildWithBinaries,
+    PlatformDistribution,
+    PlatformWheel,
+    build_options,
+)
+
 PROTO_ROOT = PACKAGE_ROOT.parent / "proto"
 
 
-class BuildWithStubs(build_py):
+class BuildWithStubs(BuildWithBinaries):
     """Writes the stubs beside the sources that are built: into the checkout for an editable install."""
 
     def run(self):
@@ -27,6 +35,7 @@ class BuildWithStubs(build_py):
 
 # The build directory stays out of the package's folder, where the root .gitignore covers it.
 setup(
-    cmdclass={"build_py": BuildWithStubs},
-    options={"build": {"build_base": str(PACKAGE_ROOT.parent / "build" / "python")}},
+    distclass=PlatformDistribution,
+    cmdclass={"build_py": BuildWithStubs, "bdist_wheel": PlatformWheel},
+    options=build_options("python"),
 )

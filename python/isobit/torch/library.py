@@ -1,6 +1,7 @@
 """Finds and loads libisobit_torch.so, which registers the operators `torch.ops.isobit.*`."""
 
 import functools
+import importlib.util
 import os
 from pathlib import Path
 
@@ -10,12 +11,14 @@ NAME = "libisobit_torch.so"
 
 
 def candidates() -> list[Path]:
-    """Where the library may lie: $ISOBIT_TORCH_LIBRARY alone if it is set; else this folder, as in a wheel,
-    and the build folders of a checkout."""
+    """Where the library may lie: $ISOBIT_TORCH_LIBRARY alone if it is set; else the package isobit-torch,
+    then the build folder of a checkout."""
     if named := os.environ.get("ISOBIT_TORCH_LIBRARY"):
         return [Path(named)]
-    folder = Path(__file__).resolve().parent
-    return [folder / NAME, folder.parents[2] / "build" / "torch" / "lib" / NAME]
+    spec = importlib.util.find_spec("isobit_torch")
+    packaged = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
+    built = Path(__file__).resolve().parents[3] / "build" / "torch" / "lib"
+    return [*(Path(folder) / NAME for folder in packaged), built / NAME]
 
 
 @functools.cache
@@ -31,7 +34,8 @@ def load() -> Path:
     if found is None:
         places = ", ".join(str(path) for path in paths)
         raise FileNotFoundError(
-            f"expected the operators of isobit at {places}; `make build-torch` builds them"
+            f"expected the operators of isobit at {places}; `pip install 'isobit[torch]'` brings them; in a "
+            f"checkout `make build-torch` builds them"
         )
     torch.ops.load_library(str(found))
     return found
