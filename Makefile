@@ -33,8 +33,12 @@ else
 DEMO_FLAGS := --offline
 endif
 
+# What `make wheels` builds; the second needs nvcc.
+WHEELS ?= isobit isobit-cuda isobit-torch
+BUILT_FROM := $(if $(filter isobit-cuda,$(WHEELS)),$(VENV)/.nccl) $(if $(filter isobit-torch,$(WHEELS)),$(TORCH)/.installed)
+
 .PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-frameworks test-hosts train-demo build-torch-gpu \
-  test-torch-gpu lint lint-changed format check-format clean
+  test-torch-gpu wheels check-wheels lint lint-changed format check-format clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
@@ -122,6 +126,14 @@ build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators f
 test-torch-gpu: build-torch-gpu build-gpu  ## Compares training on GPUs with the CPU's bits; without a GPU it skips
 	tests/run_tests.sh build/torch-cuda -R '^torch_cuda_'
 
+wheels: build/.wheel $(BUILT_FROM)  ## Builds the wheels, dist/*.whl (Debian 12, nvcc 13); WHEELS=isobit: that one alone
+	deploy/wheels/steps.sh build $(WHEELS)
+
+# Needs root, the package index and Debian's archive, so that no other target runs it.
+check-wheels: $(VENV)/.installed  ## Installs the wheels of dist/ in empty environments, and runs what they hold (minutes)
+	$(VENV)/bin/python tests/wheels/contents_test.py
+	$(VENV)/bin/python tests/wheels/installed_test.py
+
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
 
@@ -130,17 +142,17 @@ lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits c
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
-	$(RUN) ruff format --quiet --config python/pyproject.toml python tests
-	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests
+	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy
+	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy
 
 check-format: $(VENV)/.format  ## Fails if `make format` would change anything
 	@echo 'checking the format of $(words $(SOURCES)) C++ files and of all Python files'
 	@$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
-	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests
-	$(RUN) ruff check --quiet --config python/pyproject.toml python tests
+	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests deploy
+	$(RUN) ruff check --quiet --config python/pyproject.toml python tests deploy
 
 clean:  ## Removes what was built, but neither environment nor models
-	rm -rf build logs
+	rm -rf build dist logs
 
 build/.deps: deploy/install_deps.sh
 	deploy/install_deps.sh
@@ -149,6 +161,10 @@ build/.deps: deploy/install_deps.sh
 # Without the browser, its test skips, loudly.
 build/.page: deploy/install_deps.sh | build/.deps
 	deploy/install_deps.sh page || echo 'test: no browser could be installed, so page_test skips' >&2
+	mkdir -p $(@D) && touch $@
+
+build/.wheel: deploy/install_deps.sh
+	deploy/install_deps.sh wheel
 	mkdir -p $(@D) && touch $@
 
 build/.lint: deploy/install_deps.sh

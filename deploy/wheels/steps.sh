@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# The steps from a checkout to an installed isobit, shared by `make wheels`, `make check-wheels` and the Dockerfile.
+#
+#   deploy/wheels/steps.sh build PACKAGE...      isobit, isobit-cuda or isobit-torch, into dist/ (Debian 12)
+#   deploy/wheels/steps.sh system                as root: the Debian packages that running needs
+#   deploy/wheels/steps.sh install FOLDER WHAT.. a virtual environment with these wheels (pip's words for them)
+#   deploy/wheels/steps.sh link FOLDER           as root: its commands into /usr/local/bin
+#
+# build wants what `deploy/install_deps.sh wheel` installs, and for isobit-cuda nvcc 13; install wants no compiler.
+# PYTHON names another Python than python3.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+: "${PYTHON:=python3}"
+export PATH=$PATH:/usr/local/cuda/bin  # where the toolkit puts nvcc
+unset PYTHONPATH  # pip would take what is there for installed
+for_cpus=(isobit-rollout isobit-scorer isobit-comparator isobit-model isobit-bench)
+for_gpus=(isobit-rollout isobit-scorer)
+platform=manylinux_2_34_x86_64  # what Debian 12's archives need at most
+
+fail() {
+  echo "wheels: $*" >&2
+  exit 1
+}
+
+# auditwheel and what checks the SBOM, in an environment of their own.
+tools() {
+  local wanted=$root/deploy/wheels/requirements.txt
+  tools=$root/build/wheel-tools
+  if [[ ! $tools/.installed -nt $wanted ]]; then
+    "$PYTHON" -m venv "$tools"
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r "$wanted"
+    touch "$tools/.installed"
+  fi
+}
+
+# compile PRESET TARGET...: for programs, with the archives that Debian lacks.
+compile() {
+  local preset=$1 options=()
+  shift
+  [[ $preset == wheel-torch ]] || "$root/deploy/static_sources.sh" "$root/build/static-sources"
+  # The headers of NCCL come from a package of this environment.
+  [[ $preset != *cuda ]] || options+=("-DISOBIT_PYTHON=$root/.venv/bin/python")
+  (cd "$root" && cmake --preset "$preset" "${options[@]}" >/dev/null &&
+    cmake --build --preset "$preset" --target "$@")
+}
+
+# pack PACKAGE SOURCE_FOLDER BUILD_FOLDER INTO BINARY... [-- OPTION OF AUDITWHEEL...]
+pack() {
+  local package=$1 source=$2 build=$3 into=$4 binaries=() version stage
+  shift 4
+  while (($#)) && [[ $1 != -- ]]; do
+    binaries+=("$1")
+    shift
+  done
+  shift $(($# > 0))
+  version=$(sed -nE 's/^version = "(.*)"/\1/p' "$source/pyproject.toml")
+  stage=$root/build/wheel-files/$package
+  rm -rf "$stage"
+  mkdir -p "$stage/files/$into" "$stage/wheel" "$root/dist"
+  "$PYTHON" "$root/deploy/wheels/bundled.py" "$build" "$stage" --name="$package" --version="$version" "${binaries[@]}"
+  local binary
+  for binary in "${binaries[@]}"; do
+    strip -o "$stage/files/$into/${binary##*/}" "$binary"
+  done
+  ISOBIT_WHEEL_FILES=$stage "$tools/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
+    --wheel-dir="$stage/wheel" "$source"
+  rm -f "$root/dist/${package//-/_}"-*.whl
+  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$platform" --only-plat "$@" \
+    --wheel-dir="$root/dist" "$stage/wheel"/*.whl
+  ls -l "$root/dist/${package//-/_}"-*.whl
+}
+
+build() {
+  tools
+  local package
+  for package; do
+    case $package in
+      isobit)
+        compile wheel "${for_cpus[@]}"
+        pack isobit "$root/python" "$root/build/wheel" bin "${for_cpus[@]/#/$root/build/wheel/bin/}"
+        ;;
+      isobit-cuda)
+        command -v nvcc >/dev/null || fail "isobit-cuda needs nvcc 13; name isobit and isobit-torch alone to go without"
+        compile wheel-cuda "${for_gpus[@]}"
+        # NVIDIA's own wheels hold these; the preset's run path says where the services look for them.
+        pack isobit-cuda "$root/python/cuda" "$root/build/wheel-cuda" bin \
+          "${for_gpus[@]/#/$root/build/wheel-cuda/bin/}" \
+          -- --exclude libnccl.so.2 --exclude libcublas.so.13 --exclude libcublasLt.so.13
+        ;;
+      isobit-torch)
+        compile wheel-torch isobit_torch
+        # A shared library cannot take archives that were compiled for programs: auditwheel bundles what it needs, and
+        # lists it in an SBOM of its own. The process that loads it has PyTorch's libraries.
+        pack isobit-torch "$root/python/operators" "$root/build/wheel-torch" . \
+          "$root/build/wheel-torch/lib/libisobit_torch.so" -- --exclude 'libtorch*.so' --exclude libc10.so
+        ;;
+      *) fail "expected isobit, isobit-cuda or isobit-torch, got $package" ;;
+    esac
+  done
+}
+
+system() {
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q
+  apt-get install -q -y --no-install-recommends ca-certificates curl python3 python3-venv
+  rm -rf /var/lib/apt/lists/*
+}
+
+install() {
+  local folder=$1
+  shift
+  "$PYTHON" -m venv "$folder"
+  "$folder/bin/python" -m pip install --no-cache-dir --quiet --disable-pip-version-check "$@"
+}
+
+# The services for GPUs, where they are installed, come before those for CPUs.
+link() {
+  local binary name
+  for binary in "$1"/bin/isobit "$1"/lib/python3*/site-packages/{isobit_cuda,isobit}/bin/*; do
+    name=/usr/local/bin/${binary##*/}
+    [[ ! -x $binary || -e $name ]] || ln -s "$binary" "$name"
+  done
+}
+
+case ${1:-} in
+  build | system | install | link) "$@" ;;
+  *) fail "expected build, system, install or link, got '${1:-}'; this script's first lines explain them" ;;
+esac
