@@ -35,7 +35,7 @@ endif
 
 # What `make wheels` builds; the second needs nvcc.
 WHEELS ?= isobit isobit-cuda isobit-torch
-BUILT_FROM := $(if $(filter isobit-cuda,$(WHEELS)),$(VENV)/.nccl) $(if $(filter isobit-torch,$(WHEELS)),$(TORCH)/.installed)
+BUILT_FROM := $(if $(filter isobit-cuda isobit-torch,$(WHEELS)),$(VENV)/.nccl) $(if $(filter isobit-torch,$(WHEELS)),$(TORCH)/.installed)
 
 .PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-frameworks test-hosts train-demo build-torch-gpu \
   test-torch-gpu wheels check-wheels lint lint-changed format check-format clean

@@ -55,7 +55,7 @@ set_target_properties(PkgConfig::PROMETHEUS PROPERTIES INTERFACE_LINK_LIBRARIES 
 set_target_properties(PkgConfig::HTTPLIB PROPERTIES INTERFACE_LINK_LIBRARIES static_httplib)
 
 # libgcc_s stays shared: it belongs to the policy of manylinux, and its archive needs a newer glibc.
-add_library(static_glibc OBJECT cmake/static_glibc.cc)
+add_library(static_glibc OBJECT cmake/older_glibc.cc)
 string(APPEND CMAKE_EXE_LINKER_FLAGS " -static-libstdc++")
 link_libraries($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:static_glibc>)
 # What was linked from which archive, for the list of what a wheel bundles (deploy/wheels/bundled.py).

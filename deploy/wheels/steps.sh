@@ -37,7 +37,7 @@ tools() {
 compile() {
   local preset=$1 options=()
   shift
-  [[ $preset == wheel-torch ]] || "$root/deploy/static_sources.sh" "$root/build/static-sources"
+  [[ $preset == wheel-torch* ]] || "$root/deploy/static_sources.sh" "$root/build/static-sources"
   # The headers of NCCL come from a package of this environment.
   [[ $preset != *cuda ]] || options+=("-DISOBIT_PYTHON=$root/.venv/bin/python")
   (cd "$root" && cmake --preset "$preset" "${options[@]}" >/dev/null &&
@@ -89,10 +89,18 @@ build() {
         ;;
       isobit-torch)
         compile wheel-torch isobit_torch
+        local libraries=("$root/build/wheel-torch/lib/libisobit_torch.so") from=$root/build/wheel-torch
+        if command -v nvcc >/dev/null; then
+          compile wheel-torch-cuda isobit_torch
+          from=$root/build/wheel-torch-cuda
+          libraries+=("$from/lib/libisobit_torch_cuda.so")
+          cp "$from/lib/libisobit_torch.so" "${libraries[1]}"
+        else
+          echo "wheels: no nvcc: isobit-torch gets the operators for CPUs alone" >&2
+        fi
         # A shared library cannot take archives that were compiled for programs: auditwheel bundles what it needs, and
         # lists it in an SBOM of its own. The process that loads it has PyTorch's libraries.
-        pack isobit-torch "$root/python/operators" "$root/build/wheel-torch" . \
-          "$root/build/wheel-torch/lib/libisobit_torch.so" -- --exclude 'libtorch*.so' --exclude libc10.so
+        pack isobit-torch "$root/python/operators" "$from" . "${libraries[@]}" -- --exclude 'libtorch*.so' --exclude libc10.so
         ;;
       *) fail "expected isobit, isobit-cuda or isobit-torch, got $package" ;;
     esac

@@ -21,7 +21,7 @@ MAX_BYTES = 100_000_000
 # What a wheel may need of the system: the list of manylinux, as far as services use it.
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 NVIDIA = {"libnccl.so.2", "libcublas.so.13"}
-PYTORCH = {"libtorch_cpu.so", "libtorch.so", "libc10.so"}
+PYTORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libtorch.so", "libc10.so"}
 
 
 class ContentsTest(WheelTestCase):

@@ -297,16 +297,27 @@ class OperatorsTest(WheelTestCase):
         for wheel in (wheel_of("isobit"), wheel_of("isobit_torch")):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(installed)
-        which = "import torch; from isobit.torch import library; print(torch.__version__, library.load())"
-        versions = set()
-        for path in (f"{installed}", f"{TORCH / 'second'}:{installed}"):
-            python = [TORCH / "bin" / "python"]
-            said = self.check(run(*python, "-c", which, env={"PYTHONPATH": path})).split()
-            self.assertEqual(said[1], f"{installed}/isobit_torch/libisobit_torch.so")
-            versions.add(said[0])
-            self.check(run(*python, ROOT / "tests" / "torch" / "ops_test.py", env={"PYTHONPATH": path}))
-        self.assertEqual(len(versions), 2)
-        print(*versions)
+        for_cpus = installed / "isobit_torch" / "libisobit_torch.so"
+        for_gpus = for_cpus.with_name("libisobit_torch_cuda.so")
+        both = f"{TORCH / 'second'}:{installed}"
+        used = {self.use(f"{installed}"), self.use(both)}
+        used.add(self.use(f"{installed}", ISOBIT_TORCH_LIBRARY=str(for_cpus)))
+        self.assertEqual(len({version for version, _, _ in used}), 2)
+        for version, cuda, library in used:
+            print(version, library.name)
+            if library != for_cpus:
+                self.assertTrue(cuda.startswith("13."), "a library for GPUs, of another CUDA")
+                self.assertEqual(library, for_gpus)
+
+    def use(self, path: str, **environment: str) -> tuple[str, str, Path]:
+        """Runs the operators' own test; PyTorch's version, its CUDA's, and the library that was loaded."""
+        python = [TORCH / "bin" / "python"]
+        environment["PYTHONPATH"] = path
+        which = "import torch as t; from isobit.torch.library import load; "
+        which += "print(t.__version__, t.version.cuda, load())"
+        version, cuda, library = self.check(run(*python, "-c", which, env=environment)).split()
+        self.check(run(*python, ROOT / "tests" / "torch" / "ops_test.py", env=environment))
+        return version, cuda, Path(library)
 
 
 def gpu_wheel(case: unittest.TestCase) -> Path:

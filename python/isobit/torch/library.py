@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 NAME = "libisobit_torch.so"
+# The same with the kernels for GPUs, for a PyTorch of this CUDA; it computes on CPUs as well.
+CUDA_NAME, CUDA = "libisobit_torch_cuda.so", "13."
 
 
 def candidates() -> list[Path]:
@@ -18,7 +20,8 @@ def candidates() -> list[Path]:
     spec = importlib.util.find_spec("isobit_torch")
     packaged = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
     built = Path(__file__).resolve().parents[3] / "build" / "torch" / "lib"
-    return [*(Path(folder) / NAME for folder in packaged), built / NAME]
+    names = [CUDA_NAME, NAME] if (torch.version.cuda or "").startswith(CUDA) else [NAME]
+    return [*(Path(folder) / name for folder in packaged for name in names), built / NAME]
 
 
 @functools.cache

@@ -1,5 +1,6 @@
-// What programs would take from a glibc newer than 2.34, the oldest that the wheels run with. Linked into them by
-// cmake/static_libraries.cmake alone.
+// What binaries would take from a glibc newer than 2.34, the oldest that the wheels run with.
+// Linked into programs by cmake/static_libraries.cmake, and into the operators by
+// trainer_bridge/torch/CMakeLists.txt, which hides it.
 #include <sys/random.h>
 
 #include <cerrno>
