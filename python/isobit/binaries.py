@@ -19,14 +19,26 @@ def path(name: str) -> Path:
     machine with a GPU, then the package isobit, then a checkout's build/release/bin.
 
     Raises:
-      BinaryNotFoundError: none of these has it.
+      BinaryNotFoundError: none of these has it, or it is isobit_cuda's and a library of it is nowhere.
     """
     places = _places()
     for _, folder in places:
         if os.access(found := folder / name, os.X_OK) and found.is_file():
+            if is_cuda(found):
+                _check_libraries(found)
             return found
     looked = "; ".join(f"{what}: {folder}" for what, folder in places)
     raise BinaryNotFoundError(f"{name} is not there. Looked in {looked}. {_hint()}")
+
+
+def _check_libraries(binary: Path) -> None:
+    """The loader's own message would not say where it looked."""
+    from isobit_cuda import MissingLibraryError, check
+
+    try:
+        check(binary)
+    except MissingLibraryError as error:
+        raise BinaryNotFoundError(str(error)) from error
 
 
 def is_cuda(binary: Path) -> bool:

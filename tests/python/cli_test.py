@@ -275,7 +275,15 @@ class BinariesTest(unittest.TestCase):
         wheel = self.make(self.scratch / "isobit" / "bin")
         comparator = self.make(self.scratch / "isobit" / "bin", "isobit-comparator")
         cuda = self.make(self.scratch / "site" / "isobit_cuda" / "bin")
-        (self.scratch / "site" / "isobit_cuda" / "__init__.py").write_text("")
+        lacking = self.scratch / "lacking"
+        (self.scratch / "site" / "isobit_cuda" / "__init__.py").write_text(
+            "import pathlib\n"
+            "class MissingLibraryError(Exception): pass\n"
+            "def check(binary):\n"
+            f"    if pathlib.Path({str(lacking)!r}).exists():\n"
+            "        raise MissingLibraryError(f'{binary.name} needs libnccl.so.2')\n"
+        )
+        self.addCleanup(sys.modules.pop, "isobit_cuda", None)
         with mock.patch.object(sys, "path", [str(self.scratch / "site"), *sys.path]):
             with mock.patch.object(binaries, "gpu_is_there", return_value=False):
                 self.assertEqual(binaries.path("isobit-rollout"), wheel)
@@ -284,6 +292,10 @@ class BinariesTest(unittest.TestCase):
                 self.assertEqual(binaries.path("isobit-comparator"), comparator)
                 self.assertTrue(binaries.is_cuda(cuda))
                 self.assertFalse(binaries.is_cuda(comparator))
+                lacking.touch()
+                with self.assertRaisesRegex(binaries.BinaryNotFoundError, "isobit-rollout needs libnccl"):
+                    binaries.path("isobit-rollout")
+                self.assertEqual(binaries.path("isobit-comparator"), comparator)
 
 
 class OldNamesTest(unittest.TestCase):

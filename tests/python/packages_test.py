@@ -90,8 +90,8 @@ class WheelTest(unittest.TestCase):
         files = {name for name in self.wheel.namelist() if ".dist-info/" not in name}
         protos = {path.stem for path in (ROOT / "proto" / "isobit" / "v1").glob("*.proto")}
         expected = {path.relative_to(CLIENT.parent).as_posix() for path in CLIENT.rglob("*.py")}
-        expected = {name for name in expected if "_pb2" not in name}
-        expected |= {"isobit/py.typed", "isobit/supported_models.json"}
+        expected = {name for name in expected if "_pb2" not in name} | {"isobit/py.typed"}
+        expected |= {path.relative_to(CLIENT.parent).as_posix() for path in CLIENT.rglob("*.json")}
         expected |= {f"isobit/v1/{proto}{stub}" for proto in protos for stub in STUBS}
         self.assertEqual(files, expected)
 

@@ -24,7 +24,7 @@ class MissingLibraryError(Exception):
 
 
 def check(binary: Path = BIN / "isobit-rollout") -> dict[str, Path]:
-    """Where the loader finds each of LIBRARIES for a service.
+    """Where the loader finds those of LIBRARIES that a service needs.
 
     Raises:
         MissingLibraryError: one is nowhere, or the loader cannot read the service.
@@ -41,9 +41,9 @@ def check(binary: Path = BIN / "isobit-rollout") -> dict[str, Path]:
     found = dict(lines)
     if missing := [name for name, place in lines if place == "not found"]:
         raise MissingLibraryError("\n".join(_missing(name, binary) for name in missing))
-    if listed.returncode != 0 or not LIBRARIES.keys() <= found.keys():
+    if listed.returncode != 0:
         raise MissingLibraryError(f"{binary} does not load: {(listed.stderr or listed.stdout).strip()}")
-    return {name: Path(os.path.normpath(found[name])) for name in LIBRARIES}
+    return {name: Path(os.path.normpath(found[name])) for name in LIBRARIES if name in found}
 
 
 def _interpreter(binary: Path) -> str:
