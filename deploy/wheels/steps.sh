@@ -14,7 +14,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$PATH:/usr/local/cuda/bin  # where the toolkit puts nvcc
 unset PYTHONPATH  # pip would take what is there for installed
 for_cpus=(isobit-rollout isobit-scorer isobit-comparator isobit-model isobit-bench)
-for_gpus=(isobit-rollout isobit-scorer)
+for_gpus=(isobit-rollout isobit-scorer isobit-numerics)
 platform=manylinux_2_34_x86_64  # what Debian 12's archives need at most
 
 fail() {
