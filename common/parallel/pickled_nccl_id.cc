@@ -170,7 +170,7 @@ std::optional<std::string> Id(Scan& scan) {
   }
   scan.Opcode(kStop);
   if (!scan.ok() || !scan.is_at_end()) return std::nullopt;
-  return std::string(id);
+  return std::string(id.data(), id.size());
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ absl::StatusOr<Address> AddressIn(absl::string_view id) {
     return absl::InvalidArgumentError(
         absl::StrCat("the group's id: expected \"", kPrefix, "HOST:PORT\" and zeros"));
   }
-  address.host = std::string(text.substr(0, colon));
+  address.host.assign(text.data(), colon);
   return address;
 }
 
