@@ -96,8 +96,11 @@ RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
       transfer_({.config = engine.config(),
                  .policy = engine.options().load_policy,
                  .limits = weight_stream,
-                 .begin = [this](WeightUpdate update, v1::UpdateWeightsResponse* response,
-                                 auto answer) { Update(std::move(update), response, answer); },
+                 .begin =
+                     [this](WeightUpdate update, v1::UpdateWeightsResponse* response,
+                            std::function<void(const absl::Status&)> answer) {
+                       Update(std::move(update), response, std::move(answer));
+                     },
                  .wake = [this] { engine_.Wake(); }},
                 transfer) {}
 

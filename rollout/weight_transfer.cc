@@ -121,6 +121,8 @@ void WeightTransfer::Close() {
 }
 
 void WeightTransfer::Run(bool replaces, Caller caller, Work work) {
+  const auto task = std::make_shared<Task>();
+  task->caller = std::move(caller);
   absl::Status refused;
   {
     const std::lock_guard lock(mutex_);
@@ -130,8 +132,6 @@ void WeightTransfer::Run(bool replaces, Caller caller, Work work) {
       refused = absl::AbortedError("another call of a weight transfer is in progress");
     } else {
       if (current_ != nullptr) current_->is_replaced = true;
-      const auto task = std::make_shared<Task>();
-      task->caller = std::move(caller);
       current_ = task;
       worker_ = std::thread(
           [this, task, work = std::move(work), previous = std::move(worker_)]() mutable {
@@ -147,7 +147,7 @@ void WeightTransfer::Run(bool replaces, Caller caller, Work work) {
           });
     }
   }
-  if (!refused.ok()) return caller.answer(refused);
+  if (!refused.ok()) return task->caller.answer(refused);
   if (replaces) service_.wake();  // the engine may hold what a replaced call waits for
 }
 
@@ -250,7 +250,7 @@ absl::Status WeightTransfer::ReceiveAsked(const v1::ReceiveWeightsRequest& reque
   for (const Broadcast& broadcast : broadcasts) longest = std::max(longest, broadcast.bytes);
   // Before the new weights are planned, which take what memory there is.
   ISOBIT_RETURN_IF_ERROR(group_->Reserve(longest));
-  if (update_->outcome == nullptr) ISOBIT_RETURN_IF_ERROR(Begin(std::move(outcome)));
+  if (update_->outcome == nullptr) ISOBIT_RETURN_IF_ERROR(Begin(outcome));
   for (const Broadcast& broadcast : broadcasts) {
     ISOBIT_RETURN_IF_ERROR(ReceiveBroadcast(broadcast, task));
     num_bytes += broadcast.bytes;
@@ -275,7 +275,7 @@ absl::StatusOr<std::shared_ptr<WeightTransfer::Outcome>> WeightTransfer::Plan(
   return outcome;
 }
 
-absl::Status WeightTransfer::Begin(std::shared_ptr<Outcome> outcome) {
+absl::Status WeightTransfer::Begin(const std::shared_ptr<Outcome>& outcome) {
   update_->outcome = outcome;
   WeightUpdate update = update_->update;
   update.stream = outcome->source;

@@ -102,7 +102,7 @@ class WeightTransfer {
                             v1::ReceiveWeightsResponse& response);
   // The update of these tensors and the model's others, which nobody has begun.
   absl::StatusOr<std::shared_ptr<Outcome>> Plan(std::vector<Tensor> listed);
-  absl::Status Begin(std::shared_ptr<Outcome> outcome);
+  absl::Status Begin(const std::shared_ptr<Outcome>& outcome);
   absl::Status ReceiveBroadcast(const Broadcast& broadcast, const Task& task);
   absl::Status FinishUpdate(const std::string& expected_digest, const Task& task,
                             v1::UpdateWeightsResponse& response);

@@ -460,7 +460,8 @@ TEST_F(WeightTransferTest, ATrainerThatDiesOrIsSilentLeavesTheOldWeights) {
     TcpSender sender;
     Join(sender);
     ISOBIT_ASSERT_OK(Open());
-    std::future<void> sends = std::async(std::launch::async, [&] { does(sender); });
+    std::future<void> sends =
+        std::async(std::launch::async, [&sender, &act = does] { act(sender); });
     const absl::Status status = Receive(weights);
     EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
                 absl::IsInvalidArgument(status))
