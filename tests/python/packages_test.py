@@ -134,6 +134,7 @@ class ImportsTest(unittest.TestCase):
         self.assertEqual(
             undeclared_imports(CLIENT, project),
             [
+                "binaries.py imports isobit_cuda",
                 "recording.py imports pyarrow",
                 "torch_senders.py imports torch",
                 "torch_weights.py imports torch",
