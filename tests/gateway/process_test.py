@@ -66,6 +66,12 @@ class ProcessTest(GatewayTest):
             self.assertTrue(answer.read().endswith(b"data: [DONE]\n\n"))
             self.assertEqual(gateway.process.wait(60), 0, gateway.log.read_text())
 
+    def test_a_signal_while_workers_begin_is_no_failure(self):
+        for _ in range(3):  # at moments of its own while two workers import what they need
+            gateway = self.start_gateway(self.rollout.target, None, "--workers=2")
+            gateway.process.send_signal(signal.SIGTERM)
+            self.assertEqual(gateway.process.wait(60), 0, gateway.log.read_text())
+
     def test_a_second_signal_ends_at_once(self):
         gateway = self.start_gateway(self.rollout.target)
         _, answer = self.begin_stream(gateway)

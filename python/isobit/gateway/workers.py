@@ -113,7 +113,8 @@ class Workers:
         with control:
             has_served = bool(control.recv(1))
         if self._signal is not None:
-            return abs(ended)
+            # The signal ends a worker that has not begun to serve, and that is in order.
+            return 0 if ended == -self._signal and not has_served else abs(ended)
         if has_served:
             _LOG.error("worker %d died with status %d: starting it again", worker, ended)
             self._start(worker)
