@@ -120,7 +120,7 @@ class GrpcTest(CliTest):
         grpc = command.first_line() and command.out[1].split()[1]
         pids = list(command.children().values())
         with RolloutClient(grpc) as client:
-            events = client.generate([1, 2], stream=True, max_tokens=1900, ignore_eos=True, n=32)
+            events = client.generate([1, 2], stream=True, max_tokens=1900, ignore_eos=True, n=128)
             next(events)  # a call that keeps the rollout from ending
             command.process.send_signal(signal.SIGINT)
             command.wait_for(lambda: "draining" in command.text, "the rollout was not told")
