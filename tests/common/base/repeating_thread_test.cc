@@ -32,14 +32,15 @@ TEST(RepeatingThreadTest, IsNotWaitedForWhileItRests) {
 TEST(RepeatingThreadTest, ARunMayDestroyIt) {
   const auto kept = std::make_shared<std::unique_ptr<RepeatingThread>>();
   std::atomic<bool> is_made{false};
-  auto token = std::make_shared<int>();
-  const std::weak_ptr<int> thread_is_there = token;
-  *kept = std::make_unique<RepeatingThread>(milliseconds(1), [&, kept, token = std::move(token)] {
-    while (!is_made) std::this_thread::yield();
-    kept->reset();
-  });
+  std::atomic<bool> has_ended{false};  // the thread has let go of what it runs
+  std::shared_ptr<void> token(nullptr, [&](void*) { has_ended = true; });
+  *kept = std::make_unique<RepeatingThread>(milliseconds(1),
+                                            [&is_made, kept, token = std::move(token)] {
+                                              while (!is_made) std::this_thread::yield();
+                                              kept->reset();
+                                            });
   is_made = true;
-  while (!thread_is_there.expired()) std::this_thread::yield();
+  while (!has_ended) std::this_thread::yield();
   EXPECT_EQ(*kept, nullptr);
 }
 
