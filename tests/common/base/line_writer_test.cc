@@ -58,9 +58,10 @@ struct Pipe {
   // What is there until `count` lines are.
   std::vector<std::string> Lines(size_t count) {
     std::array<char, 4096> piece;
-    while (static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) < count) {
+    while (num_lines < count) {
       const ssize_t size = read(from.get(), piece.data(), piece.size());
       if (size <= 0) break;
+      num_lines += static_cast<size_t>(std::count(piece.begin(), piece.begin() + size, '\n'));
       text.append(piece.data(), static_cast<size_t>(size));
     }
     std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -71,6 +72,7 @@ struct Pipe {
   Descriptor from;
   int to = -1;  // stays open
   std::string text;
+  size_t num_lines = 0;  // in `text`
 };
 
 TEST(LineWriterTest, ARegularFileHasEachLineAtOnce) {
