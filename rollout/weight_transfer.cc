@@ -128,7 +128,7 @@ void WeightTransfer::Run(bool replaces, Caller caller, Work work) {
     const std::lock_guard lock(mutex_);
     if (is_closed_) {
       refused = IsClosed();
-    } else if (current_ != nullptr && !replaces) {
+    } else if (current_ != nullptr && !replaces && current_->Check().ok()) {
       refused = absl::AbortedError("another call of a weight transfer is in progress");
     } else {
       if (current_ != nullptr) current_->is_replaced = true;

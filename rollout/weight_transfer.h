@@ -63,7 +63,7 @@ class WeightTransfer {
   // These end a call that runs, with ABORTED.
   void Init(TransferGroup group, Caller caller);
   void Shutdown(Caller caller);
-  // These are refused while another call runs, with ABORTED.
+  // ABORTED: another call runs. One whose caller has gone is waited for instead.
   void Start(WeightUpdate update, Caller caller);
   void Receive(const v1::ReceiveWeightsRequest& request, v1::ReceiveWeightsResponse* response,
                Caller caller);

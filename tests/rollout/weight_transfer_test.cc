@@ -520,6 +520,38 @@ TEST_F(WeightTransferTest, AClientThatGoesLeavesTheOldWeights) {
   ExpectUnharmed(before);
 }
 
+// A client that tries again after its deadline need not know how long the service takes to see it.
+TEST_F(WeightTransferTest, ACallWaitsForOneWhoseClientHasGone) {
+  std::promise<void> joins;
+  std::promise<void> may_end;
+  WeightTransfer::Service service{};
+  service.wake = [] {};
+  WeightTransferOptions options;
+  options.join = [&](const BroadcastGroup&, const PeerWait&) {
+    joins.set_value();
+    may_end.get_future().wait();
+    return absl::CancelledError("gone");
+  };
+  WeightTransfer transfer(std::move(service), std::move(options));
+  std::atomic<bool> is_gone{false};
+  std::promise<absl::Status> first;
+  transfer.Init({}, {[&] { return is_gone.load(); },
+                     [&](const absl::Status& status) { first.set_value(status); }});
+  joins.get_future().wait();
+  const auto start = [&] {
+    auto answer = std::make_shared<std::promise<absl::Status>>();
+    transfer.Start({}, {[] { return false; },
+                        [answer](const absl::Status& status) { answer->set_value(status); }});
+    return answer->get_future();
+  };
+  EXPECT_THAT(start().get(), StatusIs(StatusCode::kAborted));
+  is_gone = true;
+  std::future<absl::Status> waits = start();
+  may_end.set_value();
+  EXPECT_THAT(first.get_future().get(), StatusIs(StatusCode::kCancelled));
+  EXPECT_THAT(waits.get(), StatusIs(StatusCode::kFailedPrecondition));
+}
+
 TEST_F(WeightTransferTest, ASecondInitBeginsAnew) {
   Start();
   const std::vector<float> before = Logprobs();
