@@ -1,4 +1,5 @@
-"""Counts the test cases that passed, failed and were skipped in the given results directories.
+"""Counts the test cases that passed, failed and were skipped in the given results directories, and
+shows what the failed ones printed last.
 
 tests/run_tests.sh leaves such a directory: ctest.xml from ctest, and NAME.xml from each GoogleTest program
 that did not crash. A GoogleTest program counts by its cases, any other test as one.
@@ -7,6 +8,7 @@ that did not crash. A GoogleTest program counts by its cases, any other test as 
 import argparse
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -39,11 +41,26 @@ def outcomes_of(results: Path) -> Counter:
     return outcomes
 
 
+def failures_of(results: Path, num_lines: int) -> Iterator[str]:
+    """For each failed test of one results directory: its name and the last lines of its output."""
+    if not (results / "ctest.xml").is_file():
+        return
+    for test in ElementTree.parse(results / "ctest.xml").iter("testcase"):
+        if test.get("status") == "fail":
+            output = test.findtext("system-out", "").rstrip().splitlines()
+            yield "\n  ".join([f"FAILED: {results.parent}: {test.get('name')}", *output[-num_lines:]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Counts test cases by outcome.")
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--untested", type=int, default=0, help="failures that left no result")
+    parser.add_argument("--failures", type=int, default=0, metavar="LINES", help="of each failed test")
     arguments = parser.parse_args()
+    if arguments.failures:
+        for results in arguments.results:
+            for failure in failures_of(results, arguments.failures):
+                print(failure)
     outcomes = Counter(failed=arguments.untested)
     for results in arguments.results:
         outcomes.update(outcomes_of(results))
