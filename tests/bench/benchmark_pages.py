@@ -57,9 +57,9 @@ def provenance(measured: dict[str, str]) -> str:
     """The sentences above a table that say how its figures were measured, in lines of prose."""
     text = f"{measured['what']}. {measured['hardware']}; {measured['date']}"
     if "commit" in measured:
-        text += f"; at commit {measured['commit']}"
+        text += f"; commit {measured['commit']}"
     if "recorded" in measured:
-        text += f"; recorded by {measured['recorded']}"
+        text += f"; recorded in commit {measured['recorded']}"
     if "command" in measured:
         text += f"; `{measured['command']}`"
     return textwrap.fill(f"{text}.", width=PROSE_WIDTH, break_long_words=False, break_on_hyphens=False)

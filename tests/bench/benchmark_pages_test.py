@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import tempfile
 import unittest
@@ -50,6 +51,18 @@ class BenchmarkPagesTest(unittest.TestCase):
                 self.assertIn(path.name, messages)
                 self.assertEqual(self.check()[0], 0)
                 self.assertEqual(path.read_text(), page, "rewriting restores the page")
+
+    def test_every_page_begins_with_few_headline_figures_and_how_to_repeat_them(self) -> None:
+        tables = benchmark_pages.read_tables(self.root / "data")
+        for path in sorted(self.root.glob("*.md")):
+            with self.subTest(path.name):
+                page = path.read_text()
+                block = benchmark_pages.BLOCK.search(page)
+                headlines = tables[block["file"], block["id"]]
+                self.assertLessEqual(len(headlines["rows"]), 10)
+                self.assertLessEqual(len(headlines["columns"]), 4)
+                self.assertEqual(re.findall(r"^## (.*)$", page, re.MULTILINE)[0], "Run it again")
+                self.assertLess(block.end(), page.index("\n## "))
 
     def test_a_figure_changed_in_the_data_alone_is_seen(self) -> None:
         self.change_data(lambda table: table["rows"][0].__setitem__(0, "another"))
