@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or through
-# sudo. If all are installed it changes nothing and returns at once.
+# Installs the Debian packages that a build needs, on Debian 12 or Ubuntu 24.04, as root or with
+# sudo. If all of them are installed, it changes nothing and returns at once.
 #
 #   deploy/install_deps.sh [fuzz|lint|page|wheel]
 #
-# fuzz: also what the preset fuzz needs; lint: also clang-tidy; page: also the browser that tests the
-# live page, which Ubuntu has no package of; wheel: also what the wheels' build and its check need.
+# fuzz: also the packages for the preset fuzz; lint: also clang-tidy; page: also the browser that
+# tests the live page (Ubuntu has no package for it); wheel: also the packages for building and
+# checking wheels.
 set -euo pipefail
 
 packages=(
@@ -20,7 +21,7 @@ packages=(
 # libFuzzer comes with clang.
 [[ ${1:-} != fuzz ]] || packages+=(clang libclang-rt-dev)
 [[ ${1:-} != lint ]] || packages+=(clang-tidy)
-# What libgrpc.a and httplib need besides; dpkg-source unpacks, debootstrap makes the check's bare root.
+# Libraries that libgrpc.a and httplib need; dpkg-source unpacks, debootstrap makes the check's bare root.
 [[ ${1:-} != wheel ]] || packages+=(debootstrap dpkg-dev libbrotli-dev libc-ares-dev libre2-dev zlib1g-dev)
 [[ ${1:-} != page ]] || packages+=(chromium chromium-driver)
 
@@ -30,8 +31,8 @@ fail() {
 }
 
 command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
-  fail "this script knows Debian 12 and Ubuntu 24.04 alone; elsewhere, install what these packages" \
-    "hold: ${packages[*]}"
+  fail "this script supports only Debian 12 and Ubuntu 24.04; on other systems, install the contents" \
+    "of these packages: ${packages[*]}"
 
 missing=()
 for package in "${packages[@]}"; do
@@ -50,7 +51,7 @@ if ((EUID != 0)); then
   as_root=(sudo)
 fi
 
-# env, since sudo drops the caller's environment.
+# env, because sudo drops the caller's environment.
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
 echo "install_deps: installing ${missing[*]}"
 "${apt[@]}" update -q </dev/null ||

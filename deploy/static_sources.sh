@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fetches the source of the two libraries that Debian and Ubuntu ship without an archive to link statically,
-# in the release that is installed: the preset wheel compiles them (cmake/static_libraries.cmake).
+# Fetches the source of the two libraries for which Debian and Ubuntu have no archive to link statically, in the
+# installed release. The preset wheel compiles them (cmake/static_libraries.cmake).
 #
 #   deploy/static_sources.sh FOLDER       makes FOLDER/prometheus-cpp and FOLDER/cpp-httplib
 #
-# apt checks signatures and digests. The system's own list of sources stays as it is.
+# apt checks signatures and digests. The system's own list of sources is not changed.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 
@@ -27,7 +27,7 @@ fi
 apt=$(mktemp -d)
 trap 'rm -rf "$apt"' EXIT
 mkdir -p "$apt/lists/partial" "$apt/parts"
-# Both forms of apt's lists: name the sources where they name the binaries.
+# apt has two forms of lists. In both, replace the binary packages by the source packages.
 for list in /etc/apt/sources.list.d/*.sources; do
   [[ ! -f $list ]] || sed 's/^Types:.*/Types: deb-src/' "$list" >"$apt/parts/${list##*/}"
 done

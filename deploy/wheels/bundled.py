@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Lists what binaries hold that isobit did not write: its licences, and an SBOM (CycloneDX, JSON).
+"""Lists the third-party code in binaries: its licences, and an SBOM (CycloneDX, JSON).
 
     deploy/wheels/bundled.py BUILD_FOLDER OUTPUT --name=isobit --version=0.1.0 BINARY...
 
-Read are the linker's map BINARY.map (each archive that a program took something from) and Ninja's record of
-the headers that were compiled. Each such file belongs to a Debian package or to a wheel of PyPI.
-OUTPUT/licenses gets the package's copyright file, OUTPUT/sboms/isobit.cdx.json its name and version. A file
-that belongs to neither is an error, so that nothing is bundled unseen. Shared libraries (.so) take no
-archives: auditwheel bundles what they need, and the headers tell whose that is.
+The script reads the linker's map BINARY.map (which lists each archive that a program took something from) and
+Ninja's record of the compiled headers. Each such file belongs to a Debian package or to a wheel of PyPI.
+OUTPUT/licenses gets the copyright file of that package, OUTPUT/sboms/isobit.cdx.json its name and version. A
+file that belongs to neither is an error, so that nothing is bundled unnoticed. Shared libraries (.so) contain
+no archives: auditwheel bundles the libraries that they need, and the headers show whose these are.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from urllib.parse import quote
 COMMON = Path("/usr/share/common-licenses")
 # Libraries that the build compiles from Debian's source (cmake/static_libraries.cmake), by Debian's package.
 COMPILED = {"libstatic_prometheus.a": "prometheus-cpp-dev", "libstatic_httplib.a": "libcpp-httplib-dev"}
-# Interfaces of what stays outside: the C library and the kernel.
+# Not bundled, although their headers are compiled: the C library and the kernel.
 OUTSIDE = {"glibc", "linux"}
 
 
@@ -66,18 +66,18 @@ def archives(link_map: Path) -> set[str]:
 
 
 def headers(build: Path) -> set[str]:
-    """Every file of others that an object was compiled from: outside the checkout, or in its environments."""
+    """The third-party files that objects were compiled from: outside the checkout, or in its environments."""
     build = build.resolve()
     root = re.escape(str(build.parents[1]))
     record = run("ninja", "-C", build, "-t", "deps").splitlines()
     listed = {line.strip() for line in record if line.startswith(" ")}
-    # ccache may have made them relative; links stay as they are, since dpkg records paths so.
+    # ccache may have made them relative. Links are not followed, because dpkg records paths with them.
     found = {os.path.normpath(build / path) for path in listed}
     return {path for path in found if not re.match(rf"{root}/(?!\.venv)", path)}
 
 
 def debian_packages(paths: set[str]) -> dict[str, str]:
-    """The binary package that each path belongs to; none for paths of no package."""
+    """The binary package of each path. A path that belongs to no package is left out."""
     found: dict[str, str] = {}
     if not paths:
         return found
@@ -104,9 +104,9 @@ def debian_component(package: str) -> Component:
 
 
 def wheel_component(path: str) -> Component | None:
-    """The wheel that installed a file: one whose RECORD names it."""
+    """The wheel that installed a file: its RECORD names the file."""
     for folder in Path(path).parents:
-        # Beside the packages; or where the CUDA toolkit was unpacked from wheels.
+        # The first pattern: beside the packages. The second: a CUDA toolkit that was unpacked from wheels.
         for record in (*folder.glob("*.dist-info/RECORD"), *folder.glob("dist-info/*.dist-info/RECORD")):
             tail = (
                 f"/{Path(path).relative_to(folder)},"
@@ -143,13 +143,15 @@ def components(build: Path, binaries: list[Path]) -> list[Component]:
                 packages.add(COMPILED[Path(archive).name])
             elif archive.startswith("/"):  # others are the project's own
                 paths.add(str(Path(archive).resolve()))
-    # As dpkg records them: before the links of a merged /usr are followed.
+    # dpkg records paths as they are before the links of a merged /usr are followed.
     owners = debian_packages(paths)
     packages |= set(owners.values())
     for path in sorted(paths - set(owners)):
         component = wheel_component(path)
         if component is None:
-            raise SystemExit(f"bundled: {path} is of no Debian package and of no wheel; who wrote it?")
+            raise SystemExit(
+                f"bundled: {path} belongs to no Debian package and to no wheel, so its licence is unknown"
+            )
         found[component.purl] = component
     for package in sorted(packages):
         component = debian_component(package)
@@ -160,7 +162,7 @@ def components(build: Path, binaries: list[Path]) -> list[Component]:
 
 
 def write_licenses(parts: list[Component], folder: Path) -> None:
-    """One text a component, and what Debian's texts refer to."""
+    """Writes the texts of each component, and the common licences that Debian's texts refer to."""
     folder.mkdir(parents=True)
     for part in parts:
         for text in part.texts:

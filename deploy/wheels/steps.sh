@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
 # The steps from a checkout to an installed isobit, shared by `make wheels`, `make check-wheels` and the Dockerfile.
 #
-#   deploy/wheels/steps.sh build PACKAGE...      isobit, isobit-cuda or isobit-torch, into dist/ (Debian 12)
-#   deploy/wheels/steps.sh system                as root: the Debian packages that running needs
-#   deploy/wheels/steps.sh install FOLDER WHAT.. a virtual environment with these wheels (pip's words for them)
-#   deploy/wheels/steps.sh link FOLDER           as root: its commands into /usr/local/bin
+#   deploy/wheels/steps.sh build PACKAGE...      builds isobit, isobit-cuda or isobit-torch into dist/ (Debian 12)
+#   deploy/wheels/steps.sh system                as root: installs the Debian packages that isobit needs to run
+#   deploy/wheels/steps.sh install FOLDER WHAT.. makes a virtual environment and installs WHAT there, as pip names it
+#   deploy/wheels/steps.sh link FOLDER           as root: links its commands into /usr/local/bin
 #
-# build wants what `deploy/install_deps.sh wheel` installs, and for isobit-cuda nvcc 13; install wants no compiler.
-# PYTHON names another Python than python3.
+# build needs the packages of `deploy/install_deps.sh wheel`, and nvcc 13 for isobit-cuda; install needs no compiler.
+# The variable PYTHON selects another Python than python3.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 : "${PYTHON:=python3}"
 export PATH=$PATH:/usr/local/cuda/bin  # where the toolkit puts nvcc
-unset PYTHONPATH  # pip would take what is there for installed
+unset PYTHONPATH  # pip would take packages on it for installed ones
 for_cpus=(isobit-rollout isobit-scorer isobit-comparator isobit-model isobit-bench)
 for_gpus=(isobit-rollout isobit-scorer isobit-numerics)
-platform=manylinux_2_34_x86_64  # what Debian 12's archives need at most
+platform=manylinux_2_34_x86_64  # the newest glibc that Debian 12's archives need is 2.34
 
 fail() {
   echo "wheels: $*" >&2
   exit 1
 }
 
-# auditwheel and what checks the SBOM, in an environment of their own.
+# Installs auditwheel and the validator of the SBOM in an environment of their own.
 tools() {
   local wanted=$root/deploy/wheels/requirements.txt
   tools=$root/build/wheel-tools
@@ -33,7 +33,7 @@ tools() {
   fi
 }
 
-# compile PRESET TARGET...: for programs, with the archives that Debian lacks.
+# compile PRESET TARGET...: for programs, it also compiles the archives that Debian does not have.
 compile() {
   local preset=$1 options=()
   shift
@@ -80,9 +80,9 @@ build() {
         pack isobit "$root/python" "$root/build/wheel" bin "${for_cpus[@]/#/$root/build/wheel/bin/}"
         ;;
       isobit-cuda)
-        command -v nvcc >/dev/null || fail "isobit-cuda needs nvcc 13; name isobit and isobit-torch alone to go without"
+        command -v nvcc >/dev/null || fail "isobit-cuda needs nvcc 13; without it, name only isobit and isobit-torch"
         compile wheel-cuda "${for_gpus[@]}"
-        # NVIDIA's own wheels hold these; the preset's run path says where the services look for them.
+        # NVIDIA's own wheels have these libraries; the preset sets the run path by which the services find them.
         pack isobit-cuda "$root/python/cuda" "$root/build/wheel-cuda" bin \
           "${for_gpus[@]/#/$root/build/wheel-cuda/bin/}" \
           -- --exclude libnccl.so.2 --exclude libcublas.so.13 --exclude libcublasLt.so.13
@@ -96,10 +96,10 @@ build() {
           libraries+=("$from/lib/libisobit_torch_cuda.so")
           cp "$from/lib/libisobit_torch.so" "${libraries[1]}"
         else
-          echo "wheels: no nvcc: isobit-torch gets the operators for CPUs alone" >&2
+          echo "wheels: no nvcc: isobit-torch gets only the operators for CPUs" >&2
         fi
-        # A shared library cannot take archives that were compiled for programs: auditwheel bundles what it needs, and
-        # lists it in an SBOM of its own. The process that loads it has PyTorch's libraries.
+        # A shared library cannot use archives that were compiled for programs. auditwheel bundles the libraries that
+        # it needs, and lists them in an SBOM of their own. PyTorch's libraries are in the process that loads it.
         pack isobit-torch "$root/python/operators" "$from" . "${libraries[@]}" -- --exclude 'libtorch*.so' --exclude libc10.so
         ;;
       *) fail "expected isobit, isobit-cuda or isobit-torch, got $package" ;;
@@ -121,7 +121,7 @@ install() {
   "$folder/bin/python" -m pip install --no-cache-dir --quiet --disable-pip-version-check "$@"
 }
 
-# The services for GPUs, where they are installed, come before those for CPUs.
+# If the services for GPUs are installed, they are linked instead of those for CPUs.
 link() {
   local binary name
   for binary in "$1"/bin/isobit "$1"/lib/python3*/site-packages/{isobit_cuda,isobit}/bin/*; do
