@@ -15,6 +15,7 @@ from isobit.gateway.errors import ErrorBody, HttpError, as_http, retry_after
 
 _JSON = b"application/json"
 _DONE = b"data: [DONE]\n\n"
+_LINGER_S = 2.0
 _GATHER_BYTES = 64 * 1024  # pieces of a long answer are sent together up to this
 
 encode = msgspec.json.Encoder().encode
@@ -38,6 +39,23 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self._headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class LastAnswer(Answer):
+    """An answer to a body that was not read whole; the connection ends with it.
+
+    A client that still sends would meet a reset connection, and might lose the answer. So for a while what it
+    sends is read and dropped before the connection is closed.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body"})
 
 
 class LongAnswer:
@@ -264,7 +282,8 @@ class Sender:
 
 
 def error_answer(error: HttpError, errors: ErrorBody) -> Answer:
-    return Answer(errors(error), error.status, error.headers)
+    kind = LastAnswer if error.headers.get("connection") == "close" else Answer
+    return kind(errors(error), error.status, error.headers)
 
 
 def _head(media_type: bytes | None, headers: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
