@@ -41,8 +41,8 @@ class GrpcTest(CliTest):
             self.assertEqual(client.get_server_info().server.model.context_length, 128)
             (sample,) = client.generate([1, 2, 3], max_tokens=4)
             self.assertEqual(len(sample.tokens.token_ids), 4)
-        self.assertIn("note: --gpu-memory-utilization is taken as --gpu_memory_fraction", command.text)
-        self.assertIn("rollout | ", command.text)
+        for text in ("note: --gpu-memory-utilization is taken as --gpu_memory_fraction", "rollout | "):
+            self.wait_until(lambda text=text: text in command.text, f"{text!r} is not shown")
         pids = command.children().values()
         self.assertEqual(command.end(signal.SIGTERM), 0, command.text)
         self.assertFalse(any(map(is_alive, pids)))
