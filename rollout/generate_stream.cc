@@ -55,11 +55,11 @@ StreamMemory::StreamMemory(const StreamLimits& limits)
 
 GenerateStream::GenerateStream(Engine& engine, v1::Fingerprint fingerprint,
                                const StreamMemory& memory, const std::string& client,
-                               const GenerationMetrics& metrics, bool final_only)
+                               const GenerationMetrics& metrics, ChunkPacing pacing)
     : engine_(engine),
       fingerprint_(std::move(fingerprint)),
       memory_(memory),
-      final_only_(final_only),
+      pacing_(pacing),
       measurement_(metrics),
       request_(memory.requests->Open(client)),
       results_(memory.results->Open(client)) {}
@@ -107,9 +107,17 @@ void GenerateStream::OnToken(uint32_t sample, SampledToken token) {
   const std::lock_guard lock(mutex_);
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
-  if (backlog.tokens.empty() && !final_only_) ready_.push_back(sample);
   backlog_bytes_ += BytesOf(token);
   backlog.tokens.push_back(std::move(token));
+  if (pacing_.final_only) return;
+  if (pacing_.interval.count() == 0 || Clock::now() >= backlog.next_chunk) {
+    MakeReady(sample, backlog);
+  }
+}
+
+void GenerateStream::MakeReady(uint32_t sample, Backlog& backlog) {
+  if (!backlog.is_ready) ready_.push_back(sample);
+  backlog.is_ready = true;
 }
 
 void GenerateStream::Flush() {
@@ -120,7 +128,7 @@ void GenerateStream::Flush() {
 
 void GenerateStream::CheckBacklog() {
   absl::Status held = results_.Resize(kCallBytes + backlog_bytes_ + writer_->held_bytes());
-  if (!final_only_ && backlog_bytes_ > memory_.max_backlog_bytes) {
+  if (!pacing_.final_only && backlog_bytes_ > memory_.max_backlog_bytes) {
     held = absl::ResourceExhaustedError(absl::StrCat(
         "the reader is too slow: over ", memory_.max_backlog_bytes, " bytes wait for it"));
   }
@@ -156,9 +164,9 @@ void GenerateStream::OnSampleEnd(uint32_t sample, SampleEnd end) {
   const std::lock_guard lock(mutex_);
   if (done_) return;  // with an error of ours
   Backlog& backlog = backlog_[sample];
-  if (backlog.tokens.empty() || final_only_) ready_.push_back(sample);
   backlog_bytes_ += kEndBytes;
   backlog.complete = std::move(complete);
+  MakeReady(sample, backlog);
   Write();
   CheckBacklog();
 }
@@ -167,6 +175,11 @@ void GenerateStream::OnDone(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
   request_.Resize(0).IgnoreError();
   if (!done_) done_ = status;
+  if (!pacing_.final_only) {  // what an interval holds back
+    for (auto& [sample, backlog] : backlog_) {
+      if (!backlog.tokens.empty()) MakeReady(sample, backlog);
+    }
+  }
   Write();
 }
 
@@ -223,7 +236,9 @@ void GenerateStream::DropWritten(uint32_t sample) {
                    static_cast<std::ptrdiff_t>(std::min(backlog.tokens.size(), kMaxChunkTokens));
   for (auto it = backlog.tokens.begin(); it != end; ++it) backlog_bytes_ -= BytesOf(*it);
   backlog.tokens.erase(backlog.tokens.begin(), end);
-  if (!backlog.tokens.empty() || backlog.complete) ready_.push_back(sample);
+  backlog.is_ready = false;
+  if (!backlog.tokens.empty() || backlog.complete) return MakeReady(sample, backlog);
+  if (pacing_.interval.count() > 0) backlog.next_chunk = Clock::now() + pacing_.interval;
 }
 
 void GenerateStream::DropBacklog() {

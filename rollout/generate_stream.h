@@ -3,12 +3,13 @@
 //
 // One message is in flight. Tokens that come meanwhile are coalesced, for each sample, into few
 // large messages. So a slow reader delays nobody. Its backlog is bounded: beyond, the request ends
-// with RESOURCE_EXHAUSTED. With final_only, a sample's tokens are kept until it ends. The memory of
-// all calls together, for requests and for unread results, is bounded too, for each client and in
-// all.
+// with RESOURCE_EXHAUSTED. With final_only, a sample's tokens are kept until it ends; with a chunk
+// interval, for that long. The memory of all calls together, for requests and for unread results,
+// is bounded too, for each client and in all.
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -43,6 +44,12 @@ struct StreamMemory {
   const std::shared_ptr<ByteBudget> results;
 };
 
+// When a sample's tokens are written.
+struct ChunkPacing {
+  bool final_only = false;                // only when the sample ends
+  std::chrono::milliseconds interval{0};  // at least, from one chunk to the next
+};
+
 // Thread-safe.
 class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
@@ -50,7 +57,7 @@ class GenerateStream final : public RequestSink,
   // `engine`, `memory` and `metrics` outlive the call. `fingerprint` goes into each sample's end.
   // The call's memory counts for `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
-                 const std::string& client, const GenerationMetrics& metrics, bool final_only);
+                 const std::string& client, const GenerationMetrics& metrics, ChunkPacing pacing);
 
   // Call it once, in the handler. Opens the call's writer. Submits `request`; or ends the call,
   // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached. tapped:
@@ -64,8 +71,11 @@ class GenerateStream final : public RequestSink,
   void OnDone(const absl::Status& status) override;
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Backlog {
     std::deque<SampledToken> tokens;
+    bool is_ready = false;                                    // it is in ready_
+    Clock::time_point next_chunk = Clock::time_point::min();  // not earlier
     std::optional<v1::GenerateComplete> complete;
   };
 
@@ -73,6 +83,8 @@ class GenerateStream final : public RequestSink,
   void CancelRequest();
   // Holds mutex_. Ends call and request with RESOURCE_EXHAUSTED if too much is unread.
   void CheckBacklog();
+  // Holds mutex_. Lets the sample write in its turn.
+  void MakeReady(uint32_t sample, Backlog& backlog);
   // Holds mutex_. Writes until the writer is full or nothing is left.
   void Write();
   // Holds mutex_. The next message of a sample with a backlog, and what to do once it is written.
@@ -84,7 +96,7 @@ class GenerateStream final : public RequestSink,
   Engine& engine_;
   const v1::Fingerprint fingerprint_;
   const StreamMemory& memory_;
-  const bool final_only_;
+  const ChunkPacing pacing_;
   // Set by Start, before anything can call the methods that read them.
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;

@@ -138,7 +138,8 @@ void RolloutService::Begin(const grpc::CallbackServerContext& context,
   generation.client = gate_->ClientOf(context);
   absl::Status status = Admit(context, request);
   if (status.ok()) status = ReadGenerateRequest(request, generation);
-  const bool final_only = request.final_only();
+  const ChunkPacing pacing{.final_only = request.final_only(),
+                           .interval = std::chrono::milliseconds(request.chunk_interval_ms())};
   std::unique_ptr<TappedRequest> tapped;
   const bool is_exact = generation.deterministic || info_.verify_window() == 0;
   // The engine refuses a larger n.
@@ -148,7 +149,7 @@ void RolloutService::Begin(const grpc::CallbackServerContext& context,
   DropContent(&request);
   const auto stream = std::make_shared<GenerateStream>(
       engine_, is_exact ? info_.server().fingerprint() : of_fast_path_, memory_, generation.client,
-      metrics_.generation, final_only);
+      metrics_.generation, pacing);
   stream->Start(open, std::move(generation), status, std::move(tapped));
 }
 

@@ -5,6 +5,7 @@ python tests/gateway/scripted_test.py
 
 import json
 import math
+import threading
 import unittest
 from collections.abc import Iterator
 
@@ -198,6 +199,19 @@ class RequestsTest(ScriptedTest):
         for name in body.keys() - {"prompt", "stop_token_ids", "logit_bias"}:
             self.assertEqual(getattr(sampling, name), body[name], name)
         self.assertEqual((list(sampling.stop_token_ids), dict(sampling.logit_bias)), ([9], {5: -1.0}))
+
+    def test_many_streams_come_in_larger_pieces(self):
+        body = {"prompt": [[1]] * 30, "max_tokens": 1}
+        self.rollout.script = lambda request: [None, [1]] if len(self.rollout.requests) <= 30 else [[1]]
+        threading.Thread(
+            target=lambda: self.wait_until(lambda: len(self.rollout.requests) == 30, "not all have come")
+            or self.rollout.may_go_on.set()
+        ).start()
+        self.events("/v1/completions", body)
+        asked = sorted(request.chunk_interval_ms for request in self.rollout.requests)
+        self.assertEqual(asked, [count // 5 for count in range(1, 31)])
+        self.events("/v1/completions", {"prompt": [1], "max_tokens": 1})
+        self.assertEqual(self.rollout.requests[-1].chunk_interval_ms, 0)
 
     def test_defaults(self):
         self.gateway.post("/v1/completions", {"prompt": [1], "max_tokens": None, "seed": -1})

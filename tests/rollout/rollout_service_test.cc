@@ -509,6 +509,22 @@ TEST_P(RolloutServiceTest, FinalOnlyBringsEachSampleAtItsEnd) {
   }
 }
 
+TEST_P(RolloutServiceTest, AnIntervalHoldsBackAllButTheFirstTokenAndTheEnd) {
+  EngineOptions options = DefaultOptions();
+  options.runner.num_pages = 16 * 32;
+  StartServer(options);
+  v1::GenerateRequest request = Bulky(MakeProto());
+  const Generated streamed = Generate(request);
+  request.set_chunk_interval_ms(3'600'000);
+  const Generated paced = Generate(request);
+  ISOBIT_ASSERT_OK(paced.status);
+  EXPECT_EQ(paced.num_messages, 16u * 3) << "the first token, the rest, and an end for each sample";
+  ASSERT_EQ(paced.tokens.size(), 16u);
+  for (uint32_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(paced.tokens.at(i).SerializeAsString(), streamed.tokens.at(i).SerializeAsString());
+  }
+}
+
 TEST_P(RolloutServiceTest, FinalOnlyMayHoldBackMoreThanASlowReader) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;

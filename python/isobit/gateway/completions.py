@@ -204,8 +204,14 @@ class _LogprobTable:
             self._put(logprobs.ranked(token, value, alternatives))
 
     def add(self, piece: Piece | Completion) -> None:
-        for row in logprobs.rows(piece):
-            self._put(row)
+        if piece.top:
+            for row in logprobs.rows(piece):
+                self._put(row)
+            return
+        values = logprobs.checked(piece.logprobs)
+        for token, value in zip(piece.token_ids, values, strict=True):
+            self._top.append({self._put_name(token): value})
+        self._values.extend(values)
 
     def json(self) -> dict[str, Any]:
         return {

@@ -82,13 +82,14 @@ class Prompted:
     wants_text: bool = True
     waits: bool = False  # while the rollout's queue is full, instead of an error
 
-    def message(self, final_only: bool) -> rollout_pb2.GenerateRequest:
+    def message(self, final_only: bool, interval_ms: int = 0) -> rollout_pb2.GenerateRequest:
         return rollout_pb2.GenerateRequest(
             request_id=self.request_id,
             prompt_token_ids=self.prompt,
             sampling=self.sampling.params,
             logprob_mode=self.logprob_mode,
             final_only=final_only,
+            chunk_interval_ms=interval_ms,
         )
 
     def text(self, texts: TokenTexts) -> SampleText:
@@ -104,14 +105,14 @@ class Prompted:
 
 
 async def streamed(
-    rollout: RolloutClient, texts: TokenTexts, wanted: Prompted
+    rollout: RolloutClient, texts: TokenTexts, wanted: Prompted, interval_ms: int = 0
 ) -> AsyncGenerator[Piece | Ending, None]:
-    """Pieces as they come, and the ending of each sample; samples are interleaved. Whoever closes the
-    iterator ends the call at the rollout."""
+    """Pieces as they come, and the ending of each sample; samples are interleaved. Closing the iterator ends
+    the call at the rollout. interval_ms: at least, from one piece of a sample to the next."""
     samples = wanted.sampling.n
     decoders = [wanted.text(texts) if wanted.wants_text else None for _ in range(samples)]
     ended: set[int] = set()
-    async with aclosing(rollout.events(wanted.message(final_only=False), wanted.waits)) as events:
+    async with aclosing(rollout.events(wanted.message(False, interval_ms), wanted.waits)) as events:
         async for response in events:
             if response.HasField("chunk"):
                 chunk = response.chunk
@@ -132,12 +133,12 @@ async def streamed(
 
 
 async def whole(
-    rollout: RolloutClient, tokenizer: Tokenizer, texts: TokenTexts, wanted: Prompted
+    rollout: RolloutClient, tokenizer: Tokenizer, texts: TokenTexts, wanted: Prompted, interval_ms: int = 0
 ) -> list[Completion]:
-    """All samples of a prompt, by index."""
+    """All samples of a prompt, by index. interval_ms: between two looks for a stop string."""
     found = [Completion(index) for index in range(wanted.sampling.n)]
     if wanted.sampling.stop and wanted.wants_text:
-        async with aclosing(streamed(rollout, texts, wanted)) as events:
+        async with aclosing(streamed(rollout, texts, wanted, interval_ms)) as events:
             async for event in events:
                 sample = found[event.index]
                 if isinstance(event, Piece):
@@ -146,7 +147,7 @@ async def whole(
                     sample.ending = event
                     sample.text += event.text
         return found
-    async with aclosing(rollout.events(wanted.message(final_only=True), wanted.waits)) as events:
+    async with aclosing(rollout.events(wanted.message(True), wanted.waits)) as events:
         async for response in events:
             if response.HasField("chunk"):
                 found[response.chunk.index].add(_piece(response.chunk, None)[0])
