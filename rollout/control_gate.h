@@ -22,12 +22,12 @@ struct PauseResult {
   size_t num_kept = 0;     // requests that go on after the pause
 };
 
-// Receives a result or an error, on the thread that calls sinks; if the call is refused at once, on
-// the caller's thread. It must not block.
+// Receives a result or an error, on the thread that calls sinks. If the call is refused at once, it
+// runs on the caller's thread. It must not block.
 template <typename T>
 using Reply = std::function<void(absl::StatusOr<T>)>;
 
-// To pauses that had not taken effect when generation was continued.
+// What a pause gets if generation was continued before the pause took effect.
 inline absl::Status ContinuedBefore() {
   return absl::AbortedError("generation was continued before it had paused");
 }
@@ -39,10 +39,10 @@ struct PendingPause {
 };
 
 // Not thread-safe: the engine's mutex guards every call. Only the engine thread calls Settle and
-// IsQuiet, since no other knows what is in flight.
+// IsQuiet, because only it knows what is in flight.
 class ControlGate {
  public:
-  // UNAVAILABLE: draining, or failed.
+  // UNAVAILABLE: the service is draining or has failed.
   absl::Status Available() const;
   // Whether steps may be launched now.
   bool MayLaunch() const { return !paused_ && !held_; }
@@ -51,13 +51,13 @@ class ControlGate {
   bool has_waiting_pauses() const { return !pauses_.empty(); }
 
   void Pause(PendingPause pause) { pauses_.push_back(std::move(pause)); }
-  // Undoes every pause. Returns those that had not taken effect: the caller must reply to them.
+  // Undoes every pause. Returns those that had not taken effect; the caller must reply to them.
   std::vector<PendingPause> Continue();
   void Drain() { draining_ = true; }
   void Fail(const absl::Status& failure) { failure_ = failure; }
 
-  // Call between two launches. Lets those pauses take effect that can, and puts their replies into
-  // the outbox. If draining and paused, ends every request.
+  // Call between two launches. Applies the pauses that can take effect now and puts their replies
+  // into the outbox. If draining and paused, ends every request.
   void Settle(size_t num_in_flight, RequestTable& table, std::vector<Emission>& outbox);
 
   // Whether no step is in flight. If one is, no further step is launched before the next Settle.
@@ -67,7 +67,7 @@ class ControlGate {
   void HoldNewcomers(bool update_waits, Scheduler& scheduler) const;
 
  private:
-  // The pause's result; unset: it has to wait.
+  // The pause's result, or nothing if it has to wait.
   std::optional<absl::StatusOr<PauseResult>> TryPause(const PendingPause& pause,
                                                       size_t num_in_flight, RequestTable& table);
 

@@ -1,8 +1,8 @@
-// Who guesses what a sequence will draw next. A guess can change speed, never a token: a sequence
-// keeps the guesses that its own draws repeat (docs/architecture/speculation.md).
+// Drafters guess what a sequence will draw next. A guess can change speed, never a token: a guess
+// counts only if the sequence draws the same token (docs/architecture/speculation.md).
 //
-// A new drafter is one file that implements Drafter, and a line in drafters.cc. Not here: when and
-// how much is guessed (speculation.h).
+// A new drafter is one file that implements Drafter, and a line in drafters.cc. When and how much
+// to guess is decided elsewhere (speculation.h).
 #ifndef ISOBIT_ROLLOUT_DRAFTER_H_
 #define ISOBIT_ROLLOUT_DRAFTER_H_
 
@@ -17,47 +17,47 @@ namespace isobit {
 
 struct Sequence;
 
-// What a drafter knows of one sequence.
+// A drafter's state for one sequence.
 class SequenceDrafter {
  public:
   virtual ~SequenceDrafter() = default;
 
-  // Appends at most `most` tokens that may follow `tokens`, in order; every one is within the
-  // vocabulary. `tokens`: the known tokens of the sequence, prompt first; from call to call some
-  // are appended, none is taken away.
+  // Appends at most `most` tokens that may follow `tokens`, in order, all within the vocabulary.
+  // `tokens`: the known tokens of the sequence, prompt first. Between calls, tokens are only
+  // appended.
   virtual void Guess(absl::Span<const int32_t> tokens, size_t most,
                      std::vector<int32_t>& guesses) = 0;
 };
 
-// For the engine thread alone.
+// Used by the engine thread alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;
   virtual const char* name() const = 0;  // in --speculation and in metrics
 
-  // For a sequence that is about to run, at its first guess. Null: it has nothing to say about it.
+  // Called at the first guess for a running sequence. Null: the drafter has no guesses for it.
   virtual std::unique_ptr<SequenceDrafter> Begin(const Sequence& sequence) = 0;
 
-  // A sequence ends, whether or not it has been begun; its tokens are still there.
+  // A sequence ends, whether or not Begin was called for it. Its tokens can still be read.
   virtual void End(const Sequence& /*sequence*/) {}
 };
 
-// How one drafter has done for a sequence.
+// How well one drafter has guessed for a sequence.
 struct DrafterRecord {
   std::unique_ptr<SequenceDrafter> drafter;
-  double acceptance = 0.0;  // share of its guesses that were right, the latest weighing most
-  // A guess that is only compared with the token at its place, once that is known.
+  double acceptance = 0.0;  // share of right guesses; the latest weigh most
+  // A guess without a row in a step, compared with the token at compared_place once that is known.
   int32_t compared_guess = 0;
-  size_t compared_place = SIZE_MAX;  // SIZE_MAX: there is none
+  size_t compared_place = SIZE_MAX;  // SIZE_MAX: no guess to compare
 };
 
-// A sequence's part in speculation.
+// The state of speculation for one sequence.
 struct SequenceDraft {
   std::vector<DrafterRecord> records;  // by drafter
-  size_t drafter = 0;                  // whose guesses Sequence::guesses are
-  bool is_expected = false;  // the sequence waits for its pending token, to be guessed for then
-  size_t num_guesses = 0;    // those it has, or expects
-  double promise = 0.0;      // tokens that they bring, in the mean
+  size_t drafter = 0;                  // the index of the one that made Sequence::guesses
+  bool is_expected = false;            // the next step waits for the sequence's pending token
+  size_t num_guesses = 0;              // that it has, or probably gets once that token is known
+  double promise = 0.0;                // the expected number of tokens that they save
 };
 
 }  // namespace isobit

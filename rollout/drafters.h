@@ -1,4 +1,4 @@
-// All drafters, by the names that --speculation takes.
+// Makes the drafters that --speculation names.
 #ifndef ISOBIT_ROLLOUT_DRAFTERS_H_
 #define ISOBIT_ROLLOUT_DRAFTERS_H_
 
@@ -17,8 +17,8 @@ struct DrafterLimits {
   size_t history_bytes = size_t{64} << 20;
 };
 
-// names: one or more, separated by commas, or "off". Null for "off". INVALID_ARGUMENT: an unknown
-// name, or one that comes twice.
+// names: drafters separated by commas, or "off", for which the result is null. INVALID_ARGUMENT: a
+// name is unknown or repeated.
 absl::StatusOr<std::function<std::vector<std::unique_ptr<Drafter>>()>> DraftersOf(
     absl::string_view names, const DrafterLimits& limits);
 

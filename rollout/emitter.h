@@ -1,8 +1,8 @@
 // Calls sinks and replies in the engine's order, on a thread of its own, so that sending tokens
 // delays no step.
 //
-// A busy emitter finds the tokens of several steps at once. It hands all of them to the sinks
-// before it lets these write: the more streams there are, the fewer and larger their messages.
+// When the emitter is busy, tokens of several steps wait for it. It hands all of them to the sinks
+// before it flushes these: the more streams there are, the fewer and larger their messages.
 #ifndef ISOBIT_ROLLOUT_EMITTER_H_
 #define ISOBIT_ROLLOUT_EMITTER_H_
 
@@ -18,7 +18,7 @@
 
 namespace isobit {
 
-// A token for a sink. The sink lives until its last call, whose emission holds it.
+// A token for a sink. The emission of the sink's last call keeps the sink alive.
 struct TokenEmission {
   RequestSink* sink;
   uint32_t sample;
@@ -26,7 +26,7 @@ struct TokenEmission {
 };
 using Emission = std::variant<TokenEmission, std::function<void()>>;
 
-// Not more than one thread may call Emit at a time.
+// At most one thread calls Emit at a time.
 class Emitter {
  public:
   ~Emitter() { Stop(); }

@@ -1,11 +1,11 @@
-// One Generate call, of whichever face: takes a request's tokens from the engine and writes them as
+// One Generate call of any protocol: takes a request's tokens from the engine and writes them as
 // fast as the client reads.
 //
 // One message is in flight. Tokens that come meanwhile are coalesced, for each sample, into few
-// large messages. So a slow reader delays nobody. Its backlog is bounded: beyond, the request ends
-// with RESOURCE_EXHAUSTED. With final_only, a sample's tokens are kept until it ends; with a chunk
-// interval, for that long. The memory of all calls together, for requests and for unread results,
-// is bounded too, for each client and in all.
+// large messages, so that a slow reader delays no other call. A call's backlog is bounded: beyond
+// it the request ends with RESOURCE_EXHAUSTED. With final_only, a sample's tokens are kept until it
+// ends; with a chunk interval, for that long. The memory of all calls, for requests and for unread
+// results, is also bounded, per client and in total.
 #ifndef ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 #define ISOBIT_ROLLOUT_GENERATE_STREAM_H_
 
@@ -30,12 +30,12 @@
 namespace isobit {
 
 struct StreamLimits {
-  size_t max_backlog_bytes = 16 << 20;  // unread tokens of one stream, unless it is final_only
+  size_t max_backlog_bytes = 16 << 20;  // unread tokens of a stream without final_only
   ByteLimits requests{.total = 256 << 20, .client_share = 0.5};  // that wait or run
   ByteLimits results{.total = 1 << 30, .client_share = 0.5};     // unread, and the calls' own
 };
 
-// The bounds that all streams share, and how much of them is in use.
+// The memory bounds that all streams share, and what is in use of them.
 struct StreamMemory {
   explicit StreamMemory(const StreamLimits& limits);
 
@@ -55,13 +55,13 @@ class GenerateStream final : public RequestSink,
                              public std::enable_shared_from_this<GenerateStream> {
  public:
   // `engine`, `memory` and `metrics` outlive the call. `fingerprint` goes into each sample's end.
-  // The call's memory counts for `client`.
+  // The call's memory is charged to `client`.
   GenerateStream(Engine& engine, v1::Fingerprint fingerprint, const StreamMemory& memory,
                  const std::string& client, const GenerationMetrics& metrics, ChunkPacing pacing);
 
-  // Call it once, in the handler. Opens the call's writer. Submits `request`; or ends the call,
-  // with `error` if that is one, or with RESOURCE_EXHAUSTED if a memory bound is reached. tapped:
-  // gets the request's tokens too; may be null.
+  // Call it once, in the handler. Opens the call's writer, then submits `request`. If `error` is an
+  // error, or if a memory bound is reached (RESOURCE_EXHAUSTED), it ends the call instead. tapped:
+  // also gets the request's tokens; may be null.
   void Start(OpenGenerateWriter open, GenerationRequest request, const absl::Status& error,
              std::unique_ptr<TappedRequest> tapped = nullptr);
 
@@ -101,7 +101,7 @@ class GenerateStream final : public RequestSink,
   std::string request_id_;
   v1::LogprobMode logprob_mode_ = v1::LOGPROB_MODE_PROCESSED;
   std::shared_ptr<GenerateWriter> writer_;
-  // Both of the thread that calls sinks.
+  // Both are used only on the thread that calls sinks.
   RequestMeasurement measurement_;
   std::unique_ptr<TappedRequest> tapped_;
 
@@ -112,7 +112,7 @@ class GenerateStream final : public RequestSink,
   std::map<uint32_t, Backlog> backlog_;  // by sample
   std::deque<uint32_t> ready_;           // samples with a backlog to write, each once, in turn
   size_t backlog_bytes_ = 0;
-  bool is_full_ = false;  // OnWritable will come
+  bool is_full_ = false;  // OnWritable will be called
   std::optional<absl::Status> done_;
 };
 

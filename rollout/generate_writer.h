@@ -1,6 +1,6 @@
-// Where the results of one Generate call go: the stream of one of the service's faces. Results are
-// gathered once, by GenerateStream, as messages of isobit.v1; a face whose wire is another turns
-// them into its own. Bounds on memory are GenerateStream's.
+// Where the results of one Generate call go: the stream of one of the service's protocols.
+// GenerateStream gathers results once, as messages of isobit.v1, and bounds their memory. The
+// writer of another protocol converts these messages.
 #ifndef ISOBIT_ROLLOUT_GENERATE_WRITER_H_
 #define ISOBIT_ROLLOUT_GENERATE_WRITER_H_
 
@@ -15,17 +15,17 @@
 
 namespace isobit {
 
-// Write and Finish: one thread at a time. None of the methods blocks.
+// One thread at a time calls Write and Finish. None of the methods blocks.
 class GenerateWriter {
  public:
   virtual ~GenerateWriter() = default;
-  // As StreamWriter::Write. After kFull the same message comes again.
+  // As StreamWriter::Write. After kFull, the caller passes the same message again.
   virtual WriteResult Write(v1::GenerateResponse message) = 0;
   // As StreamWriter::Finish.
   virtual void Finish(absl::Status status) = 0;
   // Thread-safe.
   virtual bool closed() const = 0;
-  // Memory of what waits here or is in flight. As Write.
+  // The memory of messages that wait here or are in flight. Threads: as for Write.
   virtual size_t held_bytes() const = 0;
 };
 
@@ -39,8 +39,8 @@ struct WriterEvents {
 using OpenGenerateWriter =
     absl::FunctionRef<std::shared_ptr<GenerateWriter>(const WriterEvents& events)>;
 
-// One byte: the next message goes out only after the one before it, so that tokens coalesce in
-// GenerateStream.
+// With a bound of one byte, a message goes out only after the one before it, so that tokens
+// coalesce in GenerateStream.
 template <typename Response>
 StreamWriterOptions<Response> OneAtATime(const WriterEvents& events) {
   return {.max_queued_bytes = 1, .on_cancel = events.on_cancel, .on_writable = events.on_writable};

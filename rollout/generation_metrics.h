@@ -1,4 +1,4 @@
-// What requests count and measure: tokens, and the time of each sample.
+// Counters and times of requests: tokens, and how long each sample takes.
 #ifndef ISOBIT_ROLLOUT_GENERATION_METRICS_H_
 #define ISOBIT_ROLLOUT_GENERATION_METRICS_H_
 
@@ -12,11 +12,11 @@ namespace isobit {
 
 struct GenerationMetrics {
   prometheus::Counter& tokens;
-  prometheus::Histogram& first_token_seconds;   // of each sample, from the request's arrival
-  prometheus::Histogram& output_token_seconds;  // of each sample, between two tokens on average
+  prometheus::Histogram& first_token_seconds;   // of each sample, since the request's arrival
+  prometheus::Histogram& output_token_seconds;  // of each sample, the mean between two tokens
 };
 
-// What one request adds to them. After Arrive, on the thread that calls sinks.
+// Measures one request. After Arrive, it is used only on the thread that calls sinks.
 class RequestMeasurement {
  public:
   // `metrics` outlive it.
@@ -46,7 +46,7 @@ class RequestMeasurement {
 
   const GenerationMetrics& metrics_;
   Clock::time_point arrival_;
-  std::map<uint32_t, Clock::time_point> first_tokens_;  // when they came, by sample
+  std::map<uint32_t, Clock::time_point> first_tokens_;  // their arrival times, by sample
 };
 
 }  // namespace isobit

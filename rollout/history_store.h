@@ -1,5 +1,5 @@
-// Texts that samples of a prompt may repeat: what other samples of it have drawn, whatever the
-// weights were, and what clients send along. In bounded memory, which clients share fairly.
+// Texts that samples of a prompt may repeat: what its other samples have drawn, under any weights,
+// and what clients send along. Memory is bounded, and clients share it fairly.
 #ifndef ISOBIT_ROLLOUT_HISTORY_STORE_H_
 #define ISOBIT_ROLLOUT_HISTORY_STORE_H_
 
@@ -17,26 +17,26 @@
 
 namespace isobit {
 
-// Of one prompt and one client. Each text begins with the prompt's end.
+// The texts of one prompt of one client. Each begins with the end of the prompt.
 class PromptTexts {
  public:
   absl::Span<const int32_t> text() const { return text_; }  // kTextEnd behind each
   const SuffixIndex& index() const { return index_; }
-  // Another number: positions in text() have changed.
+  // If it changes, positions in text() have changed.
   uint64_t generation() const { return generation_; }
-  // The position of a completion's first token in text(); 0: it is not there.
+  // The position in text() of a completion's first token; 0 if the completion is not there.
   size_t Find(absl::Span<const int32_t> completion) const;
   size_t bytes() const;
 
  private:
   friend class HistoryStore;
-  // Whether anything has changed. Drops the oldest half if the bytes exceed max_bytes.
+  // Returns whether anything has changed. Drops the oldest half if the bytes exceed max_bytes.
   bool Add(absl::Span<const int32_t> prompt, absl::Span<const int32_t> completion,
            size_t max_bytes);
 
   std::vector<int32_t> text_;
   SuffixIndex index_;
-  // By the completion's hash: where it begins. A completion is kept once.
+  // Where each completion begins, by its hash. A completion is kept once.
   std::unordered_map<uint64_t, size_t> places_;
   uint64_t generation_ = 0;
 };
@@ -46,8 +46,8 @@ class HistoryStore {
  public:
   explicit HistoryStore(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // INVARIANT: a client's texts are for that client's requests alone; else the time of an answer
-  // would tell what others have asked (HistoryStoreTest.ClientsDoNotSeeEachOther).
+  // INVARIANT: a client's texts serve only that client's requests; otherwise response times would
+  // reveal what others have asked (HistoryStoreTest.ClientsDoNotSeeEachOther).
   std::shared_ptr<const PromptTexts> Open(const std::string& client,
                                           absl::Span<const int32_t> prompt);
   void Add(const std::string& client, absl::Span<const int32_t> prompt,
@@ -68,10 +68,10 @@ class HistoryStore {
     size_t bytes = 0;
   };
 
-  // Makes the entry if there is none, and the one that was used last.
+  // Finds or makes the entry, and marks it as the one used last.
   Entry& Use(Client& client, Hash hash);
   void Count(Client& client, Entry& entry);
-  // Of the client with the most bytes, the prompt that was used least recently goes first.
+  // Drops, from the client with the most bytes, the least recently used prompts first.
   void Shrink();
 
   const size_t max_bytes_;

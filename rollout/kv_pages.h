@@ -1,9 +1,9 @@
 // Which KV pages are free, which a sequence holds, and which several share. Their memory is in
 // kernels/model's KvCache, where a page number means the same page on every rank and layer.
 //
-// Sequences share whole pages of tokens that they begin with, by count; what nobody uses any more
-// stays in a cache until its page is needed. Only a page's owner writes to it. A sequence that has
-// borrowed a page which its prompt fills in part copies it before it writes.
+// Sequences that begin with the same tokens share whole pages, which are counted. Pages that no
+// sequence uses stay in a cache until they are needed. Only its owner writes to a page. A sequence
+// may borrow a page that its prompt only half fills; it copies the page before it writes.
 #ifndef ISOBIT_ROLLOUT_KV_PAGES_H_
 #define ISOBIT_ROLLOUT_KV_PAGES_H_
 
@@ -20,8 +20,8 @@ namespace isobit {
 
 // The pages of one sequence, by position. KvPages fills and empties it.
 // INVARIANT: a page number keeps its address and value until the table is emptied and filled again,
-// because steps in flight read it there (KvPagesTest.NumbersStayInPlace). Only a borrowed page,
-// which no step of this sequence has used, gives way to its copy.
+// because steps in flight read it there (KvPagesTest.NumbersStayInPlace). The exception is a
+// borrowed page that no step of this sequence has used: its copy replaces it.
 class PageTable {
  public:
   const int32_t* data() const { return numbers_.get(); }
@@ -42,25 +42,25 @@ class PageTable {
 // cache and in no table (PrefixSharingTest.KeepsCountsOverRandomOperations).
 class KvPages {
  public:
-  // num_pages > 0 pages of page_size > 0 tokens, all free. max_cached: of pages that nobody uses.
+  // num_pages > 0 pages of page_size > 0 tokens, all free. max_cached: bound of the cached pages.
   KvPages(int32_t num_pages, int32_t page_size, int32_t max_cached = 0);
 
-  // The pages that positions [0, tokens) need.
+  // The number of pages for positions [0, tokens).
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
   // Makes `table` cover positions [0, tokens). It will never cover more than `max_tokens`. Takes
-  // free pages, then those of the cache that were used least recently. False, with nothing changed:
-  // there are too few.
+  // free pages first, then the least recently used cached ones. False: there are too few, and
+  // nothing has changed.
   bool Grow(PageTable& table, int64_t tokens, int64_t max_tokens);
 
-  // The whole pages of `tokens` that are in the cache or in a table, from the beginning on.
+  // The longest run of whole pages, from the first token on, that are in the cache or in a table.
   std::vector<int32_t> Find(absl::Span<const int32_t> tokens) const { return tree_.Find(tokens); }
-  // Grow for an empty table, which begins with the pages that Find has returned just now. Leaves at
-  // least `left` pages free.
+  // Like Grow, for an empty table. The table begins with the pages `found`, which Find has just
+  // returned. Leaves at least `left` pages free.
   bool Begin(PageTable& table, absl::Span<const int32_t> found, int64_t tokens, int64_t max_tokens,
              int64_t left);
-  // Lets others find the whole pages of `tokens`, which the table's pages hold, or will once the
-  // steps scheduled so far have ended.
+  // Lets other sequences find the whole pages of `tokens`. The table's pages hold these tokens, or
+  // will hold them once the steps scheduled so far have ended.
   void Publish(const PageTable& table, absl::Span<const int32_t> tokens);
   // Whether a page that Find has returned was first published since the last call of BeginStep.
   bool IsNew(int32_t page) const;
@@ -69,17 +69,17 @@ class KvPages {
   // Fills the empty table `to` with all pages of `from`, which cover positions [0, tokens) and
   // nothing more. If the last of them is filled in part, it is borrowed.
   void Share(const PageTable& from, int64_t tokens, int64_t max_tokens, PageTable& to);
-  // To be called before the sequence writes to its last page: if that is borrowed, and not its own
-  // by now, replaces it and adds the copy to be made to `copies`. False, with nothing changed:
-  // there is no page for the copy.
+  // Call before the sequence writes to its last page. If the page is borrowed and not yet its own,
+  // replaces it and adds the copy to make to `copies`. False: there is no page for the copy, and
+  // nothing has changed.
   bool OwnLastPage(PageTable& table, std::vector<PageCopy>& copies);
 
-  // Frees the table's pages behind those that positions [0, tokens) need; nobody shares them, and
-  // no step in flight belongs to the sequence.
+  // Frees the table's pages behind those of positions [0, tokens). They must not be shared, and no
+  // step in flight may belong to the sequence.
   void Trim(PageTable& table, int64_t tokens);
 
-  // Empties the table and frees the pages that no other table has. `tokens`: what its pages hold;
-  // the whole pages of it stay in the cache. INVARIANT: pages may be handed out again at once, even
+  // Empties the table and frees the pages that no other table has. `tokens`: what the pages hold;
+  // whole pages stay in the cache. INVARIANT: freed pages may be handed out at once, even
   // if a step in flight still uses them: each rank computes that step before every step that is
   // launched later (EngineTest.ReusesPagesWhileAStepInFlightWritesThem).
   void Free(PageTable& table, absl::Span<const int32_t> tokens = {});
@@ -88,7 +88,7 @@ class KvPages {
   void Forget();
 
   int32_t num_pages() const { return static_cast<int32_t>(counts_.size()); }
-  // That Grow can take, those in the cache included.
+  // The number of pages that Grow can take, cached ones included.
   int32_t num_free() const { return static_cast<int32_t>(free_.size()) + num_cached(); }
   int32_t num_cached() const { return tree_.num_unused(); }
   int32_t num_shared() const { return num_shared_; }  // that several tables have

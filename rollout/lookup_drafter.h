@@ -1,5 +1,5 @@
-// The drafter `lookup`: what followed the last time that the sequence's own text, prompt or
-// completion, had its last tokens. For edits, quotations, code, and loops.
+// The drafter `lookup`: finds where the sequence's last tokens occurred before in its own prompt or
+// completion, and guesses what followed there. For edits, quotations, code, and loops.
 #ifndef ISOBIT_ROLLOUT_LOOKUP_DRAFTER_H_
 #define ISOBIT_ROLLOUT_LOOKUP_DRAFTER_H_
 

@@ -1,5 +1,5 @@
-// Runs the model: one thread and one executor for each tensor-parallel rank. Not here: what is run,
-// and when.
+// Runs the model: one thread and one executor for each tensor-parallel rank. The scheduler decides
+// what is run, and when.
 #ifndef ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 #define ISOBIT_ROLLOUT_MODEL_RUNNER_H_
 
@@ -25,7 +25,7 @@ struct ModelRunnerOptions {
   int tensor_parallel_size = 4;  // 1, 2, 4 or 8
   NumericsMode mode = NumericsMode::kTree;
   int32_t page_size = 16;     // tokens
-  int32_t num_pages = 0;      // 0: as many as fit every rank's memory and can ever be in use
+  int32_t num_pages = 0;      // 0: as many as fit into memory and can be in use
   int64_t max_positions = 0;  // of one sequence
   bool time_steps = true;     // as RankOptions::time_steps
   MakeRank make_rank;         // the backend
@@ -33,9 +33,9 @@ struct ModelRunnerOptions {
 
 class ModelRunner {
  public:
-  // Starts the ranks' threads and makes the ranks. max_sequences, max_rows: of one step.
-  // INVALID_ARGUMENT: tensor_parallel_size. RESOURCE_EXHAUSTED: not one KV page fits. Else
-  // make_rank's errors.
+  // Starts the ranks' threads and makes the ranks. max_sequences, max_rows: bounds of one step.
+  // INVALID_ARGUMENT: tensor_parallel_size is not allowed. RESOURCE_EXHAUSTED: no KV page fits.
+  // Also the errors of make_rank.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelConfig& config,
                                                              const ModelRunnerOptions& options,
                                                              int64_t max_sequences,
@@ -45,31 +45,31 @@ class ModelRunner {
 
   std::string backend() const { return ranks_.front()->backend(); }
   int32_t num_pages() const { return num_pages_; }  // of the KV cache, on every rank
-  // Of the rank with the most.
+  // Of the rank that uses most.
   RankMemory memory() const;
 
-  // For a new version on all ranks; to be filled from one thread, any thread, even while a step
-  // runs.
+  // Makes a store for a new version, on all ranks. One thread at a time fills it, any thread, even
+  // while a step runs.
   ResidentStore NewStore() const;
 
-  // The calls below come from one thread, and do on all ranks what RankExecutor says. An error is
-  // final.
+  // One thread makes the calls below. They do on all ranks what RankExecutor says. After an error,
+  // no call can succeed.
   int depth() const { return ranks_.front()->depth(); }
   bool has_fast_path() const { return ranks_.front()->has_fast_path(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
   absl::Status Serve(const PreparedRanks& prepared);
 
-  // What a pass over `tokens` computes, beside the steps. No step is in flight. UNIMPLEMENTED, with
-  // no effect: not on this backend. RESOURCE_EXHAUSTED, likewise: no memory. Else the error is
-  // final.
+  // What a pass over `tokens` computes, apart from steps. No step may be in flight. Without effect:
+  // UNIMPLEMENTED: this backend cannot probe; RESOURCE_EXHAUSTED: there is no memory. Any other
+  // error is final.
   absl::StatusOr<ProbeReport> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
 
-  // Gives memory of all ranks back to the system, and returns how many bytes: that of the KV cache,
-  // and with `weights` that of the weights, too. Keys, values and weights are lost. No step is in
-  // flight, and no store exists. An error is final.
+  // Frees memory of all ranks and returns the number of bytes: the KV cache's, and with `weights`
+  // also that of the weights. Keys, values and weights are lost. No step may be in flight, and no
+  // store may exist. An error is final.
   absl::StatusOr<size_t> Release(bool weights);
-  // Takes the KV cache's memory again, uninitialised. RESOURCE_EXHAUSTED: it does not fit; nothing
+  // Allocates the KV cache again, uninitialised. RESOURCE_EXHAUSTED: it does not fit, and nothing
   // has changed.
   absl::Status RestoreKvCache();
   // Whether all ranks that compute with weights have them.
@@ -78,7 +78,7 @@ class ModelRunner {
  private:
   ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options);
   absl::Status AllocateKvCache(const ModelRunnerOptions& options, int64_t max_sequences);
-  // A rank that fails ends the group, so that the other ranks do not wait for it.
+  // If a rank fails, ends the group, so that the other ranks do not wait for it.
   absl::Status OnEachRank(absl::FunctionRef<absl::Status(RankExecutor& executor, size_t rank)> job);
 
   const ModelConfig config_;

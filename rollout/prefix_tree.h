@@ -1,6 +1,6 @@
 // Which KV pages hold which tokens, so that sequences that begin alike can share them: a radix tree
-// whose edges are whole pages of tokens. A path from the root spells how some sequence begins. The
-// tree also knows which of its pages nobody uses, and which of those was used least recently.
+// whose edges are whole pages of tokens. A path from the root is the beginning of a sequence. The
+// tree also knows which pages are unused, and which of these was used least recently.
 #ifndef ISOBIT_ROLLOUT_PREFIX_TREE_H_
 #define ISOBIT_ROLLOUT_PREFIX_TREE_H_
 
@@ -14,8 +14,8 @@
 
 namespace isobit {
 
-// Not thread-safe. The caller says which pages are used. It uses a page only with all pages before
-// it on the path, so that a page nobody uses has nothing but such pages behind it.
+// Not thread-safe. The caller says which pages are used. It uses a page only together with all
+// pages before it on the path, so that all pages behind an unused page are unused, too.
 class PrefixTree {
  public:
   // For pages [0, num_pages) of page_size tokens. No page is in the tree.
@@ -24,24 +24,24 @@ class PrefixTree {
   // The pages that hold the longest beginning of `tokens` in the tree, in order.
   std::vector<int32_t> Find(absl::Span<const int32_t> tokens) const;
 
-  // Enters pages[0], pages[1], ..., which hold the whole pages of `tokens` and are in use. Where
-  // the tree has a page of these tokens already, it keeps that one. Returns the path of the tree's
+  // Enters pages[0], pages[1], ..., which hold the whole pages of `tokens` and are in use. If the
+  // tree already has a page of the same tokens, it keeps that one. Returns the path of the tree's
   // pages.
   std::vector<int32_t> Enter(absl::Span<const int32_t> tokens, const int32_t* pages);
 
   // Whether the page is in the tree. For the calls below it must be.
   bool Has(int32_t page) const { return nodes_[Index(page)].in_tree; }
   bool IsUnused(int32_t page) const { return nodes_[Index(page)].unused; }
-  // Of pages that become unused together, the one furthest from the root comes first.
+  // Of pages that become unused together, pass the one furthest from the root first.
   void SetUnused(int32_t page);
   void SetUsed(int32_t page);
-  // Makes the unused pages of a path those that were used most recently.
+  // Makes the unused pages of a path the most recently used ones.
   void Touch(absl::Span<const int32_t> path);
 
   int32_t num_unused() const { return static_cast<int32_t>(unused_.size()); }
-  // Takes the page out that has been unused for longest. There must be one.
+  // Removes and returns the page that has been unused for longest. There must be one.
   int32_t TakeOldest();
-  // Takes all pages out. Returns those that were unused.
+  // Removes all pages. Returns those that were unused.
   std::vector<int32_t> TakeAll();
 
  private:

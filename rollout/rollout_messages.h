@@ -1,5 +1,5 @@
-// Converts between the rollout's wire messages and the engine's types. ValidateRequest, not this,
-// checks values against the model.
+// Converts between the rollout's wire messages and the engine's types. Values are not checked
+// against the model here, but by ValidateRequest.
 #ifndef ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
 #define ISOBIT_ROLLOUT_ROLLOUT_MESSAGES_H_
 
@@ -11,10 +11,10 @@
 
 namespace isobit {
 
-// Fills all of `request` but its id. INVALID_ARGUMENT: an unknown logprob mode.
+// Fills all of `request` but its id. INVALID_ARGUMENT: the logprob mode is unknown.
 absl::Status ReadGenerateRequest(const v1::GenerateRequest& proto, GenerationRequest& request);
 
-// INVALID_ARGUMENT: an unknown mode.
+// INVALID_ARGUMENT: the mode is unknown.
 absl::StatusOr<PauseMode> PauseModeFromProto(v1::PauseMode mode);
 struct SleepCall {
   SleepLevel level = SleepLevel::kKvCache;

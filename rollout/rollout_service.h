@@ -87,22 +87,22 @@ class RolloutService final : public v1::RolloutService::CallbackService {
     transfer_.Close();
   }
 
-  // The rest is for another face of the same service (vllm_service.h), in its handlers.
+  // For the service's other protocol (vllm_service.h), to be called in its handlers.
 
-  // Does what `request` asks for in the name of the caller, and takes its content away. The results
-  // go to the writer that `open` makes.
+  // Carries out `request` for the caller and moves its content out. Results go to the writer that
+  // `open` makes.
   void Begin(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
              OpenGenerateWriter open);
-  // Ends the caller's requests, or an admin's anybody's. The ids that were in flight. Errors: those
-  // of CallGate::Recheck.
+  // Ends those of the requests that the caller may end: its own, or any if it is an admin. Returns
+  // the ids that were in flight. Errors: those of CallGate::Recheck.
   absl::StatusOr<std::vector<std::string>> EndRequests(const grpc::CallbackServerContext& context,
                                                        absl::Span<const std::string> ids);
-  // Without weights and uptime, which change.
+  // Without weights and uptime, which change while the service runs.
   const v1::RolloutServerInfo& info() const { return info_; }
 
  private:
   std::string NewRequestId();
-  // Charges the client's quota for what `request` brings and may generate.
+  // Charges the client's quota for the tokens that `request` brings and may generate.
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      const v1::GenerateRequest& request) const;
 
@@ -110,7 +110,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   absl::StatusOr<std::vector<std::string>> EndAllRequests(
       const grpc::CallbackServerContext& context);
 
-  // Carries out `update`, writes `response`, and then calls `answer`.
+  // Carries out `update`, fills `response`, then calls `answer`.
   void Update(WeightUpdate update, v1::UpdateWeightsResponse* response,
               std::function<void(const absl::Status&)> answer);
 
@@ -125,7 +125,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   const v1::RolloutServerInfo info_;
   const v1::Fingerprint of_fast_path_;  // of samples that the fast path may draw
   std::atomic<uint64_t> num_ids_{0};
-  WeightTransfer transfer_;  // uses the rest
+  WeightTransfer transfer_;  // uses the members above
 };
 
 }  // namespace isobit

@@ -27,16 +27,16 @@ struct RolloutSettings {
   StreamLimits limits;
   WeightStreamLimits weight_stream;
   ServerOptions server;
-  bool vllm_face = false;      // whether vllm_service.h's service is served too
+  bool vllm_face = false;      // also serve the service of vllm_service.h
   std::string vllm_tokenizer;  // VllmModelNames::tokenizer
 };
 
 // INVALID_ARGUMENT names the flag. Other errors: those of ServerOptionsFromFlags.
 absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags();
 
-// The engine's options for a model: its context and its ranks. INVALID_ARGUMENT: --max_context
-// exceeds the model's, or the ranks cannot share its heads equally. UNIMPLEMENTED: a GPU in a build
-// without CUDA.
+// The engine's options for a model. INVALID_ARGUMENT: --max_context exceeds the model's context, or
+// the ranks cannot share its heads equally. UNIMPLEMENTED: a GPU is asked for in a build without
+// CUDA.
 absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
                                          const ModelConfig& config);
 

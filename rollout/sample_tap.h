@@ -1,8 +1,8 @@
-// The tap: gives finished samples to those who compare them, and delays nobody for it.
+// The tap: copies finished samples to readers that compare them, and delays no request for it.
 //
-// Without a reader a request costs one look at an atomic number. With readers, the chosen samples'
-// tokens are copied as they come, within a bound; what finds no room, here or with a slow reader,
-// is dropped and counted.
+// Without a reader, a request costs one read of an atomic number. With readers, the tokens of
+// chosen samples are copied as they come, within a bound on memory. Samples for which there is no
+// room, here or in a slow reader's queue, are dropped and counted.
 #ifndef ISOBIT_ROLLOUT_SAMPLE_TAP_H_
 #define ISOBIT_ROLLOUT_SAMPLE_TAP_H_
 
@@ -27,26 +27,26 @@ class SampleTap {
  public:
   static constexpr size_t kMaxReaders = 4;
   static constexpr size_t kMaxTokenBytes = 64 << 20;  // of chosen samples that are not finished
-  static constexpr size_t kMaxQueuedBytes = 8 << 20;  // that one reader has not taken
+  static constexpr size_t kMaxQueuedBytes = 8 << 20;  // per reader, written but not yet read
 
   explicit SampleTap(Metrics& metrics);
 
-  // A reader's call. It ends with INVALID_ARGUMENT, RESOURCE_EXHAUSTED, or with UNAVAILABLE at
-  // Close.
+  // A reader's call. It ends with INVALID_ARGUMENT, with RESOURCE_EXHAUSTED, or at Close with
+  // UNAVAILABLE.
   grpc::ServerWriteReactor<v1::TappedSample>* Open(grpc::CallbackServerContext* context,
                                                    const v1::TapRequest& request);
 
   // Ends all calls, and refuses new ones.
   void Close();
 
-  // Whether anybody reads.
+  // Whether there is a reader.
   bool is_open() const { return threshold_.load(std::memory_order_relaxed) > 0; }
   // Whether a reader wants the sample.
   bool Wants(const std::string& request_id, uint32_t index) const;
 
   // Gives `sample` to its readers. Never blocks.
   void Offer(const v1::TappedSample& sample);
-  // For a chosen sample that cannot be offered.
+  // Counts a chosen sample that cannot be offered.
   void CountDropped() { dropped_.Increment(); }
   void CountSkipped() { skipped_.Increment(); }
 
@@ -68,17 +68,17 @@ class SampleTap {
   prometheus::Counter& sent_;
   prometheus::Counter& dropped_;
   prometheus::Counter& skipped_;
-  std::atomic<uint64_t> threshold_ = 0;  // the highest of the readers'
+  std::atomic<uint64_t> threshold_ = 0;  // the highest of all readers
 
   std::mutex mutex_;
   bool closed_ = false;          // guarded by mutex_
   std::vector<Reader> readers_;  // guarded by mutex_
 };
 
-// The chosen samples of one request, while they grow. Not thread-safe.
+// The chosen samples of one request, as they grow. Not thread-safe.
 class TappedRequest {
  public:
-  // `tap` outlives it. Of `request` it keeps prompt, sampling and id.
+  // `tap` outlives it. Copies prompt, sampling parameters and id out of `request`.
   TappedRequest(SampleTap& tap, const std::string& request_id, const v1::GenerateRequest& request);
 
   void AddToken(uint32_t sample, int32_t token_id, float logprob, uint64_t weight_version);

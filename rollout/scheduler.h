@@ -1,26 +1,26 @@
 // Continuous batching: decides which sequences take part in each step, and gives them KV pages.
 // Pure logic: no thread, no clock, no model.
 //
-// First come, first served: a sequence starts only when every earlier one has started, and when
-// pages run out the latest sequence is preempted first. So the earliest sequence always progresses,
-// and none starves.
+// First come, first served: a sequence starts only after every earlier one has started, and when
+// pages run out, the latest sequence is preempted first. So the earliest sequence always
+// progresses, and none starves.
 //
-// Prompts are computed once. A sequence begins with the cached pages of its tokens, and its step
-// computes the rest whole: only that counts in the step's budget. The samples of a request that
-// start in one step share all pages of the first of them, which alone has rows in that step: the
-// others draw from its last row. Cached pages that nobody uses yield before anybody is preempted.
+// Shared prefixes are computed once. A sequence begins with the cached pages of its first tokens;
+// its step computes the rest in one go, and only the rest counts in the step's budget. Samples of a
+// request that start in one step share all pages of the first one. Only that one has rows in the
+// step; the others draw from its last row. Unused cached pages go before a sequence is preempted.
 //
-// A sequence may take part in the next step while a step in flight still draws its last token,
-// unless it has penalties, which must count that token first, or guesses, of which the step in
-// flight shows how many hold. If the token turns out to end the sequence, its row of the next step
-// is computed for nothing.
+// While a step in flight draws a sequence's last token, the sequence may already take part in the
+// next step. Exceptions: penalties must count that token first; with guesses, the step in flight
+// decides how many of them are right. If the token turns out to end the sequence, its row in the
+// next step is wasted.
 //
-// Guesses take what a step has left: draws, tokens and pages. Nobody is preempted for them.
+// Guesses use what a step has left: draws, tokens and pages. No sequence is preempted for them.
 //
-// With a fast path a step is fast unless it starts a sequence or verifies windows. Windows are
-// verified once as many are full as form a group, or all of those that may become full; and beside
-// sequences that start, as far as there is room. Windows of a group come first; the others of the
-// step take what draws are left.
+// With a fast path, a step is fast unless it starts a sequence or verifies windows. Windows are
+// verified once a whole group is full, or once all that can become full are. A step that starts
+// sequences also verifies full windows, as far as there is room. A group's windows are placed
+// first; the other sequences of the step take the draws that are left.
 #ifndef ISOBIT_ROLLOUT_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULER_H_
 
@@ -43,68 +43,68 @@ struct SchedulerLimits {
   FastPathOptions fast_path{};  // window <= max_running
 };
 
-// The sequences of a step. Each computes its tokens from num_cached on: a running sequence one
-// token, which may be pending; one that starts all that were not cached, of which none is pending.
-// One that has nothing to compute draws from the last row of the sequence before it.
+// The sequences of a step. Each computes its tokens from num_cached on. A running sequence computes
+// one token, which may be pending. A starting one computes all tokens that were not cached; none is
+// pending. A sequence with nothing to compute draws from the last row of the one before it.
 struct ScheduledStep {
   std::vector<Sequence*> sequences;
-  std::vector<PageCopy> copies;  // to be made before the step, in order
-  // A sequence starts with pages that the step writes for one before it.
+  std::vector<PageCopy> copies;  // to make before the step, in order
+  // Whether a sequence starts with pages that the step writes for an earlier one.
   bool writes_past = false;
-  bool fast = false;  // the fast path may compute it
+  bool fast = false;  // whether the fast path may compute it
 };
 
-// Prompt tokens of sequences that have started, each once, since the start.
+// Prompt tokens of sequences that have started, each counted once, since the start.
 struct PromptCounts {
   int64_t all = 0;
-  int64_t cached = 0;  // found computed
+  int64_t cached = 0;  // found in the cache
 };
 
 // Not thread-safe. Owns no sequence: remove a sequence before it is destroyed.
 class Scheduler {
  public:
   // Needs max_running > 0, max_batch_tokens >= max_running and fast_path.window <= max_running.
-  // Each sequence must fit alone: its tokens, including those still to come, are at most
-  // max_batch_tokens and fit in all pages. speculation: outlives the object; null: no guesses.
+  // Each sequence must fit alone: all its tokens, including future ones, fit into max_batch_tokens
+  // and into all pages. speculation: outlives the scheduler; null: no guesses.
   Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation = nullptr);
 
   // Puts a new sequence at the end of the queue.
   void Add(Sequence& sequence);
 
-  // Takes a sequence out, wherever it is, frees its pages and makes it kFinished. What it has
+  // Removes a sequence, running or queued, frees its pages and makes it kFinished. What it has
   // computed stays in the cache.
   void Remove(Sequence& sequence);
 
-  // The next step, whose sequences have pages for all their tokens and guesses. No sequence: there
-  // is no work, or it waits for a step in flight.
+  // The next step. Its sequences have pages for all their tokens and guesses. It is empty if there
+  // is no work, or if the work has to wait for a step in flight.
   ScheduledStep Schedule();
 
-  // Frees the pages of a running sequence's guesses that were wrong. Its tokens are known.
+  // Frees the pages of a running sequence's wrong guesses. All its tokens are known.
   void DropGuesses(Sequence& sequence);
 
-  // Of so many candidates of a window that was verified, the first `accepted` have become tokens.
+  // Counts a verified window of `candidates`, of which the first `accepted` have become tokens.
   void SettleWindow(size_t candidates, size_t accepted);
-  // A candidate is dropped before it was verified.
+  // Counts a candidate that is dropped without having been verified.
   void CountDroppedCandidate() { ++counts_.recomputed; }
 
-  // Sends every running sequence back to the head of the queue, in order, without its pages.
+  // Returns every running sequence, without its pages, to the head of the queue, in order.
   void PreemptAll();
 
-  // Sequences that are added from now on wait until ReleaseNewcomers; earlier ones go on.
+  // Sequences that are added from now on wait until ReleaseNewcomers; earlier ones still start.
   void HoldNewcomers();
   void ReleaseNewcomers();
 
-  // Whether Schedule has something to do.
+  // Whether there is work for Schedule.
   bool HasWork() const { return !running_.empty() || HeadMayStart(); }
 
   size_t num_waiting_requests() const { return num_waiting_requests_; }
-  int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // cached ones included
+  int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // including cached ones
   const PromptCounts& prompt_counts() const { return prompt_counts_; }
   int64_t num_preemptions() const { return num_preemptions_; }        // since the start
-  const FastPathCounts& fast_path_counts() const { return counts_; }  // any thread
+  const FastPathCounts& fast_path_counts() const { return counts_; }  // may be read by any thread
 
  private:
-  // What a step may still take.
+  // What there is still room for in a step.
   struct StepRoom {
     int64_t draws;
     int64_t tokens;  // that it computes
@@ -113,43 +113,43 @@ class Scheduler {
   enum class Readiness {
     kReady,   // its tokens are known
     kFed,     // the step in flight draws its last token, which stays on the device
-    kWaits,   // its penalties must count its last token first, or its window is full but for it
-    kGuess,   // it waits for its last token, because of guesses
-    kEnding,  // it will not need another step
-    kVerify,  // its window is full
+    kWaits,   // penalties need its last token, or its window is full but for that token
+    kGuess,   // its last token is in flight, and guesses will follow it
+    kEnding,  // it needs no further step
+    kVerify,  // its window is full: verify it
     kCount
   };
   Readiness ReadinessOf(const Sequence& sequence) const;
   bool CanRun(const Sequence& sequence) const;
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
-  // Whether the next step should wait for the step in flight. It should if no sequence can go on
-  // before that step ends and one waits for it: otherwise two groups of sequences would alternate
-  // from then on, each at half the speed.
+  // Whether the next step should wait for the step in flight: if no sequence can go on before that
+  // step ends, and a sequence waits for it. Otherwise two groups of sequences would alternate from
+  // then on, each at half the speed.
   bool ShouldWait() const;
-  // Sets which running sequences wait for their pending token, to be guessed for then.
+  // Decides which running sequences wait for their pending token, to get guesses behind it.
   void FindExpectedGuesses();
-  // Each running sequence may need a page for its next token before guesses give theirs back.
+  // The free pages, less one for each running sequence, which may need it for its next token.
   int64_t FreePagesForGuesses() const;
-  // Gives the first num_going_on sequences of the step guesses, as far as there is room.
+  // Gives guesses to the first num_going_on sequences of the step, as far as there is room.
   void AddGuesses(size_t num_going_on, const StepRoom& room, const ScheduledStep& step);
   // The oldest sequences whose windows are full, at most a group.
   std::vector<Sequence*> FullWindows() const;
-  // Whether the next step should verify them, at the cost of not being fast.
+  // Whether the next step should verify full windows although it is then not fast.
   bool ShouldVerify(size_t num_full) const;
-  // Adds those that fit to the step, and their windows to what it verifies.
+  // Adds those of the windows that fit to the step, to be verified.
   void AddWindows(const std::vector<Sequence*>& full, bool may_preempt, StepRoom& room,
                   ScheduledStep& step);
   void DropWindow(std::vector<int32_t>& candidates);
   // Gives a running sequence pages for all its tokens.
   bool Grow(Sequence& sequence, ScheduledStep& step);
-  // Likewise, and preempts the latest ones until there are pages. False: the sequence was the
-  // latest.
+  // Likewise, but preempts the latest sequences until there are pages. False: the latest was this
+  // one.
   bool GrowOrPreempt(Sequence& sequence, ScheduledStep& step);
-  // The head of the queue starts, with pages for all its tokens, if it fits. Returns the tokens
-  // that it computes; 0: it does not fit. max_tokens: that it may compute.
+  // Starts the head of the queue, with pages for all its tokens, if it fits and computes at most
+  // max_tokens. Returns the number of tokens that it computes; 0: it does not fit.
   int64_t StartHead(int64_t max_tokens, ScheduledStep& step);
-  // The samples behind `first`, which has just started, start with its pages as far as they fit.
-  // Each will need a page for its first token, which is kept for it.
+  // Starts samples behind `first`, which has just started, with its pages, as far as they fit. Each
+  // will need a page for its first token; num_kept_pages_ counts these.
   void StartSiblings(const Sequence& first, StepRoom& room, ScheduledStep& step);
   void TakeHead(ScheduledStep& step);  // from the queue into the step
   void FreePages(Sequence& sequence);
@@ -166,9 +166,9 @@ class Scheduler {
   uint64_t hold_from_ = UINT64_MAX;
   size_t num_waiting_requests_ = 0;
   int64_t num_waiting_tokens_ = 0;
-  int64_t num_kept_pages_ = 0;  // for the next step
-  // The head that did not fit for want of pages, and how many it could have taken. It tries again
-  // when there are more, because the search for its cached pages takes time in every step.
+  int64_t num_kept_pages_ = 0;  // reserved for the next step
+  // The head that did not fit, and the free pages it had then. It is tried again only when there
+  // are more free pages, because searching for its cached pages takes time.
   uint64_t blocked_arrival_ = UINT64_MAX;
   int64_t blocked_pages_ = 0;
   PromptCounts prompt_counts_;

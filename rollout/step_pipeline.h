@@ -16,7 +16,7 @@
 
 namespace isobit {
 
-// For the engine thread alone; no mutex guards it.
+// Used by the engine thread alone; no mutex guards it.
 class StepPipeline {
  public:
   // Both outlive the object. eos_token_ids: the model's.
@@ -25,19 +25,19 @@ class StepPipeline {
   size_t num_in_flight() const { return num_launched_ - num_collected_; }
   bool is_full() const { return num_in_flight() == depth_; }
 
-  // Plans the rows and draws of the step's sequences and launches them. The pipeline must not be
-  // full. Errors come from the ranks and are final.
+  // Plans rows and draws for the step's sequences and launches them. The pipeline must not be full.
+  // Errors are those of the ranks, and final.
   absl::Status Launch(ScheduledStep scheduled);
 
-  // Waits for the oldest step. Errors as above.
+  // Waits for the oldest step. Errors as for Launch.
   absl::Status Collect();
-  // Of the oldest step, which Collect has waited for.
+  // Device times of the oldest step. Call after Collect.
   const DeviceTimes& collected_times() const {
     return slots_[num_collected_ % slots_.size()].model.times;
   }
-  // Appends the tokens of the oldest step, which Collect has waited for, to those of its sequences
-  // that still run, as far as guesses were right. The caller holds the engine's mutex, which guards
-  // the table.
+  // Appends the tokens of the oldest step, after Collect, to those of its sequences that still
+  // run, as far as guesses were right. The caller holds the engine's mutex, which guards the
+  // table.
   void Commit(RequestTable& table);
   // Forgets the oldest step and frees what only that step pointed to.
   void Retire();
@@ -46,7 +46,7 @@ class StepPipeline {
   // INVARIANT: a step in flight may point into it (EngineTest.StepsInFlightOutliveTheirRequests).
   void Keep(EndedRequests& ended);
 
-  // Call after a failure: no step will be launched or collected any more. What the steps in flight
+  // Call after a failure: no further step will be launched or collected. What the steps in flight
   // point to is kept.
   void Abandon() { num_collected_ = num_launched_; }
 
@@ -54,7 +54,7 @@ class StepPipeline {
   void Drain();
 
  private:
-  // A step, and what `model` points to that may end meanwhile.
+  // A step, and the objects that `model` points to and that may end meanwhile.
   struct StepInFlight {
     ModelStep model;
     std::vector<Sequence*> sequences;  // that draw, in the order of model's requests; some may have
@@ -70,7 +70,7 @@ class StepPipeline {
   ModelRunner& runner_;
   const absl::Span<const int32_t> eos_token_ids_;
   const size_t depth_;                 // steps that can be in flight
-  std::array<StepInFlight, 2> slots_;  // in turn
+  std::array<StepInFlight, 2> slots_;  // used in turn
   uint64_t num_launched_ = 0;
   uint64_t num_collected_ = 0;
 };

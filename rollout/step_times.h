@@ -1,5 +1,5 @@
-// How long the parts of the engine's steps have taken, on its thread and on the first rank's
-// device. A part of the thread costs a look at the clock.
+// How long the parts of the engine's steps take, on its thread and on the first rank's device.
+// Timing a part of the thread's work costs one read of the clock.
 #ifndef ISOBIT_ROLLOUT_STEP_TIMES_H_
 #define ISOBIT_ROLLOUT_STEP_TIMES_H_
 
@@ -13,34 +13,34 @@
 
 namespace isobit {
 
-// What the engine's thread does, one after the other.
+// The parts of the engine thread's work in a step, one after the other.
 enum class StepPart {
-  kSchedule,  // control calls, and the choice of the next step's sequences
-  kLaunch,    // rows and draws of the step, and its start on the ranks
-  kWait,      // for the ranks
-  kCommit,    // the tokens, to their sequences and sinks
+  kSchedule,  // control calls, and choosing the next step's sequences
+  kLaunch,    // planning rows and draws, starting them on the ranks
+  kWait,      // waiting for the ranks
+  kCommit,    // giving tokens to sequences and sinks
 };
 inline constexpr std::array<const char*, 4> kStepPartNames = {"schedule", "launch", "wait",
                                                               "commit"};
 
-// What the device does: the parts of DeviceTimes.
+// What the device does; the members of DeviceTimes.
 enum class DevicePart { kForward, kDraw };
 inline constexpr std::array<const char*, 2> kDevicePartNames = {"forward", "draw"};
 
-// Written by one thread, read by any.
+// One thread writes it, any may read it.
 class StepTimes {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // enabled: otherwise only steps are counted.
+  // enabled: whether to measure times. Steps are always counted.
   explicit StepTimes(bool enabled) : enabled_(enabled) {}
 
-  // To be called before the first part of a round.
+  // Call before the first part of a round.
   void Begin() {
     if (enabled_) last_ = Clock::now();
   }
 
-  // A part has ended. The next one begins.
+  // Ends a part and begins the next one.
   void End(StepPart part) {
     if (!enabled_) return;
     const Clock::time_point now = Clock::now();
@@ -76,7 +76,7 @@ class StepTimes {
   std::array<std::atomic<int64_t>, kStepPartNames.size()> nanoseconds_{};
   std::array<std::atomic<double>, kDevicePartNames.size()> device_seconds_{};
   std::atomic<int64_t> num_steps_ = 0;
-  Clock::time_point last_;  // of the writing thread
+  Clock::time_point last_;  // used by the writing thread alone
 };
 
 }  // namespace isobit

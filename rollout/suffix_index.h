@@ -1,5 +1,5 @@
-// Where a text has before what a sequence ends with now, and what followed there. The text only
-// grows at its end; adding a token and finding a place take constant time.
+// Finds where the end of a sequence occurred before in a text, and what followed there. The text
+// only grows at its end; adding a token and finding a place take constant time.
 #ifndef ISOBIT_ROLLOUT_SUFFIX_INDEX_H_
 #define ISOBIT_ROLLOUT_SUFFIX_INDEX_H_
 
@@ -11,26 +11,26 @@
 
 namespace isobit {
 
-// No token. Nothing is found across it.
+// Marks the end of a text; it is no token. No match extends across it.
 inline constexpr int32_t kTextEnd = -1;
 
-// Does not keep the text, which the caller passes to each call.
+// Does not store the text; the caller passes it to each call.
 class SuffixIndex {
  public:
-  static constexpr size_t kLeast = 3;  // equal tokens that make a place worth looking at
+  static constexpr size_t kLeast = 3;  // equal tokens that make a match
   static constexpr size_t kMost = 32;  // equal tokens that are counted
 
-  // text[end] follows `length` tokens that are those of the suffix. length 0: nothing found.
+  // The `length` tokens before text[end] are the suffix's last ones. length 0: nothing was found.
   struct Place {
     size_t end = 0;
     size_t length = 0;
   };
 
-  // Enters what has been appended to the text since the last call.
+  // Adds what has been appended to the text since the last call.
   void Extend(absl::Span<const int32_t> text);
 
-  // Among the latest places of the text that end with the last kLeast tokens of `suffix`, the one
-  // that shares most tokens with it; of several, the latest.
+  // Of the latest places in the text that follow the last kLeast tokens of `suffix`, the one with
+  // the longest common suffix; if several are equally long, the latest.
   Place Find(absl::Span<const int32_t> text, absl::Span<const int32_t> suffix) const;
 
   size_t bytes() const { return (heads_.capacity() + earlier_.capacity()) * sizeof(uint32_t); }
@@ -42,22 +42,22 @@ class SuffixIndex {
   size_t Bucket(absl::Span<const int32_t> text, size_t end) const;
   void Enter(absl::Span<const int32_t> text, size_t end);
 
-  // A place is the position of the token that follows. Those whose preceding kLeast tokens have one
-  // hash form a list, the latest first.
+  // A place is the position of the token that follows. Places whose preceding kLeast tokens have
+  // the same hash form a list, the latest first.
   std::vector<uint32_t> heads_;    // by hash; a power of two
   std::vector<uint32_t> earlier_;  // by place
 };
 
-// Follows a text as long as a sequence repeats it, and looks for another place when it does not.
+// Follows a text as long as a sequence repeats it; when it no longer does, finds another place.
 class TextFollower {
  public:
-  // tokens: of the sequence, which have grown since the last call. index: of all of `text`.
+  // tokens: the sequence's, which have grown since the last call. index: of all of `text`.
   void Advance(absl::Span<const int32_t> text, const SuffixIndex& index,
                absl::Span<const int32_t> tokens);
-  // The place to be followed, with length 0 if there is none.
+  // The place that is followed; length 0: there is none.
   const SuffixIndex::Place& place() const { return place_; }
-  // Follows the text from text[end] on, which stands for the token behind the first `num_tokens`,
-  // whatever else there is.
+  // Follows the text from text[end] on, as a prediction of the tokens behind the first
+  // `num_tokens`, even if other places match.
   void Follow(size_t end, size_t num_tokens) {
     place_ = {.end = end, .length = SuffixIndex::kMost};
     num_seen_ = num_tokens;

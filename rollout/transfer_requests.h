@@ -1,5 +1,5 @@
-// What the calls of a weight transfer ask for, read and checked: the trainer's group, and which
-// tensors come in which broadcast. Not here: the transfer itself (weight_transfer.h).
+// Reads and checks the calls of a weight transfer: the trainer's group, and which tensors come in
+// which broadcast. Not here: the transfer itself (weight_transfer.h).
 #ifndef ISOBIT_ROLLOUT_TRANSFER_REQUESTS_H_
 #define ISOBIT_ROLLOUT_TRANSFER_REQUESTS_H_
 
@@ -19,32 +19,32 @@
 
 namespace isobit {
 
-// How tensors come in broadcasts.
+// How tensors are put into broadcasts.
 struct Packing {
-  bool packed = false;  // else each by itself
-  // A packed broadcast ends with the tensor that makes it longer.
+  bool packed = false;  // false: one broadcast for each tensor
+  // A packed broadcast ends with the tensor that takes it beyond this size.
   uint64_t buffer_bytes = uint64_t{1} << 30;
 };
 
 struct TransferGroup {
-  std::string store_host;  // of the store that has the id; empty: the id is in `group`
+  std::string store_host;  // the host whose store has the id; empty: `group` has the id
   int store_port = 0;
   BroadcastGroup group;
   Packing packing;
 };
 
-// INVALID_ARGUMENT names the field.
+// INVALID_ARGUMENT: a field is wrong; the message names it.
 absl::StatusOr<TransferGroup> ReadInitWeightTransfer(const v1::InitWeightTransferRequest& proto);
 
-// What a call says, else `otherwise`.
+// The packing that the call asks for; `otherwise` if it asks for none.
 Packing ReadPacking(const v1::ReceiveWeightsRequest& proto, const Packing& otherwise);
 
-// The tensors of an update that begins with `listed`: these, then the model's others in the order
-// of a forward pass, with the dtype of the first listed one.
+// The tensors of an update: the listed ones first, then the model's others, in the order of a
+// forward pass and with the dtype of the first listed one.
 std::vector<Tensor> WithUnlisted(std::vector<Tensor> listed, const ModelConfig& config);
 
-// The numbers in `all` of the tensors of a list. INVALID_ARGUMENT, naming the tensor: there is none
-// of that name, dtype and shape in `all`, or its number is in `came`, or it is listed twice.
+// The numbers in `all` of the listed tensors. INVALID_ARGUMENT, naming the tensor: `all` has none
+// of its name, dtype and shape; or its number is in `came`; or it is listed twice.
 absl::StatusOr<std::vector<size_t>> NumbersOf(absl::Span<const Tensor> listed,
                                               absl::Span<const Tensor> all,
                                               const std::set<size_t>& came);

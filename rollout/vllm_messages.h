@@ -1,5 +1,5 @@
-// The messages of vllm.grpc.engine.VllmEngine as those of isobit.v1, and back. What they mean:
-// proto/vllm/grpc/engine/vllm_engine.proto. Values are checked where isobit.v1's are.
+// Converts the messages of vllm.grpc.engine.VllmEngine to those of isobit.v1 and back. They are
+// defined in proto/vllm/grpc/engine/vllm_engine.proto. Values are checked where isobit.v1's are.
 #ifndef ISOBIT_ROLLOUT_VLLM_MESSAGES_H_
 #define ISOBIT_ROLLOUT_VLLM_MESSAGES_H_
 
@@ -16,23 +16,23 @@ namespace isobit {
 
 namespace vllm_wire = ::vllm::grpc::engine;
 
-// The request of isobit.v1 that does what `proto` asks for. INVALID_ARGUMENT, naming the field: it
-// asks for what this service does not have; a field that is not known here, by its number; a value
-// that isobit.v1 cannot express; or, without `stream`, an answer that may not fit into one message.
-// context_length: tokens of one sequence.
+// The equivalent request of isobit.v1. INVALID_ARGUMENT, naming the field: this service lacks what
+// it asks for; the field is unknown (named by its number); isobit.v1 cannot express the value; or,
+// without `stream`, the answer may not fit into one message. context_length: the most tokens of one
+// sequence.
 absl::StatusOr<v1::GenerateRequest> ReadVllmRequest(const vllm_wire::GenerateRequest& proto,
                                                     uint32_t context_length);
 
-// An error of isobit.v1 with the names that fields have here.
+// Replaces the field names in an error of isobit.v1 by those of this protocol.
 absl::Status WithVllmNames(const absl::Status& status);
 
-// The tokens of a chunk, added to what `complete` has. `logprobs`: whether they are wanted.
+// Appends a chunk's tokens to `complete`. `logprobs`: whether they are wanted.
 void AddTokens(const v1::TokenLogprobs& tokens, bool logprobs,
                vllm_wire::GenerateComplete& complete);
-// The end of a sample, beside its tokens.
+// Sets how a sample ended. Does not touch its tokens.
 void SetEnd(const v1::GenerateComplete& end, vllm_wire::GenerateComplete& complete);
 
-// How the service names its model.
+// The names by which the service answers for its model.
 struct VllmModelNames {
   std::string served;     // as the operator named it
   std::string directory;  // absolute

@@ -1,5 +1,5 @@
-// The rollout service as vllm.grpc.engine.VllmEngine: a thin face, so that routers made for vLLM
-// can route to it. RolloutService does the work, with its quotas, bounds on memory, request ids and
+// The rollout service as vllm.grpc.engine.VllmEngine, so that routers made for vLLM can use it. A
+// thin layer: RolloutService does the work, with its quotas, bounds on memory, request ids and
 // metrics. proto/vllm/grpc/engine/vllm_engine.proto documents each call.
 #ifndef ISOBIT_ROLLOUT_VLLM_SERVICE_H_
 #define ISOBIT_ROLLOUT_VLLM_SERVICE_H_
@@ -19,7 +19,7 @@ namespace isobit {
 class VllmService final : public vllm_wire::VllmEngine::CallbackService {
  public:
   // `rollout`, the service of `engine`, and `engine` outlive every call. is_serving: whether the
-  // server serves; thread-safe, it must not block.
+  // server serves; it must be thread-safe and must not block.
   VllmService(RolloutService& rollout, const Engine& engine, const VllmModelNames& names,
               std::function<bool()> is_serving);
 
@@ -54,7 +54,7 @@ class VllmService final : public vllm_wire::VllmEngine::CallbackService {
   const std::function<bool()> is_serving_;
   const vllm_wire::GetModelInfoResponse model_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::atomic<int64_t> last_received_us_{0};  // since 1970
+  std::atomic<int64_t> last_received_us_{0};  // microseconds since 1970
 };
 
 }  // namespace isobit

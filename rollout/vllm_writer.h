@@ -1,5 +1,5 @@
-// Writes one Generate call as VllmEngine's clients expect it. With `stream`, each chunk as it
-// comes, and a sample's end with the tokens of its last chunk once more. Without, the chunks of a
+// Writes one Generate call as VllmEngine's clients expect it. With `stream`, every chunk is sent as
+// it comes, and a sample's end repeats the tokens of its last chunk. Without, the chunks of a
 // sample are joined, and its end has all tokens.
 #ifndef ISOBIT_ROLLOUT_VLLM_WRITER_H_
 #define ISOBIT_ROLLOUT_VLLM_WRITER_H_
@@ -16,7 +16,7 @@
 
 namespace isobit {
 
-// What of the request its answers depend on.
+// The fields of the request that its answers depend on.
 struct VllmAnswers {
   bool stream = false;
   bool logprobs = false;
@@ -37,7 +37,7 @@ class VllmWriter final : public GenerateWriter {
   size_t held_bytes() const override;
 
  private:
-  // The tokens of a sample that its end will have.
+  // Tokens of a sample, kept for its end.
   struct Kept {
     vllm_wire::GenerateComplete tokens{};
     size_t bytes = 0;
@@ -45,7 +45,7 @@ class VllmWriter final : public GenerateWriter {
 
   WriteResult WriteChunk(const v1::GenerateChunk& chunk);
   WriteResult WriteEnd(const v1::GenerateComplete& end);
-  // bytes: of the message, as an object.
+  // bytes: the size of the message in memory.
   WriteResult Send(vllm_wire::GenerateResponse message, size_t bytes);
   void Drop(uint32_t sample);
 
@@ -53,7 +53,7 @@ class VllmWriter final : public GenerateWriter {
   const VllmAnswers answers_;
   std::map<uint32_t, Kept> kept_;  // by sample
   size_t kept_bytes_ = 0;
-  size_t sent_bytes_ = 0;  // of the last message, as an object
+  size_t sent_bytes_ = 0;  // of the last message, its size in memory
 };
 
 }  // namespace isobit

@@ -1,8 +1,8 @@
-// Weights that a trainer broadcasts to this service, as vLLM's NCCLWeightTransferEngine has it
-// (proto/isobit/v1/rollout.proto, InitWeightTransfer and the calls after it): the trainer's group,
-// and the update that is open. What arrives goes to a StreamedSource, and so through the same
-// packing, digest and switch as every other update. Not here: how bytes travel
-// (common/parallel/weight_broadcast.h).
+// Weights that a trainer broadcasts to this service with the protocol of vLLM's
+// NCCLWeightTransferEngine (InitWeightTransfer and the calls after it in
+// proto/isobit/v1/rollout.proto). Keeps the trainer's group and the open update. Arriving weights
+// go to a StreamedSource, hence through the same packing, digest and switch as every other update.
+// Not here: how bytes travel (common/parallel/weight_broadcast.h).
 #ifndef ISOBIT_ROLLOUT_WEIGHT_TRANSFER_H_
 #define ISOBIT_ROLLOUT_WEIGHT_TRANSFER_H_
 
@@ -29,12 +29,12 @@
 namespace isobit {
 
 struct WeightTransferOptions {
-  // Joins a trainer's group. Null: this service can join none.
+  // Joins a trainer's group. Null: this service cannot join any.
   JoinWeightBroadcast join = nullptr;
   std::chrono::milliseconds join_timeout{300'000};  // as long as the trainer's store waits
 };
 
-// One call at a time does its work, on a thread of its own. Thread-safe.
+// Thread-safe. Only one call works at a time, on a thread of its own.
 // INVARIANT: whatever a trainer or a client does wrong, the old weights serve on, and the memory of
 // the update is freed (WeightTransferTest.*).
 class WeightTransfer {
@@ -43,64 +43,64 @@ class WeightTransfer {
     ModelConfig config;
     LoadPolicy policy;
     WeightStreamLimits limits;
-    // Begins an update; once it has ended, fills the response and calls `answer`, on any thread.
+    // Begins an update. When it ends, fills the response and calls `answer`, on any thread.
     std::function<void(WeightUpdate update, v1::UpdateWeightsResponse* response,
                        std::function<void(const absl::Status&)> answer)>
         begin;
-    // An update may have been abandoned.
+    // Tells the service that an update may have been abandoned.
     std::function<void()> wake;
   };
-  // Who called. `answer` is called exactly once, on any thread.
+  // The caller. `answer` is called exactly once, on any thread.
   struct Caller {
     IsAbandoned is_abandoned;
     std::function<void(const absl::Status&)> answer;
   };
 
   WeightTransfer(Service service, WeightTransferOptions options);
-  // Ends what runs. The service's update may end later.
+  // Ends the running call. The service's update may end later.
   ~WeightTransfer();
 
-  // These end a call that runs, with ABORTED.
+  // These abort a running call, which ends with ABORTED.
   void Init(TransferGroup group, Caller caller);
   void Shutdown(Caller caller);
-  // ABORTED: another call runs. One whose caller has gone is waited for instead.
+  // ABORTED: another call runs. If the caller of that one has gone, these wait for its end.
   void Start(WeightUpdate update, Caller caller);
   void Receive(const v1::ReceiveWeightsRequest& request, v1::ReceiveWeightsResponse* response,
                Caller caller);
   void Finish(const v1::FinishWeightTransferRequest& request, v1::UpdateWeightsResponse* response,
               Caller caller);
 
-  // Ends all, and refuses calls from now on, with UNAVAILABLE.
+  // Ends all calls, and refuses later ones with UNAVAILABLE.
   void Close();
 
  private:
   struct Task;
   struct Outcome;
 
-  // What ReceiveWeights has begun, and FinishWeightTransfer ends.
+  // The update that ReceiveWeights begins and FinishWeightTransfer ends.
   struct OpenUpdate {
-    WeightUpdate update{};             // as StartWeightTransfer said
+    WeightUpdate update{};             // as StartWeightTransfer gave it
     std::vector<Tensor> tensors{};     // all, by their numbers in the source
-    std::set<size_t> came{};           // by number
-    std::shared_ptr<Outcome> outcome;  // null: nothing has been received
+    std::set<size_t> came{};           // the numbers of those that have arrived
+    std::shared_ptr<Outcome> outcome;  // null: nothing has been received yet
   };
 
   using Work = std::function<absl::Status(const Task&)>;
 
-  // Runs `work` on the next thread, and answers with what it returns. replaces: whether it ends a
-  // call that runs.
+  // Runs `work` on the next thread, and answers with its result. replaces: whether it aborts a
+  // running call.
   void Run(bool replaces, Caller caller, Work work);
 
-  // The rest runs on the thread of the running call.
+  // The methods below run on the thread of the running call.
 
   absl::Status Join(const TransferGroup& group, const Task& task);
-  // Drops the update and leaves the group.
+  // Drops the update and leaves the trainer's group.
   void Leave(const absl::Status& reason);
   // Ends the update, if one is open, and waits until its memory is free.
   void Drop(const absl::Status& reason);
   absl::Status ReceiveAsked(const v1::ReceiveWeightsRequest& request, const Task& task,
                             v1::ReceiveWeightsResponse& response);
-  // The update of these tensors and the model's others, which nobody has begun.
+  // Plans the update of these tensors and the model's others, without beginning it.
   absl::StatusOr<std::shared_ptr<Outcome>> Plan(std::vector<Tensor> listed);
   absl::Status Begin(const std::shared_ptr<Outcome>& outcome);
   absl::Status ReceiveBroadcast(const Broadcast& broadcast, const Task& task);
@@ -110,15 +110,15 @@ class WeightTransfer {
   const Service service_;
   const WeightTransferOptions options_;
 
-  std::unique_ptr<WeightBroadcast> group_;  // null: none
-  Packing packing_;                         // as InitWeightTransfer said
-  std::vector<Tensor> last_listed_;         // by a call in this group
-  std::unique_ptr<OpenUpdate> update_;      // null: none is open
+  std::unique_ptr<WeightBroadcast> group_;  // null: no group has been joined
+  Packing packing_;                         // as InitWeightTransfer gave it
+  std::vector<Tensor> last_listed_;         // by the last call that listed tensors
+  std::unique_ptr<OpenUpdate> update_;      // null: no update is open
 
   std::atomic<bool> is_closed_{false};
   std::mutex mutex_;               // guards what follows
   std::shared_ptr<Task> current_;  // null: no call runs
-  std::thread worker_;             // of the last call; joins the one before it
+  std::thread worker_;             // runs the last call; joins the thread before it
 };
 
 }  // namespace isobit
