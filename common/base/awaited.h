@@ -10,11 +10,11 @@
 
 namespace isobit {
 
-// Returns true once nobody waits any more, and true ever after. Thread safe. Null: somebody always
-// waits.
+// Returns true once no caller waits any more, and true ever after. Thread-safe. Null: the caller
+// always waits.
 using IsAbandoned = std::function<bool()>;
 
-// CANCELLED if nobody waits for `what`, for instance "pause".
+// CANCELLED if no caller waits for `what` any more, for instance "pause".
 inline absl::Status CheckAwaited(const IsAbandoned& is_abandoned, absl::string_view what) {
   if (!is_abandoned || !is_abandoned()) return absl::OkStatus();
   return absl::CancelledError(absl::StrCat("the caller of the ", what, " has gone"));

@@ -1,5 +1,5 @@
-// ISOBIT_CHECK: stops the process on a broken invariant of ours. Bad input is never a reason to
-// stop; it gets an absl::Status.
+// ISOBIT_CHECK stops the process when an invariant of isobit's own code is broken. Bad input must
+// never stop it; that gets an absl::Status.
 #ifndef ISOBIT_COMMON_BASE_CHECK_H_
 #define ISOBIT_COMMON_BASE_CHECK_H_
 

@@ -1,4 +1,4 @@
-// A file descriptor with an owner.
+// A file descriptor that is closed by its owner.
 #ifndef ISOBIT_COMMON_BASE_DESCRIPTOR_H_
 #define ISOBIT_COMMON_BASE_DESCRIPTOR_H_
 
@@ -8,7 +8,7 @@
 
 namespace isobit {
 
-// An open descriptor, or none (-1). Closed at the end.
+// An open descriptor, or none (-1). The destructor closes it.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -23,7 +23,7 @@ class Descriptor {
   bool is_open() const { return fd_ >= 0; }
   int get() const { return fd_; }
 
-  // Gives it to the caller.
+  // Returns the descriptor; the caller now owns it.
   int Release() { return std::exchange(fd_, -1); }
 
   void Close() {

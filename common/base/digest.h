@@ -17,8 +17,8 @@ class Sha256 {
 
   void Update(const void* data, size_t size);
 
-  // The digest of all bytes so far as 64 lower-case hex digits. Ends the stream: call it once, and
-  // Update never after it.
+  // The digest of all bytes so far, as 64 lower-case hex digits. Ends the stream: call it once, and
+  // do not call Update afterwards.
   std::string HexFinish();
 
  private:

@@ -1,4 +1,4 @@
-// What a process does when the system has no memory or no thread for it.
+// What a process does when the system runs out of memory or threads.
 #ifndef ISOBIT_COMMON_BASE_EXHAUSTION_H_
 #define ISOBIT_COMMON_BASE_EXHAUSTION_H_
 

@@ -7,10 +7,10 @@
 
 namespace isobit {
 
-// "`what`: " and the text of `error`, an errno that is not 0. NOT_FOUND: nothing there.
-// INVALID_ARGUMENT: a path that cannot lead to a file (through a file, a circle of links, a name
-// too long). PERMISSION_DENIED. RESOURCE_EXHAUSTED: out of memory, descriptors or space. INTERNAL:
-// anything else, such as a disk that fails.
+// "`what`: " and the text of `error`, an errno that is not 0. NOT_FOUND: the file does not exist.
+// INVALID_ARGUMENT: the path cannot lead to a file: it goes through a file, has a loop of links, or
+// has a name that is too long. PERMISSION_DENIED. RESOURCE_EXHAUSTED: there is no memory,
+// descriptor or space. INTERNAL: anything else, such as a failing disk.
 absl::Status FileError(int error, absl::string_view what);
 
 }  // namespace isobit

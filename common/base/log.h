@@ -1,6 +1,6 @@
-// ISOBIT_LOG(Info|Warning|Error) << ...: one line to stderr with UTC time, level and source line,
-// of some 4 KiB at most. Safe from any thread, and never waits for whoever reads it
-// (line_writer.h); a process that returns from main or calls exit gives the last lines a second.
+// ISOBIT_LOG(Info|Warning|Error) << ...: writes one line to stderr with UTC time, level and source
+// line, at most about 4 KiB. Safe from any thread; never waits for the reader (line_writer.h). A
+// process that returns from main or calls exit waits up to a second for its last lines.
 #ifndef ISOBIT_COMMON_BASE_LOG_H_
 #define ISOBIT_COMMON_BASE_LOG_H_
 
@@ -31,8 +31,8 @@ class LogMessage {
   std::ostringstream message_;
 };
 
-// Writes `text`, which ends with a line's end, to stderr behind what has been logged, within two
-// seconds at most: for processes that abort. Allocates nothing.
+// Writes `text`, which ends with a newline, to stderr, after the lines logged before; takes at most
+// two seconds. For processes that abort. Allocates nothing.
 void LastWords(absl::string_view text);
 
 }  // namespace internal
@@ -40,7 +40,7 @@ void LastWords(absl::string_view text);
 // Waits until the log is written; gives up after `timeout`. For processes that end by _Exit.
 void FlushLog(std::chrono::milliseconds timeout = std::chrono::seconds(1));
 
-// Lines of the log that could not be written.
+// The number of log lines that could not be written.
 uint64_t LogLinesDropped();
 
 }  // namespace isobit

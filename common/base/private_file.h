@@ -1,4 +1,4 @@
-// Files that hold what clients ask and get: nobody but their owner may read them.
+// Files with what clients ask and get. Only their owner may read them.
 #ifndef ISOBIT_COMMON_BASE_PRIVATE_FILE_H_
 #define ISOBIT_COMMON_BASE_PRIVATE_FILE_H_
 
@@ -10,10 +10,10 @@
 
 namespace isobit {
 
-// Opens `path` by open(2) with `flags`. It never waits, as for a FIFO's reader, and follows no
-// symbolic link at the end of the path. A regular file has mode 0600 afterwards, whatever it had.
-// `what`: goes before the path in errors. Errors: FileError's; PERMISSION_DENIED: others may read
-// the file, and this process may not change that.
+// Opens `path` by open(2) with `flags`. Never waits (as for a FIFO's reader), and does not follow a
+// symbolic link at the end of the path. A regular file then has mode 0600, whatever it had before.
+// `what`: goes before the path in errors. Errors: those of FileError; PERMISSION_DENIED: others may
+// read the file, and this process may not change that.
 absl::StatusOr<Descriptor> OpenPrivateFile(const std::string& path, int flags,
                                            absl::string_view what);
 

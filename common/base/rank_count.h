@@ -13,8 +13,8 @@ namespace isobit {
 inline constexpr int kMaxRanks = 8;
 inline constexpr char kRankCounts[] = "1, 2, 4 or 8";  // for help texts
 
-// INVALID_ARGUMENT, with `what` named, such as "tensor-parallel size": `count` is not one of
-// kRankCounts.
+// INVALID_ARGUMENT: `count` is not one of kRankCounts. The message names `what`, for instance
+// "tensor-parallel size".
 absl::Status CheckRankCount(absl::string_view what, int64_t count);
 
 }  // namespace isobit

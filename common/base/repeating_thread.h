@@ -1,4 +1,4 @@
-// A thread that calls a function every so often.
+// A thread that calls a function at a fixed interval.
 #ifndef ISOBIT_COMMON_BASE_REPEATING_THREAD_H_
 #define ISOBIT_COMMON_BASE_REPEATING_THREAD_H_
 
@@ -13,11 +13,11 @@ namespace isobit {
 
 class RepeatingThread {
  public:
-  // Calls `run` for the first time after `interval`.
+  // The first call of `run` comes after `interval`.
   RepeatingThread(std::chrono::milliseconds interval, std::function<void()> run);
   RepeatingThread(const RepeatingThread&) = delete;
   RepeatingThread& operator=(const RepeatingThread&) = delete;
-  // Waits for a call of `run` under way. That call itself may destroy this: it is then the last.
+  // Waits for a running call of `run`. That call may destroy this object; it is then the last one.
   ~RepeatingThread();
 
  private:
@@ -27,7 +27,7 @@ class RepeatingThread {
     bool stopping = false;
   };
 
-  // The thread's too, which can outlive this.
+  // Shared with the thread, which can outlive this object.
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
 };

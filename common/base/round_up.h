@@ -7,13 +7,13 @@
 
 namespace isobit {
 
-// The least integer that is not below a / b. a >= 0, b > 0.
+// The smallest integer >= a / b. a >= 0, b > 0.
 template <std::integral T>
 constexpr T CeilDiv(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;
 }
 
-// The least multiple of `unit` that is not below a. a >= 0, unit > 0.
+// The smallest multiple of `unit` that is >= a. a >= 0, unit > 0.
 template <std::integral T>
 constexpr T RoundUp(T a, std::type_identity_t<T> unit) {
   return CeilDiv(a, unit) * unit;

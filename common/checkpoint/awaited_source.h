@@ -1,4 +1,4 @@
-// Weights that are read only as long as somebody waits for them.
+// Weights that are read only while their caller waits for them.
 #ifndef ISOBIT_COMMON_CHECKPOINT_AWAITED_SOURCE_H_
 #define ISOBIT_COMMON_CHECKPOINT_AWAITED_SOURCE_H_
 
@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-// INVARIANT: nothing is read of the source once the caller has gone
+// INVARIANT: the source is not read any more once the caller has gone
 // (WeightReaderTest.ReadingStopsWhenTheCallerHasGone).
 class AwaitedSource final : public TensorSource {
  public:

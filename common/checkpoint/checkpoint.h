@@ -17,18 +17,18 @@ namespace isobit {
 // Movable. Open reads the headers once; the files stay open so that tensors can be read.
 class Checkpoint final : public TensorSource {
  public:
-  // Opens `model.safetensors`, or every shard that `model.safetensors.index.json` names. Files may
-  // be symlinks that end inside `root` (empty: inside `directory`); for a Hugging Face cache, whose
-  // snapshots link to blobs beside them, pass the cache as `root`. Errors, naming file and tensor:
-  // NOT_FOUND when neither file is there or a shard is missing; INVALID_ARGUMENT when both are
-  // there, for everything that ParseSafetensors rejects, a tensor in two shards, one that the index
-  // places in a shard without it, or one that the index does not list.
+  // Opens `model.safetensors`, or every shard that `model.safetensors.index.json` names. Symlinks
+  // must end inside `root` (empty: inside `directory`). For a Hugging Face cache, whose snapshots
+  // link to blobs beside them, pass the cache as `root`. Errors name file and tensor. NOT_FOUND:
+  // neither file is there, or a shard is missing. INVALID_ARGUMENT: both files are there;
+  // ParseSafetensors fails; a tensor is in two shards, or not in the shard that the index names;
+  // the index does not list a tensor.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const std::string& root = "");
 
-  // INVALID_ARGUMENT: a file became shorter.
+  // INVALID_ARGUMENT: a file has become shorter.
   absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override;
-  // INVALID_ARGUMENT: ReadableFile::CheckUnchanged of any file.
+  // INVALID_ARGUMENT: ReadableFile::CheckUnchanged fails for one of the files.
   absl::Status CheckUnchanged() const override;
 
  private:

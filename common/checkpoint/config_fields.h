@@ -8,17 +8,17 @@
 
 namespace isobit {
 
-// Whether the field cannot change a logprob of a decoder at inference, whatever its value. Such
+// Whether the field, whatever its value, cannot change a logprob of a decoder at inference. Such
 // fields are settings of training, generation, caching, export and classification heads, and notes
 // of tools.
 bool IsHarmlessField(absl::string_view name);
 
-// Whether the field is a default of transformers' generate() that can change a token. A service
-// does not apply it. (eos_token_id is no such field: services apply it.)
+// Whether the field is a default of transformers' generate() that can change a token. Services do
+// not apply such fields. (eos_token_id is not among them: services apply it.)
 bool IsGenerationField(absl::string_view name);
 
-// Whether LoadPolicy::ignored_fields must not name the field, because without it the logprobs would
-// be those of another model: it says what the tensors mean or what the layers compute.
+// Whether LoadPolicy::ignored_fields must not name the field, because it says what the tensors mean
+// or what the layers compute: without it, the logprobs would be those of another model.
 bool IsNeverIgnoredField(absl::string_view name);
 
 }  // namespace isobit

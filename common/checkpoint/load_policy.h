@@ -1,4 +1,4 @@
-// What an operator accepts at a load although isobit then does not compute what the files state.
+// What an operator accepts at a load although isobit then does not compute what the files say.
 #ifndef ISOBIT_COMMON_CHECKPOINT_LOAD_POLICY_H_
 #define ISOBIT_COMMON_CHECKPOINT_LOAD_POLICY_H_
 
@@ -9,7 +9,7 @@ namespace isobit {
 
 struct LoadPolicy {
   // Fields of config.json to ignore, for instance "auto_map" or "rope_scaling.beta". A name that
-  // the config does not have is no error; a field that must never be ignored is one
+  // the config does not have is no error; naming a field that must never be ignored is one
   // (config_fields.h).
   std::vector<std::string> ignored_fields;
 
@@ -17,7 +17,7 @@ struct LoadPolicy {
   // transformers and vLLM keep. (Weights of fp32 are always rounded: no serving engine keeps them.)
   bool round_fp16 = false;
 
-  // Accept weights with NaNs or infinities in bf16, with which every logprob may be a NaN.
+  // Accept NaNs and infinities in the bf16 weights. Every logprob may then be a NaN.
   bool allow_nonfinite = false;
 };
 

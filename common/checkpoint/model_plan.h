@@ -1,7 +1,7 @@
-// A model's parameters as one table: what each is for, the checkpoint's names and shapes for it,
-// how ranks share it, and what it becomes in a weight block. Everything that goes over parameters
-// follows this table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing,
-// binding, random weights and counts. A new architecture adds rows, some under a condition.
+// A model's parameters as one table: the role of each, its names and shapes in the checkpoint, how
+// ranks share it, and its form in a weight block. All code that loops over parameters uses this
+// table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing, binding, random
+// weights and counts. A new architecture adds rows, some of them conditional.
 #ifndef ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
 #define ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
 
@@ -35,7 +35,7 @@ enum class Role : int {
 };
 
 // The operation that reads a parameter. A block holds its parameters in the order of these
-// operations, those of one operation in the table's order.
+// operations; parameters of the same operation are in the table's order.
 enum class ParameterOp {
   kEmbedding,  // [vocab, hidden]
   kNorm,       // RMSNorm over a row of activations: [hidden]
@@ -70,18 +70,18 @@ struct Parameter {
   bool gated = false;  // kLinear: the rows of gate_proj, then those of up_proj
   DType packed =
       DType::kBf16;  // elements in a block; kF32: of values that were rounded to bf16 first
-  // Tensors that hold scales for the elements of `packed`; empty, as neither bf16 nor fp32 has
+  // Tensors with scales for the elements of `packed`. Always empty, since neither bf16 nor fp32 has
   // scales.
   std::vector<TensorSpec> scales = {};
 };
 
-// A tensor that a checkpoint may hold although no parameter needs it: a copy of another one.
+// A tensor that a checkpoint may contain although no parameter needs it: a copy of another one.
 struct TiedTensor {
   std::string name;
   std::string same_as;
 };
 
-// A tensor that a checkpoint must hold, with the first parameter that it belongs to.
+// A tensor that a checkpoint must contain, with the first parameter that it belongs to.
 struct ExpectedTensor : TensorSpec {
   Role role = Role::kEmbedding;
   ParameterOp op = ParameterOp::kLinear;
@@ -89,21 +89,21 @@ struct ExpectedTensor : TensorSpec {
 
 struct ModelPlan {
   ModelConfig config;
-  // Embedding, layers, head: the parameters of each in the order of a forward pass.
+  // The parameters of embedding, layers and head, each in the order of a forward pass.
   std::vector<std::vector<Parameter>> blocks;
   std::vector<TiedTensor> tied;
 };
 
-// The table of a model that ValidateModelConfig accepts.
+// Makes the table of a model that ValidateModelConfig accepts.
 ModelPlan Describe(const ModelConfig& config);
 
 // The parameter of that role; null: the block has none.
 const Parameter* FindParameter(const std::vector<Parameter>& block, Role role);
 
-// Each tensor once, in the order of a forward pass: a tied head is the embedding's tensor.
+// Each tensor once, in the order of a forward pass. A tied head is the embedding's tensor.
 std::vector<ExpectedTensor> ExpectedTensors(const ModelPlan& plan);
 
-// Elements of all tensors; those that two parameters share count once.
+// The number of elements of all tensors; those that two parameters share count once.
 uint64_t NumParameters(const ModelPlan& plan);
 
 }  // namespace isobit

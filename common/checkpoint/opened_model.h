@@ -1,4 +1,4 @@
-// A model directory, opened and checked as a whole, before any of its weights is used.
+// A model directory, opened and checked as a whole before any of its weights is used.
 #ifndef ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 #define ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 
@@ -22,8 +22,8 @@ struct WeightVersion {
   std::shared_ptr<const TensorDigests> tensors = nullptr;  // null: unknown
 };
 
-// All tensors are present and have the right shapes. Their bytes, and so the digest, are known only
-// once they have been read.
+// All tensors are present and have the right shapes. Their bytes, and hence the digest, are known
+// only after reading.
 struct OpenedModel {
   ModelConfig config;
   std::unique_ptr<const TensorSource> weights;
@@ -36,25 +36,25 @@ struct OpenedModel {
 absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
                                       const LoadPolicy& policy = {});
 
-// INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not let them be rounded.
+// INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not allow rounding them.
 absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy);
 
-// What an operator should know of a model that was opened: what of its files is not applied,
-// weights that are rounded to bf16. One sentence each.
+// What an operator should know about an opened model, one sentence each: settings in its files that
+// are not applied, weights that are rounded to bf16.
 std::vector<std::string> Warnings(const ModelConfig& config, const TensorSource& weights);
 
-// FAILED_PRECONDITION, naming both digests, unless `expected` is empty or equals `digest`, that of
-// the weights.
+// FAILED_PRECONDITION, naming both digests: `expected` is not empty and differs from `digest`, the
+// digest of the weights.
 absl::Status CheckDigest(const std::string& digest, const std::string& expected);
 
-// Returns the digest of the weights of `plan`, whose digests are given. Errors: CheckTiedTensors'
-// and CheckDigest's.
+// Returns the digest of the weights of `plan` from the digests of its tensors. Errors: those of
+// CheckTiedTensors and CheckDigest.
 absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
                                          const std::string& expected_digest);
 
-// OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field that
-// can change a bit, or a token (ModelConfig::Settings), differs. The dtype of a tensor may differ,
-// as every tensor is rounded to bf16.
+// OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field differs
+// that can change a bit or a token (ModelConfig::Settings). Tensors may have other dtypes, since
+// every tensor is rounded to bf16.
 absl::Status CheckReplacement(const OpenedModel& next, const ModelConfig& config);
 
 }  // namespace isobit

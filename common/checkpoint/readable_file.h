@@ -1,5 +1,5 @@
 // A file that is read into private memory, never mapped. If another process shortens or overwrites
-// it meanwhile, this process does not crash, and bytes that were read do not change.
+// it meanwhile, this process does not crash, and bytes already read do not change.
 #ifndef ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
 #define ISOBIT_COMMON_CHECKPOINT_READABLE_FILE_H_
 
@@ -12,28 +12,28 @@
 
 namespace isobit {
 
-// Movable, not copyable; reads are thread safe. Stays the file that was opened, even if another
+// Movable, not copyable; reads are thread-safe. Refers to the file that was opened, even if another
 // file is renamed to its path.
 class ReadableFile {
  public:
-  // `name`: what errors of the other calls say for `path`. Errors: NOT_FOUND or what errno says;
-  // INVALID_ARGUMENT when `path` is not a regular file.
+  // `name`: used in place of `path` in errors of the other calls. Errors: NOT_FOUND, or as errno
+  // says; INVALID_ARGUMENT: `path` is not a regular file.
   static absl::StatusOr<ReadableFile> Open(const std::string& path, std::string name);
 
   ReadableFile(ReadableFile&& other) noexcept;
   ReadableFile& operator=(ReadableFile&& other) noexcept;
   ~ReadableFile();
 
-  // Bytes, when it was opened.
+  // The size in bytes when the file was opened.
   uint64_t size() const { return size_; }
 
   // Reads the bytes [offset, offset + size) to `out`. INVALID_ARGUMENT: the file has become shorter
-  // and ends before them; else what errno says.
+  // and ends before them. Other errors: as errno says.
   absl::Status ReadAt(uint64_t offset, size_t size, void* out) const;
 
-  // INVALID_ARGUMENT: the file was written to, or its size changed, since it was opened, so bytes
-  // that were read may belong to two versions of it. Cannot see what another process writes through
-  // a memory map, nor a write call that had begun before the file was opened.
+  // INVALID_ARGUMENT: the file was written to, or changed its size, since it was opened, so bytes
+  // that were read may belong to two versions of it. Cannot detect writes through a memory map, nor
+  // a write call that had begun before the file was opened.
   absl::Status CheckUnchanged() const;
 
  private:
@@ -45,7 +45,7 @@ class ReadableFile {
   int64_t modified_ns_ = 0;  // time of the last modification, when it was opened
 };
 
-// The contents of a text file. Errors: as ReadableFile's; INVALID_ARGUMENT when it is longer than
+// The contents of a text file. Errors: those of ReadableFile; INVALID_ARGUMENT: it is longer than
 // `max_bytes`.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_bytes);
 

@@ -1,4 +1,4 @@
-// Reading of config.json's rotary fields.
+// Reads config.json's rotary fields.
 #ifndef ISOBIT_COMMON_CHECKPOINT_ROPE_PARSER_H_
 #define ISOBIT_COMMON_CHECKPOINT_ROPE_PARSER_H_
 
@@ -10,8 +10,8 @@
 namespace isobit {
 
 // Takes rope_theta, rope_scaling and rope_parameters, and sets config's rope_theta and rope_scaling
-// as transformers 5 reads them. Under yarn, max_position_embeddings, which must be set before,
-// grows to what the scaling reaches. INVALID_ARGUMENT: as ParseModelConfig.
+// as transformers 5 reads them. Set max_position_embeddings before: under yarn it grows to the
+// length that the scaling reaches. INVALID_ARGUMENT: as for ParseModelConfig.
 absl::Status ParseRope(FieldReader& reader, const LoadPolicy& policy, ModelConfig& config);
 
 }  // namespace isobit

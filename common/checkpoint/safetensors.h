@@ -1,4 +1,4 @@
-// The safetensors file format: reading with every field checked, and writing. One file;
+// Reads the safetensors file format, checking every field, and writes it. One file only;
 // checkpoint.h joins the shards of a model.
 #ifndef ISOBIT_COMMON_CHECKPOINT_SAFETENSORS_H_
 #define ISOBIT_COMMON_CHECKPOINT_SAFETENSORS_H_
@@ -26,7 +26,7 @@ struct Tensor {
   size_t size_bytes = 0;          // product of shape * ItemSize(dtype)
 
   size_t NumElements() const { return size_bytes / ItemSize(dtype); }
-  // Elements [first, first + count), or all.
+  // The elements [first, first + count) of the tensor, or all of them.
   void ToBf16(size_t first, size_t count, uint16_t* out) const {
     ConvertToBf16(dtype, data + first * ItemSize(dtype), count, out);
   }
@@ -43,28 +43,28 @@ struct StoredTensor {
   uint64_t offset = 0;
 };
 
-// The bytes at the start of a safetensors file that tell what is in it. `source` names the file in
-// errors. INVALID_ARGUMENT: a header longer than 100 MB or than the file; else ReadableFile's.
+// The bytes at the start of a safetensors file that describe its content. `source`: its name in
+// errors. INVALID_ARGUMENT: the header is longer than 100 MB or than the file. Also ReadableFile's.
 absl::StatusOr<std::string> ReadSafetensorsHead(const ReadableFile& file,
                                                 const std::string& source);
 
 // The tensors of a safetensors file of `file_bytes` bytes that begins with `head`, in order of
-// their offsets. INVALID_ARGUMENT, naming file and tensor: a header longer than 100 MB, than the
-// file or than `head`; malformed header; more than 100000 tensors; dtype other than BF16, F16, F32;
-// negative, oversized or more than 8 dimensions; offsets that are reversed, outside the file,
-// overlap, leave a gap or bytes at the end, or disagree with dtype and shape.
+// their offsets. INVALID_ARGUMENT, naming file and tensor: the header is longer than 100 MB, the
+// file or `head`, or is malformed; there are over 100000 tensors; a dtype is not BF16, F16 or F32;
+// a dimension is negative or too large, or there are more than 8; offsets are reversed, outside the
+// file, overlap, leave a gap or bytes at the end, or disagree with dtype and shape.
 absl::StatusOr<std::vector<StoredTensor>> ParseSafetensors(absl::string_view head,
                                                            uint64_t file_bytes,
                                                            const std::string& source);
 
-// Writes `tensors` to `path` atomically. Layout is a function of the arguments alone: wider dtypes
-// first (so that all are aligned), then by name. INVALID_ARGUMENT: duplicate or empty name, name
-// "__metadata__", or size_bytes that disagrees with dtype and shape.
+// Writes `tensors` to `path` atomically. The layout depends on the arguments alone: wider dtypes
+// first (so that all are aligned), then by name. INVALID_ARGUMENT: a name is empty, repeated or
+// "__metadata__", or size_bytes disagrees with dtype and shape.
 absl::Status WriteSafetensors(const std::string& path, std::vector<Tensor> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-// The number of bytes of a tensor. INVALID_ARGUMENT: a negative dimension, more than 8 of them, or
-// a product over 2^62.
+// The size of a tensor in bytes. INVALID_ARGUMENT: a dimension is negative, there are more than 8,
+// or the product exceeds 2^62.
 absl::StatusOr<size_t> TensorBytes(DType dtype, const std::vector<int64_t>& shape);
 
 }  // namespace isobit

@@ -1,7 +1,7 @@
 // Weights that a sender brings in pieces over time, in any order, while they are packed. Every byte
-// comes exactly once. What comes before it is asked for is kept, within a bound, unless readers
-// wait for something that comes later. Or weights that stay where they are, in GPU memory of
-// another process: then only the end comes. Not here: the wire (common/rpc/weight_stream.h).
+// comes exactly once. Pieces that come before they are asked for are kept, up to a bound; beyond it
+// only if a reader waits for a later piece. Given blocks, the weights stay in GPU memory of another
+// process, and only the end comes. Not here: the wire (common/rpc/weight_stream.h).
 #ifndef ISOBIT_COMMON_CHECKPOINT_STREAMED_SOURCE_H_
 #define ISOBIT_COMMON_CHECKPOINT_STREAMED_SOURCE_H_
 
@@ -28,80 +28,80 @@
 namespace isobit {
 
 struct WeightStreamLimits {
-  // Bytes of pieces, and of the memory that keeps them, that nobody has asked for. The sender waits
-  // while there are more, unless a reader waits for something else.
+  // Bytes of pieces that have not been asked for, with the memory that keeps them. Above it the
+  // sender waits, unless a reader waits for something else.
   size_t max_kept_bytes = 256 << 20;
-  // How long a reader waits for a sender that sends nothing.
+  // How long a reader waits while the sender sends nothing.
   std::chrono::milliseconds max_silence{60'000};
 };
 
-// One thread sends, any number read. INVARIANT: sender and readers never wait for each other
+// One thread sends, any number of threads read. INVARIANT: sender and readers never deadlock
 // (StreamedSourceTest.AnyOrderFitsAnyBound).
 class StreamedSource final : public TensorSource {
  public:
   // `tensors`, without data and sizes, in the order in which most of their bytes will come. Errors:
-  // those of ValidateTensors, CheckRounding and ValidateBlocks. INVALID_ARGUMENT, naming the
-  // tensor: a name twice or none, a shape that is none. blocks: where the tensors lie, which they
-  // are numbered by as in `tensors`; then no bytes come, and nobody calls Read.
+  // those of ValidateTensors, CheckRounding and ValidateBlocks; INVALID_ARGUMENT, naming the
+  // tensor: a name is empty or repeated, or a shape is invalid. blocks: where the tensors lie, with
+  // the numbers of `tensors`; then no bytes come, and Read must not be called.
   static absl::StatusOr<std::shared_ptr<StreamedSource>> Create(
       std::vector<Tensor> tensors, const ModelConfig& config, const LoadPolicy& policy,
       const WeightStreamLimits& limits, std::optional<WeightBlocks> blocks = std::nullopt);
 
-  // For the sender. None of them blocks.
+  // Called by the sender. None of these blocks.
 
-  // Takes the bytes of a tensor, by its number in Create's list, that begin at `offset`. An error
-  // names the tensor and ends the source, and readers get it. INVALID_ARGUMENT: no such tensor;
-  // bytes that have come before, or lie outside; none. RESOURCE_EXHAUSTED: too many small pieces.
+  // Takes bytes of a tensor, by its number in Create's list, that begin at `offset`. An error names
+  // the tensor, ends the source and reaches the readers. INVALID_ARGUMENT: no such tensor exists;
+  // the bytes have come before, lie outside, or are none. RESOURCE_EXHAUSTED: pieces too small.
   absl::Status Add(uint64_t tensor, uint64_t offset, std::string bytes);
 
-  // The sender is done. expected_digest: what it takes for the digest, or empty. INVALID_ARGUMENT,
-  // naming a tensor: bytes are missing; ends the source.
+  // The sender is done. expected_digest: the digest that the sender expects, or empty.
+  // INVALID_ARGUMENT, naming a tensor: bytes are missing; this ends the source.
   absl::Status End(std::string expected_digest);
 
-  // Ends the source with an error, for readers that wait and for all later. The first error counts.
+  // Ends the source with an error, for all readers from now on. Only the first error counts.
   void Fail(const absl::Status& error);
 
-  // Calls `receive` once more bytes may come: now, or later on a reader's thread, or never if the
-  // source has ended. At first that is when somebody reads. One at a time.
+  // Calls `receive` once more bytes may come: now, later on a reader's thread, or never if the
+  // source has ended. The first time, this is when a reader reads. One call at a time.
   void WhenWanted(std::function<void()> receive);
 
-  // For readers.
+  // Called by readers.
   absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override;
   size_t ArrivalOf(size_t tensor) const override { return numbers_[tensor]; }
   // Waits for End.
   absl::Status CheckUnchanged() const override;
 
-  // What End was told. Call it after CheckUnchanged.
+  // The digest that End was given. Call it after CheckUnchanged.
   std::string expected_digest() const;
 
-  // Where the tensors lie, by their numbers in tensors(); null: their bytes come.
+  // Where the tensors lie, by their numbers in tensors(); null: their bytes are sent.
   const WeightBlocks* blocks() const { return blocks_ ? &*blocks_ : nullptr; }
   std::chrono::milliseconds max_silence() const { return limits_.max_silence; }
-  // The error that ended the source, if one has. Does not wait.
+  // The error that ended the source, or OK. Does not wait.
   absl::Status failure() const;
 
  private:
   using Pieces = std::map<size_t, std::string>;  // by offset
   struct Arrival {
-    Pieces pieces = {};    // that no reader has used up; they do not overlap
+    Pieces pieces = {};    // not used up by a reader yet; they do not overlap
     size_t num_read = 0;   // bytes, from the first
-    size_t num_bytes = 0;  // that have come
+    size_t num_bytes = 0;  // that have come so far
     bool waits = false;    // a reader, for the byte num_read
   };
 
   explicit StreamedSource(const WeightStreamLimits& limits) : limits_(limits) {}
 
-  // All of them hold mutex_.
+  // The caller holds mutex_ for all of these.
   absl::Status Take(uint64_t tensor, uint64_t offset, std::string bytes);
   absl::Status CheckComplete() const;
   void FailLocked(const absl::Status& error) const;
   void NoteReader() const;
   bool IsWanted() const;
-  // Waits until somebody calls StopWaiting. `what`: for the error of a sender that is silent too
+  // Waits until StopWaiting is called. `what`: for the error about a sender that is silent for too
   // long.
   absl::Status Wait(std::unique_lock<std::mutex>& lock, bool& waits, absl::string_view what) const;
   void StopWaiting(bool& waits) const;
-  // Lets the sender go on, if it may. Releases the lock for that.
+  // Lets the sender go on if it may. Releases the lock for that.
   void CallSender(std::unique_lock<std::mutex>& lock) const;
 
   const WeightStreamLimits limits_;

@@ -1,5 +1,5 @@
-// What the table of models, python/isobit/supported_models.json, says of an architecture. The
-// parser decides what is supported (model_config_parser.cc); a test holds the table to it.
+// What the table of models, python/isobit/supported_models.json, says about an architecture. The
+// parser decides what is supported (model_config_parser.cc); a test compares the table with it.
 #ifndef ISOBIT_COMMON_CHECKPOINT_SUPPORTED_MODELS_H_
 #define ISOBIT_COMMON_CHECKPOINT_SUPPORTED_MODELS_H_
 
@@ -12,8 +12,8 @@ namespace isobit {
 // The table's text, built into the program.
 extern const char kSupportedModelsJson[];
 
-// For the error about an architecture that is not supported, after its name: its family and why it
-// is not, where the table knows it, and the families that are. For example " (Mixtral: mixture of
+// Text that follows an unsupported architecture's name in the error: its family and the reason, if
+// the table knows it, and the families that are supported. For example " (Mixtral: mixture of
 // experts: ...), supported: Llama (LlamaForCausalLM), ...".
 std::string DescribeUnsupported(absl::string_view architecture);
 

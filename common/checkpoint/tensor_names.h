@@ -1,4 +1,4 @@
-// Names of a checkpoint's tensors that have a meaning of their own.
+// Names of checkpoint tensors that need special treatment.
 #ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
 #define ISOBIT_COMMON_CHECKPOINT_TENSOR_NAMES_H_
 
@@ -11,7 +11,7 @@ inline constexpr char kHeadName[] = "lm_head.weight";
 
 // Whether the tensor is a buffer of a rotary embedding, such as
 // "model.layers.0.self_attn.rotary_emb.inv_freq" or "rotary_emb.cos_cached". Old checkpoints have
-// them, and nobody reads them: frequencies follow from the config.
+// them, but they are not used: the frequencies follow from the config.
 bool IsRotaryBuffer(absl::string_view name);
 
 }  // namespace isobit

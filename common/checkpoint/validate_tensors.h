@@ -1,4 +1,4 @@
-// Whether a checkpoint has the tensors that a model's plan asks for.
+// Checks that a checkpoint has the tensors that a model's plan needs.
 #ifndef ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_
 #define ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_
 
@@ -9,13 +9,13 @@
 
 namespace isobit {
 
-// INVALID_ARGUMENT, naming up to five tensors of each kind: missing, unexpected, or of another
-// shape. The plan's tied tensors may be there, and CheckTiedTensors judges their bytes; rotary
-// buffers of old checkpoints (IsRotaryBuffer) are ignored.
+// INVALID_ARGUMENT, naming up to five tensors of each kind: tensors are missing, unexpected, or
+// have another shape. The plan's tied tensors may be present; CheckTiedTensors checks their bytes.
+// Rotary buffers of old checkpoints (IsRotaryBuffer) are ignored.
 absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source);
 
-// INVALID_ARGUMENT: a tied tensor that is there, for instance an lm_head, differs from the one that
-// the config ties it to.
+// INVALID_ARGUMENT: a tied tensor in the checkpoint, for instance an lm_head, differs from the one
+// to which the config ties it.
 absl::Status CheckTiedTensors(const ModelPlan& plan, const CheckpointDigests& digests);
 
 }  // namespace isobit

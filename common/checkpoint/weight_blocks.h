@@ -1,5 +1,5 @@
-// Weights that other processes hold in GPU memory: which block of which tensor lies where. They are
-// read there by CUDA IPC, or sent by NCCL. A tensor is a matrix here; a vector has one column.
+// Weights in other processes' GPU memory: where each block of each tensor lies. They are read by
+// CUDA IPC or sent by NCCL. A tensor counts as a matrix here; a vector has one column.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_BLOCKS_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_BLOCKS_H_
 
@@ -21,12 +21,12 @@ struct WeightBlock {
   int64_t num_rows = 0;
   int64_t first_column = 0;
   int64_t num_columns = 0;
-  size_t holder = 0;       // who holds it: the memory's number in a list, or the sender's rank
-  uint64_t offset = 0;     // bytes from the memory's begin to the block's first value; not sent: 0
-  int64_t row_stride = 0;  // values from row to row
+  size_t holder = 0;       // its memory's number in a list, or the sender's rank
+  uint64_t offset = 0;     // bytes from the memory's begin to the first value; if sent: 0
+  int64_t row_stride = 0;  // values from one row to the next
 };
 
-// Processes that send their blocks.
+// Processes that send their blocks by NCCL.
 struct BlockSenders {
   std::vector<std::string> group_ids{};  // NCCL's, one for each rank that receives
   int num_senders = 0;

@@ -1,6 +1,6 @@
-// Reads weights into private memory, each tensor once, and takes the digest of exactly the bytes
-// that it hands out: what is packed from them has the digest that is reported, whatever happens to
-// the files.
+// Reads weights into private memory, each tensor once, and digests exactly the bytes that
+// it hands out: the reported digest is that of what is packed, whatever happens to the
+// files.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 
@@ -42,27 +42,27 @@ class WeightReader {
   // `source` outlives the object. Unless `allow_nonfinite`, weights must be finite in bf16.
   explicit WeightReader(const TensorSource& source, bool allow_nonfinite = false);
 
-  // Reads the tensors of these names into `out`, in place of what it held, on at most `max_workers`
-  // threads. The source has them all, and none was read before. Thread safe for different `out`.
-  // Errors: the source's, naming the tensor; NonfiniteError; RESOURCE_EXHAUSTED: no memory.
+  // Reads the named tensors into `out`, replacing its content, on at most `max_workers` threads.
+  // The source must have them all, and none may have been read before. Thread-safe for different
+  // `out`. Errors: the source's, naming the tensor; NonfiniteError; RESOURCE_EXHAUSTED: no memory.
   absl::Status Read(const std::vector<std::string>& names, size_t max_workers, TensorSet& out);
 
-  // Call it once, after the last Read. Reads the tensors that nobody asked for, through a small
-  // buffer, and returns the digests of all tensors. Errors: the source's, also those of
-  // CheckUnchanged; NonfiniteError.
+  // Call it once, after the last Read. Reads the remaining tensors through a small buffer and
+  // returns the digests of all. Errors: those of the source, including CheckUnchanged's;
+  // NonfiniteError.
   absl::StatusOr<CheckpointDigests> Finish();
 
  private:
-  // Reads a tensor to `out`, or only hashes it if that is null.
+  // Reads a tensor to `out`; if that is null, only hashes it.
   absl::Status ReadTensor(size_t tensor, uint8_t* out);
 
   const TensorSource& source_;
   const bool hashes_;
   const bool allow_nonfinite_;
-  std::vector<std::string> digests_;  // [tensor]; empty until it was read
+  std::vector<std::string> digests_;  // [tensor]; empty until it has been read
 };
 
-// The digests of all tensors of a source, which it reads once.
+// Reads all tensors of a source once and returns their digests.
 absl::StatusOr<CheckpointDigests> DigestTensors(const TensorSource& source,
                                                 bool allow_nonfinite = false);
 

@@ -1,5 +1,5 @@
-// The life of a weight update: its rules, and the order of its steps. A service prepares the new
-// weights beside those that serve, quiesces, and swaps. Not here: how weights are prepared
+// The rules of a weight update, and the order of what it does. A service prepares new weights
+// beside those that serve, quiesces, and swaps. Not here: how weights are prepared
 // (kernels/model/prepare_weights.h), and how a service quiesces.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_SWITCH_H_
@@ -21,7 +21,7 @@
 
 namespace isobit {
 
-// What becomes of requests in flight.
+// What happens to requests in flight.
 enum class InFlightMode {
   kAbort,
   kWait,         // they finish under the old weights; new ones wait
@@ -30,12 +30,12 @@ enum class InFlightMode {
 
 struct WeightUpdate {
   std::string model_path{};                  // relative to the service's model root
-  std::optional<uint64_t> weight_version{};  // unset: the present one plus 1
+  std::optional<uint64_t> weight_version{};  // unset: the current one plus 1
   std::string expected_digest{};             // empty: any
   InFlightMode mode = InFlightMode::kAbort;
   IsAbandoned is_abandoned = nullptr;
   std::shared_ptr<const StreamedSource> stream = nullptr;  // instead of model_path and digest
-  // Called by WeightSwitch::Begin once it has accepted the update; null: nobody needs to know.
+  // Called by WeightSwitch::Begin once it has accepted the update. May be null.
   std::function<void()> on_begun = nullptr;
 };
 
@@ -51,9 +51,9 @@ struct WeightUpdateResult {
 // New weights that do not serve yet.
 struct PreparedUpdate {
   std::string digest;  // of exactly these weights, 64 hex digits
-  // Makes them serve. Called at most once, when nothing uses the old weights. The result's versions
-  // are set before; the function may add its counts of requests. Owns the new weights, and after
-  // the call may own the old ones.
+  // Makes the new weights serve. Called at most once, when nothing uses the old ones. The result's
+  // versions are set before the call; the function may add its counts of requests. Owns the new
+  // weights, and after the call may own the old ones.
   std::function<absl::Status(WeightUpdateResult&)> swap;
 };
 
@@ -62,30 +62,30 @@ struct FinishedUpdate {
   absl::StatusOr<PreparedUpdate> retired;  // free it without the owner's lock: that takes time
 };
 
-// One service's updates, one at a time. The owner's lock guards the object: all calls hold it.
+// The updates of a service, one at a time. The owner's lock guards the object, in every call.
 class WeightSwitch {
  public:
-  // True if nothing uses the old weights any more, and nothing will. Ends or holds back requests,
-  // as the update says. Settle calls it until it returns true. An error ends the update.
+  // Ends or holds back requests, as the update says. Returns true once nothing uses the old weights
+  // or ever will. Settle calls it until it returns true. An error ends the update.
   using Quiesce = absl::FunctionRef<absl::StatusOr<bool>(const WeightUpdate&, WeightUpdateResult&)>;
 
   bool is_preparing() const { return update_.has_value() && !update_->prepared.has_value(); }
-  // The new weights are prepared, and Settle has not finished the update yet.
+  // Whether the new weights are prepared but Settle has not finished the update yet.
   bool is_waiting() const { return update_.has_value() && update_->prepared.has_value(); }
 
   // Begins an update and returns the id of the new weights. The owner then prepares them, without
   // holding its lock. ABORTED: another update is in progress. INVALID_ARGUMENT: the id is not
-  // greater than the present one, or one is given above 2^63 - 1.
+  // greater than the current one, or a given id exceeds 2^63 - 1.
   absl::StatusOr<uint64_t> Begin(const WeightUpdate& update, const WeightVersion& present);
 
   // prepared: the new weights, or the error that prevented them.
   void SetPrepared(absl::StatusOr<PreparedUpdate> prepared);
 
-  // Advances an update that waits. Returns it once it has finished; null while there is none or the
-  // service is not yet quiet. After any error but one of the swap the old weights go on serving.
-  // Errors: that of the preparation; `available`, if the owner cannot serve at all; CANCELLED, if
-  // the update is abandoned; those of `quiesce`.
-  // INVARIANT: nothing is swapped before it is quiet, or once the caller has gone
+  // Advances a waiting update. Returns it once it has finished; returns nothing if there is none,
+  // or if the service is not yet quiet. After any error but one of the swap, the old weights still
+  // serve. Errors: that of the preparation; `available`, if the owner cannot serve at all;
+  // CANCELLED: the update has been abandoned; those of `quiesce`.
+  // INVARIANT: nothing is swapped before the service is quiet, or after the caller has gone
   // (WeightSwitchTest.*).
   std::optional<FinishedUpdate> Settle(const absl::Status& available, Quiesce quiesce);
 
@@ -98,7 +98,7 @@ class WeightSwitch {
     std::optional<absl::StatusOr<PreparedUpdate>> prepared{};
   };
 
-  // Quiesces and swaps; false: not yet quiet.
+  // Quiesces and swaps. False: the service is not yet quiet.
   absl::StatusOr<bool> Advance(const absl::Status& available, Quiesce quiesce);
   absl::Status Swap();
 

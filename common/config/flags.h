@@ -15,25 +15,25 @@
 namespace isobit {
 
 // Sets the flags that argv[1..] names: --name=value, --name value, --name and --noname for a bool.
-// True when --help or -h is among them (nothing else then counts). INVALID_ARGUMENT: unknown flag,
-// with the one that may have been meant, malformed or missing value, or an argument that is no
-// flag.
+// Returns true if --help or -h is among them; the rest then does not matter. INVALID_ARGUMENT: a
+// flag is unknown (with the one that may have been meant), its value is malformed or missing, or an
+// argument is no flag.
 absl::StatusOr<bool> ParseFlags(int argc, const char* const* argv);
 
 // One paragraph for each flag: its name, default and help, sorted by name.
 std::string FlagsHelp();
 
-// The name of the program at that path, and its version.
+// The name of the program at this path, and its version.
 std::string VersionOf(absl::string_view program);
 
-// Says on stderr what is wrong with the command line, and exits with kExitBadUsage.
+// Prints to stderr what is wrong with the command line, and exits with kExitBadUsage.
 [[noreturn]] void ExitForBadUsage(const char* program, absl::string_view message);
 
-// ParseFlags for main: on --help prints `usage` and the flags to stdout, on --version VersionOf,
-// and exits 0; on an error, ExitForBadUsage.
+// ParseFlags for main. On --help prints `usage` and the flags to stdout, on --version VersionOf;
+// both exit with 0. On an error calls ExitForBadUsage.
 void ParseFlagsOrExit(int argc, const char* const* argv, const std::string& usage);
 
-// INVALID_ARGUMENT, naming the flag and its bounds, unless low <= value <= high. A NaN fails.
+// INVALID_ARGUMENT, naming flag and bounds, unless low <= value <= high. A NaN fails.
 template <class T>
 absl::Status RequireInRange(const char* name, T value, std::type_identity_t<T> low,
                             std::type_identity_t<T> high) {

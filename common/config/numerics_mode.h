@@ -1,5 +1,5 @@
-// Which arithmetic a service computes with, by name. What each mode does is in docs/NUMERICS.md and
-// kernels/contract.
+// The arithmetic that a service uses, by name. docs/NUMERICS.md and kernels/contract define what
+// each mode computes.
 #ifndef ISOBIT_COMMON_CONFIG_NUMERICS_MODE_H_
 #define ISOBIT_COMMON_CONFIG_NUMERICS_MODE_H_
 
@@ -15,7 +15,7 @@ enum class NumericsMode : int32_t {
   kTree = 0,            // the contract
   kBatchInvariant = 1,  // ranks add bf16 in rank order: equal across batches, not across TP sizes
   kVanilla =
-      2,  // split count follows the batch, ring-order bf16 all-reduce: what an ordinary engine does
+      2,  // the batch decides the split count, ring-order bf16 all-reduce: as an ordinary engine
 };
 
 // "tree", "batch_invariant", "vanilla": flags, logs and the fingerprint use these names.

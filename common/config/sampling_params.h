@@ -1,5 +1,5 @@
-// Sampling parameters as the services use them: every default resolved, every bound checked. Not
-// the wire message, and not what a kernel reads (kernels/model/sampling.h makes that, row by row).
+// Sampling parameters as the services use them: every default filled in, every bound checked. They
+// are neither the wire message nor what kernels read (kernels/model/sampling.h makes that per row).
 #ifndef ISOBIT_COMMON_CONFIG_SAMPLING_PARAMS_H_
 #define ISOBIT_COMMON_CONFIG_SAMPLING_PARAMS_H_
 
@@ -12,8 +12,8 @@
 
 namespace isobit {
 
-// Names and meanings as users know them from vLLM; proto/isobit/v1/types.proto documents each, and
-// docs/API.md what differs.
+// Names and meanings are those of vLLM; proto/isobit/v1/types.proto documents each, and docs/API.md
+// says what differs.
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   float top_p = 1.0f;
@@ -28,8 +28,8 @@ struct SamplingParams {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  std::vector<std::pair<int32_t, float>> logit_bias;  // by id, each once
-  uint32_t logprobs = 0;                              // alternatives at each position
+  std::vector<std::pair<int32_t, float>> logit_bias;  // by id, each id once
+  uint32_t logprobs = 0;                              // alternatives to return at each position
 };
 
 struct SamplingLimits {
@@ -40,11 +40,11 @@ struct SamplingLimits {
   size_t max_logit_biases = 1024;
 };
 
-// INVALID_ARGUMENT naming field, value and bound: temperature not 0 nor in [0.001, 1000]; top_p not
-// in (0, 1]; top_k below -1; min_p not in [0, 1]; repetition_penalty not in [0.01, 100]; presence
-// or frequency penalty not in [-2, 2]; a logit bias not in [-1000, 1000]; n, max_tokens 0; n,
-// logprobs, or a list over its limit; a token id outside the vocabulary; min_tokens over
-// max_tokens; NaN anywhere.
+// INVALID_ARGUMENT naming field, value and bound: temperature is neither 0 nor in [0.001, 1000];
+// top_p not in (0, 1]; top_k below -1; min_p not in [0, 1]; repetition_penalty not in [0.01, 100];
+// presence or frequency penalty not in [-2, 2]; a logit bias not in [-1000, 1000]; n or max_tokens
+// is 0; n, logprobs or a list exceeds its limit; a token id is outside the vocabulary; min_tokens
+// exceeds max_tokens; any value is NaN.
 absl::Status ValidateSamplingParams(const SamplingParams& params, const SamplingLimits& limits);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// TLS for a server that talks to OpenSSL itself, with the rules of the gRPC servers.
+// TLS, under the same rules as the gRPC servers', for a server that uses OpenSSL directly.
 #ifndef ISOBIT_COMMON_HTTP_TLS_CONTEXT_H_
 #define ISOBIT_COMMON_HTTP_TLS_CONTEXT_H_
 
@@ -18,11 +18,11 @@ namespace isobit {
 // Thread-safe.
 class TlsContext {
  public:
-  // TLS 1.2 or 1.3 with `files`, which name a certificate; if they name a CA, clients need a
-  // certificate of it. Errors: as ReadTlsPems.
+  // TLS 1.2 or 1.3 with `files`, which name a certificate. If they name a CA, clients need a
+  // certificate signed by it. Errors: those of ReadTlsPems.
   static absl::StatusOr<std::unique_ptr<TlsContext>> Open(const TlsFiles& files);
 
-  // For a new connection: with the certificates in force now.
+  // For a new connection, with the certificates currently in force.
   std::shared_ptr<SSL_CTX> Current();
 
  private:
@@ -34,8 +34,8 @@ class TlsContext {
   std::shared_ptr<SSL_CTX> context_;     // guarded by mutex_
 };
 
-// The names in the certificate that the client has shown: its subject alternative names, or the
-// common name if it has none; empty without a certificate. As gRPC reports them.
+// The names in the client's certificate: its subject alternative names, or its common name if it
+// has none. Empty without a certificate. The same names as gRPC reports.
 std::vector<std::string> CertificateNamesOf(const SSL* connection);
 
 }  // namespace isobit

@@ -1,11 +1,11 @@
-// A service's counters and measurements, as Prometheus metrics. An update is one atomic operation.
+// A service's counters and histograms, as Prometheus metrics. An update is one atomic operation.
 // Not here: the page that serves them.
 //
 //   prometheus::Counter& tokens = metrics.AddCounter("isobit_tokens_generated_total", "...");
 //   tokens.Increment();
 //
-// Names begin with isobit_ and have only lower-case letters, digits and underscores. Units are base
-// units, at the end of the name: seconds, bytes. A counter's name, and no other, ends with _total.
+// Names begin with isobit_ and consist of lower-case letters, digits and underscores. They end with
+// a base unit: seconds, bytes. Names of counters, and no others, end with _total.
 #ifndef ISOBIT_COMMON_METRICS_METRICS_H_
 #define ISOBIT_COMMON_METRICS_METRICS_H_
 
@@ -29,10 +29,10 @@
 namespace isobit {
 
 // All metrics of one process. Thread-safe. Each name has one type and one help text. Labels tell
-// its series apart; their values are few and known beforehand, never what a client sends.
+// its series apart; their values are few and known in advance, never taken from clients.
 class Metrics final : public prometheus::Collectable {
  public:
-  // Keeps a figure in Collect's answer until it is destroyed. Metrics outlives it.
+  // While it exists, Collect reports its figure. Metrics must outlive it.
   class Observation {
    public:
     ~Observation() { metrics_.Forget(id_); }
@@ -47,17 +47,17 @@ class Metrics final : public prometheus::Collectable {
     const uint64_t id_;
   };
 
-  // Figures that the caller updates, as long as this object lives. Calls with the same name and
+  // Figures that the caller updates; they live as long as this object. Calls with the same name and
   // labels return the same counter or histogram.
   prometheus::Counter& AddCounter(const std::string& name, const std::string& help,
                                   const prometheus::Labels& labels = {});
-  // bounds: ascending upper bounds of the buckets; one without a bound follows.
+  // bounds: ascending upper bounds of the buckets; a bucket without a bound is added.
   prometheus::Histogram& AddHistogram(const std::string& name, const std::string& help,
                                       const std::vector<double>& bounds,
                                       const prometheus::Labels& labels = {});
 
   // A figure that is kept elsewhere. Collect calls `read`, on any thread, but not after the
-  // observation is destroyed. `read` must not use these metrics. type: Counter or Gauge.
+  // observation is destroyed. `read` must not use this object. type: Counter or Gauge.
   [[nodiscard]] std::unique_ptr<Observation> Observe(prometheus::MetricType type,
                                                      const std::string& name,
                                                      const std::string& help,
@@ -87,7 +87,7 @@ class Metrics final : public prometheus::Collectable {
 // The observations of one service.
 using Observations = std::vector<std::unique_ptr<Metrics::Observation>>;
 
-// Bounds of durations in seconds, from a millisecond to ten minutes.
+// Bucket bounds for durations in seconds, from a millisecond to ten minutes.
 std::vector<double> SecondsBounds();
 
 }  // namespace isobit

@@ -16,8 +16,8 @@ namespace isobit {
 
 class HostBlockGather final : public BlockGather {
  public:
-  // `comm` outlives the object, and nothing else uses it. block_bytes: of the largest gathered
-  // block.
+  // `comm` outlives the object and is used by nothing else. block_bytes: the size of the largest
+  // gathered block.
   HostBlockGather(Communicator& comm, size_t block_bytes);
   ~HostBlockGather() override;
 
@@ -46,7 +46,7 @@ class HostBlockGather final : public BlockGather {
 
   Communicator& comm_;
   std::unique_ptr<std::byte[], AlignedFree> buffers_[kBuffers];
-  uint64_t last_in_[kBuffers] = {};  // which job filled it: jobs are numbered from 1
+  uint64_t last_in_[kBuffers] = {};  // the job that filled it; jobs are numbered from 1
   uint64_t num_started_ = 0;
 
   std::mutex mutex_;  // guards what follows

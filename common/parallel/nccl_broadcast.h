@@ -1,5 +1,5 @@
-// Broadcasts of weights over NCCL. Its communicator is a non-blocking one, since the sender may die
-// at any moment, and each wait must end then.
+// Broadcasts of weights over NCCL. The communicator is non-blocking, since the sender may die at
+// any moment and every wait must then end.
 #ifndef ISOBIT_COMMON_PARALLEL_NCCL_BROADCAST_H_
 #define ISOBIT_COMMON_PARALLEL_NCCL_BROADCAST_H_
 
@@ -7,8 +7,8 @@
 
 namespace isobit {
 
-// device: CUDA ordinal, on which broadcasts arrive. A group's ranks all make one sum of one fp32
-// after they have joined, as vLLM's PyNcclCommunicator does.
+// device: the CUDA ordinal on which broadcasts arrive. After joining, the group's ranks all-reduce
+// one fp32 value once, as vLLM's PyNcclCommunicator does.
 // INVARIANT: no fault of a sender stops the rank for longer than max_silence
 // (NcclBroadcastTest.*).
 JoinWeightBroadcast NcclBroadcastOn(int device);

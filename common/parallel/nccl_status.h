@@ -1,4 +1,4 @@
-// What every use of NCCL needs: its results as statuses, and its environment.
+// Shared by all uses of NCCL: its results as statuses, and its environment.
 #ifndef ISOBIT_COMMON_PARALLEL_NCCL_STATUS_H_
 #define ISOBIT_COMMON_PARALLEL_NCCL_STATUS_H_
 
@@ -12,7 +12,7 @@ namespace isobit {
 // anything else. comm: its last error is added to the message; may be null.
 absl::Status NcclStatus(ncclResult_t result, const char* what, ncclComm_t comm);
 
-// NCCL reads its environment at its first call, so call this before. What the user has set stays.
+// Call it before NCCL's first call, which reads the environment. Keeps what the user has set.
 void SetNcclEnvironment();
 
 }  // namespace isobit

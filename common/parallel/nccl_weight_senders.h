@@ -1,5 +1,5 @@
-// Weights over NCCL: a WeightSenders whose communicator is a non-blocking one, since a sender may
-// die at any moment, and each wait must end then.
+// Weights over NCCL: a WeightSenders with a non-blocking communicator, since a sender may die at
+// any moment and every wait must then end.
 #ifndef ISOBIT_COMMON_PARALLEL_NCCL_WEIGHT_SENDERS_H_
 #define ISOBIT_COMMON_PARALLEL_NCCL_WEIGHT_SENDERS_H_
 
@@ -11,7 +11,7 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace isobit {
 
-// device: CUDA ordinal. stream: the rank's for weights, of that device; it outlives the object.
+// device: CUDA ordinal. stream: the rank's stream for weights, there; it outlives the object.
 // INVARIANT: no fault of a sender stops the rank for longer than max_silence
 // (tests/torch/nccl_weights_test.py).
 std::unique_ptr<WeightSenders> MakeNcclWeightSenders(int device, CUstream_st* stream);

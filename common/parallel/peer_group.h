@@ -1,4 +1,4 @@
-// The ranks of one process on GPUs that map each other's memory, and the memory that all of them
+// The ranks of one process whose GPUs map each other's memory, and memory that all of them can
 // reach. Not here: what they store in it, and when it is safe to read
 // (kernels/cuda/collective/all_reduce.h).
 #ifndef ISOBIT_COMMON_PARALLEL_PEER_GROUP_H_
@@ -14,7 +14,7 @@
 namespace isobit {
 
 // A buffer of the same size on every rank's device. Every rank's kernels may load from and store to
-// every one of them; over NVLink where the devices differ.
+// all of these buffers; between devices, over NVLink.
 class PeerMemory {
  public:
   PeerMemory() = default;
@@ -35,22 +35,22 @@ class PeerMemory {
   size_t bytes_ = 0;
 };
 
-// Made once, before the ranks' threads start; nothing in it changes afterwards. Copyable. The calls
-// leave the calling thread's device as it was.
+// Made once, before the ranks' threads start; it then never changes. Copyable. Calls leave the
+// calling thread's current device unchanged.
 class PeerGroup {
  public:
-  // Rank r runs on CUDA device devices[r]; several ranks may share one.
-  // INVALID_ARGUMENT: not a number of ranks (rank_count.h). FAILED_PRECONDITION: no such device, or
-  // two devices that cannot map each other's memory, both named.
+  // Rank r runs on CUDA device devices[r]; several ranks may share a device. INVALID_ARGUMENT: the
+  // number of ranks is not allowed (rank_count.h). FAILED_PRECONDITION: a device does not exist, or
+  // two devices, both named, cannot map each other's memory.
   static absl::StatusOr<PeerGroup> Create(absl::Span<const int> devices);
 
   int size() const { return static_cast<int>(devices_.size()); }
   int device(int rank) const { return devices_[static_cast<size_t>(rank)]; }
-  // The most ranks that share a device.
+  // The largest number of ranks that share a device.
   int most_ranks_on_a_device() const;
 
-  // Allocates a buffer on every rank's device; every byte is `fill`. RESOURCE_EXHAUSTED: a device
-  // has not that much memory.
+  // Allocates a buffer on every rank's device and sets every byte to `fill`. RESOURCE_EXHAUSTED: a
+  // device does not have so much memory.
   absl::StatusOr<PeerMemory> Allocate(size_t bytes, unsigned char fill) const;
 
  private:

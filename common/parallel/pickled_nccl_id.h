@@ -1,5 +1,5 @@
 // The id of an NCCL group in the form in which Python trainers pass it on: a pickle of a ctypes
-// structure. A pickle is a program, which nobody runs here.
+// structure. A pickle is a program; it is never executed here.
 #ifndef ISOBIT_COMMON_PARALLEL_PICKLED_NCCL_ID_H_
 #define ISOBIT_COMMON_PARALLEL_PICKLED_NCCL_ID_H_
 
@@ -13,9 +13,9 @@ namespace isobit {
 
 inline constexpr size_t kNcclIdBytes = 128;  // of an ncclUniqueId
 
-// The 128 bytes of an instance of a ctypes structure called ncclUniqueId, without attributes,
-// pickled by Python's protocol 3, 4 or 5. The pickle must consist of exactly that, in the order in
-// which Python writes it. INVALID_ARGUMENT says at which byte it does not.
+// Reads a pickle, of Python's protocol 3, 4 or 5, of a ctypes structure called ncclUniqueId without
+// attributes, and returns its 128 bytes. The pickle must be exactly what Python writes for it.
+// INVALID_ARGUMENT: it is not; the message names the first byte that differs.
 absl::StatusOr<std::string> UnpickleNcclId(absl::string_view pickle);
 
 }  // namespace isobit

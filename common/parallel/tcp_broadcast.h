@@ -1,9 +1,9 @@
-// Broadcasts of weights where there is no NCCL: rank 0 listens at an address that the group's id
-// says, and sends the bytes to each rank over a connection of its own. For services on CPUs.
+// Broadcasts of weights without NCCL, for services on CPUs: rank 0 listens at the address in the
+// group's id, and sends the bytes to each rank over a separate connection.
 //
 // The id: "isobit-tcp HOST:PORT", then zeros up to 128 bytes. A rank connects and sends the id, its
-// rank and the number of ranks, each as a little-endian uint32. Once all are there, rank 0 sends
-// the byte 1 to each. A broadcast is its number of bytes, a little-endian uint64, and the bytes.
+// rank and the number of ranks, each a little-endian uint32. Once all have come, rank 0 sends the
+// byte 1 to each. A broadcast is its size in bytes, a little-endian uint64, and the bytes.
 #ifndef ISOBIT_COMMON_PARALLEL_TCP_BROADCAST_H_
 #define ISOBIT_COMMON_PARALLEL_TCP_BROADCAST_H_
 

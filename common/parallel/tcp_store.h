@@ -1,6 +1,6 @@
-// A client of PyTorch's TCPStore, which is where trainers meet: rank 0 of a group serves it, and
-// puts the group's id there. It speaks what the store of PyTorch 2.1 and later does. Here is only
-// what a rank needs that joins a group; what values mean is somebody else's business.
+// A client of PyTorch's TCPStore, at which trainers meet: rank 0 of a group serves it and puts the
+// group's id there. Speaks the protocol of PyTorch 2.1 and later. Only what a joining rank needs is
+// here; the meaning of values is not.
 #ifndef ISOBIT_COMMON_PARALLEL_TCP_STORE_H_
 #define ISOBIT_COMMON_PARALLEL_TCP_STORE_H_
 
@@ -15,17 +15,17 @@
 
 namespace isobit {
 
-// Used by one thread. Errors: those of TcpConnection; INVALID_ARGUMENT: an answer that no such
-// store gives, or one that is too long.
+// Used by one thread. Errors: those of TcpConnection; INVALID_ARGUMENT: the answer is not one that
+// a TCPStore gives, or is too long.
 class TcpStore {
  public:
-  // wait: of all calls together.
+  // wait: for all calls together.
   static absl::StatusOr<TcpStore> Connect(const std::string& host, int port, const PeerWait& wait);
 
-  // Tells the server that one more of its workers is there: it waits for all of them.
+  // Tells the server that this worker has arrived; the server waits for all workers.
   absl::Status CheckIn();
 
-  // Waits until somebody has set the key, and returns its value, of at most `max_bytes`.
+  // Waits until the key is set, and returns its value, of at most `max_bytes`.
   absl::StatusOr<std::string> Get(absl::string_view key, size_t max_bytes);
 
  private:
@@ -36,8 +36,8 @@ class TcpStore {
   PeerWait wait_;
 };
 
-// The id of the group of a trainer that serves a store there, as vLLM's StatelessProcessGroup and
-// PyNcclCommunicator pass it on: 128 bytes. Errors: those of TcpStore and UnpickleNcclId.
+// Reads the group's id, 128 bytes, from a trainer's store, where vLLM's StatelessProcessGroup and
+// PyNcclCommunicator put it. Errors: those of TcpStore and UnpickleNcclId.
 absl::StatusOr<std::string> GroupIdInStore(const std::string& host, int port, const PeerWait& wait);
 
 }  // namespace isobit

@@ -1,5 +1,5 @@
-// A barrier for the host threads of a group's ranks, fast enough for many uses a millisecond. Not
-// here: exchanging data (communicator.h).
+// A barrier for the host threads of a group's ranks, fast enough for many uses per millisecond. It
+// exchanges no data (communicator.h does).
 #ifndef ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
 #define ISOBIT_COMMON_PARALLEL_THREAD_BARRIER_H_
 
@@ -19,15 +19,15 @@ class ThreadBarrier {
   explicit ThreadBarrier(int ranks) : ranks_(ranks) {}
 
   // Returns when every rank has called Wait as often as this one. Spins for a while, then sleeps.
-  // Calls `peers` now and then; an error from it ends the wait. DEADLINE_EXCEEDED: a rank, which
-  // the message names, has not come within `timeout`. After Abort: its reason.
+  // Calls `peers` from time to time; an error from it ends the wait. DEADLINE_EXCEEDED, naming the
+  // rank: a rank has not come within `timeout`. After Abort: its reason.
   absl::Status Wait(int rank, absl::Duration timeout, absl::FunctionRef<absl::Status()> peers);
 
-  // Ends all present and later waits with `reason`, an error. From any thread.
+  // Ends all current and later waits with `reason`, an error. Any thread may call it.
   void Abort(const absl::Status& reason);
 
  private:
-  // How often a rank has called Wait, modulo 2^32; a cache line each.
+  // How often a rank has called Wait, modulo 2^32; each on its own cache line.
   struct alignas(64) Count {
     std::atomic<uint32_t> come = 0;
   };

@@ -34,8 +34,8 @@ class ThreadGroup {
   absl::Status failure_;
   int arrived_ = 0;
   uint64_t round_ = 0;
-  // Two sets of pointers in turn: a rank may enter the next round while a slower one still reads
-  // this one.
+  // Two sets of pointers, used in turn: a rank may enter the next round while a slower one still
+  // reads the current one.
   std::vector<const void*> sent_[2];
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

@@ -1,5 +1,5 @@
-// The receiving end of a group in which rank 0, a trainer, broadcasts weights to all others. Not
-// here: which bytes are which tensor (rollout/weight_transfer.h).
+// The receiving end of a group in which rank 0, a trainer, broadcasts weights to all others. Which
+// bytes are which tensor is decided elsewhere (rollout/weight_transfer.h).
 #ifndef ISOBIT_COMMON_PARALLEL_WEIGHT_BROADCAST_H_
 #define ISOBIT_COMMON_PARALLEL_WEIGHT_BROADCAST_H_
 
@@ -16,26 +16,26 @@
 namespace isobit {
 
 struct BroadcastGroup {
-  std::string id;  // 128 bytes, which rank 0 has made
-  int rank = 1;    // this one's, at least 1
+  std::string id;  // 128 bytes made by rank 0
+  int rank = 1;    // this rank, at least 1
   int size = 2;    // ranks in all
 };
 
-// A rank's place in a group, which the end of the object leaves. Used by one thread at a time.
-// After an error nothing may be received any more, since the ranks no longer agree on what is next.
+// A rank's membership in a group; the destructor leaves the group. Used by one thread at a time.
+// After an error nothing more may be received, since the ranks no longer agree on what comes next.
 // Errors: those of PeerWait::check; DEADLINE_EXCEEDED: the sender was silent; UNAVAILABLE: it has
 // gone.
 class WeightBroadcast {
  public:
   virtual ~WeightBroadcast() = default;
 
-  // Makes room for broadcasts of at most that many bytes; 0 frees it. RESOURCE_EXHAUSTED: there is
-  // none.
+  // Allocates room for broadcasts of at most `bytes` bytes; 0 frees it. RESOURCE_EXHAUSTED: there
+  // is no memory.
   virtual absl::Status Reserve(size_t bytes) = 0;
 
-  // Waits for the sender's next broadcast, of that many bytes, within what is reserved, and reads
-  // it from its begin. INVALID_ARGUMENT: another number of bytes, where that can be known.
-  // max_silence: how long the sender may send nothing, here and in Read.
+  // Waits for the sender's next broadcast, which has `bytes` bytes, at most what is reserved, and
+  // which Read then reads from its start. INVALID_ARGUMENT: it has another size, if that can be
+  // known. max_silence: how long the sender may send nothing, here and in Read.
   virtual absl::Status Begin(size_t bytes, std::chrono::milliseconds max_silence,
                              const std::function<absl::Status()>& check) = 0;
 
@@ -43,9 +43,9 @@ class WeightBroadcast {
   virtual absl::Status Read(void* out, size_t bytes) = 0;
 };
 
-// Joins a group, and waits for all ranks. INVALID_ARGUMENT: not an id. FAILED_PRECONDITION: not an
-// id of the groups that this service can join. UNAVAILABLE: another rank or the network failed.
-// DEADLINE_EXCEEDED: not all ranks came. Else the errors of PeerWait::check.
+// Joins a group and waits for all ranks. INVALID_ARGUMENT: the id is malformed.
+// FAILED_PRECONDITION: this service cannot join groups with such ids. UNAVAILABLE: another rank or
+// the network failed. DEADLINE_EXCEEDED: not all ranks came. Also the errors of PeerWait::check.
 using JoinWeightBroadcast = std::function<absl::StatusOr<std::unique_ptr<WeightBroadcast>>(
     const BroadcastGroup& group, const PeerWait& wait)>;
 

@@ -1,4 +1,4 @@
-// Who may call: the clients that an access file names, each with its roles. A client is recognised
+// The clients that may call: an access file names them, each with its roles. A client is recognised
 // by a certificate or by a bearer token. docs/API.md describes the file.
 #ifndef ISOBIT_COMMON_RPC_ACCESS_LIST_H_
 #define ISOBIT_COMMON_RPC_ACCESS_LIST_H_
@@ -20,7 +20,7 @@ namespace isobit {
 
 using TokenHash = std::array<unsigned char, 32>;  // SHA-256 of a bearer token
 
-// Whether they are equal, in a time that depends on the length of `shown` alone.
+// Whether they are equal. The time taken depends on the length of `shown` alone.
 bool SameSecret(absl::string_view shown, absl::string_view secret);
 
 // One client of an access file.
@@ -28,21 +28,21 @@ struct AccessClient {
   std::string name;
   RoleSet roles;
   std::vector<TokenHash> tokens;
-  std::vector<std::string> certificates;  // names in them
+  std::vector<std::string> certificates;  // names in its certificates
 };
 
-// What one access file says. Immutable.
+// The content of one access file. Immutable.
 class AccessList {
  public:
-  // `source` names the text in errors. INVALID_ARGUMENT, naming the place: not the format, an
-  // unknown field or role, a client without name, roles or credentials, one that occurs twice, or
-  // any name, token or certificate that two clients share.
+  // `source` names the text in errors. INVALID_ARGUMENT, naming the place: the format is wrong; a
+  // field or role is unknown; a client has no name, roles or credentials, or occurs twice; two
+  // clients share a name, token or certificate.
   static absl::StatusOr<AccessList> Parse(absl::string_view text, const std::string& source);
 
-  // The client of this bearer token; null if there is none. The time depends neither on how much of
-  // a hash is right, nor on whose token it is.
+  // The client of this bearer token; null if there is none. The time taken reveals neither how much
+  // of a hash is right nor whose token it is.
   const AccessClient* ByToken(absl::string_view token) const;
-  // The first client that has one of the names of a certificate; null if none has.
+  // The first client with one of a certificate's names; null if there is none.
   const AccessClient* ByCertificate(absl::Span<const std::string> names) const;
 
   size_t num_clients() const { return clients_.size(); }
@@ -51,14 +51,14 @@ class AccessList {
   std::vector<AccessClient> clients_;
 };
 
-// An access file that is read again when it changes. If the file is then broken or missing, the old
-// list stays in force and the error is logged. Thread-safe.
+// An access file that is read again when it changes. If it is then broken or missing, the old list
+// stays in force and the error is logged. Thread-safe.
 class AccessFile {
  public:
-  // Errors: as AccessList::Parse; NOT_FOUND and the like: it cannot be read.
+  // Errors: those of AccessList::Parse; NOT_FOUND and others: the file cannot be read.
   static absl::StatusOr<std::shared_ptr<AccessFile>> Open(std::string path);
 
-  // What is in force now.
+  // The list currently in force.
   std::shared_ptr<const AccessList> Current();
 
  private:
@@ -67,8 +67,8 @@ class AccessFile {
 
   const std::string path_;
   std::mutex mutex_;  // guards all below
-  FileStamp stamp_;   // of what was read last, good or bad
-  std::string text_;  // what list_ was made of
+  FileStamp stamp_;   // of the content read last, good or bad
+  std::string text_;  // the text from which list_ was made
   std::shared_ptr<const AccessList> list_;
 };
 

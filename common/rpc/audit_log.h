@@ -1,4 +1,4 @@
-// The audit log: a line for each call that uses the role admin, or tries to. It says who asked for
+// The audit log: one line for each call that uses the role admin or tries to. It says who asked for
 // what, and the outcome. Each line is one JSON object, so that nothing a client sends can forge a
 // line.
 #ifndef ISOBIT_COMMON_RPC_AUDIT_LOG_H_
@@ -27,15 +27,15 @@ struct AuditEntry {
 // Thread-safe.
 class AuditLog {
  public:
-  // Lines are appended to the file `path`, which is opened for each line, so that it may be
-  // rotated, and is its owner's alone (private_file.h). Empty: lines go to the service's log. A
-  // line that a file does not take, or a FIFO not at once, is counted and goes to the log, too.
-  // Errors: the file cannot be opened.
+  // Appends lines to the file `path`. It is opened for each line, so that it may be rotated, and
+  // only its owner can read it (private_file.h). If `path` is empty, lines go to the service's log.
+  // A line that the file does not take (or a FIFO not at once) is counted and goes to the log
+  // instead. Errors: the file cannot be opened.
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(std::string path);
 
   void Write(const AuditEntry& entry);
   // For refused calls, which strangers can make as often as they like. Writes at most one such line
-  // a second, with the number of lines left out before it.
+  // per second, with the number of lines skipped before it.
   void WriteRefused(const AuditEntry& entry);
 
  private:
@@ -46,10 +46,10 @@ class AuditLog {
   std::mutex mutex_;  // guards all below
   std::chrono::steady_clock::time_point last_refusal_;
   int64_t num_left_out_ = 0;
-  bool is_torn_ = false;  // the last line is there in part
+  bool is_torn_ = false;  // the last line was written only in part
 };
 
-// Audit lines of this process that are not where --audit_log says.
+// The number of this process's audit lines that did not reach --audit_log's file.
 uint64_t AuditLinesLost();
 
 // `message` as text on one line, cut after 512 bytes.

@@ -1,5 +1,5 @@
 // The calls of a server that are in flight, so that a drain can wait for them while the server
-// still answers new calls, and end those that take too long.
+// still answers new calls, and can end calls that take too long.
 #ifndef ISOBIT_COMMON_RPC_CALL_COUNT_H_
 #define ISOBIT_COMMON_RPC_CALL_COUNT_H_
 
@@ -24,8 +24,8 @@ class CallCount {
   // Returns when no call is in flight, or at the deadline.
   void WaitForNone(SteadyTime deadline);
 
-  // Ends the calls in flight with `status`, and those whose headers come later. Returns how many
-  // are in flight.
+  // Ends all calls in flight with `status`, and also those whose headers come later. Returns how
+  // many are in flight.
   size_t EndAll(const absl::Status& status);
 
   int64_t calls();
@@ -37,11 +37,11 @@ class CallCount {
   std::condition_variable none_;
   // Null until a call's headers have come.
   std::unordered_map<const void*, OpenCall> calls_;
-  absl::Status end_;  // of all calls; OK: none
+  absl::Status end_;  // with which all calls end; OK: calls go on
 };
 
-// An interceptor factory for the server's builder, which counts the calls of the named services.
-// Other calls, such as a health watch that never ends, do not count.
+// An interceptor factory for the server's builder. Counts the calls of the named services; others,
+// such as a health watch that never ends, do not count.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCallsOf(
     std::vector<std::string> services, std::shared_ptr<CallCount> count);
 

@@ -3,10 +3,10 @@
 //  - the credentials check each call by method, role and listener before its message is read;
 //  - an interceptor knows the caller for as long as the call lasts, writes the audit line, and
 //    removes the server's paths from error messages to callers who may not see them;
-//  - a thread looks at the access file every second, and ends the calls in flight that would not be
-//    let in any more;
-//  - handlers ask it for what depends on the message: quotas, and who may end whose requests; and,
-//    right before anything takes effect, whether the caller still may.
+//  - a thread checks the access file every second, and ends the calls in flight that it no longer
+//    allows;
+//  - handlers ask for decisions that depend on the message: quotas, and who may end whose requests.
+//    Right before a call takes effect, they ask again whether it is still allowed.
 #ifndef ISOBIT_COMMON_RPC_CALL_GATE_H_
 #define ISOBIT_COMMON_RPC_CALL_GATE_H_
 
@@ -33,15 +33,15 @@
 
 namespace isobit {
 
-// Where a call came in.
+// The port at which a call came in.
 enum class Listener {
   kMain,   // all methods, except admin methods if there is an admin port
   kAdmin,  // admin methods, and health
 };
 
 struct CallGateOptions {
-  std::shared_ptr<AccessFile> access = nullptr;  // null: everybody may call everything
-  std::shared_ptr<Quota> quota = nullptr;        // null: without bounds
+  std::shared_ptr<AccessFile> access = nullptr;  // null: every caller may call everything
+  std::shared_ptr<Quota> quota = nullptr;        // null: no bounds
   std::unique_ptr<AuditLog> audit = nullptr;     // null: no audit lines
   bool has_admin_port = false;
 };
@@ -49,71 +49,71 @@ struct CallGateOptions {
 // Thread-safe.
 class CallGate : public std::enable_shared_from_this<CallGate> {
  public:
-  // The default lets everybody do everything.
+  // By default every caller may do everything.
   static std::shared_ptr<CallGate> Create(CallGateOptions options = {});
 
-  // Whether calls need a check, and so credentials that can perform it.
+  // Whether calls need a check, and hence credentials that can perform it.
   bool checks_calls() const { return options_.access != nullptr || options_.has_admin_port; }
 
   // The check for the credentials of a listener. UNAUTHENTICATED: the call has neither bearer token
-  // nor certificate, or one that the access file does not know. PERMISSION_DENIED, naming the role:
-  // the client lacks it.
+  // nor certificate, or the access file does not know them. PERMISSION_DENIED: the client lacks a
+  // role, which the message names.
   CallCheck CheckFor(Listener listener);
   // The header that the credentials of `listener` must hide; empty: none. A call's context does not
-  // say which listener it came from, so the gate tells by this header.
+  // say at which listener it came in, so the gate recognises the listener by this header.
   std::string HiddenHeaderOf(Listener listener) const;
 
   // The interceptor factory for the server that has these credentials.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptor();
 
-  // All below are for handlers, with the context of a call under way. Without the
-  // interceptor, as in tests of one service, everybody is one client who may do everything.
+  // The methods below are for handlers, with the context of a running call. Without the
+  // interceptor, as in tests of one service, all callers are one client who may do everything.
 
-  // Whether the call would be let in now, by the access file as it is. Ask right before anything
-  // takes effect; it costs one look at the file. Errors: those of CheckFor. Once there is one, the
-  // call ends with it, unless it ends with OK. Does not block on gRPC, so that any lock may be
-  // held. INVARIANT: nothing takes effect for a client that the file no longer names
-  // (CallGateTest.*, AccessTest.*).
+  // Whether the current access file would still allow the call. Ask right before anything takes
+  // effect; it costs one look at the file. Errors: those of CheckFor. After an error, the call ends
+  // with it, unless it ends with OK. Does not block on gRPC, so the caller may hold any lock.
+  // INVARIANT: nothing takes effect for a client that the file no longer names (CallGateTest.*,
+  // AccessTest.*).
   absl::Status Recheck(const grpc::ServerContextBase& context);
 
-  // Recheck; then takes `amounts` of the client's quota until the call ends, in addition to what
-  // the call took before. Errors: as Recheck and Quota::Take.
+  // Calls Recheck, then takes `amounts` of the client's quota until the call ends, in addition to
+  // what the call already holds. Errors: those of Recheck and Quota::Take.
   absl::Status Admit(const grpc::ServerContextBase& context, const QuotaAmounts& amounts);
 
-  // The client's name: that in the access file, or, without an access file, that of held_bytes.h's
-  // ClientOf.
+  // The client's name in the access file; without an access file, the one that held_bytes.h's
+  // ClientOf returns.
   std::string ClientOf(const grpc::ServerContextBase& context) const;
 
-  // Writes the audit line of a call under way, whose end then leaves one only if it is refused
-  // later: AuditLog::Write if `outcome` is OK, else WriteRefused.
+  // Writes the audit line of a running call: AuditLog::Write if `outcome` is OK, else WriteRefused.
+  // At its end the call then gets another line only if it is refused later.
   void Audit(const grpc::ServerContextBase& context, std::string method, std::string arguments,
              const absl::Status& outcome);
 
-  // OK if the client may do, at this listener, what needs the role admin; else PERMISSION_DENIED.
+  // PERMISSION_DENIED: the client, at this listener, may not do what needs the role admin.
   absl::Status CheckAdmin(const grpc::ServerContextBase& context) const;
 
  private:
   friend class GatedCall;
 
-  // What a call shows of its caller.
+  // The credentials that a call presents.
   struct Credentials {
     std::optional<std::string> authorization;
     std::vector<std::string> certificate_names;
   };
 
-  // A call under way.
+  // A running call.
   struct Call {
     std::string method;
     Credentials credentials;
-    bool is_at_main_port = false;  // and there is an admin port
+    bool is_at_main_port = false;  // there is an admin port, and this is the other
     OpenCall handle;
     std::string client;
     absl::Status admin;  // CheckAdmin's answer
     bool sees_paths = true;
     std::vector<Quota::Lease> leases{};
-    std::shared_ptr<const AccessList> list{};  // by which it was judged last
-    absl::Status refusal{};                    // why it may not go on
-    bool has_been_ended = false;               // because of that
+    std::shared_ptr<const AccessList> list{};  // the list that judged it last
+    absl::Status refusal{};                    // why it may not go on, or OK
+    bool has_been_ended = false;               // because of `refusal`
     bool has_audit_line = false;               // by Audit
   };
 
@@ -123,21 +123,21 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   void ReturnQuota(const grpc::ServerContextBase& context);
   void Leave(const grpc::ServerContextBase& context);
   bool SeesPaths(const grpc::ServerContextBase& context) const;
-  // What Recheck has said of the call: OK, or the first error.
+  // The call's first error from Recheck, or OK.
   absl::Status RefusalOf(const grpc::ServerContextBase& context) const;
   bool HasAuditLine(const grpc::ServerContextBase& context) const;
-  // Sets what follows from the access list; null: there is none. Returns the call's refusal.
+  // Decides about the call by the access list; null: there is none. Returns the call's refusal.
   static absl::Status Judge(std::shared_ptr<const AccessList> list, Call& call);
 
-  // Ends the calls in flight that the access file as it is would not let in.
+  // Ends calls in flight that the current access file does not allow.
   void EndRefusedCalls();
 
   const CallGateOptions options_;
   mutable std::mutex mutex_;  // guards what follows
   std::unordered_map<const grpc::ServerContextBase*, Call> calls_;
 
-  // With an access file. It may let go of the last reference to the gate, with the last call that
-  // it has ended.
+  // Only with an access file. It may release the last reference to the gate, with the last call
+  // that it has ended.
   std::optional<RepeatingThread> watcher_;
 };
 

@@ -7,8 +7,8 @@
 
 namespace isobit {
 
-// What the parsed flags --max_calls_mb and --max_client_share allow. INVALID_ARGUMENT, naming the
-// flag.
+// The limits that --max_calls_mb and --max_client_share set, once parsed. INVALID_ARGUMENT names
+// the flag.
 absl::StatusOr<ByteLimits> CallsMemoryFromFlags();
 
 }  // namespace isobit

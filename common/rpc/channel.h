@@ -1,4 +1,4 @@
-// Channels to other isobit services, with the house's limits and keepalive.
+// Channels to other isobit services, with the limits and keepalive of limits.h.
 #ifndef ISOBIT_COMMON_RPC_CHANNEL_H_
 #define ISOBIT_COMMON_RPC_CHANNEL_H_
 
@@ -14,17 +14,17 @@
 
 namespace isobit {
 
-// "host:port", with the brackets that an IPv6 address needs.
+// "host:port", with brackets around an IPv6 address.
 std::string HostAndPort(const std::string& host, int port);
 
 // A channel to `address` ("host:port"), in plain text unless `security` says otherwise. It connects
-// on first use and reconnects by itself. To this machine it goes past any proxy that the
-// environment names. max_message_bytes: in either direction; -1: any.
+// on first use and reconnects by itself. To this machine it bypasses any proxy that the environment
+// names. max_message_bytes: in either direction; -1: no limit.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            int max_message_bytes = kMaxMessageBytes,
                                            const ChannelSecurity& security = {});
 
-// Returns once `channel` is connected. UNAVAILABLE naming `address` if it is not within `timeout`.
+// Returns once `channel` is connected. UNAVAILABLE, naming `address`: not within `timeout`.
 absl::Status WaitForReady(grpc::Channel& channel, const std::string& address,
                           std::chrono::milliseconds timeout);
 

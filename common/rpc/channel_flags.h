@@ -7,7 +7,7 @@
 
 namespace isobit {
 
-// What the parsed flags ask for. Errors: as MakeChannelSecurity.
+// The security that the parsed flags ask for. Errors: those of MakeChannelSecurity.
 absl::StatusOr<ChannelSecurity> ChannelSecurityFromFlags();
 
 }  // namespace isobit

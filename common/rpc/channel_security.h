@@ -1,4 +1,4 @@
-// How this process calls other services: over TLS or in plain text, and as whom.
+// How this process calls other services: by TLS or plain text, and with which identity.
 #ifndef ISOBIT_COMMON_RPC_CHANNEL_SECURITY_H_
 #define ISOBIT_COMMON_RPC_CHANNEL_SECURITY_H_
 
@@ -13,9 +13,9 @@
 namespace isobit {
 
 struct ChannelSecurityOptions {
-  TlsFiles tls{};  // with a CA: TLS; certificate and key are this process's own, for mTLS
-  std::string server_name{};  // name in servers' certificates; empty: the host in the address
-  std::string token_file{};   // its bearer token goes with every call; empty: none
+  TlsFiles tls{};             // with a CA: TLS; with certificate and key: mTLS
+  std::string server_name{};  // in servers' certificates; empty: the address's host
+  std::string token_file{};   // of the bearer token for all calls; empty: none
 };
 
 struct ChannelSecurity {
@@ -23,11 +23,11 @@ struct ChannelSecurity {
   std::string server_name{};
 };
 
-// Files are read again when they change. New certificates serve new connections within a second;
-// while certificate and key do not match, new connections fail. A new bearer token goes with the
-// next call. Without a CA, a bearer token goes only to servers on this host: gRPC closes
-// connections to addresses other than loopback. INVALID_ARGUMENT: a certificate or server name
-// without a CA, or files that are not what they should be. NOT_FOUND and the like: a file cannot be
+// Files are read again when they change. New certificates are used for new connections within a
+// second; while certificate and key do not match, new connections fail. A new bearer token is used
+// from the next call on. Without a CA, a bearer token goes only to servers on this host: gRPC
+// closes connections to other addresses than loopback. INVALID_ARGUMENT: there is a certificate or
+// server name but no CA, or a file has no valid content. NOT_FOUND and others: a file cannot be
 // read.
 absl::StatusOr<ChannelSecurity> MakeChannelSecurity(const ChannelSecurityOptions& options);
 

@@ -1,4 +1,4 @@
-// Ends a call of a server from outside its handler, with a status of the server's own.
+// Ends a call of a server from outside its handler, with a status of the server's choice.
 #ifndef ISOBIT_COMMON_RPC_END_CALL_H_
 #define ISOBIT_COMMON_RPC_END_CALL_H_
 
@@ -10,14 +10,14 @@
 
 namespace isobit {
 
-// A call that stays valid for as long as one of these is there, also after its end.
+// Keeps a call valid, also after its end, until the last of these is destroyed.
 using OpenCall = std::shared_ptr<grpc_call>;
 
-// The call of `context`, whose headers have come.
+// The call of `context`; its headers must have come.
 OpenCall OpenCallOf(grpc::ServerContextBase& context);
 
-// Has the client see `status`, which is not OK, unless the call has ended. Its handler sees a call
-// that is cancelled. It may run callbacks of handlers: hold no lock that those take. Thread-safe.
+// Makes the client see `status`, which is not OK, unless the call has ended. Its handler sees a
+// cancelled call. May run callbacks of handlers: hold no lock that they take. Thread-safe.
 void EndCall(const OpenCall& call, const absl::Status& status);
 
 }  // namespace isobit

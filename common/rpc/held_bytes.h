@@ -1,4 +1,4 @@
-// Bounds on the memory that clients make a service hold: of each client, and of all together.
+// Bounds on the memory that a service holds for clients, for each one and for all together.
 #ifndef ISOBIT_COMMON_RPC_HELD_BYTES_H_
 #define ISOBIT_COMMON_RPC_HELD_BYTES_H_
 
@@ -18,27 +18,27 @@
 
 namespace isobit {
 
-// What gRPC holds for one call besides messages: some 28 KiB, as tests/attack/memory_test.py shows.
+// gRPC's memory for one call without messages: some 28 KiB, as tests/attack/memory_test.py shows.
 inline constexpr size_t kCallBytes = 32 << 10;
 
 // The caller's name: the one that its certificate or bearer token proves, else its address without
 // the port.
 std::string ClientOf(const grpc::ServerContextBase& context);
 
-// Frees the contents of `message`. gRPC keeps a request as long as its call, although a handler
+// Frees the contents of `message`. gRPC keeps a request until its call ends, although a handler
 // that has read it no longer needs it.
 template <typename Message>
 void DropContent(const Message* message) {
-  Message().Swap(const_cast<Message*>(message));  // gRPC's own, which is not const
+  Message().Swap(const_cast<Message*>(message));  // gRPC's own object, which is not const
 }
 
 struct ByteLimits {
   size_t total;
-  double client_share = 1.0;  // of `total` that one client may hold, in (0, 1]
+  double client_share = 1.0;  // the share of `total` for one client, in (0, 1]
 };
 
-// Of two flags, for mains. INVALID_ARGUMENT, naming the flag: `mib` not in [1, 2^20], or
-// `client_share`, of --max_client_share, not in [0.001, 1].
+// Limits from two flags, for mains. INVALID_ARGUMENT names the flag: `mib` is not in [1, 2^20], or
+// `client_share`, the value of --max_client_share, is not in [0.001, 1].
 absl::StatusOr<ByteLimits> ByteLimitsOf(const char* flag, int64_t mib, double client_share);
 
 class HeldBytes;
@@ -46,18 +46,18 @@ class HeldBytes;
 // Thread-safe.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // what: names what is held, for error messages, such as "results that wait to be read".
+  // what: the name of what is held, for errors, such as "results that wait to be read".
   ByteBudget(std::string what, const ByteLimits& limits);
 
-  // Holds nothing yet; counts against `client`.
+  // Opens an account of `client` that holds nothing yet.
   HeldBytes Open(const std::string& client);
 
-  // Bytes, of all clients.
+  // The bytes that all clients hold.
   size_t held() const { return total_; }
 
  private:
   friend class HeldBytes;
-  using Account = std::atomic<size_t>;  // of one client
+  using Account = std::atomic<size_t>;  // of one client's bytes
 
   const std::string what_;
   const size_t max_total_;
@@ -67,17 +67,17 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   std::unordered_map<std::string, std::weak_ptr<Account>> accounts_;  // guarded by mutex_
 };
 
-// What one call holds of a budget, until it is destroyed. Not thread-safe.
+// What one call holds of a budget. The destructor gives it back. Not thread-safe.
 class HeldBytes {
  public:
-  HeldBytes() = default;  // of no budget: takes any size
+  HeldBytes() = default;  // without a budget: takes any size
   HeldBytes(HeldBytes&& other) noexcept = default;
   HeldBytes& operator=(HeldBytes&& other) noexcept;
   ~HeldBytes();
 
   // Holds `bytes` from now on, instead of what it held. RESOURCE_EXHAUSTED: a bound does not allow
-  // that much more, and it holds what it held before; the error has a retry hint, unless `bytes`
-  // alone exceeds a bound. Holding less never fails.
+  // it; it then keeps what it held. The error has a retry hint, unless `bytes` alone exceeds a
+  // bound. Holding less never fails.
   absl::Status Resize(size_t bytes);
 
  private:

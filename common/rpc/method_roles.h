@@ -1,4 +1,4 @@
-// Which role each method needs: the one table. docs/API.md shows it to users.
+// The roles that each method needs: the only table of them. docs/API.md shows it to users.
 #ifndef ISOBIT_COMMON_RPC_METHOD_ROLES_H_
 #define ISOBIT_COMMON_RPC_METHOD_ROLES_H_
 
@@ -27,7 +27,7 @@ class RoleSet {
   constexpr bool Has(CallerRole role) const { return (bits_ & Bit(role)) != 0; }
   constexpr bool HasAnyOf(RoleSet other) const { return (bits_ & other.bits_) != 0; }
   constexpr bool operator==(const RoleSet&) const = default;
-  // Their names with " or " between them.
+  // The names, with " or " between them.
   std::string Names() const;
 
  private:
@@ -35,15 +35,15 @@ class RoleSet {
   unsigned bits_ = 0;
 };
 
-// Any one of these roles allows a call of `method`, such as "/isobit.v1.ScorerService/Score"; none
-// for a method that is not in the table.
+// The roles of which a caller of `method`, such as "/isobit.v1.ScorerService/Score", needs any one.
+// Empty if the method is not in the table.
 RoleSet RolesFor(absl::string_view method);
 
-// Whether everybody may call it: health.
+// Whether every caller may use it. True for health alone.
 bool IsOpenToAll(absl::string_view method);
 
-// Whether only the role admin may call it, because it changes the service for others. Abort is no
-// such method, although ending all requests needs that role.
+// Whether it needs the role admin because it changes the service for others. False for Abort,
+// although ending all requests needs that role.
 bool IsAdminMethod(absl::string_view method);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The connections that a listener has open: how many in all, and how many of each address.
+// The connections that a listener has open: how many in total, and how many from each address.
 #ifndef ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
 #define ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
 
@@ -13,10 +13,10 @@
 
 namespace isobit {
 
-// The address of a caller, as far as it tells hosts apart.
+// A caller's address, precise enough to tell hosts apart.
 struct CallerAddress {
-  // An IPv4 address, also of IPv4 in IPv6; or the first 64 bits of an IPv6 address, as one host may
-  // have all addresses that begin with them.
+  // An IPv4 address, also if mapped into IPv6; else the first 64 bits of an IPv6 address, since a
+  // host may have all addresses that begin with them.
   std::string name;
   bool is_loopback = false;
 };
@@ -28,12 +28,12 @@ class OpenConnections {
   // max_total, max_of_address: at least 1.
   OpenConnections(int64_t max_total, int64_t max_of_address, bool exempts_loopback);
 
-  // Counts `socket`, which the caller has just accepted from `caller` and does not close while it
-  // is open elsewhere. RESOURCE_EXHAUSTED, naming the bound: there are too many, in all or of the
-  // address.
+  // Counts `socket`, which was just accepted from `caller` and which stays open as long as the
+  // connection is used. RESOURCE_EXHAUSTED, naming the bound: there are too many connections, in
+  // total or from this address.
   absl::Status Add(int socket, const CallerAddress& caller);
 
-  // Ends what goes to the callers of all open connections, after what has been written.
+  // Ends what all open connections send to their callers, after what has been written.
   void End();
 
  private:
@@ -43,16 +43,16 @@ class OpenConnections {
   };
 
   absl::Status CheckRoom(const CallerAddress& caller) const;
-  // Forgets connections that are gone, unless it did so a moment ago.
+  // Forgets connections that have gone, unless it has just done so.
   void Sweep();
   void Forget(const Connection& connection);
 
   const int64_t max_total_, max_of_address_;
   const bool exempts_loopback_;
-  // By descriptor. gRPC closes the sockets: a connection whose descriptor has another inode now is
-  // gone.
+  // By descriptor. gRPC closes the sockets: if a descriptor now has another inode, its connection
+  // has gone.
   std::unordered_map<int, Connection> connections_;
-  std::unordered_map<std::string, int64_t> num_by_address_;  // none is 0
+  std::unordered_map<std::string, int64_t> num_by_address_;  // entries that become 0 are removed
   std::chrono::steady_clock::time_point next_sweep_;
 };
 

@@ -1,4 +1,4 @@
-// Port files: how a process tells others which port the system chose for it.
+// Port files, in which a process tells others the port that the system chose for it.
 #ifndef ISOBIT_COMMON_RPC_PORT_FILE_H_
 #define ISOBIT_COMMON_RPC_PORT_FILE_H_
 
@@ -12,7 +12,7 @@ namespace isobit {
 absl::Status CheckPortFile(const std::string& path);
 
 // Writes `port`, in decimal and with a newline. Readers of `path` see no file or the whole number.
-// UNKNOWN and the like: it cannot be written.
+// UNKNOWN and others: it cannot be written.
 absl::Status WritePortFile(const std::string& path, int port);
 
 }  // namespace isobit

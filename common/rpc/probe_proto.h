@@ -1,5 +1,5 @@
-// Probes between messages and the forward pass, for rollout and scorer alike. Templates, since the
-// types of the forward pass are above common.
+// Converts probes between messages and the forward pass, for rollout and scorer. Templates, since
+// the forward pass's types belong to a layer above common.
 #ifndef ISOBIT_COMMON_RPC_PROBE_PROTO_H_
 #define ISOBIT_COMMON_RPC_PROBE_PROTO_H_
 
@@ -14,7 +14,7 @@
 
 namespace isobit {
 
-// The tokens; ids that an int32 cannot hold become -1, which the engines refuse.
+// The tokens. Ids that do not fit into an int32 become -1, which the engines refuse.
 inline std::vector<int32_t> ProbeTokens(const v1::ProbeRequest& request) {
   std::vector<int32_t> tokens;
   for (const uint32_t id : request.token_ids()) {
@@ -23,8 +23,8 @@ inline std::vector<int32_t> ProbeTokens(const v1::ProbeRequest& request) {
   return tokens;
 }
 
-// Wanted: ProbeWanted of kernels/model/forward_probe.h. INVALID_ARGUMENT: an op that there is not,
-// a row without a site or beyond the tokens.
+// Wanted: ProbeWanted of kernels/model/forward_probe.h. INVALID_ARGUMENT: the op does not exist, or
+// a row comes without a site or is beyond the tokens.
 template <typename Wanted>
 absl::StatusOr<Wanted> ReadProbe(const v1::ProbeRequest& request) {
   Wanted wanted;
@@ -52,7 +52,7 @@ absl::StatusOr<Wanted> ReadProbe(const v1::ProbeRequest& request) {
   return wanted;
 }
 
-// Result: ProbeResult of kernels/model/forward_probe.h. All but the fingerprint.
+// Result: ProbeResult of kernels/model/forward_probe.h. Fills in all but the fingerprint.
 template <typename Result>
 void WriteProbe(const Result& result, bool with_tensors, v1::ProbeResponse& response) {
   const auto& report = result.report;

@@ -1,5 +1,5 @@
-// How much of a server's work its clients may have in flight, each and all together. What a call
-// takes is a lease, which gives it back when it is destroyed. held_bytes.h bounds bytes.
+// Bounds on the work that clients have in flight, for each one and for all together. What a call
+// takes is a lease; its destructor gives it back. held_bytes.h bounds bytes.
 #ifndef ISOBIT_COMMON_RPC_QUOTA_H_
 #define ISOBIT_COMMON_RPC_QUOTA_H_
 
@@ -14,17 +14,17 @@
 
 namespace isobit {
 
-// What one call holds, or the most that may be held.
+// What a call holds, or the upper bound of what may be held.
 struct QuotaAmounts {
   int64_t requests = 0;  // calls in flight
-  int64_t streams = 0;   // those of them that stream their answer
-  int64_t tokens = 0;    // that the calls bring and may generate
+  int64_t streams = 0;   // those of them with streamed answers
+  int64_t tokens = 0;    // that the calls bring or may generate
 };
 
-// Counts by client. Thread-safe.
+// Counts per client. Thread-safe.
 class Quota : public std::enable_shared_from_this<Quota> {
  public:
-  // What a call holds; its destructor gives it back. Movable. It keeps the Quota alive.
+  // What a call holds; the destructor gives it back. Movable. Keeps the Quota alive.
   class Lease {
    public:
     Lease() = default;
@@ -42,14 +42,14 @@ class Quota : public std::enable_shared_from_this<Quota> {
     QuotaAmounts amounts_;
   };
 
-  // What one client may hold, and what all together may.
+  // each: what one client may hold. all: what all clients together may hold.
   static std::shared_ptr<Quota> Create(const QuotaAmounts& each, const QuotaAmounts& all);
 
-  // Takes `amounts`, none negative, for `client`. RESOURCE_EXHAUSTED, naming what is held and the
-  // limit; with a retry hint, unless the call alone exceeds the limit.
+  // Takes `amounts`, none of them negative, for `client`. RESOURCE_EXHAUSTED, naming what is held
+  // and the limit; with a retry hint, unless the call alone exceeds the limit.
   absl::StatusOr<Lease> Take(const std::string& client, const QuotaAmounts& amounts);
 
-  // The clients that hold something.
+  // The number of clients that hold something.
   size_t num_clients() const;
 
  private:
@@ -58,7 +58,7 @@ class Quota : public std::enable_shared_from_this<Quota> {
 
   const QuotaAmounts each_, all_;
   mutable std::mutex mutex_;                  // guards all below
-  std::map<std::string, QuotaAmounts> held_;  // by client; without those that hold nothing
+  std::map<std::string, QuotaAmounts> held_;  // by client; without clients that hold nothing
   QuotaAmounts total_;
 };
 

@@ -1,5 +1,5 @@
-// The wire's sampling parameters as the services' own struct, unset fields at their documented
-// defaults, and back. Checks nothing: ValidateSamplingParams does.
+// Converts the wire's sampling parameters to the services' struct, with documented defaults for
+// unset fields, and back. ValidateSamplingParams, not this, checks the values.
 #ifndef ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
 #define ISOBIT_COMMON_RPC_SAMPLING_PARAMS_PROTO_H_
 
@@ -10,7 +10,7 @@ namespace isobit {
 
 SamplingParams SamplingParamsFromProto(const v1::SamplingParams& proto);
 
-// Its inverse: every field set.
+// The inverse; sets every field.
 v1::SamplingParams SamplingParamsToProto(const SamplingParams& params);
 
 }  // namespace isobit

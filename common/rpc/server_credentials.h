@@ -18,23 +18,23 @@
 
 namespace isobit {
 
-// What a server knows of a call before it reads its message. Valid only during the check.
+// What a server knows about a call before it reads the message. Valid only during the check.
 struct CallFacts {
   absl::string_view method;                        // such as "/isobit.v1.ScorerService/Score"
   std::optional<absl::string_view> authorization;  // the header, if the client sends one
-  // Names in the client's certificate, which the handshake has verified: its subject alternative
-  // names, or the common name if it has none. Empty without a certificate.
+  // The names in the client's certificate, which the handshake has verified: its subject
+  // alternative names, or the common name if it has none. Empty without a certificate.
   std::vector<std::string> certificate_names;
 };
 
-// OK lets the call through; else the client gets the status. Any thread; must not block.
+// OK allows the call; otherwise the client gets the status. Runs on any thread; must not block.
 using CallCheck = std::function<absl::Status(const CallFacts&)>;
 
-// Both hide the header `hidden_header` from handlers, unless that is empty.
+// Both functions hide the header `hidden_header` from handlers; empty: they hide none.
 
 // TLS 1.2 or 1.3 with `files`, which name a certificate. If they name a CA, clients need a
-// certificate signed by it. Files that change serve from the next connection on; if they cannot be
-// used, the error is logged and the old ones stay in force. Errors: as ReadTlsPems.
+// certificate signed by it. Changed files are used from the next connection on; if they are
+// invalid, the error is logged and the old ones stay in force. Errors: those of ReadTlsPems.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(
     const TlsFiles& files, CallCheck check, std::string hidden_header = "");
 

@@ -1,5 +1,5 @@
-// The flags that every service binary has: where it listens, TLS, who may call and how much a
-// client may hold.
+// The flags of every service binary: where it listens, TLS, who may call, and how much a client may
+// hold.
 #ifndef ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 #define ISOBIT_COMMON_RPC_SERVER_FLAGS_H_
 
@@ -11,11 +11,11 @@
 
 namespace isobit {
 
-// The options that the parsed flags ask for. INVALID_ARGUMENT, naming the flag; else as
-// MakeServerSecurity.
+// The options that the parsed flags ask for. INVALID_ARGUMENT names the flag. Other errors: those
+// of MakeServerSecurity.
 absl::StatusOr<ServerOptions> ServerOptionsFromFlags();
 
-// ByteLimitsOf `mib`, the value of a service's own `flag`, and --max_client_share.
+// ByteLimitsOf, applied to `mib`, the value of a service's own `flag`, and to --max_client_share.
 absl::StatusOr<ByteLimits> ByteLimitsFromFlags(const char* flag, int64_t mib);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// What rollout and scorer report about themselves in the same form: model, numerics, weights.
+// What rollout and scorer both report about themselves: model, numerics, weights.
 #ifndef ISOBIT_COMMON_RPC_SERVER_INFO_H_
 #define ISOBIT_COMMON_RPC_SERVER_INFO_H_
 
@@ -14,12 +14,12 @@ namespace isobit {
 
 v1::WeightVersion WeightVersionToProto(const WeightVersion& version);
 
-// hex: FingerprintOf's (kernels/model/numerics.h), of the same config.
+// hex: the result of FingerprintOf (kernels/model/numerics.h) for the same config.
 v1::Fingerprint FingerprintToProto(const ModelConfig& config, const std::string& hex,
                                    uint32_t contract_version);
 
-// All of ServerInfo that does not change while a service runs. context_length: tokens of one
-// sequence.
+// The fields of ServerInfo that do not change while a service runs. context_length: the most tokens
+// of one sequence.
 struct ServerIdentity {
   NumericsMode mode = NumericsMode::kTree;
   std::string fingerprint;  // FingerprintOf

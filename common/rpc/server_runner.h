@@ -1,5 +1,5 @@
 // The life of a gRPC server process: listen, serve, drain on SIGINT or SIGTERM, exit. Every service
-// binary runs through it, so that limits, keepalive, health and shutdown are alike.
+// binary uses it, so that limits, keepalive, health and shutdown are the same.
 //
 //   ServerRunner runner(options);  // of ServerOptionsFromFlags
 //   runner.Register(&service, v1::RolloutService::service_full_name());
@@ -37,28 +37,28 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   // In [0, 65535]; 0 lets the system choose.
   int port = 0;
-  // Connections open at one time; 0: by the descriptor limit (connection_acceptor.h).
+  // Open connections; 0: by the descriptor limit (connection_acceptor.h).
   int64_t max_connections = 0;
-  // Of these, how many one address may have at `port`; 0: see connection_acceptor.h.
+  // How many of these one address may have at `port`; 0: see connection_acceptor.h.
   int64_t max_connections_per_address = 0;
-  // After which a connection is told to take no more calls (GOAWAY), so that clients connect anew
-  // and spread over all replicas; calls in flight go on. 0: never.
+  // At this age a connection takes no new calls (GOAWAY), so that clients reconnect and spread over
+  // all replicas; calls in flight go on. 0: no limit.
   std::chrono::seconds max_connection_age{0};
-  // Who may connect and call, and how. Without credentials: anybody, in plain text.
+  // Who may connect and call, and how. Without credentials: every caller, in plain text.
   ServerSecurity security{};
-  // As `port`, for admin methods, which `port` then refuses.
+  // Like `port`, for admin methods; `port` then refuses these.
   std::optional<int> admin_port{};
-  // As `port`, for HTTP with /metrics (common/http/metrics_page.h).
+  // Like `port`, for HTTP with /metrics (common/http/metrics_page.h).
   std::optional<int> metrics_port{};
   // Names by which HTTP ports may be called (common/http/request_head.h).
   std::vector<std::string> http_hosts{};
   // If not empty, a regular file to which the bound port is written atomically, in decimal and with
-  // a newline, once the server listens. The admin port and the metrics port go to the files with
-  // ".admin" and ".metrics" after its name.
+  // a newline, once the server listens. The admin port and the metrics port are written to files of
+  // this name plus ".admin" or ".metrics".
   std::string port_file{};
-  // Gets the server's own figures.
+  // Also gets the server's own figures.
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
-  // How long calls in flight may take to finish after a stop signal; then they end with
+  // How long calls in flight may go on after a stop signal; after that they end with
   // UNAVAILABLE.
   std::chrono::milliseconds drain_timeout{30000};
 };
@@ -66,15 +66,15 @@ struct ServerOptions {
 // INVALID_ARGUMENT: a port file exists and is not a regular file.
 absl::Status CheckPortFiles(const ServerOptions& options);
 
-// Sets the limits and keepalive of limits.h, as MakeChannel does: for a server that does not run
-// through ServerRunner. Sizes are bytes of one message; -1: no limit.
+// Sets the limits and keepalive of limits.h, as MakeChannel does, for a server that does not use
+// ServerRunner. Sizes are bytes of one message; -1: no limit.
 void SetServerArguments(grpc::ServerBuilder& builder, int max_request_bytes,
                         int max_response_bytes);
 
 class ServerRunner {
  public:
-  // Blocks SIGINT and SIGTERM in the calling thread and all threads it starts later, so that only
-  // Wait receives them. Call it first in main.
+  // Blocks SIGINT and SIGTERM in the calling thread and in all threads that it starts later, so
+  // that only Wait receives them. Call it first in main.
   static void BlockStopSignals();
 
   explicit ServerRunner(ServerOptions options);
@@ -83,13 +83,13 @@ class ServerRunner {
   // Cancels the calls that still run.
   ~ServerRunner();
 
-  // Adds a service, which must outlive the runner, under its full proto name. Only before Start.
+  // Adds a service, which must outlive the runner, by its full proto name. Call it before Start.
   void Register(grpc::Service* service, const std::string& full_name);
 
   // Listens, with health and reflection, all services NOT_SERVING; then writes the port file.
-  // INVALID_ARGUMENT: port, max_connections or drain timeout out of range, a port file that is
-  // something else. UNAVAILABLE: the address cannot be bound. RESOURCE_EXHAUSTED: no threads.
-  // UNKNOWN and the like: the port file cannot be written. Only once.
+  // INVALID_ARGUMENT: port, max_connections or drain timeout is out of range, or a port file is no
+  // regular file. UNAVAILABLE: the address cannot be bound. RESOURCE_EXHAUSTED: no threads. UNKNOWN
+  // and others: the port file cannot be written. Call it once.
   absl::Status Start();
 
   // The bound port, after Start.
@@ -99,24 +99,24 @@ class ServerRunner {
   // no effect once draining.
   void SetServing(bool serving);
 
-  // Whether the last call of SetServing said so, and nothing has ended that since. Thread-safe.
+  // The value of the last SetServing call; false once serving has ended. Thread-safe.
   bool is_serving();
 
-  // Whether Wait has seen a reason to end. Thread-safe.
+  // Whether Wait has a reason to end. Thread-safe.
   bool is_draining();
 
   // Ends Wait as a stop signal would. Thread-safe.
   void Stop();
 
-  // Ends Wait as a stop signal would, but with kExitFailed; for faults after which the process must
-  // not serve, such as a device error. Thread-safe; the first fault counts.
+  // Ends Wait as a stop signal would, but with kExitFailed. For faults after which the process must
+  // not serve, such as a device error. Thread-safe; only the first fault counts.
   void Fail(const absl::Status& fault);
 
-  // Blocks until SIGINT, SIGTERM, Stop or Fail; sets NOT_SERVING, calls `drain`, waits for calls of
-  // the registered services in flight up to drain_timeout, ends what is left, such as health
-  // watches, and returns the exit code: kExitStopped, or kExitFailed after Fail. `drain` must make
-  // open-ended streams finish and new calls be refused with UNAVAILABLE, and must not block. Only
-  // once, after Start. Before the drain it also returns memory that calls have freed to the system.
+  // Blocks until SIGINT, SIGTERM, Stop or Fail. Then sets NOT_SERVING, calls `drain`, waits up to
+  // drain_timeout for the registered services' calls in flight, ends the rest, such as health
+  // watches, and returns the exit code: kExitStopped, or kExitFailed after Fail. `drain` must end
+  // open-ended streams, have new calls refused with UNAVAILABLE, and not block. Call Wait once,
+  // after Start. Until the drain, it also returns memory freed by calls to the system.
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:
@@ -138,7 +138,7 @@ class ServerRunner {
       std::make_shared<std::atomic<size_t>>(0);
   std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null
   std::unique_ptr<grpc::Server> server_;
-  int wake_fd_ = -1;  // an eventfd that Wait polls beside the signals
+  int wake_fd_ = -1;  // an eventfd that Wait polls with the signals
 
   std::mutex mutex_;
   bool draining_ = false;  // guarded by mutex_

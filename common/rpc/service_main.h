@@ -1,5 +1,5 @@
-// What the main functions of all services do alike: prepare the process, read the command line,
-// serve, and end with an exit code that means the same everywhere.
+// The common part of all services' main functions: prepare the process, read the command line,
+// serve, and end with an exit code that has the same meaning everywhere.
 //
 //   int main(int argc, char** argv) {
 //     return isobit::ServiceMain(argc, argv, kUsage, &isobit::SettingsFromFlags, &isobit::Serve);
@@ -16,22 +16,22 @@
 
 namespace isobit {
 
-// For any process of ours that runs for long, first thing in main: no reader of its stderr or
-// stdout that is slow, stopped or gone makes it wait or ends it. What gRPC says goes to our log.
+// For any long-running process of ours, first in main. A slow, stopped or absent reader of stderr
+// or stdout then neither blocks nor ends the process. gRPC's messages go to our log.
 void PrepareOutput();
 
-// Sets the process's signals, output and allocator, before any thread exists, and parses its flags.
-// `usage`: for --help.
+// Sets up signals, output and allocator before any thread exists, then parses the flags. `usage`:
+// for --help.
 void PrepareProcess(int argc, const char* const* argv, const std::string& usage);
 
 // Logs why the service could not start, and returns kExitFailed. After RESOURCE_EXHAUSTED it ends
-// the process with that at once: gRPC's shutdown would wait forever for a thread that could not
+// the process at once instead: gRPC's shutdown would wait forever for a thread that could not
 // start.
 int FailToStart(const absl::Status& error);
 
-// read_settings: checks the flags, without a look at the model; after an error the process ends
-// with kExitBadUsage. serve: returns ServerRunner::Wait's exit code, or why it could not start,
-// which ends the process with kExitFailed.
+// read_settings: checks the flags without reading the model; after an error the process ends with
+// kExitBadUsage. serve: returns ServerRunner::Wait's exit code, or the reason why the service could
+// not start; the process then ends with kExitFailed.
 template <typename Settings>
 int ServiceMain(int argc, const char* const* argv, const std::string& usage,
                 absl::StatusOr<Settings> (*read_settings)(),

@@ -1,5 +1,5 @@
-// The one border between absl::Status, which the code uses, and grpc::Status, which the wire uses.
-// A retry hint travels as a payload of the former and as trailing metadata beside the latter.
+// Converts between absl::Status, which the code uses, and grpc::Status, which the wire uses. A
+// retry hint is a payload of the former, and trailing metadata beside the latter.
 #ifndef ISOBIT_COMMON_RPC_STATUS_CONVERT_H_
 #define ISOBIT_COMMON_RPC_STATUS_CONVERT_H_
 
@@ -28,17 +28,17 @@ std::optional<std::chrono::milliseconds> RetryAfter(const absl::Status& status);
 absl::Status Annotate(const absl::Status& status, absl::string_view prefix);
 
 // Same code and message; a message over 2 KiB is cut, since gRPC drops a call whose trailers exceed
-// its metadata limit. The retry hint is lost: use the second form where there may be one.
+// its metadata limit. The retry hint is lost: use the second form if there may be one.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// The same, with the retry hint added to `context`'s trailing metadata. Call it once, just before
+// The same, and adds the retry hint to `context`'s trailing metadata. Call it once, just before
 // Finish.
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::ServerContextBase& context);
 
 // Same code and message.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// The same, with the retry hint in the trailing metadata of `context`, whose call must be over.
+// The same, and reads the retry hint in `context`'s trailing metadata; the call must be over.
 absl::Status FromGrpcStatus(const grpc::Status& status, const grpc::ClientContext& context);
 
 }  // namespace isobit

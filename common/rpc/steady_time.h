@@ -1,5 +1,5 @@
-// Lets gRPC take times of the steady clock, for deadlines and alarms: a step of the wall clock must
-// not end a call, nor prolong it.
+// Lets gRPC use times of the steady clock, for deadlines and alarms: a change of the wall clock
+// must neither end a call nor prolong it.
 //
 //   context.set_deadline(std::chrono::steady_clock::now() + std::chrono::seconds(5));
 #ifndef ISOBIT_COMMON_RPC_STEADY_TIME_H_
@@ -15,15 +15,15 @@ namespace isobit {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
-// max() is never.
+// max() means never.
 gpr_timespec ToGprTime(SteadyTime time);
 
-// A call's deadline; max(): none.
+// A call's deadline; max(): it has none.
 SteadyTime DeadlineOf(const grpc::ServerContextBase& context);
 
 }  // namespace isobit
 
-// gRPC's place for clocks of others: see grpcpp/support/time.h.
+// gRPC's extension point for other clocks: see grpcpp/support/time.h.
 template <>
 class grpc::TimePoint<isobit::SteadyTime> {
  public:

@@ -1,16 +1,16 @@
 // The server's end of a response stream that another thread fills. It has a bounded queue and one
-// write in flight, and it finishes exactly once: at the producer's Finish, at cancellation or when
-// the connection breaks.
+// write in flight. It finishes exactly once: at the producer's Finish, at cancellation or when the
+// connection breaks.
 //
 //   auto writer = StreamWriter<Response>::Start(context, {.on_cancel = [...] { ... }});
 //   engine.Enqueue(request, writer);   // engine thread: writer->Write(...), writer->Finish(...)
 //   return writer.get();
 //
-// A slow reader concerns only its own stream: Write never blocks. Once the queue holds
-// `max_queued_bytes`, Write takes nothing more and says kFull. The producer then either ends the
-// request (Finish(RESOURCE_EXHAUSTED); what is queued still goes out) or holds its work back until
-// `on_writable`. Where `coalesce` is given, messages that wait are merged, so that a reader who
-// comes back gets few large ones.
+// A slow reader affects only its own stream: Write never blocks. Once the queue holds
+// `max_queued_bytes`, Write takes nothing more and returns kFull. The producer then either ends the
+// request (Finish(RESOURCE_EXHAUSTED); queued messages are still sent) or pauses until
+// `on_writable`. With `coalesce`, waiting messages are merged, so that a reader that resumes gets
+// few large ones.
 #ifndef ISOBIT_COMMON_RPC_STREAM_WRITER_H_
 #define ISOBIT_COMMON_RPC_STREAM_WRITER_H_
 
@@ -38,16 +38,16 @@ enum class WriteResult {
 
 template <typename Response>
 struct StreamWriterOptions {
-  // Bytes of serialised messages that may wait or be in flight. One message always may, whatever
-  // its size.
+  // Bytes of serialised messages that may wait or be in flight. A single message of any size is
+  // always taken.
   size_t max_queued_bytes = 4 << 20;
   // Merges `next` into `last`, the newest message waiting, and returns true; or returns false and
   // leaves both alone. Called under the writer's lock: it must not call the writer.
   std::function<bool(Response& last, Response& next)> coalesce = nullptr;
-  // The client is gone or the deadline has passed; nothing can be written any more. Called at most
-  // once, without the lock, never after OnDone; it must not block.
+  // The client has gone or the deadline has passed; nothing can be written any more. Called at most
+  // once, without the lock, never after OnDone; must not block.
   std::function<void()> on_cancel = nullptr;
-  // After a kFull: the queue has fallen to half its bound. Called without the lock; it must not
+  // After a kFull: the queue has shrunk to half its bound. Called without the lock; must not
   // block.
   std::function<void()> on_writable = nullptr;
 };
@@ -57,8 +57,8 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
  public:
   using Options = StreamWriterOptions<Response>;
 
-  // A writer for the call of `context`. It lives until gRPC is done with it and no producer holds
-  // it any more. Call in the handler, and return get() from there.
+  // A writer for the call of `context`. It lives until both gRPC and all producers have released
+  // it. Call it in the handler, and return get() there.
   static std::shared_ptr<StreamWriter> Start(grpc::CallbackServerContext* context,
                                              Options options = {}) {
     std::shared_ptr<StreamWriter> writer(new StreamWriter(context, std::move(options)));
@@ -116,7 +116,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
   StreamWriter(grpc::CallbackServerContext* context, Options options)
       : context_(context), options_(std::move(options)) {}
 
-  // Starts what comes next, if nothing is in flight. Holds mutex_.
+  // Starts the next write or the end, if nothing is in flight. Holds mutex_.
   void Proceed() {
     if (in_flight_ || finished_) return;
     if (!queue_.empty()) {
@@ -160,7 +160,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
     NotifyCancel();
   }
 
-  // Nobody reads any more: drops the queue and finishes. Holds mutex_.
+  // The client no longer reads: drops the queue and finishes. Holds mutex_.
   void Break() {
     closing_ = true;
     queue_.clear();
@@ -192,11 +192,11 @@ class StreamWriter final : public grpc::ServerWriteReactor<Response> {
 
   mutable std::mutex mutex_;  // guards all below
   Options options_;
-  std::deque<Queued> queue_;  // waits behind in_flight_
+  std::deque<Queued> queue_;  // waits until in_flight_ is written
   std::optional<Queued> in_flight_;
   size_t queued_bytes_ = 0;  // of queue_ and in_flight_
-  bool was_full_ = false;    // on_writable is owed
-  bool closing_ = false;     // takes no more messages
+  bool was_full_ = false;    // on_writable must be called
+  bool closing_ = false;     // no further message is taken
   bool finished_ = false;    // Finish was called on gRPC
   std::optional<absl::Status> final_status_;
 };

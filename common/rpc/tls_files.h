@@ -9,18 +9,18 @@
 
 namespace isobit {
 
-// Paths; empty: none. With the flags' names in errors.
+// Paths, empty if there is no file, and the flags' names for errors.
 struct TlsFiles {
   std::string certificate{};  // a chain, this process's own certificate first
   std::string key{};          // of that certificate
   std::string ca{};           // the authorities to trust: a bundle
-  // Of the flags, for errors.
+  // The flags' names, for errors.
   std::string certificate_flag = "--tls_cert";
   std::string key_flag = "--tls_key";
   std::string ca_flag = "--tls_client_ca";
 };
 
-// Their contents; empty where there is no path.
+// The contents of the files; empty if there is no path.
 struct TlsPems {
   std::string certificate;
   std::string key;
@@ -28,10 +28,10 @@ struct TlsPems {
   bool operator==(const TlsPems&) const = default;
 };
 
-// Errors name flag and file. INVALID_ARGUMENT: a certificate without a key, or a key without a
-// certificate; a file that is no PEM, or has a certificate that cannot be read; a key that is not
-// that of the first certificate; a certificate in the chain, or all in the CA's bundle, expired or
-// not valid yet. NOT_FOUND and the like: a file cannot be read.
+// Errors name flag and file. INVALID_ARGUMENT: certificate without key or key without certificate;
+// the file is no PEM, or a certificate in it cannot be read; the key does not match the first
+// certificate; a certificate in the chain, or every one in the CA's bundle, is expired or not valid
+// yet. NOT_FOUND and others: a file cannot be read.
 absl::StatusOr<TlsPems> ReadTlsPems(const TlsFiles& files);
 
 }  // namespace isobit

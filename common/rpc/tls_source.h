@@ -1,4 +1,4 @@
-// The certificates of a server, read again when their files change.
+// A server's certificates, which are read again when their files change.
 #ifndef ISOBIT_COMMON_RPC_TLS_SOURCE_H_
 #define ISOBIT_COMMON_RPC_TLS_SOURCE_H_
 
@@ -16,12 +16,12 @@ namespace isobit {
 // Thread-safe.
 class TlsSource {
  public:
-  // Reads `files`, which name a certificate. Errors: as ReadTlsPems.
+  // Reads `files`, which name a certificate. Errors: those of ReadTlsPems.
   static absl::StatusOr<std::unique_ptr<TlsSource>> Open(TlsFiles files);
 
-  // Those in force, another object after each change. Files that have changed and cannot be used
-  // are an error in the log, and the old ones stay in force.
-  // INVARIANT: a pair that does not match is never in force (attack_tls_test).
+  // The certificates in force; after each change another object. If changed files are invalid, the
+  // error is logged and the old ones stay in force.
+  // INVARIANT: a certificate and key that do not match are never in force (attack_tls_test).
   std::shared_ptr<const TlsPems> Current();
 
  private:
@@ -31,7 +31,7 @@ class TlsSource {
 
   const TlsFiles files_;
   std::mutex mutex_;
-  std::vector<FileStamp> stamps_;        // of what was read last, good or bad; guarded by mutex_
+  std::vector<FileStamp> stamps_;        // of the content read last, good or bad; guarded by mutex_
   std::shared_ptr<const TlsPems> pems_;  // guarded by mutex_
 };
 

@@ -1,5 +1,5 @@
-// How handlers answer unary calls: at once, or later, and then they can see whether the caller
-// still waits.
+// How handlers answer unary calls: at once, or later. In the second case they can check whether the
+// caller still waits.
 #ifndef ISOBIT_COMMON_RPC_UNARY_CALL_H_
 #define ISOBIT_COMMON_RPC_UNARY_CALL_H_
 
@@ -16,22 +16,22 @@
 
 namespace isobit {
 
-// Ends the call with `status`; if that is OK, the client gets the response as it is now.
+// Ends the call with `status`. If it is OK, the client gets the response in its current state.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status);
 
-// A call that another thread answers. Lives until both gRPC and whoever answers are done with it.
+// A call that another thread answers. Lives until both gRPC and that thread have released it.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  // Call in the handler, and return get() from there. `gate` outlives the call. on_abandoned: as in
+  // Call it in the handler, and return get() there. `gate` outlives the call. on_abandoned: as in
   // AnswerLater.
   static std::shared_ptr<UnaryCall> Start(grpc::CallbackServerContext* context, CallGate& gate,
                                           std::function<void()> on_abandoned);
 
-  // Ends the call as isobit::Answer does; exactly once, on any thread.
+  // Ends the call as isobit::Answer does. Exactly once, on any thread.
   void Answer(const absl::Status& status);
 
-  // Whether nobody waits for the answer any more, or the caller may not have it any more. Ask right
-  // before the call takes effect. Once true, it stays true. Thread-safe.
+  // Whether the caller no longer waits for the answer, or may no longer have it. Ask right before
+  // the call takes effect. Once true, it stays true. Thread-safe.
   bool is_abandoned() const { return is_abandoned_ || !gate_.Recheck(context_).ok(); }
 
  private:

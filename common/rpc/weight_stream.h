@@ -1,6 +1,6 @@
-// The server's end of UpdateWeightsFromStream: checks the order of messages and hands the pieces to
-// a StreamedSource, no faster than the source wants them. A service begins the update and answers.
-// The sender is told, by initial metadata, once the update has begun, and sends no tensor before.
+// The server's end of UpdateWeightsFromStream: checks the order of messages and passes the pieces
+// to a StreamedSource, no faster than it wants them. The service begins the update and answers.
+// Initial metadata tells the sender that the update has begun; until then it sends no tensor.
 #ifndef ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
 #define ISOBIT_COMMON_RPC_WEIGHT_STREAM_H_
 
@@ -23,26 +23,26 @@
 
 namespace isobit {
 
-// In the initial metadata of a call whose begin is accepted.
+// A key in the initial metadata of a call whose begin is accepted.
 inline constexpr char kWeightsAcceptedKey[] = "weights-accepted";
 
-// The tensors of a list, without data and sizes. INVALID_ARGUMENT, naming the tensor: no such
-// dtype.
+// The tensors of a list, without data and sizes. INVALID_ARGUMENT, naming the tensor: the dtype is
+// unknown.
 absl::StatusOr<std::vector<Tensor>> TensorsFromProto(
     const google::protobuf::RepeatedPtrField<v1::StreamedTensor>& list);
 
-// One call. Lives until both gRPC and whoever answers are done with it. Once it has begun, every
-// fault goes to the source, whose reader then ends the update with it.
+// One call. Lives until both gRPC and the answering thread have released it. Once the update has
+// begun, every fault goes to the source, whose reader then ends the update with it.
 class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
  public:
   struct Options {
     ModelConfig config;
     LoadPolicy policy;
     WeightStreamLimits limits;
-    // The update of a request without model_path and expected_digest, which no stream has.
+    // Reads the update of a request. A stream's request has no model_path and expected_digest.
     std::function<absl::StatusOr<WeightUpdate>(const v1::UpdateWeightsRequest&)> parse;
-    // Begins the update, which has the stream and knows when it is abandoned; whoever carries it
-    // out answers `call`. Called at most once.
+    // Begins the update, which has the stream and can tell whether it is abandoned. The code that
+    // carries out the update answers `call`. Called at most once.
     std::function<void(WeightUpdate update, const std::shared_ptr<WeightStream>& call)> begin;
     // The client has gone or the deadline has passed. Called at most once; must not block.
     std::function<void()> on_abandoned;
@@ -51,16 +51,16 @@ class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
   // The handler of the call: takes one request of the client's quota, and reads. `gate` outlives
   // the call.
   static WeightStream* Start(grpc::CallbackServerContext* context, CallGate& gate, Options options);
-  // For a call that is refused before anything is read.
+  // For a call that is refused before any message is read.
   static WeightStream* Refuse(grpc::CallbackServerContext* context, CallGate& gate,
                               const absl::Status& status);
 
-  // Ends the call; exactly once, on any thread. If `status` is OK, the client gets the response as
-  // it is now.
+  // Ends the call. Exactly once, on any thread. If `status` is OK, the client gets the response in
+  // its current state.
   void Answer(const absl::Status& status);
 
-  // Whether nobody waits for the answer any more, or the sender may not send any more. Ask right
-  // before the update takes effect. Once true, it stays true. Thread-safe.
+  // Whether the sender no longer waits for the answer, or may no longer send. Ask right before the
+  // update takes effect. Once true, it stays true. Thread-safe.
   bool is_abandoned() const { return is_abandoned_ || !gate_.Recheck(context_).ok(); }
 
  private:
@@ -86,7 +86,7 @@ class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
   std::atomic<bool> is_abandoned_{false};
 
   std::mutex mutex_;                        // guards what follows
-  std::shared_ptr<StreamedSource> source_;  // null: not begun
+  std::shared_ptr<StreamedSource> source_;  // null: the update has not begun
   bool answered_ = false;
 };
 
