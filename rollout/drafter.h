@@ -55,7 +55,7 @@ struct DrafterRecord {
 struct SequenceDraft {
   std::vector<DrafterRecord> records;  // by drafter
   size_t drafter = 0;                  // the index of the one that made Sequence::guesses
-  bool is_expected = false;            // the next step waits for the sequence's pending token
+  bool is_expected = false;            // it waits for its pending token, to get guesses then
   size_t num_guesses = 0;              // that it has, or probably gets once that token is known
   double promise = 0.0;                // the expected number of tokens that they save
 };
