@@ -35,8 +35,8 @@ class StepPipeline {
   const DeviceTimes& collected_times() const {
     return slots_[num_collected_ % slots_.size()].model.times;
   }
-  // Appends the tokens of the oldest step, after Collect, to those of its sequences that still
-  // run, as far as guesses were right. The caller holds the engine's mutex, which guards the
+  // Appends the tokens of the oldest step, after Collect, to those of its sequences that still run,
+  // as far as their guesses were right. The caller holds the engine's mutex, because it guards the
   // table.
   void Commit(RequestTable& table);
   // Forgets the oldest step and frees what only that step pointed to.

@@ -42,8 +42,8 @@ class FieldReader {
   // The field may be null, an integer or a list of integers.
   std::vector<int> IntsOrEmpty(const char* name);
 
-  // The field must be absent or have one of these values, which change
-  // nothing.
+  // The field must be absent or have one
+  // of these values, which change nothing.
   void RequireIfPresent(const char* name, const std::vector<nlohmann::json>& expected);
 
   void Fail(const std::string& message);

@@ -1,6 +1,6 @@
-// Reads weights into private memory, each tensor once, and digests exactly the bytes that
-// it hands out: the reported digest is that of what is packed, whatever happens to the
-// files.
+// Reads weights into private memory, each tensor once, and digests exactly the bytes that it hands
+// out. So the reported digest is that of the packed weights, whatever happens to the files
+// meanwhile.
 #ifndef ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 #define ISOBIT_COMMON_CHECKPOINT_WEIGHT_READER_H_
 

@@ -58,8 +58,8 @@ struct ServerOptions {
   std::string port_file{};
   // Also gets the server's own figures.
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
-  // How long calls in flight may go on after a stop signal; after that they end with
-  // UNAVAILABLE.
+  // How long calls in flight may go on after a stop
+  // signal; after that they end with UNAVAILABLE.
   std::chrono::milliseconds drain_timeout{30000};
 };
 

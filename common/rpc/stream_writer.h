@@ -47,8 +47,8 @@ struct StreamWriterOptions {
   // The client has gone or the deadline has passed; nothing can be written any more. Called at most
   // once, without the lock, never after OnDone; must not block.
   std::function<void()> on_cancel = nullptr;
-  // After a kFull: the queue has shrunk to half its bound. Called without the lock; must not
-  // block.
+  // After a kFull: the queue has shrunk to half its
+  // bound. Called without the lock; must not block.
   std::function<void()> on_writable = nullptr;
 };
 
