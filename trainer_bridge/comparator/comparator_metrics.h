@@ -1,4 +1,4 @@
-// The comparator's metrics: the totals of its history, and what the two sides serve.
+// The comparator's metrics: the totals of its history, and the weights that both sides serve.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARATOR_METRICS_H_
 
@@ -13,7 +13,7 @@ namespace isobit {
 // `metrics` outlives the observations.
 Observations ObserveHistory(Metrics& metrics, const std::shared_ptr<const History>& history);
 
-// Which weights the sides serve, and whether they answer.
+// Which weights each side serves, and whether it answers.
 Observations ObserveSides(Metrics& metrics, const std::shared_ptr<const SideWatch>& sides);
 
 }  // namespace isobit

@@ -23,7 +23,7 @@ namespace isobit {
 
 class ComparatorService final : public v1::ComparatorService::CallbackService {
  public:
-  // memory: that Compare and Record calls may hold.
+  // memory: bounds what Compare and Record calls may hold.
   explicit ComparatorService(std::shared_ptr<Upstreams> upstreams,
                              const ByteLimits& memory = {.total = 1 << 30, .client_share = 0.5},
                              std::shared_ptr<CallGate> gate = CallGate::Create(),
@@ -31,16 +31,16 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
 
   ~ComparatorService() override;
 
-  // Keeps asking both services, for the metrics and the page. Call it once at most, before the
-  // service is used.
+  // Starts asking both services regularly, for the metrics and the page. Call it at most once,
+  // before the service is used.
   void WatchSides();
-  // Writes down what is compared from now on. Call it once at most, before StartShadow and before
-  // the service is used. Errors: Recording::Open's.
+  // Records what is compared from now on. Call it at most once, before StartShadow and before the
+  // service is used. Errors: those of Recording::Open.
   absl::Status StartRecording(const RecordingOptions& options);
-  // Compares a share of the rollout's own traffic, in (0, 1], until BeginDrain. Call it once at
-  // most, before the service is used.
+  // Compares a share, in (0, 1], of the rollout's own traffic until BeginDrain. Call it at most
+  // once, before the service is used.
   void StartShadow(double fraction);
-  const std::shared_ptr<SideWatch>& side_watch() const { return side_watch_; }  // null: not asked
+  const std::shared_ptr<SideWatch>& side_watch() const { return side_watch_; }  // null: not watched
   const std::shared_ptr<History>& history() const { return history_; }
 
   grpc::ServerWriteReactor<v1::CompareEvent>* Compare(grpc::CallbackServerContext* context,
@@ -56,14 +56,14 @@ class ComparatorService final : public v1::ComparatorService::CallbackService {
                                           const v1::GetServerInfoRequest* request,
                                           v1::ComparatorServerInfo* info) override;
 
-  // Refuses new calls except GetServerInfo with UNAVAILABLE, and ends Watch streams with it, as
-  // they would never end by themselves. Comparisons in flight go on. Thread-safe.
+  // Refuses new calls except GetServerInfo with UNAVAILABLE. Ends Watch streams with it, too, as
+  // they never end by themselves. Comparisons in flight go on. Thread-safe.
   void BeginDrain();
 
  private:
-  // UNAVAILABLE: draining.
+  // UNAVAILABLE: the service is draining.
   absl::Status Available();
-  // Whether a stream of comparisons may begin. Errors: those of Available and CallGate::Admit.
+  // OK if a stream of comparisons may begin. Errors: those of Available and CallGate::Admit.
   absl::Status Admit(const grpc::CallbackServerContext& context);
 
   const std::shared_ptr<Upstreams> upstreams_;

@@ -10,19 +10,19 @@
 
 namespace isobit {
 
-// The sequences that each prompt of `request` becomes.
+// The number of sequences for each prompt of `request`.
 uint32_t SamplesPerPrompt(const v1::CompareRequest& request);
 
-// The prompts that `request` wants in flight at one time.
+// The number of prompts that `request` wants in flight at the same time.
 uint32_t Concurrency(const v1::CompareRequest& request);
 
-// INVALID_ARGUMENT naming field, value and bound: no prompts; a prompt_id over 256 bytes; n = 0;
-// too many sequences, since their outcomes are kept until the summary; max_concurrency outside
-// [1, 256]. The rollout checks token ids and the other sampling parameters.
+// INVALID_ARGUMENT naming field, value and bound: there are no prompts; a prompt_id exceeds 256
+// bytes; n is 0; there are too many sequences, as outcomes are kept until the summary; or
+// max_concurrency is not in [1, 256]. The rollout checks token ids and other sampling parameters.
 absl::Status ValidateCompareRequest(const v1::CompareRequest& request);
 
-// What `request`, valid or not, counts against a quota: what it brings, and what it may have
-// generated at one time.
+// What `request`, valid or not, takes of a quota: the tokens that it brings, and those that it may
+// have generated at the same time.
 QuotaAmounts AmountsOf(const v1::CompareRequest& request);
 
 }  // namespace isobit

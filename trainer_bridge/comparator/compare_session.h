@@ -1,9 +1,9 @@
 // One Compare call, from its prompts to its summary.
 //
-// Each prompt goes to Generate, and each complete sample at once to Score. Each score is compared,
-// and its gaps and report wait for the reader. The next prompt starts only when all samples of an
-// earlier one are reported, so a slow reader delays the work and cannot fill the memory. The first
-// error ends the session and cancels all calls to the two services.
+// Each prompt goes to Generate, and each complete sample at once to Score. Each score is compared;
+// its gaps and its report wait for the reader. The next prompt starts only when all samples of an
+// earlier one are reported, so a slow reader delays the work but cannot fill the memory. The first
+// error ends the session and cancels all its calls to the two services.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_COMPARE_SESSION_H_
 
@@ -35,14 +35,14 @@ namespace isobit {
 
 class CompareSession final : public std::enable_shared_from_this<CompareSession> {
  public:
-  // Charges the client's quota for that many tokens. Errors: those of CallGate::Admit.
+  // Charges the client's quota for so many tokens. Errors: those of CallGate::Admit.
   using AdmitTokens = std::function<absl::Status(int64_t tokens)>;
 
-  // Starts a session that answers the call of `context`. It lives until that call and its calls to
-  // the upstreams end. The stream ends with the errors of ValidateCompareRequest, or with
+  // Starts a session that answers the call of `context`. It lives until that call and its own calls
+  // to the two services end. The stream ends with the errors of ValidateCompareRequest, or with
   // RESOURCE_EXHAUSTED if it needs more than `memory` allows. Calls `admit` once the amounts are
-  // known to be within bounds, and only while the call lasts; its error ends the call. recording:
-  // gets the samples that were compared; may be null.
+  // known to be within bounds, and only while the call lasts; an error from it ends the call.
+  // recording: gets the compared samples; may be null.
   static grpc::ServerWriteReactor<v1::CompareEvent>* Start(grpc::CallbackServerContext* context,
                                                            v1::CompareRequest request,
                                                            std::shared_ptr<Upstreams> upstreams,
@@ -57,7 +57,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
     v1::GenerateComplete complete;
     bool completed = false;
     bool scored = false;
-    SequenceOutcome outcome;  // once scored
+    SequenceOutcome outcome;  // set once scored
     size_t bytes = 0;         // of rollout and scorer
   };
   struct Prompt {
@@ -68,7 +68,7 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   struct Pending {
     size_t prompt;
     size_t sample;
-    uint32_t next_position;  // the first token whose gap is not written
+    uint32_t next_position;  // the first token whose gap is not yet written
   };
 
   CompareSession(v1::CompareRequest request, SteadyTime deadline,
@@ -88,11 +88,11 @@ class CompareSession final : public std::enable_shared_from_this<CompareSession>
   void OnWritable();
   void OnCancel();
 
-  // The caller of all below holds the lock.
+  // The caller of the methods below holds the lock.
   absl::Status CheckInfos(const UpstreamInfos& infos);
   absl::Status TakeGenerated(size_t prompt, const v1::GenerateResponse& response);
   absl::Status TakeScore(Sample& sample, const v1::ScoreResponse& response);
-  // Counts the memory of `tokens`, to be kept for the sample. RESOURCE_EXHAUSTED: it is too much.
+  // Counts the memory of `tokens`, which the sample keeps. RESOURCE_EXHAUSTED: it is too much.
   absl::Status Hold(Sample& sample, const v1::TokenLogprobs& tokens);
   void Release(Sample& sample);  // frees its tokens
   void StartPrompts();

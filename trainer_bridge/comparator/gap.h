@@ -1,4 +1,4 @@
-// The gap of one token: how far the rollout's logprob is from the scorer's. Pure arithmetic.
+// The gap of one token: rollout's logprob minus scorer's, and other distances. Pure arithmetic.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_GAP_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_GAP_H_
 
@@ -7,14 +7,14 @@
 
 namespace isobit {
 
-// The distance to or from a NaN. No two numbers are that far apart.
+// The distance if one side is a NaN. Two numbers are never that far apart.
 inline constexpr uint32_t kNanUlpDistance = std::numeric_limits<uint32_t>::max();
 
-// Logprobs are natural logarithms, probabilities their exp. Both differences are float64.
+// Logprobs are natural logarithms; probabilities are their exp. Both differences are float64.
 struct Gap {
   float rollout;
   float scorer;
-  bool equal;             // same bits and no NaN
+  bool equal;             // same bits, and not NaN
   bool has_nan;           // on either side
   bool impossible;        // on either side: see CanBeDrawn
   double abs_dp;          // |exp(rollout) - exp(scorer)|; 1 where dlogp is NaN
@@ -24,7 +24,7 @@ struct Gap {
 
 Gap ComputeGap(float rollout, float scorer);
 
-// Whether a token that was drawn can have this logprob: a number from above -infinity to 0.
+// Whether a drawn token can have this logprob: greater than -infinity, at most 0.
 bool CanBeDrawn(float logprob);
 
 // The number of steps from `a` to `b` through neighbouring fp32 values; -0 and +0 are neighbours,

@@ -1,5 +1,5 @@
-// The sequences compared so far: the latest ones one by one, the worst tokens, a line of time, and
-// the total of all; besides, what was refused, and when weights changed. Thread-safe.
+// The sequences compared so far: the latest one by one, the worst tokens, counts per second and
+// totals; also refused comparisons and changes of weights. Thread-safe.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_HISTORY_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_HISTORY_H_
 
@@ -22,9 +22,9 @@ class History {
  public:
   using Time = std::chrono::system_clock::time_point;
 
-  // The longest window; older sequences count in the total alone.
+  // The longest window; older sequences count only in the total.
   static constexpr size_t kMaxWindow = 4096;
-  // Of all else, how much is kept: the latest, and of tokens the worst.
+  // Bounds of everything else. The latest entries are kept; of tokens, the worst.
   static constexpr size_t kMaxSeconds = 10000;
   static constexpr size_t kMaxWorst = 24;
   static constexpr size_t kMaxRefusals = 16;
@@ -45,7 +45,7 @@ class History {
     std::string why;
     Time time;
   };
-  // A side's weights changed.
+  // A change of a side's weights.
   struct Mark {
     std::string side;  // "rollout" or "scorer"
     v1::WeightVersion version;
@@ -57,34 +57,34 @@ class History {
     v1::CompareSummary total;
     v1::CompareSummary window;
     std::vector<SequenceOutcome> sequences;  // the latest, from old to new
-    std::vector<WorstToken> worst;           // the worst first
+    std::vector<WorstToken> worst;           // worst first
     std::vector<Second> seconds;             // ascending
     std::vector<Refusal> refusals;           // from old to new, as marks
     std::vector<Mark> marks;
     uint64_t num_missing = 0;  // tokens that lack a logprob on a side
-    uint64_t num_refused = 0;  // comparisons
-    int64_t num_open = 0;      // comparisons under way
+    uint64_t num_refused = 0;  // refused comparisons
+    int64_t num_open = 0;      // running comparisons
     double uptime_seconds = 0;
   };
-  // A comparison is under way as long as this lives.
+  // A comparison counts as running while this lives.
   using Comparison = std::shared_ptr<void>;
 
   void Add(const SequenceOutcome& outcome);
 
-  // A comparison was refused: the sides, or the sequences, do not match.
+  // Records a comparison that was refused because the sides or the sequences do not match.
   void Refuse(const absl::Status& why, uint64_t num_missing_tokens = 0);
 
   void AddMark(const std::string& side, const v1::WeightVersion& version);
 
-  // The history outlives it.
+  // The history must outlive the result.
   Comparison Begin();
 
-  // The latest `sequences` sequences, in the order of Add.
+  // Summary of the latest `sequences` sequences, in the order of Add.
   v1::CompareSummary Window(size_t sequences) const;
 
   v1::CompareSummary Total() const;
 
-  // Seconds only if they have changed since `revision`; 0: all.
+  // Includes seconds only if they have changed since `revision`; 0: all seconds.
   View Look(size_t window, size_t sequences, uint64_t revision) const;
   uint64_t revision() const;
   uint64_t num_missing() const;
@@ -93,7 +93,7 @@ class History {
   double UptimeSeconds() const;
 
  private:
-  // These hold mutex_.
+  // The caller holds mutex_.
   v1::CompareSummary WindowLocked(size_t sequences) const;
   void AddToSecond(const SequenceOutcome& outcome, Time now);
   void AddToWorst(const SequenceOutcome& outcome, Time now);

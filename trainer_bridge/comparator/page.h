@@ -1,4 +1,4 @@
-// The live page: its files, which are part of the binary, and the stream of events that it shows.
+// The live page: its files, which are built into the binary, and its stream of events.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAGE_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAGE_H_
 
@@ -11,9 +11,9 @@
 
 namespace isobit {
 
-// Adds to `server`: /, /page.js and /page.css, which tell nothing and are for all; and /events, the
-// server-sent events, for those with a role for it. A change shows within a fifth of a second;
-// without one there is an event a second. `server` outlives its requests.
+// Adds to `server` the files /, /page.js and /page.css, which contain no data and are open to every
+// caller, and the server-sent events /events, for callers with a role for them. A change is sent
+// within a fifth of a second; without one, an event per second. `server` outlives its requests.
 void AddPage(HttpServer& server, std::shared_ptr<const History> history,
              std::shared_ptr<const SideWatch> sides, std::shared_ptr<const TokenTexts> texts);
 

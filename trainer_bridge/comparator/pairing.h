@@ -1,4 +1,4 @@
-// Decides whether two sides may be compared at all. If not, the error names both.
+// Decides whether two sides may be compared. If not, the error names both sides.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_PAIRING_H_
 
@@ -10,22 +10,22 @@
 
 namespace isobit {
 
-// FAILED_PRECONDITION if a fingerprint is missing, the fingerprints differ, both state settings of
-// the model and these differ, or, unless `allow_weight_mismatch`, the weights differ in version id
-// or digest. (Services state settings; a recording client may not.)
+// FAILED_PRECONDITION: a fingerprint is missing; the fingerprints differ; both sides state the
+// model's settings and these differ; or, unless `allow_weight_mismatch`, the weights differ in
+// version id or digest. (Services state settings; a recording client need not.)
 absl::Status CheckSides(const v1::SideIdentity& rollout, const v1::SideIdentity& scorer,
                         bool allow_weight_mismatch);
 
-// INVALID_ARGUMENT if a side's arrays have different lengths or the sides' token ids differ;
-// FAILED_PRECONDITION if, unless `allow_weight_mismatch`, a token's weight versions differ.
+// INVALID_ARGUMENT: a side's arrays have different lengths, or the sides' token ids differ.
+// FAILED_PRECONDITION, unless `allow_weight_mismatch`: a token's weight versions differ.
 absl::Status CheckTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer,
                          bool allow_weight_mismatch);
 
-// The tokens that lack a logprob on a side. Of sides that CheckTokens accepts, none.
+// The number of tokens without a logprob on a side. 0 if CheckTokens accepts the sides.
 uint64_t MissingTokens(const v1::TokenLogprobs& rollout, const v1::TokenLogprobs& scorer);
 
-// INVALID_ARGUMENT if `id`, the value of `field`, is longer than 256 bytes: the history keeps ids
-// after their request has ended.
+// INVALID_ARGUMENT: `id`, the value of `field`, exceeds 256 bytes. It is bounded because the
+// history keeps ids after their request has ended.
 absl::Status CheckId(const std::string& field, const std::string& id);
 
 }  // namespace isobit

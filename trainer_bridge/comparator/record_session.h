@@ -1,4 +1,4 @@
-// One Record call: compares the pairs that the caller streams, and answers with the summary.
+// One Record call: compares the pairs that the caller streams, and returns the summary.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORD_SESSION_H_
 
@@ -17,8 +17,8 @@
 
 namespace isobit {
 
-// Deletes itself when gRPC is done with it. The first sequence that cannot be compared ends the
-// call with its error; those before it stay in the history.
+// Deletes itself when gRPC has released it. The first sequence that cannot be compared ends the
+// call with its error; sequences before it stay in the history.
 class RecordSession final : public grpc::ServerReadReactor<v1::RecordRequest> {
  public:
   // `context` and `summary`, the response, belong to the call. `gate` outlives it. memory: what the

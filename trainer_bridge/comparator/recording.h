@@ -1,6 +1,6 @@
-// Writes the samples that the comparator has compared to files that `isobit audit` reads. No
-// comparison waits for a disk: a sample that finds the queue full is dropped and counted. A file
-// that is full, or that the comparator's end closes, ends with a seal; after a crash it has none.
+// Writes compared samples to files that `isobit audit` reads. No comparison waits for a disk: a
+// sample that finds the queue full is dropped and counted. A file ends with a seal when it is full
+// or when the comparator ends; after a crash it has none.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_RECORDING_H_
 
@@ -22,12 +22,12 @@ namespace isobit {
 
 struct RecordingOptions {
   std::string path;
-  size_t max_file_bytes = size_t{1} << 30;     // then the file becomes path.1, path.1 path.2, ...
+  size_t max_file_bytes = size_t{1} << 30;     // then the file is renamed path.1, path.1 path.2
   int max_old_files = 8;                       // path.1 to path.8; the oldest is deleted
-  size_t max_queued_bytes = size_t{64} << 20;  // of messages that wait to be written
+  size_t max_queued_bytes = size_t{64} << 20;  // of messages waiting to be written
 };
 
-// Counts samples by what became of them.
+// Counts samples by outcome.
 struct RecordingMetrics {
   explicit RecordingMetrics(Metrics& metrics);
 
@@ -40,15 +40,15 @@ struct RecordingMetrics {
 // Thread-safe.
 class Recording {
  public:
-  // A file that is there becomes path.1: each run begins a file. `metrics` outlive the object.
-  // Errors: FileError's; FAILED_PRECONDITION: another process records there.
+  // Renames an existing file to path.1, since each run begins a new file. `metrics` outlive the
+  // object. Errors: those of FileError; FAILED_PRECONDITION: another process records there.
   static absl::StatusOr<std::unique_ptr<Recording>> Open(const RecordingOptions& options,
                                                          const RecordingMetrics& metrics);
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  ~Recording();  // writes what waits, and the seal
+  ~Recording();  // writes waiting samples, and the seal
 
-  // Never waits for a file.
+  // Never waits for the disk.
   void Add(v1::TappedSample sample);
 
  private:
@@ -57,7 +57,7 @@ class Recording {
 
   void Run();
   void Write(const v1::TappedSample& sample);
-  // Begins a new file, and renames those that there are.
+  // Renames the existing files and begins a new one.
   absl::Status Rotate();
   absl::Status Append(const std::string& text);
   // Seals the file, unless it is empty, and closes it.
@@ -66,18 +66,18 @@ class Recording {
   const RecordingOptions options_;
   const RecordingMetrics& metrics_;
 
-  // The writer's own.
+  // Used only by the writing thread.
   int file_ = -1;
   size_t size_ = 0;     // bytes
   uint64_t lines_ = 0;  // of samples
-  std::string sum_;     // of the file's last line
-  bool fails_ = false;  // by the last write
+  std::string sum_;     // the checksum of the file's last line
+  bool fails_ = false;  // whether the last write failed
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::deque<v1::TappedSample> queue_;
   size_t queued_bytes_ = 0;
-  bool is_full_ = false;  // by the last Add
+  bool is_full_ = false;  // whether the last Add found it so
   bool ends_ = false;
 
   std::thread writer_;

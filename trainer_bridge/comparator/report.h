@@ -14,7 +14,7 @@
 
 namespace isobit {
 
-// What is kept of a sequence after its tokens are compared.
+// What is kept about a sequence after its tokens have been compared.
 struct SequenceOutcome {
   static constexpr size_t kMaxStrip = 256;
   static constexpr size_t kMaxWorst = 4;
@@ -23,14 +23,14 @@ struct SequenceOutcome {
   GapStatistics statistics;
   std::optional<uint32_t> first_divergence;  // a position in the completion, from 0
   std::optional<uint32_t> first_impossible{};
-  // A character a token, of longer sequences the worst of each run of equal length: '0' for equal
-  // bits, '1' to '8' by distance, '9' for a logprob that no token is drawn with, such as NaN.
+  // One character per token; of longer sequences, the worst of each run of equal length. '0': equal
+  // bits; '1' to '8': by distance; '9': a logprob that no drawn token can have, such as NaN.
   std::string strip{};
-  // Of the unequal and the impossible tokens those that IsWorse puts first.
+  // The worst of the unequal and impossible tokens, in the order of IsWorse.
   std::vector<v1::TokenGap> worst{};
 };
 
-// Whether `a` is worse than `b`: impossible, else further apart, by ulp distance, then |dlogp|.
+// Whether `a` is worse: impossible before others, then larger ulp distance, then larger |dlogp|.
 bool IsWorse(const v1::TokenGap& a, const v1::TokenGap& b);
 
 // Compares token by token. Both sides must have passed CheckTokens (pairing.h).
@@ -43,7 +43,7 @@ v1::TokenGap MakeTokenGap(uint32_t position, const v1::TokenLogprobs& rollout,
 
 v1::GapStatistics ToProto(const GapStatistics& statistics);
 
-// The report's fields that come from the outcome; the caller fills the rest.
+// Fills the report's fields that follow from the outcome; the caller fills the rest.
 v1::SequenceReport MakeReport(const SequenceOutcome& outcome);
 
 // Merges outcomes, in the order of Add, in constant space.
@@ -51,7 +51,7 @@ class SummaryBuilder {
  public:
   void Add(const SequenceOutcome& outcome);
 
-  // Everything except the sides' identities.
+  // Everything except the identities of the sides.
   v1::CompareSummary Build() const;
 
  private:

@@ -1,8 +1,8 @@
-// The shadow: has a share of the rollout's own traffic scored and compared, without a client who
-// asks for it.
+// The shadow: has a share of the rollout's own traffic scored and compared, without a client's
+// request.
 //
 // It reads the rollout's tap. A sample that finds the queue full is dropped and counted, so that
-// nobody waits. A lost tap is opened again.
+// nothing has to wait. If the tap is lost, it is opened again.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_SHADOW_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_SHADOW_H_
 
@@ -26,7 +26,7 @@
 
 namespace isobit {
 
-// Counts samples by what became of them.
+// Counts samples by outcome.
 struct ShadowMetrics {
   explicit ShadowMetrics(Metrics& metrics);
 
@@ -39,15 +39,15 @@ struct ShadowMetrics {
 // Thread-safe.
 class Shadow final : public std::enable_shared_from_this<Shadow> {
  public:
-  static constexpr size_t kMaxScoring = 32;            // samples that the scorer has at one time
-  static constexpr size_t kMaxQueuedBytes = 64 << 20;  // of samples that wait for it
-  // Between two attempts to open the tap; doubled from the first to the second.
+  static constexpr size_t kMaxScoring = 32;            // samples being scored at the same time
+  static constexpr size_t kMaxQueuedBytes = 64 << 20;  // of samples waiting to be scored
+  // Time between two attempts to open the tap; it doubles from the minimum to the maximum.
   static constexpr std::chrono::milliseconds kMinRetry{200};
   static constexpr std::chrono::milliseconds kMaxRetry{5000};
   static constexpr std::chrono::seconds kScoreTimeout{120};
 
-  // fraction: in (0, 1]. `metrics` outlive it. recording: gets the samples that were compared; may
-  // be null.
+  // fraction: in (0, 1]. `metrics` outlive the object. recording: gets the compared samples; may be
+  // null.
   static std::shared_ptr<Shadow> Start(std::shared_ptr<const Upstreams> upstreams,
                                        std::shared_ptr<History> history,
                                        std::shared_ptr<Recording> recording,
@@ -60,7 +60,7 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
   using TapStream = UpstreamStream<v1::TapRequest, v1::TappedSample>;
   using ScoreStream = UpstreamStream<v1::ScoreRequest, v1::ScoreResponse>;
 
-  // A sample that the scorer computes.
+  // A sample that is being scored.
   struct Scoring {
     v1::TappedSample sample;
     bool is_counted = false;
@@ -78,7 +78,7 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
                    const ScoreStream::Context& call);
 
   void StartScores();  // holds mutex_
-  // Counts the outcome of a score, and compares if the sides match.
+  // Counts the outcome of a score; compares if the sides match.
   void Compare(const v1::TappedSample& sample, const v1::ScoreResponse& response);
 
   const std::shared_ptr<const Upstreams> upstreams_;
@@ -92,11 +92,11 @@ class Shadow final : public std::enable_shared_from_this<Shadow> {
   bool is_connected_ = false;
   std::chrono::milliseconds retry_ = kMinRetry;
   std::unique_ptr<grpc::Alarm> alarm_;
-  TapStream::Context tap_;  // null: not open
+  TapStream::Context tap_;  // null: the tap is not open
   std::unordered_set<ScoreStream::Context> scores_;
   std::deque<v1::TappedSample> queue_;
   size_t queued_bytes_ = 0;
-  bool scorer_answers_ = true;  // by the last score
+  bool scorer_answers_ = true;  // at the last score
 };
 
 }  // namespace isobit

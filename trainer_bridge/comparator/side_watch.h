@@ -1,5 +1,5 @@
-// What the two services say of themselves, asked again and again: whether they answer, what they
-// serve, and when their weights change.
+// Asks the two services regularly whether they answer, what they serve, and whether their weights
+// have changed.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_SIDE_WATCH_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_SIDE_WATCH_H_
 
@@ -21,19 +21,19 @@ namespace isobit {
 class SideWatch final : public std::enable_shared_from_this<SideWatch> {
  public:
   static constexpr std::chrono::milliseconds kInterval{1000};
-  // After which a service counts as one that does not answer.
+  // A service that does not answer within this time counts as not answering.
   static constexpr std::chrono::milliseconds kTimeout{2000};
 
-  // Asks at once, and then kInterval after each answer, until Stop. A change of a side's weights
-  // becomes a mark of `history`.
+  // Asks at once, and again kInterval after each answer, until Stop. Adds a mark to `history` when
+  // a side's weights change.
   static std::shared_ptr<SideWatch> Start(std::shared_ptr<const Upstreams> upstreams,
                                           std::shared_ptr<History> history);
 
   void Stop();
 
-  // The latest answers; none yet: UNAVAILABLE on both sides.
+  // The latest answers; before the first: UNAVAILABLE on both sides.
   UpstreamInfos Latest() const;
-  // Of Latest, which weights serve, by id; 0: the side has not answered, or has none.
+  // The id of the weights that serve, from Latest; 0: the side has not answered or has no weights.
   uint64_t RolloutVersion() const;
   uint64_t ScorerVersion() const;
   bool RolloutAnswers() const;
@@ -57,7 +57,7 @@ class SideWatch final : public std::enable_shared_from_this<SideWatch> {
   std::optional<v1::WeightVersion> rollout_, scorer_;  // the latest known
 };
 
-// Why the two services cannot be compared now; empty when they can.
+// Why the two services cannot be compared now; empty if they can.
 std::string Obstacle(const UpstreamInfos& infos);
 
 }  // namespace isobit

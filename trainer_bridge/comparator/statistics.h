@@ -1,5 +1,5 @@
 // Statistics over the gaps of many tokens, in float64. Only the order of Add and Merge can change
-// their bits: a fixed order gives fixed bits.
+// their bits: the same order gives the same bits.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_STATISTICS_H_
 
@@ -11,10 +11,10 @@
 
 namespace isobit {
 
-// Counts and maxima cover all tokens; a NaN is an unequal token with the largest gaps, and a token
-// with an infinity on either side has an infinite dlogp. Means, KL, correlation and sample size are
-// NaN as soon as one token's logprobs are not both finite (num_finite < num_tokens): over the other
-// tokens alone they would look like those of a match. Without tokens they are 0.
+// Counts and maxima cover all tokens. A NaN counts as an unequal token with the largest gaps; an
+// infinity on a side makes dlogp infinite. Means, KL, correlation and sample size become NaN once a
+// token's logprobs are not both finite (num_finite < num_tokens), because over the other tokens
+// alone they could look like a match. Without tokens they are 0.
 // INVARIANT: nothing that is not finite vanishes from a figure
 // (GapStatisticsTest.NothingThatIsNotFiniteVanishes).
 class GapStatistics {
@@ -22,14 +22,14 @@ class GapStatistics {
   // Adds one token.
   void Add(const Gap& gap);
 
-  // Adds the tokens of `later`, as if each were added here after the present ones (up to rounding).
+  // Adds the tokens of `later` as if each were added after the present ones (up to rounding).
   void Merge(const GapStatistics& later);
 
   uint64_t num_tokens() const { return num_tokens_; }
   uint64_t num_unequal() const { return num_unequal_; }
   uint64_t num_nan() const { return num_nan_; }
   uint64_t num_finite() const { return num_finite_; }
-  // Tokens with a logprob, on either side, that no token can be drawn with (gap.h).
+  // Tokens with a logprob, on either side, that no drawn token can have (gap.h).
   uint64_t num_impossible() const { return num_impossible_; }
 
   double max_abs_dp() const { return max_abs_dp_; }
@@ -44,12 +44,12 @@ class GapStatistics {
   double kl_k2() const { return Mean(sum_k2_); }
   double kl_k3() const { return Mean(sum_k3_); }
 
-  // Of the probabilities exp(rollout) and exp(scorer). Unset if undefined: fewer than two tokens,
-  // or one side constant.
+  // The correlation of exp(rollout) and exp(scorer). Unset if undefined: there are fewer than two
+  // tokens, or one side is constant.
   std::optional<double> pearson_correlation() const;
 
-  // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout); num_tokens when all
-  // are equal.
+  // (sum r)^2 / sum r^2 with the importance weights r = exp(scorer - rollout). Equals num_tokens if
+  // all weights are equal.
   double effective_sample_size() const;
 
  private:
@@ -68,7 +68,7 @@ class GapStatistics {
     void RaiseScale(double new_log_scale);
   };
 
-  // Means and co-moments of the probabilities (Welford; merged after Chan et al.).
+  // Means and co-moments of the probabilities (Welford's method; merged as in Chan et al.).
   struct Moments {
     double mean_rollout = 0;
     double mean_scorer = 0;

@@ -1,4 +1,4 @@
-// The texts of tokens, for people: read from a tokenizer.json of Hugging Face.
+// The texts of tokens, for people. They are read from a Hugging Face tokenizer.json.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_TOKEN_TEXTS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_TOKEN_TEXTS_H_
 
@@ -14,16 +14,16 @@ namespace isobit {
 
 class TokenTexts {
  public:
-  // No token has a text.
+  // Without texts.
   TokenTexts() = default;
 
-  // NOT_FOUND and the like: the file cannot be read. INVALID_ARGUMENT: it is no tokenizer with a
-  // vocabulary, or larger than 64 MiB.
+  // NOT_FOUND and others: the file cannot be read. INVALID_ARGUMENT: it is no tokenizer with a
+  // vocabulary, or is larger than 64 MiB.
   static absl::StatusOr<TokenTexts> Read(const std::string& path);
 
   bool empty() const { return texts_.empty(); }
 
-  // The bytes that the token stands for, which may be a part of a character; empty: unknown.
+  // The token's bytes, which may be part of a character; empty: unknown.
   std::string Of(uint32_t token_id) const;
 
  private:
@@ -32,9 +32,9 @@ class TokenTexts {
   std::unordered_map<uint32_t, std::string> texts_;
 };
 
-// The bytes behind a token's name. Byte-level vocabularies write each byte as one character, those
-// that print as themselves and the others as U+0100 and up, in ascending order; others write a
-// space as U+2581 and a byte as <0x0A>.
+// The bytes that a token's name stands for. Byte-level vocabularies write each byte as one
+// character: printable bytes as themselves, the others as U+0100 and up, in ascending order. Other
+// vocabularies write a space as U+2581 and a byte as <0x0A>.
 std::string BytesOfTokenName(absl::string_view name, bool is_byte_level);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The two services that the comparator calls, and the calls it makes to them.
+// The two services that the comparator calls, and its calls to them.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_UPSTREAMS_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_UPSTREAMS_H_
 
@@ -41,7 +41,7 @@ struct UpstreamInfos {
 void FetchInfos(const Upstreams& upstreams, SteadyTime deadline,
                 std::function<void(const UpstreamInfos&)> done);
 
-// The arithmetic and weights of a service, by its own answer.
+// A service's arithmetic and weights, as it states them.
 v1::SideIdentity IdentityOf(const v1::ServerInfo& info);
 
 // One server-streaming call that keeps itself alive until its end.
@@ -53,9 +53,9 @@ class UpstreamStream final : public grpc::ClientReadReactor<Response> {
   using DoneCallback = std::function<void(const absl::Status&, const Context&)>;
 
   // Calls `start(context, request, reactor)`, a stub's streaming method, and returns the context,
-  // by which the call can be cancelled. `on_message` gets each message in turn; at the end
-  // `on_done` gets the status and the same context, once. gRPC threads call both, never this
-  // function itself.
+  // by which the call can be cancelled. `on_message` gets each message in turn. At the end
+  // `on_done` gets the status and the same context, once. Both are called by gRPC threads, never by
+  // this function itself.
   template <typename Start>
   static Context Begin(SteadyTime deadline, Request request, const Start& start,
                        MessageCallback on_message, DoneCallback on_done) {

@@ -1,4 +1,4 @@
-// One Watch call: a rolling summary at every interval, until client or server ends it.
+// One Watch call: a rolling summary at every interval, until the client or the server ends it.
 #ifndef ISOBIT_TRAINER_BRIDGE_COMPARATOR_WATCH_SESSION_H_
 #define ISOBIT_TRAINER_BRIDGE_COMPARATOR_WATCH_SESSION_H_
 
@@ -20,10 +20,10 @@ namespace isobit {
 
 class WatchSession final : public std::enable_shared_from_this<WatchSession> {
  public:
-  // INVALID_ARGUMENT if a field is out of its range.
+  // INVALID_ARGUMENT: a field is out of its range.
   static absl::Status Validate(const v1::WatchRequest& request);
 
-  // `request` must be valid. The first summary goes out at once.
+  // `request` must be valid. The first summary is sent at once.
   static std::shared_ptr<WatchSession> Start(grpc::CallbackServerContext* context,
                                              const v1::WatchRequest& request,
                                              std::shared_ptr<History> history);

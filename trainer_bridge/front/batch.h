@@ -1,5 +1,5 @@
-// The token rows of one pass of training: whole sequences, one after the other, cut into packs
-// (C10). The Python twins are python/isobit/torch/batch.py and plan.py.
+// The token rows of one training pass: whole sequences, one after the other, split into packs
+// (C10). The Python versions are python/isobit/torch/batch.py and plan.py.
 #ifndef ISOBIT_TRAINER_BRIDGE_FRONT_BATCH_H_
 #define ISOBIT_TRAINER_BRIDGE_FRONT_BATCH_H_
 
@@ -25,7 +25,7 @@ struct TrainingSequence {
   float min_p = 0.0f;
 };
 
-// One element a scored row; undefined where every row has the default.
+// One element per scored row; undefined if every row has the default.
 struct RowSamplingTensors {
   torch::Tensor temperature;
   torch::Tensor top_k;
@@ -34,15 +34,15 @@ struct RowSamplingTensors {
 };
 
 struct TrainingBatch {
-  torch::Tensor ids;         // int32 [rows]
+  torch::Tensor ids;         // int32 [rows]; begins at 0 in each sequence
   torch::Tensor positions;   // int32 [rows], from 0 in each sequence
   Bounds sequences;          // row bounds
   torch::Tensor cu_seqlens;  // the same, int32
-  Bounds packs;              // row bounds; a power of two of packs
+  Bounds packs;              // row bounds; the number of packs is a power of two
   torch::Tensor scored;      // int64 [scored rows]: rows whose next token is scored, ascending
   torch::Tensor targets;     // int32 [scored rows]
-  Bounds scored_packs;       // packs, counted in scored rows
-  // Which rows have which id, for the embedding: int32.
+  Bounds scored_packs;       // bounds of the packs, counted in scored rows
+  // For the embedding: which rows have which id, int32.
   torch::Tensor unique_ids;
   torch::Tensor starts;
   torch::Tensor rows_by_id;
@@ -51,17 +51,17 @@ struct TrainingBatch {
   int64_t max_id = 0;
 };
 
-// packs: the number of sequences of each pack, in order; a power of two up to 64 of packs, which
-// may be empty. device: where the tensors will lie. INVALID_ARGUMENT: what was expected and what
-// came.
+// packs: the number of sequences in each pack, in order; a power of two, at most 64, of packs,
+// which may be empty. device: where the tensors will lie. INVALID_ARGUMENT says what was expected
+// and what came.
 absl::StatusOr<TrainingBatch> MakeBatch(absl::Span<const TrainingSequence> sequences,
                                         absl::Span<const int64_t> packs,
                                         torch::Device device = torch::kCPU);
 
-// C10's cut of sequences of these lengths, in order: for each slot the `packs` of its batch, one
-// for each lane. A backward pass of each slot's batch, in order, leaves the step's gradient in
-// grad(). INVALID_ARGUMENT: pack_tokens or a length is below 1, or lanes is not a power of two up
-// to 64.
+// Cuts sequences of these lengths, in order, as C10 says. Returns for each slot the `packs` of its
+// batch, one for each lane. A backward pass over each slot's batch, in order, leaves the step's
+// gradient in grad(). INVALID_ARGUMENT: pack_tokens or a length is below 1, or lanes is not a power
+// of two up to 64.
 absl::StatusOr<std::vector<std::vector<int64_t>>> CutIntoSlots(absl::Span<const int64_t> lengths,
                                                                int64_t pack_tokens,
                                                                int64_t lanes = 8);

@@ -1,7 +1,7 @@
-// A decoder as a LibTorch module that trains: parameters under Hugging Face's names, a forward pass
-// with the rollout's and the scorer's bits, gradients by contract (NUMERICS.md, C10 to C14).
+// A decoder as a trainable LibTorch module: parameters under Hugging Face's names, a forward pass
+// with the bits of rollout and scorer, gradients as the contract defines them (C10 to C14).
 //
-// It loads and saves the directories that the services load. The Python twin is
+// Loads and saves the model directories that the services load. The Python version is
 // python/isobit/torch/patch.py.
 #ifndef ISOBIT_TRAINER_BRIDGE_FRONT_DECODER_H_
 #define ISOBIT_TRAINER_BRIDGE_FRONT_DECODER_H_
@@ -22,7 +22,7 @@
 
 namespace isobit::front {
 
-// The scores of a batch's targets, fp32 [scored rows]. Both can be differentiated.
+// The scores of a batch's targets, fp32 [scored rows]. Both are differentiable.
 struct Scores {
   torch::Tensor logprobs;
   torch::Tensor entropies;
@@ -30,31 +30,31 @@ struct Scores {
 
 class Decoder : public torch::nn::Module {
  public:
-  // Loads config.json and the weights of `directory`. INVALID_ARGUMENT, NOT_FOUND: as Checkpoint
-  // and ParseModelConfig; a weight is not finite in bf16, or an lm_head differs from the embedding
-  // to which config.json ties it.
+  // Loads config.json and the weights of `directory`. INVALID_ARGUMENT, NOT_FOUND: as for
+  // Checkpoint and ParseModelConfig. INVALID_ARGUMENT also if a weight is not finite in bf16, or if
+  // an lm_head differs from the embedding to which config.json ties it.
   static absl::StatusOr<std::shared_ptr<Decoder>> Load(const std::string& directory);
 
   const ModelConfig& config() const { return plan_.config; }
 
-  // Scores the targets. The batch's tensors lie where the parameters do. INVALID_ARGUMENT: a
-  // sequence is too long, or a token is none of the vocabulary.
+  // Scores the targets. The batch's tensors lie on the parameters' device. INVALID_ARGUMENT: a
+  // sequence is too long, or a token is not in the vocabulary.
   absl::StatusOr<Scores> Score(const TrainingBatch& batch);
 
-  // Writes the bf16 parameters as model.safetensors beside a config.json: a directory that Load and
-  // the services take.
+  // Writes the bf16 parameters as model.safetensors, and a config.json: a directory that Load and
+  // the services can load.
   absl::Status Save(const std::string& directory) const;
 
  private:
   explicit Decoder(const ModelConfig& config);
 
-  // The tensors of a parameter, stacked in the plan's order; none if the block has no such role.
+  // The tensors of a parameter, stacked in the plan's order; none if the block lacks the role.
   std::vector<torch::Tensor> Weights(size_t block, Role role) const;
   torch::Tensor Weight(size_t block, Role role) const;
   std::optional<torch::Tensor> MaybeWeight(size_t block, Role role) const;
 
   torch::Tensor Layer(size_t layer, const torch::Tensor& hidden, const TrainingBatch& batch) const;
-  // Makes the rotary table cover `positions`.
+  // Extends the rotary table to `positions`.
   void GrowTable(int64_t positions);
 
   ModelPlan plan_;

@@ -1,4 +1,4 @@
-// What the differentiable functions share: isobit's operators, found in PyTorch's dispatcher.
+// Shared by the differentiable functions: finds isobit's operators in PyTorch's dispatcher.
 #ifndef ISOBIT_TRAINER_BRIDGE_FRONT_OPERATOR_H_
 #define ISOBIT_TRAINER_BRIDGE_FRONT_OPERATOR_H_
 
@@ -10,12 +10,12 @@
 
 namespace isobit::front {
 
-// What an operator takes for a tensor that may be undefined.
+// Converts a tensor that may be undefined to an operator's argument.
 inline std::optional<torch::Tensor> Maybe(const torch::Tensor& t) {
   return t.defined() ? std::optional(t) : std::nullopt;
 }
 
-// isobit::name. c10::Error: there is none, or it has another signature.
+// The operator isobit::name. c10::Error: it does not exist, or has another signature.
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Operator(const char* name) {
   return c10::Dispatcher::singleton()

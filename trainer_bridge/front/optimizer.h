@@ -1,4 +1,4 @@
-// Gradient clipping and AdamW for the C++ front (C15). The Python twins are
+// Gradient clipping and AdamW for the C++ trainer (C15). The Python versions are
 // python/isobit/torch/clip.py and adamw.py.
 #ifndef ISOBIT_TRAINER_BRIDGE_FRONT_OPTIMIZER_H_
 #define ISOBIT_TRAINER_BRIDGE_FRONT_OPTIMIZER_H_
@@ -15,15 +15,15 @@
 
 namespace isobit::front {
 
-// bf16 parameters with fp32 gradients (KeepFp32Gradient), and their names for errors. One without a
-// gradient is left alone. c10::Error from all below: a tensor of another dtype.
+// bf16 parameters with fp32 gradients (KeepFp32Gradient), and their names for errors. A parameter
+// without a gradient is left unchanged. c10::Error from all below: a tensor has another dtype.
 using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
-// A module's, in the order of its named_parameters().
+// A module's parameters, in the order of its named_parameters().
 NamedParameters ParametersOf(const torch::nn::Module& module);
 
-// Scales the gradients so that the norm of all of them is at most max_norm, and returns what it
-// was. INVALID_ARGUMENT: a gradient is not finite; the parameter is named, nothing is changed.
+// Scales the gradients so that their total norm is at most max_norm, and returns the norm before
+// that. INVALID_ARGUMENT, naming the parameter: a gradient is not finite; nothing is changed.
 absl::StatusOr<double> ClipGradNorm(const NamedParameters& parameters, double max_norm);
 
 struct AdamWOptions {
@@ -40,20 +40,20 @@ class AdamW {
   // INVALID_ARGUMENT: an option is out of its range.
   static absl::StatusOr<AdamW> Create(NamedParameters parameters, const AdamWOptions& options);
 
-  // One step; drops the gradients. INVALID_ARGUMENT: a gradient is not finite; the parameter is
-  // named, nothing is updated and the gradients stay.
+  // One step; drops the gradients. INVALID_ARGUMENT, naming the parameter: a gradient is not
+  // finite; then nothing is updated and the gradients stay.
   absl::Status Step();
 
   void set_lr(double lr) { options_.lr = lr; }
 
-  // Of one parameter, on its device; fp32, in its shape.
+  // The state of one parameter: fp32, in its shape, on its device.
   struct State {
     int64_t steps = 0;
     torch::Tensor master;
     torch::Tensor m;
     torch::Tensor v;
   };
-  // In the order of the parameters. A run that goes on puts back what an earlier one had.
+  // In the order of the parameters. To resume a run, assign an earlier run's state.
   std::vector<State>& state() { return state_; }
 
  private:

@@ -26,15 +26,15 @@ namespace isobit {
 struct GroupLeaderOptions {
   std::string host;     // address to listen on, which the members can reach
   int port = 0;         // 0: the system chooses
-  int world_size = 2;   // processes, this one among them
+  int world_size = 2;   // processes, including this one
   int local_ranks = 1;  // shard ranks of each
   std::string nccl_id;  // sent to the members
-  // Who may connect and call; null: anybody, in plain text.
+  // Who may connect and call; null: every caller, in plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials{};
   std::string secret{};                                 // that members must show; empty: none
   std::shared_ptr<CallGate> gate = CallGate::Create();  // audits each call to join
   std::chrono::milliseconds timeout{120'000};
-  // Called once, from any thread, when a member that had joined goes or fails. May be null.
+  // Called once, on any thread, when a joined member leaves or fails. May be null.
   std::function<void(const absl::Status&)> on_lost = nullptr;
   // Called with the port once members can connect. May be null.
   std::function<void(int port)> on_listening = nullptr;
@@ -42,12 +42,12 @@ struct GroupLeaderOptions {
 
 class GroupLeader final : public RemoteRanks {
  public:
-  // Waits until all members have joined. DEADLINE_EXCEEDED names those that are missing.
+  // Waits until all members have joined. DEADLINE_EXCEEDED names the missing ones.
   // FAILED_PRECONDITION: a process differs in `identity`, world size or local ranks. UNAVAILABLE:
   // the address cannot be bound.
   static absl::StatusOr<std::shared_ptr<GroupLeader>> Assemble(GroupLeaderOptions options,
                                                                const GroupIdentity& identity);
-  // Unless the group has failed, says goodbye to the members; shuts the server down.
+  // Tells the members goodbye, unless the group has failed; then shuts the server down.
   ~GroupLeader() override;
 
   absl::Status WaitUntilReady() override;
@@ -86,22 +86,22 @@ class GroupLeader final : public RemoteRanks {
 
   // A member's call, from its first message to its end.
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
-  // Reads the caller's first message and admits it to the group; returns its rank. `arguments` gets
-  // the message's text, for the audit.
+  // Reads the caller's first message and admits it to the group; returns its rank. Writes the
+  // message's text to `arguments`, for the audit.
   absl::StatusOr<int> AdmitCaller(const grpc::ServerContext& context, Stream& stream,
                                   std::string& arguments);
-  // UNAUTHENTICATED unless the member shows the group secret, if there is one.
+  // UNAUTHENTICATED: there is a group secret, and the member does not show it.
   absl::Status CheckSecret(const grpc::ServerContext& context) const;
   absl::Status ServeMember(int rank, const grpc::ServerContext& context, Stream& stream);
   absl::StatusOr<int> Admit(const v1::MemberHello& hello, const std::string& address,
                             Stream& stream);
-  // Waits until all members have joined. CANCELLED: `waiting` has gone, and its rank is free again.
+  // Waits until all members have joined. CANCELLED: `waiting` has gone; its rank is free again.
   absl::Status WaitForOthers(Member& waiting, const grpc::ServerContext& context);
   void Handle(int rank, const v1::MemberMessage& message);
   void Deliver(int rank, const v1::SequenceScored& scored);
-  // Unless `status` is OK, ends the group and calls on_lost: a member has gone or failed.
+  // If `status` is an error, a member has gone or failed: ends the group and calls on_lost.
   void LoseUnlessOk(const absl::Status& status);
-  // Ends the members' calls with `reason`. False: the group had ended already.
+  // Ends the members' calls with `reason`. False: the group had already ended.
   bool EndWith(const absl::Status& reason);
   void SayGoodbye(bool in_order);
   void Send(Member& member, const v1::LeaderMessage& message);

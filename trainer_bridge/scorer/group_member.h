@@ -1,5 +1,5 @@
-// A member's side of a shard group: joins the leader, then computes its share of each pass and
-// loads the weights that the leader names, until the group ends.
+// A member's side of a shard group: joins the leader, computes its share of each pass and loads the
+// weights that the leader names, until the group ends.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_GROUP_MEMBER_H_
 
@@ -32,8 +32,8 @@ struct GroupMemberOptions {
   ChannelSecurity security{};  // of the channel to the leader
   std::string secret{};        // shown to the leader; empty: none
   std::string model;           // path from scorer.model_root
-  // Only model_root, load_format, load_policy, numerics, max_context, max_batch_tokens, chunk_rows
-  // and prefix_sharing are used.
+  // Used of these: model_root, load_format, load_policy, numerics, max_context, max_batch_tokens,
+  // chunk_rows and prefix_sharing.
   ScorerOptions scorer;
   // Makes the backend once the group's id is known.
   std::function<absl::StatusOr<RankBackend>(const std::string& nccl_id)> make_backend;
@@ -48,11 +48,11 @@ class GroupMember {
   GroupMember& operator=(const GroupMember&) = delete;
 
   // Joins and serves until the group ends. Call it once. OK: the leader said goodbye. UNAVAILABLE:
-  // no leader within the timeout, or it has gone. Other errors: the leader's refusal, or this
-  // process's own. Weights may still be loading when it returns: the destructor waits for them.
+  // no leader came within the timeout, or it has gone. Other errors: the leader's refusal, or this
+  // process's own. Weights may still be loading when it returns; the destructor waits for them.
   absl::Status Run();
 
-  // Ends Run, and with it the group. Any thread.
+  // Ends Run and the group. Any thread may call it.
   void Cancel();
 
  private:
@@ -60,14 +60,14 @@ class GroupMember {
 
   absl::Status Join(const GroupIdentity& identity);
   absl::Status Load(const OpenedModel& model, int64_t max_context, const std::string& nccl_id);
-  // Carries out the leader's orders until the stream ends. True if the last was its goodbye.
+  // Carries out the leader's orders until the stream ends. True: the last one was its goodbye.
   bool Obey();
   void RunPass(const v1::RunPass& order);
   absl::Status Score(const v1::RunPass& order);
   void Prepare(const v1::StageWeights& order);
-  // The weights that serve, which are those that were prepared if they are `version`.
+  // The weights that serve. If the prepared ones are `version`, they serve from now on.
   std::shared_ptr<const ShardedVersion> Serving(uint64_t version);
-  // Sends nothing after EndWrites; a pass may still be running then.
+  // Sends nothing after EndWrites, when a pass may still be running.
   void Send(const v1::MemberMessage& message);
   void EndWrites();
 

@@ -9,9 +9,9 @@
 
 namespace isobit {
 
-// Messages between the processes have no size limit. The requests of clients bound their content,
-// but it can exceed gRPC's default limit: a pass has sequences of many requests, and a result that
-// just fits into the client's message may be longer here.
+// Messages between the processes have no size limit. Clients' requests bound their content, but it
+// can exceed gRPC's default limit: a pass has sequences of many requests, and a result that just
+// fits into the client's message may be longer here.
 inline constexpr int kMaxGroupMessageBytes = -1;
 
 // The header in which a member shows the group secret.
@@ -28,9 +28,9 @@ v1::WorkItem MakeWorkItem(const ScoreItem& item);
 ScoreInput InputOf(const v1::WorkItem& item);
 ScoreOptions OptionsOf(const v1::WorkItem& item);
 
-// The scores; the caller sets the fields that say which sequence they belong to.
+// The message of a score; the caller sets the fields that say to which sequence it belongs.
 v1::SequenceScored MakeScored(const SequenceScore& score);
-// The scores, without index and version.
+// The score in a message, without index and version.
 SequenceScore ScoreOf(const v1::SequenceScored& scored);
 
 }  // namespace isobit

@@ -1,6 +1,6 @@
-// The rows of one rank's pass: its sequences end to end, without padding. What a sequence begins
-// with is computed only once if an earlier sequence of the pass begins alike: it reads that
-// sequence's KV pages and has the same hidden rows.
+// The rows of one rank's pass: its sequences end to end, without padding. If a sequence begins like
+// an earlier one of the pass, these tokens are computed only once: the sequence reads the earlier
+// one's KV pages and has the same hidden rows.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PACKED_PASS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_PACKED_PASS_H_
 
@@ -21,12 +21,12 @@ class PackedPass {
   PackedPass(const PackedPass&) = delete;  // the batch points to the page tables
   PackedPass& operator=(const PackedPass&) = delete;
 
-  // A sequence whose pages are all shared is not in it.
+  // The batch to compute. A sequence whose pages are all shared is not in it.
   const Batch& batch() const { return batch_; }
   int64_t num_rows() const { return static_cast<int64_t>(batch_.ids.size()); }
   int64_t num_pages() const { return static_cast<int64_t>(row_of_page_.size()); }
 
-  // The row of the batch that computes the token at `position` of items[item].
+  // The batch row that computes the token at `position` of items[item].
   int64_t RowOf(size_t item, int64_t position) const;
 
  private:

@@ -1,5 +1,5 @@
-// Numbers the KV pages of waiting sequences: where two sequences begin with the same tokens, their
-// pages have the same numbers.
+// Numbers the KV pages of waiting sequences: if two sequences begin with the same tokens, their
+// pages of these tokens have the same numbers.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_PAGE_NUMBERS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_PAGE_NUMBERS_H_
 
@@ -14,24 +14,24 @@
 
 namespace isobit {
 
-// Tokens of a KV page of the scorer. Sequences share whole pages, so a smaller page leaves fewer
-// tokens to be computed again; prefill attention on GPUs copies fastest from multiples of 8.
+// Tokens in a KV page of the scorer. Sequences share whole pages, so with smaller pages fewer
+// tokens are computed twice. Prefill attention on GPUs copies fastest in multiples of 8.
 inline constexpr int64_t kScorePageSize = 16;
 
 class PageNumbers {
  public:
-  // sharing: false gives every page a number of its own.
+  // sharing: if false, every page gets a number of its own.
   explicit PageNumbers(bool sharing) : sharing_(sharing) {}
 
-  // The numbers of the sequence's pages, in order. A page has the number of an earlier sequence's
-  // page if it is full, and both sequences have the same tokens up to its end. Otherwise it is new:
-  // new pages are numbered in order, from count() on. The pages that are not new come first.
+  // The numbers of the sequence's pages, in order. A full page gets the number of an earlier
+  // sequence's page if both sequences have the same tokens up to its end. Every other page is new:
+  // new pages are numbered in order, from count() on, and come after all others.
   std::vector<int32_t> Add(const ScoreInput& input);
 
   int32_t count() const { return count_; }
 
  private:
-  // A full page's tokens, and the number of the page before it, which stands for all tokens before.
+  // A full page's tokens. The number of the page before it identifies all tokens before.
   struct Page {
     int32_t before;  // -1: none
     std::array<int32_t, kScorePageSize> tokens;

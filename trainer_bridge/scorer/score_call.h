@@ -1,4 +1,4 @@
-// One Score call: turns scores into messages, and keeps those that a slow reader has no room for.
+// One Score call: converts scores to messages, and keeps those for which a slow reader has no room.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_CALL_H_
 
@@ -27,7 +27,7 @@ class ScoreCall final : public ScoreReceiver {
  public:
   // Opens the stream of `context`. The job ends if the client goes. `scorer` outlives the gRPC
   // server; it may be null if no job is started. memory: what the call may hold. `tokens` counts
-  // the scored tokens.
+  // scored tokens.
   static std::shared_ptr<ScoreCall> Open(grpc::CallbackServerContext* context, Scorer* scorer,
                                          size_t max_queued_bytes, HeldBytes memory,
                                          prometheus::Counter& tokens);
@@ -36,7 +36,7 @@ class ScoreCall final : public ScoreReceiver {
 
   // Queues the job of `request`; its results and its end go to the stream. `sequence_ids`: one for
   // each sequence. Call it at most once, before the handler returns. Errors: those of
-  // Scorer::Submit; RESOURCE_EXHAUSTED: memory. With a retry hint if a retry can help.
+  // Scorer::Submit; RESOURCE_EXHAUSTED: no memory, with a retry hint if a retry can help.
   static absl::Status Start(const std::shared_ptr<ScoreCall>& call, ScoreRequest request,
                             std::vector<std::string> sequence_ids,
                             const v1::Fingerprint& fingerprint);

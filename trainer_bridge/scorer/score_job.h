@@ -1,4 +1,4 @@
-// One request inside the scoring engine: what to score, how, and who gets the results.
+// One request inside the scoring engine: what to score, how, and where the results go.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORE_JOB_H_
 
@@ -26,10 +26,10 @@ struct ScoreInput {
 
 struct ScoreOptions {
   SamplingParams sampling{};  // valid; seed, n and max_tokens are not used
-  bool raw = false;           // the model's own distribution instead of the sampler's
+  bool raw = false;           // the model's own distribution, not the sampler's
   bool prompt_logprobs = false;
   bool entropy = false;
-  std::optional<uint64_t> weight_version{};  // refuse any other weights
+  std::optional<uint64_t> weight_version{};  // refuse all other weights
 };
 
 // Scores of consecutive tokens.
@@ -42,19 +42,19 @@ struct TokenScores {
 struct SequenceScore {
   size_t index = 0;        // in ScoreJob::inputs()
   TokenScores completion;  // one entry for each completion token
-  TokenScores prompt;      // each prompt token but the first, if asked for; without entropies
+  TokenScores prompt;      // all prompt tokens but the first, if asked for; without entropies
   WeightVersion version;
 };
 
-// Where results go. The job makes one call at a time, from any thread. No call may block.
+// Receives results. The job makes one call at a time, from any thread. No call may block.
 class ScoreReceiver {
  public:
   virtual ~ScoreReceiver() = default;
   virtual void OnScore(SequenceScore score) = 0;
   // The last call. OK: all sequences were scored.
   virtual void OnDone(const absl::Status& status) = 0;
-  // False while a slow reader has too many unread results: the job's other sequences wait
-  // meanwhile. Called from any thread, at any time.
+  // False while a slow reader has too many unread results; the job's other sequences then wait.
+  // Called from any thread, at any time.
   virtual bool CanTakeMore() const = 0;
 };
 
@@ -68,16 +68,16 @@ class ScoreJob {
   const std::vector<ScoreInput>& inputs() const { return inputs_; }
   const ScoreOptions& options() const { return options_; }
   const ScoreReceiver& receiver() const { return *receiver_; }
-  // What the client calls inputs()[index], for errors.
+  // The client's name for inputs()[index], for errors.
   std::string NameOf(size_t index) const;
 
-  // Passes one sequence's score to the receiver; the last one ends the job. No effect after the
+  // Passes a sequence's score to the receiver; the last one ends the job. Has no effect after the
   // end.
   void Deliver(SequenceScore score);
-  // Ends the job early. False: it had ended already.
+  // Ends the job early. False: the job had already ended.
   bool End(const absl::Status& status);
   bool ended() const;
-  // Sequences that are still to be delivered.
+  // The number of sequences whose scores are still to be delivered.
   size_t num_pending() const;
 
  private:
@@ -96,7 +96,7 @@ struct ScoreItem {
   size_t index = 0;  // in job->inputs()
 
   const ScoreInput& input() const { return job->inputs()[index]; }
-  // The first position whose token is scored; all later ones are, too.
+  // The first scored position; all later ones are scored, too.
   int64_t first_scored() const {
     return job->options().prompt_logprobs ? 1 : static_cast<int64_t>(input().prompt.size());
   }

@@ -26,28 +26,28 @@ struct ScoreRequest {
   ScoreOptions options;
 };
 
-// INVALID_ARGUMENT naming field, value and bound: a request that is too large or has no or too many
-// sequences; an empty prompt; a token id outside the vocabulary; a sequence over max_context; a
-// sequence with nothing to score; an unknown logprob mode; whatever ValidateSamplingParams rejects;
-// a response that would not fit into one message.
+// INVALID_ARGUMENT naming field, value and bound: the request is too large, or has no or too many
+// sequences; a prompt is empty; a token id is outside the vocabulary; a sequence exceeds
+// max_context or has nothing to score; the logprob mode is unknown; ValidateSamplingParams fails;
+// or a response would not fit into one message.
 absl::StatusOr<ScoreRequest> ParseScoreRequest(const v1::ScoreRequest& request,
                                                const ScoreLimits& limits);
 
-// The memory that `request` takes until it is scored, plus the most that its unread results can
-// take, which are of at most `max_unread_tokens` tokens.
+// The memory of `request` until it is scored, plus the largest possible memory of unread results,
+// which are of at most `max_unread_tokens` tokens.
 size_t BytesOf(const ScoreRequest& request, int64_t max_unread_tokens);
 
-// `input` is the sequence that `score` belongs to; the caller adds its sequence_id.
+// `input` is the sequence to which `score` belongs; the caller adds its sequence_id.
 v1::ScoreResponse MakeScoreResponse(const ScoreInput& input, const ScoreOptions& options,
                                     const SequenceScore& score, const v1::Fingerprint& fingerprint);
 
-// INVALID_ARGUMENT: an in-flight mode that is unknown or that a scorer cannot honour.
+// INVALID_ARGUMENT: the in-flight mode is unknown or not possible for a scorer.
 absl::StatusOr<WeightUpdate> ParseUpdateWeightsRequest(const v1::UpdateWeightsRequest& request);
 v1::UpdateWeightsResponse MakeUpdateWeightsResponse(const WeightUpdateResult& result);
 
 v1::Fingerprint FingerprintOf(const Scorer& scorer);
 
-// Everything except the uptime.
+// Everything but the uptime.
 v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits);
 
 }  // namespace isobit

@@ -1,5 +1,5 @@
-// The scoring engine: queues jobs, scores them batch by batch on N shard ranks, and switches to
-// other weights between two batches. No gRPC here.
+// The scoring engine: queues jobs, scores them batch by batch on N shard ranks, and switches
+// weights between two batches. No gRPC here.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SCORER_H_
 
@@ -33,38 +33,38 @@ namespace isobit {
 inline constexpr int kMaxShards = 64;
 
 struct ScorerOptions {
-  std::string model_root;  // a directory; models lie below it
+  std::string model_root;  // a directory; models are below it
   LoadFormat load_format = LoadFormat::kAuto;
   LoadPolicy load_policy;
   int num_shards = 2;    // in all processes, in [1, kMaxShards]
-  int local_shards = 0;  // how many of them this process has, the first ones; 0: all
+  int local_shards = 0;  // those in this process, the first ones; 0: all
   NumericsMode numerics = NumericsMode::kTree;
-  int64_t max_context = 0;  // tokens of one sequence; 0: as many as the model has positions
+  int64_t max_context = 0;  // tokens of one sequence; 0: the model's positions
   int64_t max_batch_tokens =
       2048;  // of one rank in a pass, at least 1; a longer sequence runs alone
   size_t max_queued_sequences = 16384;  // of all jobs
   size_t chunk_rows = 64;               // see ShardRanksOptions
   bool prefix_sharing = true;           // likewise; the same in all processes
   RankBackend backend;
-  // If other processes have shards too: waits for them, before the backend is made.
+  // Only if other processes have shards, too: waits for them, before the backend is made.
   std::function<absl::StatusOr<std::shared_ptr<RemoteRanks>>(const GroupIdentity& identity)>
       assemble = nullptr;
-  // Called once, from the engine's thread, when a device or the group of ranks has failed: the
-  // scorer cannot score any more. May be null.
+  // Called once, on the engine's thread, when a device or the group of ranks has failed: the scorer
+  // can no longer score. May be null.
   std::function<void(const absl::Status&)> on_fault = nullptr;
 };
 
-// What the passes have done since the start. Gathers overlap with the computation, so their time is
-// not simply a part of the passes' time.
+// Counts and times of all passes since the start. Gathers overlap with computation, so their time
+// is not simply a share of the passes' time.
 struct ScorerWork {
   int64_t passes = 0;
   int64_t tokens = 0;                      // of all ranks' sequences
-  int64_t shared_tokens = 0;               // of these, not computed: another sequence's pages
+  int64_t shared_tokens = 0;               // of these, not computed: on another sequence's pages
   std::chrono::microseconds passing{0};    // from the start to the end of each pass
-  std::chrono::microseconds gathering{0};  // of the gathers, on the slowest rank of each pass
+  std::chrono::microseconds gathering{0};  // on the slowest rank of each pass
 };
 
-// Thread safe.
+// Thread-safe.
 class Scorer {
  public:
   // Loads `model_path` as weight version 1 and starts the engine. Errors: those of OpenModel;
@@ -73,33 +73,33 @@ class Scorer {
                                                       const std::string& model_path);
   Scorer(const Scorer&) = delete;
   Scorer& operator=(const Scorer&) = delete;
-  // Stops. No call of UpdateWeights may be running.
+  // Calls Stop. No call of UpdateWeights may be running.
   ~Scorer();
 
   // Ends all jobs, and updates that wait for their switch, with UNAVAILABLE.
   void Stop();
 
-  // Queues a valid job, whose sequences fit max_context. If this succeeds, the engine ends the job
-  // exactly once. RESOURCE_EXHAUSTED: the queue is full. FAILED_PRECONDITION: the job asks for
-  // another weight version than the one that serves; a job that arrives while an update waits for
-  // its switch is held, and checked after the switch. UNAVAILABLE: a fault.
+  // Queues a valid job, whose sequences fit into max_context. If this succeeds, the engine ends the
+  // job exactly once. RESOURCE_EXHAUSTED: the queue is full. FAILED_PRECONDITION: another weight
+  // version serves than the job asks for; while an update waits for its switch, jobs are held, and
+  // checked after the switch. UNAVAILABLE: a fault.
   absl::Status Submit(std::shared_ptr<ScoreJob> job);
 
-  // Tells the engine that a receiver can take more, that somebody else has ended a job, or that the
+  // Tells the engine that a receiver can take more, that a job was ended elsewhere, or that the
   // caller of UpdateWeights has gone.
   void Wake();
 
   // Prepares other weights of the same model, then switches to them between two batches; blocks
-  // until then. Jobs in flight are ended with ABORTED, or finish under the old weights (kWait, and
-  // any other mode). Errors leave the old weights serving: those of WeightSwitch and
-  // PrepareWeights; UNAVAILABLE: the engine stops, or a fault; UNIMPLEMENTED: a stream for several
-  // processes.
+  // until then. Jobs in flight end with ABORTED, or finish under the old weights (kWait, and any
+  // other mode). After an error the old weights still serve. Errors: those of WeightSwitch and
+  // PrepareWeights; UNAVAILABLE: the engine stops, or there was a fault; UNIMPLEMENTED: a stream
+  // for several processes.
   absl::StatusOr<WeightUpdateResult> UpdateWeights(const WeightUpdate& update);
 
-  // What a pass over `tokens` computes with the weights that serve, op by op, between two batches;
-  // blocks until then. INVALID_ARGUMENT: no tokens, more than max_context or 16384, or an id
-  // outside the vocabulary. RESOURCE_EXHAUSTED: no memory for the pass. UNAVAILABLE: the engine
-  // stops, or a fault.
+  // Runs one pass over `tokens` between two batches, and returns every op's result; blocks until
+  // then. INVALID_ARGUMENT: there are no tokens, more than max_context or 16384, or an id is
+  // outside the vocabulary. RESOURCE_EXHAUSTED: there is no memory for the pass. UNAVAILABLE: the
+  // engine stops, or there was a fault.
   absl::StatusOr<ProbeResult> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
@@ -111,23 +111,23 @@ class Scorer {
   size_t shard_bytes() const;
   // Bytes of the largest block (the embedding, a layer or the head).
   size_t largest_block_bytes() const;
-  // Full blocks gathered on one rank now, and the most there ever were; both maxima over the ranks.
+  // Full blocks currently gathered on one rank, and their peak; both are maxima over the ranks.
   int resident_blocks() const { return ranks_->resident_blocks(); }
   int peak_blocks() const { return ranks_->peak_blocks(); }
   ScorerWork work() const;
-  size_t num_waiting() const;  // jobs of which a sequence is in no pass yet
+  size_t num_waiting() const;  // jobs with a sequence that is in no pass yet
 
  private:
   struct Queued {
     std::shared_ptr<ScoreJob> job;
-    size_t next = 0;  // the first sequence that no batch has taken
+    size_t next = 0;  // the first sequence not taken by a batch
   };
   struct Pass {
     std::vector<std::vector<ScoreItem>> items;  // of each rank
     int64_t rows = 0;                           // tokens that all ranks compute
   };
 
-  // `remote`: null, or the ranks of other processes, which have joined.
+  // `remote`: the ranks of other processes, which have joined; null: there are none.
   static absl::StatusOr<std::unique_ptr<Scorer>> Start(ScorerOptions options,
                                                        const OpenedModel& model,
                                                        std::shared_ptr<RemoteRanks> remote);
@@ -140,19 +140,19 @@ class Scorer {
   absl::StatusOr<ProbeReport> ProbeRanks(const ShardedVersion& weights,
                                          absl::Span<const int32_t> tokens,
                                          const ProbeWanted& wanted);
-  // One pass of all processes; all[i] are the items of rank i, and run_here computes those of this
+  // One pass of all processes. all[i] are the items of rank i; run_here computes the items of this
   // process's ranks.
   absl::Status OnAllRanks(
       const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> all,
       absl::FunctionRef<absl::Status(absl::Span<const std::vector<ScoreItem>>)> run_here);
-  // Adds a pass to work_, and logs the sums from time to time.
+  // Adds a pass to work_, and sometimes logs the sums.
   void Account(const Pass& pass, std::chrono::microseconds time);
   void Fault(const absl::Status& status);
 
-  // These hold mutex_.
+  // The caller holds mutex_.
   void DropEndedJobs();
   void EndAllJobs(const absl::Status& status);
-  absl::Status CheckRunning() const;  // UNAVAILABLE: a fault, or stopping
+  absl::Status CheckRunning() const;  // UNAVAILABLE: there was a fault, or the scorer stops
   absl::Status CheckVersion(const ScoreJob& job) const;
   bool HasWork() const;
   bool QuiesceFor(const WeightUpdate& update, WeightUpdateResult& result);
@@ -162,20 +162,20 @@ class Scorer {
 
   const ScorerOptions options_;
   const std::unique_ptr<ShardRanks> ranks_;
-  const std::shared_ptr<RemoteRanks> remote_;  // null: all ranks are of this process
+  const std::shared_ptr<RemoteRanks> remote_;  // null: this process has all ranks
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::shared_ptr<const ShardedVersion> weights_;
-  bool probing_ = false;                         // a probe waits for running_ to end, or runs
+  bool probing_ = false;                         // a probe is running or waits for running_ to end
   std::deque<Queued> jobs_;                      // admitted and not ended, in order of arrival
-  std::vector<std::shared_ptr<ScoreJob>> held_;  // wait for a switch
-  WeightSwitch switch_;                          // while it waits, new jobs are held
+  std::vector<std::shared_ptr<ScoreJob>> held_;  // waiting for a switch
+  WeightSwitch switch_;                          // while an update waits, new jobs are held
   bool running_ = false;                         // a batch is being scored
   bool stopping_ = false;
   absl::Status fault_;
   ScorerWork work_;
-  ScorerWork logged_;  // of work_
+  ScorerWork logged_;  // the part of work_ that is logged
   std::chrono::steady_clock::time_point last_log_;
 
   std::thread engine_;

@@ -14,7 +14,7 @@ struct ScorerMetrics {
   // `metrics` outlives it.
   ScorerMetrics(Metrics& metrics, const std::shared_ptr<const ByteBudget>& calls);
 
-  // Call it when the scorer has loaded. `scorer` outlives the observations.
+  // Call it once the scorer has loaded. `scorer` outlives the observations.
   static Observations Observe(Metrics& metrics, const Scorer& scorer);
 
   prometheus::Counter& tokens;            // scored

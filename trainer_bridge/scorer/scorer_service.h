@@ -20,7 +20,7 @@
 
 namespace isobit {
 
-// Outlives the gRPC server that it is registered with.
+// Must outlive the gRPC server with which it is registered.
 class ScorerService final : public v1::ScorerService::CallbackService {
  public:
   struct Options {
@@ -36,7 +36,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
                          std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>());
   ~ScorerService() override;
 
-  // Starts to serve; until then every call fails with UNAVAILABLE. Call it once.
+  // Starts serving; until then every call fails with UNAVAILABLE. Call it once.
   void SetScorer(std::unique_ptr<Scorer> scorer);
 
   // Refuses new calls except GetServerInfo with UNAVAILABLE; calls in flight go on.
@@ -60,14 +60,14 @@ class ScorerService final : public v1::ScorerService::CallbackService {
                                           v1::ScorerServerInfo* info) override;
 
  private:
-  // UNAVAILABLE: still loading, or draining.
+  // UNAVAILABLE: the service is still loading, or is draining.
   absl::StatusOr<Scorer*> Available();
   // Charges the client's quota for `request`.
   absl::Status Admit(const grpc::CallbackServerContext& context, const v1::ScoreRequest& request);
   // Parses and queues a request whose stream is open.
   absl::Status Submit(const v1::ScoreRequest& request,
                       const std::shared_ptr<class ScoreCall>& call);
-  // Carries out `update` on a thread of its own, writes `response`, and then calls `answer`.
+  // Carries out `update` on a thread of its own, fills `response`, then calls `answer`.
   void Update(Scorer& scorer, WeightUpdate update, v1::UpdateWeightsResponse* response,
               std::function<void(const absl::Status&)> answer);
   // Runs `work`, which blocks, on a thread of its own.
@@ -86,7 +86,7 @@ class ScorerService final : public v1::ScorerService::CallbackService {
   ScoreLimits limits_;
   v1::Fingerprint fingerprint_;
   bool draining_ = false;
-  std::vector<std::future<void>> apart_;  // updates and probes: a thread each, since they block
+  std::vector<std::future<void>> apart_;  // updates and probes; each has a thread, since they block
 };
 
 }  // namespace isobit

@@ -22,7 +22,7 @@ struct ScorerSettings {
   ScorerService::Options service;
   ProcessPlace place;
   BackendSettings backend;
-  std::chrono::milliseconds timeout;  // of waits for another rank or process
+  std::chrono::milliseconds timeout;  // of every wait for another rank or process
   ServerOptions server;
   ChannelSecurity upstream;  // of the channel to the group's leader
   std::string group_secret;  // shown to the leader; empty: none

@@ -1,6 +1,6 @@
-// The shard ranks of this process: their backends, their parts of every version of the weights, and
-// their passes, each rank on its own thread. Not here: which sequences a pass scores, and the ranks
-// of other processes.
+// The shard ranks of this process: their backends, their shards of every version of the weights,
+// and their passes; each rank has a thread of its own. Not here: which sequences a pass scores, and
+// the ranks of other processes.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SHARD_RANKS_H_
 
@@ -29,14 +29,14 @@ struct ShardRanksOptions {
   int first_rank = 0;
   int num_ranks = 2;                // of this process: [first_rank, first_rank + num_ranks)
   int64_t max_context = 0;          // positions of one sequence, more than 0
-  int64_t max_batch_tokens = 2048;  // of one rank's pass: memory for them is taken at the start
-  size_t chunk_rows = 64;           // rows of logits that exist at one time on one rank
-  bool prefix_sharing = true;       // compute what sequences of a pass begin with once
+  int64_t max_batch_tokens = 2048;  // of a rank's pass; their memory is allocated at the start
+  size_t chunk_rows = 64;           // rows of logits on a rank at the same time
+  bool prefix_sharing = true;       // compute common beginnings in a pass once
 
   RankBackend backend;
 };
 
-// A version of the weights, cut for this process's ranks.
+// A version of the weights, cut into shards for this process's ranks.
 struct ShardedVersion {
   WeightVersion version;
   std::vector<RankShards> ranks;
@@ -44,35 +44,35 @@ struct ShardedVersion {
 
 class ShardRanks {
  public:
-  // Errors: as the backend's. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
+  // Errors: the backend's. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
   static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelConfig& config,
                                                             ShardRanksOptions options);
   ShardRanks(const ShardRanks&) = delete;
   ShardRanks& operator=(const ShardRanks&) = delete;
 
-  // A version of the weights with this id, which `pack` fills, giving the digest: PackModel or
-  // PrepareWeights. Any thread, even while a pass runs. Errors: those of `pack`, or of a device.
+  // Makes a version of the weights; `pack` (PackModel or PrepareWeights) fills it and returns the
+  // digest. Any thread, even while a pass runs. Errors: those of `pack`, or of a device.
   absl::StatusOr<std::shared_ptr<const ShardedVersion>> Cut(
       uint64_t version, absl::FunctionRef<absl::StatusOr<std::string>(WeightStore&)> pack) const;
 
-  // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error, of a
-  // device or of the group, is that of the rank that failed first, and is final.
+  // One pass on all ranks; items[i] are those of local rank i. One pass at a time. An error is the
+  // one of the rank that failed first, comes from a device or the group, and is final.
   absl::Status Score(const ShardedVersion& weights, absl::Span<const std::vector<ScoreItem>> items);
 
-  // What a pass over `tokens` computes, on the first rank. As Score in all else. Before it,
-  // PrepareProbe takes the memory. RESOURCE_EXHAUSTED: there is none.
+  // Runs a pass over `tokens` on the first rank and returns every op's result. Otherwise as Score.
+  // Call PrepareProbe before; it allocates the memory. RESOURCE_EXHAUSTED: there is none.
   absl::Status PrepareProbe(int64_t tokens) { return ranks_.front()->PrepareProbe(tokens); }
   absl::StatusOr<ProbeReport> Probe(const ShardedVersion& weights, absl::Span<const int32_t> tokens,
                                     const ProbeWanted& wanted);
 
-  // Makes the pass that runs, and all later ones, fail with `reason`, an error. Any thread.
+  // Makes the running pass and all later ones fail with `reason`, an error. Any thread.
   void Abort(const absl::Status& reason);
 
   const ShardRanksOptions& options() const { return options_; }
   const ModelConfig& config() const { return layout_->config(); }
   const WeightLayout& layout() const { return *layout_; }
   const char* ops_name() const { return ranks_.front()->ops().name(); }
-  // Full blocks on one rank now, and the most that ever were: the maximum over the ranks.
+  // Full blocks currently on one rank, and their peak: the maximum over the ranks.
   int resident_blocks() const;
   int peak_blocks() const;
   // How long the gathers of the last pass took on the slowest rank.

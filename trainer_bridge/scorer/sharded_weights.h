@@ -1,5 +1,5 @@
-// Weights as FSDP keeps them: each block is cut into N equal shards, one for each rank, and
-// gathered into a full block only while a forward pass needs it.
+// Weights as in FSDP: each block is cut into N equal shards, one for each rank, and is gathered
+// into a full block only while a forward pass needs it.
 #ifndef ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_
 #define ISOBIT_TRAINER_BRIDGE_SCORER_SHARDED_WEIGHTS_H_
 
@@ -21,11 +21,11 @@
 
 namespace isobit {
 
-// Bytes of the largest block when it is gathered from `num_ranks` equal shards.
+// The size in bytes of the largest block when gathered from `num_ranks` equal shards.
 size_t GatheredBytes(const WeightLayout& layout, int num_ranks);
 
-// What one rank keeps of every block, in its device's memory: the bytes [rank, rank + 1) *
-// shard_bytes(block), the last ones padded with zeros. Immutable once filled.
+// One rank's shards of all blocks, in its device's memory: the bytes [rank, rank + 1) *
+// shard_bytes(block), with zeros as padding at the end. Immutable once filled.
 class RankShards {
  public:
   // RESOURCE_EXHAUSTED: they do not fit into the device's memory.
@@ -51,8 +51,8 @@ class RankShards {
   Memory memory_;
 };
 
-// A new version, cut into the shards of `num_ranks` ranks. Device d gets those of rank
-// first_rank + d.
+// A new version, cut into shards for `num_ranks`
+// ranks. Device d gets those of rank first_rank + d.
 class ShardedStore final : public WeightStore {
  public:
   // All arguments outlive the object; nothing else uses the devices meanwhile.
@@ -64,7 +64,7 @@ class ShardedStore final : public WeightStore {
   absl::Status Put(const PackTask& task, const std::byte* packed) override;
   absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t rank) override;
 
-  // What PackModel has filled, [device].
+  // The shards that PackModel has filled, [device].
   std::vector<RankShards> Take() { return std::move(ranks_); }
 
  private:
@@ -73,29 +73,29 @@ class ShardedStore final : public WeightStore {
   const int first_rank_;
   const absl::Span<const std::unique_ptr<Device>> devices_;
   std::vector<RankShards> ranks_;
-  std::mutex copying_;  // devices serve one thread at a time
+  std::mutex copying_;  // a device serves one thread at a time
 };
 
-// One rank's full blocks: how they are gathered, and how many there are. Outlives the passes, which
-// use it one after the other.
+// One rank's full blocks: gathers and counts them. Outlives the passes, which use it one after the
+// other.
 class FullBlocks {
  public:
-  // gather: null if there is one rank, whose shards are the blocks.
+  // gather: null if there is only one rank, whose shards are the full blocks.
   explicit FullBlocks(std::unique_ptr<BlockGather> gather) : gather_(std::move(gather)) {}
 
-  // Blocks that are gathered, or being gathered, right now; and the most that ever were. None with
-  // one rank.
+  // Blocks that are gathered or being gathered right now, and the largest number there ever was.
+  // Both are 0 if there is only one rank.
   // INVARIANT: never above BlockGather::kBuffers
   // (ShardedWeightsTest.AtMostTwoFullBlocksAreResident).
   int resident() const { return resident_.load(); }
   int peak() const { return peak_.load(); }
 
-  // How long the last pass's gathers took in all, whether or not they overlapped with computation.
+  // How long the last pass's gathers took in total, including time that computation overlapped.
   std::chrono::microseconds gather_time() const {
     return gather_ == nullptr ? std::chrono::microseconds(0) : gather_->busy();
   }
 
-  // Ends the group of ranks. Any thread; `reason` is an error.
+  // Ends the group of ranks. `reason` is an error. Any thread may call it.
   void Abort(const absl::Status& reason) {
     if (gather_ != nullptr) gather_->Abort(reason);
   }
@@ -108,47 +108,47 @@ class FullBlocks {
   std::atomic<int> peak_{0};
 };
 
-// One rank's weights during one forward pass. Blocks are gathered in order, into the buffers that
-// released ones have left: while one block is held, the next one arrives. All ranks make their
-// passes in the same order and each takes part in every gather, also a rank with nothing to
-// compute: it just finishes its pass. Used from one thread.
+// One rank's weights during one forward pass. Blocks are gathered in order, into the buffers of
+// released blocks: while one block is held, the next one arrives. All ranks make their passes in
+// the same order, and each takes part in every gather; a rank with nothing to compute just finishes
+// its pass. Used from one thread.
 class GatheredPass final : public WeightSource {
  public:
-  // All arguments outlive the object. The shards of all ranks are of one version.
+  // All arguments outlive the object. The shards of all ranks are of the same version.
   GatheredPass(const RankShards& shards, FullBlocks& full) : shards_(shards), full_(full) {}
   GatheredPass(const GatheredPass&) = delete;
   GatheredPass& operator=(const GatheredPass&) = delete;
   ~GatheredPass() override { static_cast<void>(Finish()); }
 
-  // As WeightSource says, with at most BlockGather::kBuffers blocks held at one time. The bytes are
-  // there for ops launched from now on, until the release. Errors: as BlockGather's.
+  // As WeightSource says, with at most BlockGather::kBuffers blocks held at the same time. Ops
+  // launched from now until the release can read the bytes. Errors: those of BlockGather.
   // INVARIANT: a held block keeps its bytes (ShardedForwardTest.AHeldBlockKeepsItsBytes).
   absl::StatusOr<const std::byte*> Acquire(int block) override;
   void Release(int block) override;
 
-  // Waits until no op that has been launched depends on another rank any more. WaitForArrival: all
-  // blocks are acquired, so none that is launched later does.
+  // Waits until no launched op depends on another rank any more. WaitForArrival: requires that all
+  // blocks are acquired, so that no op launched later depends on one, either.
   absl::Status WaitForStarted();
   absl::Status WaitForArrival();
 
-  // Takes part in the gathers that are left, and waits until no rank needs this one's shards any
-  // more. Nothing is acquired after it.
+  // Takes part in the remaining gathers, and waits until no rank needs this one's shards any more.
+  // Nothing may be acquired afterwards.
   absl::Status Finish();
 
  private:
   int last_block() const { return shards_.num_blocks() - 1; }
-  // Gathers as many blocks as there are buffers for.
+  // Starts gathers as long as there are free buffers.
   absl::Status StartNext();
-  // Frees the buffer of the oldest block that has not been released.
+  // Frees the buffer of the oldest block that is not yet released.
   absl::Status ReleaseOldest();
 
   const RankShards& shards_;
   FullBlocks& full_;
-  int num_started_ = 0;   // blocks whose gather has begun
-  int num_released_ = 0;  // of them, those whose buffer is free
-  int acquired_ = -1;     // the last one
+  int num_started_ = 0;   // blocks whose gather has been started
+  int num_released_ = 0;  // of these, blocks whose buffer has been freed
+  int acquired_ = -1;     // the last acquired block
   bool finished_ = false;
-  absl::Status status_;  // the first error
+  absl::Status status_;  // the first error, or OK
 };
 
 }  // namespace isobit

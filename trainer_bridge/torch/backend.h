@@ -1,4 +1,4 @@
-// Where an op runs: the training kernels of the device that its tensors lie on.
+// Where an op runs: on the device of its tensors, with that device's training kernels.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_BACKEND_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_BACKEND_H_
 
@@ -10,7 +10,7 @@
 
 namespace isobit::bridge {
 
-// Hands `run` the ops of the device that `tensor` lies on. UNIMPLEMENTED: there are none for it.
+// Calls `run` with the ops of the device of `tensor`. UNIMPLEMENTED: that device has none.
 absl::Status WithBackend(const torch::stable::Tensor& tensor,
                          absl::FunctionRef<absl::Status(TrainingOps&)> run);
 

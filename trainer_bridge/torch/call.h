@@ -1,4 +1,4 @@
-// One call of an op: checks its tensors, allocates its results, runs a kernel where they lie.
+// One call of an op: checks its tensors, allocates its results, and runs a kernel on their device.
 // Errors are exceptions, which Python sees as RuntimeError.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_CALL_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_CALL_H_
@@ -25,7 +25,7 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Shape = std::vector<int64_t>;
 
-// PyTorch's dtype of an element that a kernel reads or writes.
+// PyTorch's dtype for an element type of the kernels.
 template <typename T>
 constexpr torch::headeronly::ScalarType DtypeOf() {
   using torch::headeronly::ScalarType;
@@ -38,7 +38,7 @@ constexpr torch::headeronly::ScalarType DtypeOf() {
 
 class Call {
  public:
-  // The op called `op` runs on the device of `first`, which must outlive this.
+  // The op called `op` runs on the device of `first`, which must outlive this object.
   Call(const char* op, const Tensor& first) : op_(op), first_(first) {}
 
   // The rows and columns of a matrix.
@@ -60,10 +60,10 @@ class Call {
     Check(name, t, DtypeOf<T>(), shape);
     return static_cast<T*>(t.mutable_data_ptr());
   }
-  // Fails unless int32 values in host memory are in [0, bound). Values in GPU memory are the
-  // caller's to check: to look at them here would wait for the GPU.
+  // Fails unless int32 values in host memory are in [0, bound). The caller must check values in GPU
+  // memory: reading them here would wait for the GPU.
   void CheckRange(const char* name, const Tensor& t, int64_t bound) const;
-  // Fails unless holds(value) for every value in host memory. As CheckRange otherwise.
+  // Fails unless holds(value) for every value in host memory. GPU memory: as for CheckRange.
   template <typename T>
   void CheckEach(const char* name, const MaybeTensor& t, const char* expected,
                  bool (*holds)(T)) const {
@@ -73,12 +73,12 @@ class Call {
       if (!holds(values[i])) Require(false, name, expected, absl::StrCat(values[i], " at ", i));
     }
   }
-  // Fails unless int32 values in host memory ascend from 0 to `rows`. As CheckRange otherwise.
+  // Fails unless int32 values in host memory ascend from 0 to `rows`. GPU memory: as CheckRange.
   void CheckBounds(const char* name, const Tensor& t, int64_t rows) const;
   // Fails unless these are the bounds of packs that cover `rows` rows.
   PackBounds Packs(const std::vector<int64_t>& bounds, int64_t rows) const;
 
-  // A new tensor on the op's device, not initialised; data, if set, receives its address.
+  // A new, uninitialised tensor on the op's device; data, if set, receives its address.
   template <typename T>
   Tensor New(const Shape& shape, T** data) const {
     Tensor t = Empty(DtypeOf<T>(), shape);
@@ -96,7 +96,7 @@ class Call {
     Finish(WithBackend(first_, [&](TrainingOps& ops) { return (ops.*op)(args); }));
   }
 
-  // Fails unless `holds`; expected and got say the two sides.
+  // Fails unless `holds`; the message shows `expected` and `got`.
   void Require(bool holds, const char* name, const std::string& expected,
                const std::string& got) const;
 
@@ -107,7 +107,7 @@ class Call {
   static Tensor Zeroed(Tensor t);
   void Finish(const absl::Status& status) const;
 
-  const FloatEnvironment environment_;  // while the op runs, its conversions of arguments included
+  const FloatEnvironment environment_;  // set while the op runs and while arguments are converted
   const char* op_;
   const Tensor& first_;
 };

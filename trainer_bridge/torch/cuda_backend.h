@@ -1,4 +1,4 @@
-// The kernels of GPUs. Without -DISOBIT_CUDA=ON there are none: cuda_backend_absent.cc.
+// GPU kernels. A build without -DISOBIT_CUDA=ON has none: cuda_backend_absent.cc.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_CUDA_BACKEND_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_CUDA_BACKEND_H_
 
@@ -10,8 +10,8 @@
 
 namespace isobit::bridge {
 
-// Hands `run` the ops of the GPU that `tensor` lies on, on PyTorch's current stream of that GPU,
-// with scratch from PyTorch's allocator. Waits for nothing. UNIMPLEMENTED: a build without CUDA.
+// Calls `run` with the ops of the GPU of `tensor`, on PyTorch's current stream of that GPU, with
+// scratch memory from PyTorch's allocator. Waits for nothing. UNIMPLEMENTED: a build without CUDA.
 absl::Status WithCuda(const torch::stable::Tensor& tensor,
                       absl::FunctionRef<absl::Status(TrainingOps&)> run);
 

@@ -1,4 +1,4 @@
-// The floating-point environment that the contract means: round to nearest, subnormal numbers kept.
+// The floating-point environment of the contract: round to nearest, subnormal numbers kept.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_FLOAT_ENVIRONMENT_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_FLOAT_ENVIRONMENT_H_
 
@@ -6,8 +6,8 @@
 
 namespace isobit::bridge {
 
-// Gives it to the calling thread, and to the threads that it starts meanwhile (those of the CPU
-// kernels), and then gives back what the caller had: PyTorch's host may flush subnormal numbers
+// Sets it for the calling thread, and for the threads that this one starts meanwhile (those of the
+// CPU kernels), and restores the caller's at the end: PyTorch's process may flush subnormal numbers
 // (torch.set_flush_denormal, libraries built for fast arithmetic).
 // INVARIANT: no setting of the caller's thread changes a bit
 // (tests/torch/float_environment_test.py).

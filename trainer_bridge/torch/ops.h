@@ -1,6 +1,6 @@
 // The ops as functions over tensors: each checks its arguments, allocates its results and calls one
-// op of TrainingOps (more where a comment says so). The schemas are in schemas.cc; what they mean,
-// in python/isobit/torch/functional.py.
+// op of TrainingOps (several where a comment says so). schemas.cc has the schemas;
+// python/isobit/torch/functional.py documents the ops.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_OPS_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_OPS_H_
 
@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& 
                                             const MaybeTensor& top_k, const MaybeTensor& top_p,
                                             const MaybeTensor& min_p, int64_t block_rows,
                                             const Bounds& packs);
-// The rows of one pack. Four ops for each block: logits, their gradient, the input's, the weight's.
+// The rows of one pack. Four ops per block: logits, then the gradients of logits, input, weight.
 std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const MaybeTensor& dentropies,
                                             const Tensor& hidden, const Tensor& weight,
                                             const Tensor& targets, const MaybeTensor& temperature,
@@ -88,7 +88,7 @@ std::tuple<Tensor, Tensor> PolicyLoss(const Tensor& logprobs, const Tensor& adva
                                       const Tensor& weights, const MaybeTensor& old_logprobs,
                                       const MaybeTensor& reference_logprobs, double clip_low,
                                       double clip_high, double kl);
-// function: exp, log, sigmoid or log_sigmoid. Values, gradients.
+// function: exp, log, sigmoid or log_sigmoid. Returns values and gradients.
 std::tuple<Tensor, Tensor> LossFunction(const Tensor& x, const std::string& function);
 Tensor TreeSum(const Tensor& x);
 Tensor SequenceSums(const Tensor& x, const Tensor& bounds);

@@ -10,10 +10,10 @@
 
 namespace isobit::trainer {
 
-// Each reward less the mean of its group. rewards: of whole groups, one after the other.
-// by_deviation: also divided by the group's standard deviation (GRPO); a group whose rewards are
-// all equal has advantages of 0. INVALID_ARGUMENT: the last group is not whole, or a reward is not
-// finite.
+// Each reward minus the mean of its group. rewards: of whole groups, one after the other.
+// by_deviation: also divides by the group's standard deviation (GRPO); if all rewards of a group
+// are equal, its advantages are 0. INVALID_ARGUMENT: the last group is not whole, or a reward is
+// not finite.
 absl::StatusOr<std::vector<double>> Advantages(absl::Span<const double> rewards, size_t group_size,
                                                bool by_deviation);
 

@@ -8,11 +8,11 @@
 namespace isobit::trainer {
 
 struct Completion {
-  int64_t number = 0;  // of its prompt, counted from the run's first; decides about prompt and seed
+  int64_t number = 0;  // of its prompt since the run's start; decides prompt and seed
   int32_t index = 0;   // among the prompt's samples
   std::vector<int32_t> prompt;
   std::vector<int32_t> tokens;
-  std::vector<float> logprobs;  // the rollout's, one a token
+  std::vector<float> logprobs;  // the rollout's, one per token
   double reward = 0;
 };
 

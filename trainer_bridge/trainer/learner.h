@@ -1,4 +1,4 @@
-// The model that is trained and its optimizer: a step by the contract, whose bits are those of
+// The trained model and its optimizer. Steps follow the contract; their bits are those of
 // python/examples/on_policy/learner.py (docs/training.md).
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_LEARNER_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_LEARNER_H_
@@ -31,12 +31,12 @@ class Learner {
   const ModelConfig& config() const { return decoder_->config(); }
 
   struct Differentiated {
-    Logprobs logprobs;   // those that were differentiated
+    Logprobs logprobs;   // of the pass that was differentiated
     double entropy = 0;  // the mean over the batch's tokens, in nats
   };
-  // Leaves the batch's gradient in the parameters. advantages: one a completion. Errors: those of
-  // MakeBatch and Decoder::Score; CANCELLED: StopAsked. After an error the gradients are to be
-  // dropped.
+  // Leaves the batch's gradient in the parameters. advantages: one per completion. Errors: those of
+  // MakeBatch and Decoder::Score; CANCELLED: StopAsked. After an error the caller must drop the
+  // gradients.
   absl::StatusOr<Differentiated> Gradients(absl::Span<const Completion> completions,
                                            absl::Span<const double> advantages);
 
@@ -44,18 +44,18 @@ class Learner {
   // is not finite; nothing is updated.
   absl::StatusOr<double> Step();
 
-  // Forgets the gradients.
+  // Drops the gradients.
   void Drop();
 
-  // The bf16 weights, vectors first: they are small, and so a block of the services is whole as
-  // soon as its matrices are there. They lie here, and change with the next step.
+  // The bf16 weights, vectors first: they are small, so a block of the services is complete as soon
+  // as its matrices arrive. The data belong to this object and change with the next step.
   std::vector<Tensor> Weights() const;
 
-  // Masters and moments, fp32, which lie here.
+  // Masters and moments, fp32; the data belong to this object.
   std::vector<Tensor> State();
 
-  // Puts back what State had after `steps` optimizer steps. INVALID_ARGUMENT: they are of another
-  // model.
+  // Restores what State returned after `steps` optimizer steps. INVALID_ARGUMENT: the state is of
+  // another model.
   absl::Status Restore(absl::Span<const Tensor> state, int64_t steps);
 
   // Writes a model directory that the services can serve.
@@ -66,11 +66,11 @@ class Learner {
 
   absl::StatusOr<Differentiated> TryGradients(absl::Span<const Completion> completions,
                                               absl::Span<const double> advantages);
-  // Differentiates one slot of the batch and appends what it computed.
+  // Differentiates one slot of the batch, and appends its logprobs and entropies.
   absl::Status AddPass(absl::Span<const Completion> completions,
                        absl::Span<const double> advantages, absl::Span<const int64_t> packs,
                        float token_weight, Logprobs* logprobs, std::vector<double>* entropies);
-  // What makes the optimizer's state, by the names in a checkpoint.
+  // The tensors of the optimizer's state, by their names in a checkpoint.
   std::map<std::string, torch::Tensor> NamedState();
 
   const Recipe recipe_;

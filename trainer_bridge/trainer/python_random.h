@@ -1,4 +1,4 @@
-// The integers that Python's random.Random(text) draws, so that a task has the same prompts here as
+// Draws the same integers as Python's random.Random(text), so that a task has the same prompts as
 // in python/examples/on_policy/tasks.py.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_PYTHON_RANDOM_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_PYTHON_RANDOM_H_
@@ -11,7 +11,7 @@
 
 namespace isobit::trainer {
 
-// The Mersenne twister MT19937, seeded as Python seeds it from a string that is not empty.
+// The Mersenne twister MT19937, seeded as Python seeds it from a string, which must not be empty.
 class PythonRandom {
  public:
   explicit PythonRandom(absl::string_view text);

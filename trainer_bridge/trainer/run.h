@@ -1,4 +1,4 @@
-// One on-policy run, from where its folder stands to its last step: sample, differentiate, compare,
+// An on-policy run, from the state of its folder to its last step: sample, differentiate, compare,
 // step, send the weights, sample again.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_RUN_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_RUN_H_
@@ -10,9 +10,9 @@
 
 namespace isobit::trainer {
 
-// Says on stdout how far it is. A stop signal drops the step under way, saves, and is no error.
-// After an error in a step the run is saved as it was before the step. DATA_LOSS: sampler and
-// trainer have different logprobs, and settings.on_gap is stop. metrics: are given each step and
+// Reports progress on stdout. A stop signal drops the current step, saves the run, and is no error.
+// After an error in a step, the run is saved as it was before the step. DATA_LOSS: sampler and
+// trainer have different logprobs, and settings.on_gap is stop. metrics: records each step and
 // comparison.
 absl::Status Train(const Settings& settings, const ChannelSecurity& security,
                    TrainerMetrics& metrics);

@@ -1,4 +1,4 @@
-// Draws a step's completions from the rollout, and checks that the present weights drew them.
+// Samples a step's completions from the rollout, and checks that its current weights drew them.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_SAMPLER_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_SAMPLER_H_
 
@@ -14,15 +14,15 @@
 
 namespace isobit::trainer {
 
-// One element a completion, in the order of the prompts' numbers, then of samples.
+// One element per completion, ordered by the prompts' numbers, then by sample.
 struct Batch {
   std::vector<Completion> completions;
-  std::vector<v1::RecordSide> sides;  // what the rollout said of each, for the comparator
+  std::vector<v1::RecordSide> sides;  // the rollout's answer for each, for the comparator
 };
 
-// The completions of the prompts of step `step`, which counts from 0. FAILED_PRECONDITION: other
-// weights than services.serving() have drawn a token; CANCELLED: StopAsked. Any error of a call
-// names its prompt.
+// The completions of the prompts of step `step`, counted from 0. FAILED_PRECONDITION: other weights
+// than services.serving() have drawn a token. CANCELLED: StopAsked. Errors of a call name its
+// prompt.
 absl::StatusOr<Batch> Sample(Services& services, const Task& task, const Recipe& recipe,
                              int64_t step);
 

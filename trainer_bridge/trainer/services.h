@@ -1,5 +1,5 @@
-// The services that a run speaks to: reaching them, sending weights, recording the gap. sampler.h
-// draws the completions.
+// The services that a run uses: connecting, sending weights, recording the gap. sampler.h draws the
+// completions.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_SERVICES_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_SERVICES_H_
 
@@ -28,26 +28,26 @@ struct ServiceAddresses {
   ChannelSecurity security;
 };
 
-// The digest of weights that lie in memory, as the services compute it.
+// The digest of weights in memory, as the services compute it.
 std::string DigestOf(absl::Span<const Tensor> weights);
 
 class Services {
  public:
   // Waits until rollout and scorer serve. `fingerprint`: of the trainer's own arithmetic on its
-  // model. FAILED_PRECONDITION: a service has another, which the message describes; CANCELLED:
+  // model. FAILED_PRECONDITION: a service has another one, which the message shows. CANCELLED:
   // StopAsked.
   static absl::StatusOr<Services> Connect(const ServiceAddresses& addresses,
                                           const std::string& fingerprint);
 
-  // Sends the weights after `step` optimizer steps to rollout and scorer, which refuse them if what
-  // they read has not that digest. The ids of versions count on from what the services had, one a
+  // Sends the weights after `step` optimizer steps to rollout and scorer, which refuse them if
+  // what they read has another digest. Version ids continue from what the services had, one per
   // step.
   absl::Status SendWeights(absl::Span<const Tensor> weights, const std::string& digest,
                            int64_t step);
 
-  // Gives both sides' logprobs of a batch to the comparator, if there is one, which must count as
-  // `gap` does. sides: what the rollout said of each completion. The trainer's side has the weights
-  // that it sent: the comparator refuses tokens that others have drawn.
+  // If there is a comparator, gives it both sides' logprobs of a batch; its counts must equal those
+  // of `gap`. sides: the rollout's answer for each completion. The trainer's side states the
+  // weights that it has sent: the comparator refuses tokens drawn by others.
   absl::Status Record(absl::Span<const v1::RecordSide> sides, const Logprobs& trainer,
                       const LogprobGap& gap);
 
@@ -63,9 +63,9 @@ class Services {
   std::unique_ptr<v1::ScorerService::Stub> scorer_;          // may be null
   std::unique_ptr<v1::ComparatorService::Stub> comparator_;  // may be null
   v1::Fingerprint fingerprint_;
-  uint64_t latest_version_ = 0;  // of both services, when they were reached
+  uint64_t latest_version_ = 0;  // of both services, when connecting
   std::optional<v1::WeightVersion> serving_;
-  uint64_t offset_ = 0;  // the version id of the weights after 0 optimizer steps, modulo 2^64
+  uint64_t offset_ = 0;  // the version id after 0 optimizer steps, modulo 2^64
 };
 
 }  // namespace isobit::trainer

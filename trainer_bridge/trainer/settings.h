@@ -1,4 +1,4 @@
-// The settings of isobit-trainer, checked, and the part of them that decides about the weights.
+// The settings of isobit-trainer, checked, and those of them that affect the weights.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_SETTINGS_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_SETTINGS_H_
 
@@ -11,9 +11,9 @@
 
 namespace isobit::trainer {
 
-// What decides about the weights: a run keeps it from its first step to its last.
+// The settings that affect the weights; they stay the same from a run's first step to its last.
 struct Recipe {
-  std::string model;  // the directory in which the run begins
+  std::string model;  // the directory of the initial model
   std::string task = "share";
   std::string algorithm = "grpo";
   int64_t prompts = 8;
@@ -39,13 +39,13 @@ struct Settings {
   int64_t steps = 100;
   int64_t save_every = 10;
   std::string on_gap = "stop";
-  std::optional<int> metrics_port;  // on 127.0.0.1; 0 chooses one
+  std::optional<int> metrics_port;  // on 127.0.0.1; 0: the system chooses
 };
 
 // INVALID_ARGUMENT names the flag, what was expected and what came.
 absl::Status CheckSettings(const Settings& settings);
 
-// As recipe.json keeps it.
+// The recipe in the form that recipe.json has.
 nlohmann::json ToJson(const Recipe& recipe);
 
 }  // namespace isobit::trainer

@@ -7,7 +7,7 @@ namespace isobit::trainer {
 // For main, before threads start.
 void HandleStopSignals();
 
-// Whether a signal has come. Long work asks now and then, and ends with CANCELLED if so.
+// Whether a signal has come. Long work checks from time to time, and then ends with CANCELLED.
 bool StopAsked();
 
 }  // namespace isobit::trainer

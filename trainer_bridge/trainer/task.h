@@ -1,5 +1,5 @@
-// What to learn: prompts by number, and a reward for each completion. A task of your own is a class
-// here and a line in MakeTask.
+// What to learn: prompts by number, and a reward for each completion. A new task is a class here
+// and a line in MakeTask.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_TASK_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_TASK_H_
 
@@ -13,21 +13,21 @@
 
 namespace isobit::trainer {
 
-// INVARIANT: prompts and rewards depend on their arguments alone, or a run that goes on after a
-// stop is another run (tests/torch/trainer_test.py).
+// INVARIANT: prompts and rewards depend on their arguments alone; otherwise a resumed run differs
+// from an uninterrupted one (tests/torch/trainer_test.py).
 class Task {
  public:
   virtual ~Task() = default;
 
-  // The tokens of prompt 0, 1, 2, ..., at least one.
+  // The tokens, at least one, of prompt `number`, which counts from 0.
   virtual std::vector<int32_t> Prompt(int64_t number) const = 0;
 
-  // How good a completion of that prompt is: finite. It ends with its end-of-sequence token, if
-  // any.
+  // How good a completion of that prompt is; finite. The completion includes its end-of-sequence
+  // token, if it has one.
   virtual double Reward(int64_t number, absl::Span<const int32_t> completion) const = 0;
 };
 
-// The task of that name, for a model with that many tokens. INVALID_ARGUMENT: there is none.
+// The task of that name, for a model with so many tokens. INVALID_ARGUMENT: it does not exist.
 absl::StatusOr<std::unique_ptr<Task>> MakeTask(const std::string& name, int64_t vocab_size);
 
 }  // namespace isobit::trainer

@@ -1,5 +1,5 @@
 // A run's metrics for Prometheus, as docs/metrics.md lists them; isobit.trainer_metrics has the
-// same in Python. Not here: the page that serves them.
+// same ones in Python. Not here: the page that serves them.
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_TRAINER_METRICS_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_TRAINER_METRICS_H_
 
@@ -25,10 +25,10 @@ class TrainerMetrics {
 
   std::shared_ptr<const Metrics> metrics() const { return metrics_; }
 
-  // Of one batch: the rollout's logprobs beside the trainer's.
+  // Compares a batch's logprobs of rollout and trainer.
   void AddComparison(const LogprobGap& gap);
 
-  // One optimizer step. reward: mean of its samples. seconds: by part, each one of kParts.
+  // One optimizer step. reward: the mean of its samples. seconds: by part, for each of kParts.
   void AddStep(int64_t step, double reward, const std::map<std::string, double>& seconds);
 
  private:
