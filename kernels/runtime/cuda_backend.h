@@ -1,5 +1,5 @@
-// All that a service takes from CUDA. Defined twice: by cuda_backend.cc in a build with CUDA, and
-// by cuda_backend_absent.cc in one without, where everything here fails with UNIMPLEMENTED.
+// Everything that a service uses of CUDA. cuda_backend.cc defines it in a build with CUDA; in a
+// build without, cuda_backend_absent.cc does, and every function fails with UNIMPLEMENTED.
 #ifndef ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
 #define ISOBIT_KERNELS_RUNTIME_CUDA_BACKEND_H_
 
@@ -18,30 +18,30 @@
 
 namespace isobit {
 
-// Of the rollout: ranks that run steps. Errors at the making of a rank as MakeCudaRank's
+// Ranks of the rollout, which run steps. Making a rank can fail as in MakeCudaRank
 // (kernels/runtime/cuda_executor.h).
 absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
 
-// Memory of a GPU that nobody has taken, in bytes.
+// The free memory of a GPU, in bytes.
 absl::StatusOr<int64_t> FreeGpuBytes(int device);
 
 struct CudaBackendOptions {
   NumericsMode numerics = NumericsMode::kTree;
   std::vector<int> devices;                    // CUDA ordinals of this process's ranks, each once
-  int num_shards = 1;                          // ranks of all processes
-  int first_rank = 0;                          // of this process
-  std::string nccl_id{};                       // the group's; empty: it lies in this process alone
-  std::chrono::milliseconds timeout{120'000};  // of what waits for another rank
+  int num_shards = 1;                          // ranks in all processes
+  int first_rank = 0;                          // the first rank of this process
+  std::string nccl_id{};                       // the group's; empty: only this process has ranks
+  std::chrono::milliseconds timeout{120'000};  // of every wait for another rank
 };
 
-// Of the scorer: one GPU a rank, blocks gathered by NCCL. FAILED_PRECONDITION: a device that is not
-// there or not Hopper.
+// The scorer's backend: one GPU per rank, blocks gathered by NCCL. FAILED_PRECONDITION: a device
+// does not exist or is not Hopper.
 absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options);
 
-// Joins a trainer's NCCL group, to receive on that device.
+// Joins a trainer's NCCL group, in order to receive on that device.
 JoinWeightBroadcast JoinNcclBroadcast(int device);
 
-// Names a group of ranks of several processes, for CudaBackendOptions::nccl_id.
+// Makes the id of a group of ranks in several processes, for CudaBackendOptions::nccl_id.
 absl::StatusOr<std::string> NewGroupId();
 
 }  // namespace isobit

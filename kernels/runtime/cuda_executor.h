@@ -1,6 +1,6 @@
-// A rank that computes on a GPU. Steps of one new token a sequence replay CUDA graphs, captured at
-// start for a ladder of batch sizes; drawn tokens feed the next step on the GPU, so the host is one
-// step behind (depth 2).
+// A rank that computes on a GPU. Steps with one new token per sequence replay CUDA graphs, which
+// are captured at the start for a series of batch sizes. Drawn tokens feed the next step on the
+// GPU, so the host is one step behind (depth 2).
 #ifndef ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_CUDA_EXECUTOR_H_
 
@@ -9,11 +9,11 @@
 
 namespace isobit {
 
-// All ranks of one engine come from one such function. Errors at the making of a rank: devices are
-// not as many as the ranks, each another, a fast path stands beside another mode than tree, or the
-// vocabulary is beyond kMaxDeviceVocab of log_probs/log_probs.h (INVALID_ARGUMENT); devices are
-// absent, not Hopper or unable to map each other's memory (FAILED_PRECONDITION), full
-// (RESOURCE_EXHAUSTED).
+// All ranks of one engine come from one such function. Errors when a rank is made:
+// INVALID_ARGUMENT: the number of devices differs from the number of ranks, a device repeats, a
+// fast path is asked for in another mode than tree, or the vocabulary exceeds kMaxDeviceVocab
+// (log_probs/log_probs.h). FAILED_PRECONDITION: a device does not exist, is not Hopper or cannot
+// map the others' memory. RESOURCE_EXHAUSTED: a device has too little free memory.
 MakeRank MakeCudaRank(const CudaRankOptions& options);
 
 }  // namespace isobit

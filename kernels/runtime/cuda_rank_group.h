@@ -1,6 +1,6 @@
 // What the ranks of one engine share on their GPUs: the memory through which they draw together,
-// and the ways their sums take. Made once, before the ranks' threads get a job. Not here: what a
-// step does with it (cuda_executor.cc).
+// and the means by which they sum. Made once, before the ranks' threads start jobs. Not here: what
+// a step does with it (cuda_executor.cc).
 #ifndef ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
 #define ISOBIT_KERNELS_RUNTIME_CUDA_RANK_GROUP_H_
 
@@ -30,30 +30,30 @@ struct CudaRankGroup {
   static absl::StatusOr<std::shared_ptr<CudaRankGroup>> Create(const CudaRankOptions& options,
                                                                const RankOptions& rank);
 
-  // The sum of this rank with the others in rank.mode; null with one rank. `ops`, of the rank and
+  // This rank's end of the sum over ranks in rank.mode; null with one rank. `ops`, of the rank and
   // that mode, and the group outlive it.
   absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
                                                            CudaOps& ops) const;
-  // What the rank draws through. `device`, of the rank, and the group outlive it.
+  // The buffers through which the rank draws. `device`, the rank's, and the group outlive it.
   absl::StatusOr<std::unique_ptr<RankExchange>> MakeExchange(int rank, CudaDevice& device) const;
 
-  // Whether the sums of that mode are NCCL's.
+  // Whether NCCL computes the sums of that mode.
   bool SumsByNccl(NumericsMode mode) const {
     return !nccl.empty() && (mode == NumericsMode::kVanilla || peers.empty());
   }
 
-  // Ends what ranks wait for in NCCL, and their threads' waits for each other.
+  // Ends the ranks' waits in NCCL, and their threads' waits for each other.
   void Abort(const absl::Status& reason) const;
 
-  size_t bytes_of_rank() const;  // of the memory that the ranks share, on each GPU
+  size_t bytes_of_rank() const;  // the size, on each GPU, of the memory that ranks share
 
   DrawShape draw_shape;
-  std::vector<size_t> free_bytes;  // by rank: of its GPU, before the group took any
+  std::vector<size_t> free_bytes;  // by rank: of its GPU, before the group allocated any
   std::vector<std::unique_ptr<cuda::PeerAllReduce>>
-      peers;                                     // by rank; empty: one rank, or NCCL alone
-  std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not in use
-  PeerBuffers exchanged;                         // not with NCCL alone
-  PeerMemory halves;                             // of CopyEngineSum, if there is a barrier
+      peers;                                     // by rank; empty: one rank, or only NCCL
+  std::vector<std::unique_ptr<NcclGroup>> nccl;  // by rank; empty: not used
+  PeerBuffers exchanged;                         // not if only NCCL is used
+  PeerMemory halves;                             // of CopyEngineSum; only if there is a barrier
   std::unique_ptr<ThreadBarrier> barrier;        // null: no step is computed in halves
   int64_t overlap_rows = 0;                      // CudaRankOptions::overlap_rows
 

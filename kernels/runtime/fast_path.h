@@ -1,6 +1,6 @@
-// The fast path of a rank on a GPU: the forward pass of steps whose bits are promised to nobody, in
-// mode vanilla. It runs on the stream of the rank's other steps, on their KV cache, tables and
-// activations. Not here: which steps take it, and what surrounds the pass (cuda_executor.cc).
+// The fast path of a rank on a GPU: the forward pass, in mode vanilla, of steps whose bits are not
+// promised. It uses the stream, KV cache, tables and activations of the rank's other steps. Not
+// here: which steps use it, and what surrounds the pass (cuda_executor.cc).
 #ifndef ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
 #define ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
 
@@ -18,28 +18,28 @@
 
 namespace isobit {
 
-// cuBLAS reads weights row by row. So behind each block of the rank's weights lie its linear layers
-// once more, in that order; all other parameters are those of the other steps.
+// cuBLAS reads weights row by row. So each block of the rank's weights ends with a second copy of
+// its linear layers, in row order; all other parameters are shared with the other steps.
 class FastPath {
  public:
-  // ops, layout: of the rank's other steps. All outlive the object. RESOURCE_EXHAUSTED: no memory.
-  // INTERNAL: cuBLAS refused.
+  // ops, layout: those of the rank's other steps. All arguments outlive the object.
+  // RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
   static absl::StatusOr<std::unique_ptr<FastPath>> Create(const RankOptions& options,
                                                           const CudaRankGroup& group, CudaOps& ops,
                                                           const WeightLayout& layout);
   FastPath(const FastPath&) = delete;
   FastPath& operator=(const FastPath&) = delete;
 
-  // Of the rank's weights, with the copies.
+  // The layout of the rank's weights with the copies.
   const WeightLayout& layout() const { return layout_; }
   Transformer& transformer() { return transformer_; }
   StepGraphs& graphs() { return graphs_; }
 
-  // Makes room for steps of `rows`, beside what `other`, of the other steps, has.
-  // RESOURCE_EXHAUSTED: no memory.
+  // Allocates memory for steps of `rows`, in addition to that of `other`, which runs the other
+  // steps. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Reserve(int64_t rows, const Transformer& other);
 
-  // Makes the copies of `weights`, which have changed, and waits.
+  // Makes the copies for `weights`, which have changed, and waits for them.
   absl::Status CopyWeights(WeightSource& weights);
 
  private:
@@ -49,7 +49,7 @@ class FastPath {
   const WeightLayout& packed_layout_;
   const std::unique_ptr<CudaOps> ops_;
   const WeightLayout layout_;
-  const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
+  const std::unique_ptr<AllReduce> all_reduce_;  // null with one rank
   Transformer transformer_;
   StepGraphs graphs_;
 };

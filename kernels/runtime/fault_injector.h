@@ -1,4 +1,4 @@
-// For tests of what comes after a GPU's error: a rank whose GPU fails in a step of one's choice.
+// For tests of what follows a GPU error: a rank whose GPU fails in a chosen step.
 #ifndef ISOBIT_KERNELS_RUNTIME_FAULT_INJECTOR_H_
 #define ISOBIT_KERNELS_RUNTIME_FAULT_INJECTOR_H_
 
@@ -14,7 +14,7 @@ struct InjectedFault {
   int device = 0;    // of that rank
 };
 
-// Makes the ranks of `make_rank`, the faulty one behind a decorator.
+// Makes ranks by `make_rank`, and wraps the faulty one in a decorator.
 MakeRank WithFault(MakeRank make_rank, const InjectedFault& fault);
 
 }  // namespace isobit

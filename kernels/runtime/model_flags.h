@@ -1,4 +1,4 @@
-// The flags that rollout and scorer share: of their model, and of the backend that computes it.
+// The flags that rollout and scorer share: those of their model, and of the backend.
 #ifndef ISOBIT_KERNELS_RUNTIME_MODEL_FLAGS_H_
 #define ISOBIT_KERNELS_RUNTIME_MODEL_FLAGS_H_
 
@@ -18,17 +18,17 @@ namespace isobit {
 
 struct ModelSettings {
   std::string root;  // directory below which all models lie
-  std::string name;  // of the model to load first: a path from `root`
+  std::string name;  // the model to load first: a path from `root`
   LoadFormat load_format = LoadFormat::kAuto;
   LoadPolicy load_policy;
   NumericsMode numerics = NumericsMode::kTree;
-  int64_t max_context = 0;                    // tokens of a sequence; 0: what the model allows
+  int64_t max_context = 0;                    // tokens of a sequence; 0: the model's maximum
   std::optional<int64_t> max_batch_tokens{};  // unset: the service's own
-  bool prefix_sharing = true;                 // compute what prompts have in common once
+  bool prefix_sharing = true;                 // compute common beginnings of prompts only once
   WeightStreamLimits weight_stream{};
 };
 
-// INVALID_ARGUMENT, naming the flag.
+// INVALID_ARGUMENT names the flag.
 absl::StatusOr<ModelSettings> ModelSettingsFromFlags();
 
 enum class Backend { kCpu, kCuda };
@@ -39,8 +39,8 @@ struct BackendSettings {
   std::vector<int> devices;  // CUDA ordinals, one for each rank
 };
 
-// num_ranks: of this process. first_device: of the devices where --devices names none.
-// INVALID_ARGUMENT, naming the flag: also those of the backend that was not chosen.
+// num_ranks: those of this process. first_device: the first one if --devices names none.
+// INVALID_ARGUMENT, naming the flag: also for flags of the backend that was not chosen.
 absl::StatusOr<BackendSettings> BackendSettingsFromFlags(int num_ranks, int first_device = 0);
 
 }  // namespace isobit

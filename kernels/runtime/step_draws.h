@@ -1,6 +1,6 @@
-// What a rank on a GPU draws of a step: the logprobs of the rows that its requests are about, and
-// the ids that the next step begins with. Not here: the forward pass (cuda_executor.h), and how
-// ranks read each other's buffers (rank_exchange.h).
+// What a rank on a GPU draws in a step: the logprobs of its requests' rows, and the ids with which
+// the next step begins. Not here: the forward pass (cuda_executor.h), and how ranks read each
+// other's buffers (rank_exchange.h).
 #ifndef ISOBIT_KERNELS_RUNTIME_STEP_DRAWS_H_
 #define ISOBIT_KERNELS_RUNTIME_STEP_DRAWS_H_
 
@@ -23,7 +23,7 @@
 
 namespace isobit {
 
-// What the ranks exchange in order to draw: sizes that are the same for all of them.
+// The sizes of what ranks exchange in order to draw. They are equal for all ranks.
 struct DrawShape {
   int num_ranks = 1;
   int64_t vocab = 0;
@@ -35,42 +35,42 @@ struct DrawShape {
   int64_t columns(int rank) const {
     return first_column[static_cast<size_t>(rank) + 1] - first_column[static_cast<size_t>(rank)];
   }
-  // Of the rank with the most. NCCL gathers as much of every rank.
+  // Of the rank with the most. NCCL gathers that many from every rank.
   int64_t most_columns() const;
-  // Bytes of a rank's buffers.
+  // The sizes of a rank's buffers in bytes.
   ExchangeBytes exchange_bytes() const;
 };
 
-// One rank's draws, of steps in flight up to a depth. On the rank's thread.
+// One rank's draws, for as many steps in flight as `depth` says. Used on the rank's thread.
 class StepDraws {
  public:
-  // `device` and `exchange` outlive the object. RESOURCE_EXHAUSTED: no memory.
+  // `device` and `exchange` outlive the object. RESOURCE_EXHAUSTED: there is no memory.
   static absl::StatusOr<std::unique_ptr<StepDraws>> Create(const DrawShape& shape, int rank,
                                                            int depth, CudaDevice& device,
                                                            RankExchange& exchange);
 
-  // Where the forward pass puts this rank's columns of the logits: [requests, columns] fp32.
+  // Where the forward pass writes this rank's columns of the logits: [requests, columns] fp32.
   float* logits() const;
-  // What the step launched last draws, on the GPU: [requests] int32.
+  // What the last launched step draws, on the GPU: [requests] int32.
   const int32_t* ids() const { return reinterpret_cast<const int32_t*>(ids_.get()); }
 
-  // Puts the draws of a step, whose logits are there, on the rank's stream. Each row is reported by
-  // one rank.
+  // Enqueues the draws of a step, whose logits are there, on the rank's stream. Each row is
+  // reported by one rank.
   absl::Status Launch(const std::vector<LogProbRequest>& requests);
 
-  // Sets the results of the rows that this rank reports, of the oldest step launched and not
-  // collected. The stream has come past that step's draws.
+  // Sets the results of the rows that this rank reports, for the oldest launched step that is not
+  // collected. The stream must have completed that step's draws.
   void Collect(ModelStep& step);
 
-  size_t bytes() const;  // on the GPU, beside what the device and the exchange count
+  size_t bytes() const;  // on the GPU, apart from what device and exchange count
 
  private:
-  // What a launched step leaves to be collected.
+  // What a launched step keeps until it is collected.
   struct Slot {
     cuda::LogProbTransfer log_probs;
-    LogProbArgs args;  // the rows of the step from first_row on, whose logits this rank has
+    LogProbArgs args;  // the step's rows from first_row on, whose logits this rank has
     size_t first_row = 0;
-    size_t own_begin = 0;  // of them, those that this rank reports
+    size_t own_begin = 0;  // the first of them that this rank reports
     size_t own_end = 0;
   };
 
@@ -83,14 +83,14 @@ class StepDraws {
   absl::Status Allocate();
 
   size_t num_ranks() const { return static_cast<size_t>(shape_.num_ranks); }
-  // Rows are distributed over the ranks in runs: [begin, end) to this one.
+  // Rows are distributed over the ranks in contiguous runs: [begin, end) to this rank.
   std::pair<size_t, size_t> RowsOf(size_t num_rows, int rank) const;
   LogProbArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
                    const float* logits, int64_t columns) const;
-  // Every rank sums and draws in its ranges of the vocabulary and joins the results of all, so that
-  // only a few numbers of a row cross the links.
+  // Every rank sums and draws in its ranges of the vocabulary, then combines the results of all
+  // ranks, so that only a few numbers per row cross the links.
   absl::Status DrawByRanges(const std::vector<LogProbRequest>& requests, Slot& slot);
-  // Every rank gathers whole rows, its share of them, draws, and gathers the draws of all.
+  // Every rank gathers its share of the rows as whole rows, draws, and gathers all ranks' draws.
   absl::Status DrawByRows(const std::vector<LogProbRequest>& requests, Slot& slot);
 
   const DrawShape shape_;

@@ -1,5 +1,5 @@
-// CUDA events around the parts of a rank's steps: where a step ends, and how long its parts took on
-// the GPU. They lie between launches, in the order of the stream, so that nothing waits for them.
+// CUDA events around the parts of a rank's steps: when a step ends, and how long its parts took on
+// the GPU. They are recorded between launches, in stream order, so nothing waits for them.
 #ifndef ISOBIT_KERNELS_RUNTIME_STEP_EVENTS_H_
 #define ISOBIT_KERNELS_RUNTIME_STEP_EVENTS_H_
 
@@ -15,25 +15,25 @@
 
 namespace isobit {
 
-// Of steps in flight up to a depth. On the rank's thread, its device current.
+// For as many steps in flight as `depth` says. Used on the rank's thread, with its device current.
 class StepEvents {
  public:
-  // timed: whether parts are timed; otherwise there is an event at each step's end alone.
+  // timed: whether parts are timed; otherwise there is only an event at the end of each step.
   static absl::StatusOr<std::unique_ptr<StepEvents>> Create(size_t depth, bool timed);
   StepEvents(const StepEvents&) = delete;
   StepEvents& operator=(const StepEvents&) = delete;
   ~StepEvents();
 
-  // The stream has got the step's ids and tables; its first kernel comes next.
+  // Call when the step's ids and tables are on the stream, before its first kernel.
   absl::Status BeginForward(cudaStream_t stream);
-  // The stream has got the kernels up to the logits.
+  // Call when the kernels up to the logits are on the stream.
   absl::Status BeginDraw(cudaStream_t stream);
-  // The stream has got all of the step.
+  // Call when the whole step is on the stream.
   absl::Status End(cudaStream_t stream);
 
   // The end of the oldest step that has not been taken.
   cudaEvent_t oldest_end() const { return SlotOf(num_taken_).end; }
-  // The parts' times of that step, whose end the caller has waited for. Zeros unless timed.
+  // The times of that step's parts. The caller has waited for its end. Zeros unless timed.
   absl::StatusOr<DeviceTimes> Take();
 
  private:
@@ -46,7 +46,7 @@ class StepEvents {
   explicit StepEvents(size_t depth) : slots_(depth) {}
   const Slot& SlotOf(size_t step) const { return slots_[step % slots_.size()]; }
 
-  std::vector<Slot> slots_;  // in turn
+  std::vector<Slot> slots_;  // used in turn
   size_t num_launched_ = 0;
   size_t num_taken_ = 0;
 };
