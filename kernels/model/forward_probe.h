@@ -1,8 +1,8 @@
-// What a forward pass computes, seen op by op, so that two passes can be compared: to find the
-// first op whose bits differ. For a pass of one sequence, whose rows are its positions.
+// Observes op by op what a forward pass computes, so that two passes can be compared and the first
+// op with different bits be found. The pass has one sequence, whose rows are its positions.
 //
-// Each op's result is seen as the matrix [rows, columns] of the whole model, whatever part of its
-// columns a rank has. Its digest is a sum over its elements, so that ranks add theirs.
+// Each op's result counts as the whole model's matrix [rows, columns], whatever columns a rank has.
+// Its digest is a sum over elements, so the ranks' digests are added.
 #ifndef ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
 #define ISOBIT_KERNELS_MODEL_FORWARD_PROBE_H_
 
@@ -23,7 +23,7 @@
 
 namespace isobit {
 
-// In the order of the computation. Each one's inputs are the results of those before it.
+// In the order of computation. The inputs of each op are the results of earlier ops.
 enum class ProbeOp {
   kEmbedding,     // layer 0
   kInputNorm,     // the norm before attention
@@ -34,12 +34,12 @@ enum class ProbeOp {
   kAttention,     // before the linear layer o
   kAttentionSum,  // the residual after o
   kPostNorm,      // the norm before the MLP
-  kGate,          // the linear layers gate and up, which a pass without a probe does not store:
-  kUp,            // computed once more for the probe
+  kGate,          // the linear layers gate and up. A pass does not store their results:
+  kUp,            // they are computed a second time for the probe
   kActivation,    // gate and up through SwiGLU
   kMlpSum,        // the residual after down
-  kFinalNorm,     // layer num_layers, as the logits
-  kLogits,        // of the last row alone
+  kFinalNorm,     // layer num_layers, like the logits
+  kLogits,        // only of the last row
 };
 
 struct ProbeSite {
@@ -48,10 +48,10 @@ struct ProbeSite {
   bool operator==(const ProbeSite&) const = default;
 };
 
-// What is reported besides the digest of each op.
+// What to report in addition to the digest of each op.
 struct ProbeWanted {
-  std::optional<ProbeSite> site{};  // a digest of each of its rows
-  std::optional<int64_t> row{};     // and the values of this one
+  std::optional<ProbeSite> site{};  // report a digest of each of its rows
+  std::optional<int64_t> row{};     // and the values of this row
 };
 
 struct ProbeReport {
@@ -61,19 +61,19 @@ struct ProbeReport {
     bool operator==(const Digest&) const = default;
   };
   std::vector<Digest> digests;        // in the order of the computation
-  std::vector<uint64_t> row_digests;  // of ProbeWanted::site; empty: it was not wanted
+  std::vector<uint64_t> row_digests;  // of ProbeWanted::site; empty: not wanted
   std::vector<uint32_t> values;       // fp32 bits of ProbeWanted::row
   bool operator==(const ProbeReport&) const = default;
 };
 
-// A report and the weights that gave it.
+// A report, and the weights with which it was computed.
 struct ProbeResult {
   ProbeReport report;
   WeightVersion version;
 };
 
-// What a probed pass computes: one sequence from its beginning, in pages 0, 1, ... of a cache of
-// its own.
+// The input of a probed pass: one sequence from its beginning, in pages 0, 1, ... of a cache of its
+// own.
 struct ProbePass {
   ProbePass(absl::Span<const int32_t> tokens, int32_t page_size);
   ProbePass(const ProbePass&) = delete;  // the sequence points to the pages
@@ -84,22 +84,22 @@ struct ProbePass {
   SequenceRows sequence;
 };
 
-// One rank's view. Not thread-safe. What is seen lies in host memory, or on the device of ReadFrom,
-// whose errors these methods return.
+// One rank's view. Not thread-safe. Results are read from host memory, or from the device of
+// ReadFrom; these methods then return the device's errors.
 class ForwardProbe {
  public:
-  // `shape` says which heads and columns of the logits are the rank's.
+  // `shape` tells which heads and which columns of the logits this rank has.
   ForwardProbe(const ModelConfig& config, const RankShape& shape, const ProbeWanted& wanted);
 
-  // What is seen from now on lies on `device`. The rank calls `meet` before it waits for the ops,
-  // which may wait for other ranks, and again when it has seen a result, since other ranks may wait
-  // for its next op.
+  // From now on results are on `device`. `meet` is a barrier of the ranks. The rank calls it before
+  // it waits for the ops, which may wait for other ranks, and again after it has read a result,
+  // since other ranks may wait for its next op.
   void ReadFrom(Device& device, std::function<absl::Status()> meet) {
     device_ = &device;
     meet_ = std::move(meet);
   }
 
-  // A result that every rank has whole. Rank 0's counts, or that of a rank that differs from it.
+  // A result that every rank has in full. Rank 0's is reported, or that of a rank that differs.
   absl::Status SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns);
   // qkv as in QkvArgs, before and after the op Qkv, which rotates the queries in place.
   absl::Status SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
@@ -107,33 +107,33 @@ class ForwardProbe {
   // The keys and values of the pass's sequence.
   absl::Status SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence);
   absl::Status SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld);
-  // [rows, 2 * columns]: the rank's gates, then its ups, of the whole model's columns from
-  // first_column on; and [rows, columns] of them through SwiGLU.
+  // [rows, 2 * columns]: this rank's gates, then its ups, from the whole model's column
+  // first_column on; and [rows, columns]: SwiGLU of them.
   absl::Status SeeGateUp(int layer, const Bf16* gate_up, int64_t rows, int64_t columns,
                          int64_t first_column);
   absl::Status SeeActivation(int layer, const Bf16* activated, int64_t rows, int64_t columns,
                              int64_t first_column);
-  // Of row `row` alone.
+  // Only of row `row`.
   absl::Status SeeLogits(const float* logits, int64_t row);
 
-  // Of all ranks of a pass, in the order of the ranks.
+  // Merges the views of all ranks of a pass, given in the order of the ranks.
   static ProbeReport Merge(absl::Span<const ForwardProbe> ranks);
 
  private:
-  // A part of a site's matrix.
+  // A slice of a site's matrix.
   struct Part {
     int64_t first_row = 0, rows = 0, first_column = 0, columns = 0;
   };
-  // bits_of(row, column): fp32 bits, both counted from the part's begin.
+  // bits_of(row, column): fp32 bits; both count from the slice's begin.
   template <typename BitsOf>
   void Take(const ProbeSite& site, const Part& part, const BitsOf& bits_of, bool is_whole = false);
-  // The rank's columns of a site, the first of which is `first_column` of the whole model's.
+  // The rank's columns of a site; the first one is column `first_column` of the whole model.
   void See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns, int64_t ld,
            int64_t first_column);
-  // Calls look(host memory that holds the `elements` elements at `data`).
+  // Calls look(host memory with the `elements` elements at `data`).
   template <typename T, typename Look>
   absl::Status Fetch(const T* data, int64_t elements, const Look& look);
-  // The rows and values of the wanted site, of the ranks that count for it.
+  // Adds the rows and values of the wanted site from the ranks that are reported.
   static void AddRows(absl::Span<const ForwardProbe* const> parts, ProbeReport& report);
   int64_t FirstHead() const { return shape_.kv_heads.begin * heads_of_kv_head_; }
 
@@ -141,16 +141,16 @@ class ForwardProbe {
   const int num_layers_;
   const int64_t heads_of_kv_head_, kv_heads_, head_dim_;
   const ProbeWanted wanted_;
-  Device* device_ = nullptr;  // null: the results lie in host memory
+  Device* device_ = nullptr;  // null: results are in host memory
   std::function<absl::Status()> meet_;
   std::vector<std::byte> fetched_;
   struct Seen {
     ProbeReport::Digest digest;
-    bool is_whole = false;  // by SeeWhole
+    bool is_whole = false;  // reported by SeeWhole
   };
-  std::vector<Seen> seen_;  // one a site
+  std::vector<Seen> seen_;  // one per site
   std::vector<uint64_t> row_digests_;
-  std::vector<std::optional<uint32_t>> values_;  // by column; those of other ranks are unset
+  std::vector<std::optional<uint32_t>> values_;  // by column; unset for columns of other ranks
 };
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The memory of one rank's KV cache. Not here: which sequence has which page.
+// The memory of one rank's KV cache. Not here: which pages belong to which sequence.
 #ifndef ISOBIT_KERNELS_MODEL_KV_CACHE_H_
 #define ISOBIT_KERNELS_MODEL_KV_CACHE_H_
 
@@ -16,25 +16,25 @@
 
 namespace isobit {
 
-// One rank's KV cache: a page number means the same page in every layer.
+// One rank's KV cache. A page number means the same page in every layer.
 class KvCache {
  public:
-  // shared_layers: all layers use one layer's memory, for a pass that computes whole sequences and
-  // keeps nothing. RESOURCE_EXHAUSTED: it does not fit into the backend's memory.
+  // shared_layers: all layers use the memory of one, for a pass that computes whole sequences and
+  // keeps nothing. RESOURCE_EXHAUSTED: the cache does not fit into the backend's memory.
   static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
                                         int32_t num_pages, int32_t page_size, bool shared_layers,
                                         Device& device);
-  // Bytes of one page over all layers, each with memory of its own.
+  // The size of one page over all layers, if each layer has memory of its own.
   static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
 
   PagedKv layer(int layer) const;
-  // Copies pages of every layer, in the order of the ops.
+  // Copies pages of every layer, in order with the ops.
   absl::Status CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
-  size_t bytes() const { return memory_->bytes(); }  // that it has taken
+  size_t bytes() const { return memory_->bytes(); }  // that are currently allocated
 
-  // Gives the memory back, and takes it again at the same address: as ReleasableMemory says.
+  // Free the memory, and allocate it again at the same address, as ReleasableMemory says.
   absl::Status Release() { return memory_->Release(); }
   absl::Status Restore() { return memory_->Restore(); }
 
@@ -43,8 +43,8 @@ class KvCache {
 
   PagedKv geometry_;  // pointers null
   int32_t num_pages_ = 0;
-  size_t layer_elements_ = 0;  // of k, and of v
-  int num_layers_ = 0;         // with memory of their own
+  size_t layer_elements_ = 0;  // of k; v has as many
+  int num_layers_ = 0;         // those with memory of their own
   bool shared_layers_ = false;
   std::unique_ptr<ReleasableMemory> memory_;
 };

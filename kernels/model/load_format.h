@@ -1,4 +1,4 @@
-// The source of a service's weights: the files of its model directory, or a seed.
+// Where a service's weights come from: the files of its model directory, or a seed.
 #ifndef ISOBIT_KERNELS_MODEL_LOAD_FORMAT_H_
 #define ISOBIT_KERNELS_MODEL_LOAD_FORMAT_H_
 
@@ -14,23 +14,23 @@ namespace isobit {
 
 enum class LoadFormat {
   kAuto,   // the directory's safetensors
-  kDummy,  // random_weights.h, for speed measurements of a shape
+  kDummy,  // random_weights.h, to measure the speed of a model's shape
 };
 
-// "auto" or "dummy"; INVALID_ARGUMENT: another name.
+// "auto" or "dummy". INVALID_ARGUMENT: any other name.
 absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name);
 
-// kAuto: OpenModel (opened_model.h). kDummy: the weights of a directory with a config.json and no
-// safetensors, from the seed that WriteDummySeed left there, or 0; they are those that isobit-model
-// make writes for that seed. They take no memory before they are read. Their digest is one of
-// config and seed, not of bytes, and differs from every checkpoint's. Errors: those of OpenModel;
-// INVALID_ARGUMENT, too, if the directory holds safetensors or a malformed seed. Logs Warnings
-// (opened_model.h).
+// kAuto: OpenModel (opened_model.h). kDummy: the weights of a directory with a config.json but no
+// safetensors, from the seed that WriteDummySeed wrote there, or 0. `isobit-model make` writes the
+// same weights for that seed. They take no memory until they are read. Their digest is computed
+// from config and seed, not from bytes, and differs from every checkpoint's. Errors: those of
+// OpenModel; INVALID_ARGUMENT also if the directory has safetensors or a malformed seed. Logs
+// Warnings (opened_model.h).
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path,
                                         const LoadPolicy& policy = {});
 
-// Writes the file that gives `directory` its seed.
+// Writes the file with the seed of `directory`.
 absl::Status WriteDummySeed(uint64_t seed, const std::string& directory);
 
 }  // namespace isobit

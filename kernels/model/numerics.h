@@ -1,5 +1,5 @@
-// What follows from a model config for its numerics: the rotary table, the names of the modes and
-// the fingerprint.
+// What a model config determines for its numerics: the rotary table, the names of the modes and the
+// fingerprint.
 #ifndef ISOBIT_KERNELS_MODEL_NUMERICS_H_
 #define ISOBIT_KERNELS_MODEL_NUMERICS_H_
 
@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-// 64 hex digits: equal fingerprints and equal weights promise equal bits (contract/fingerprint.h).
+// 64 hex digits. Equal fingerprints and weights promise equal bits (contract/fingerprint.h).
 std::string FingerprintOf(const ModelConfig& config, NumericsMode mode);
 
 contract::RopeScaling RopeScalingOf(const ModelConfig& config);

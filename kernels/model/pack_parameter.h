@@ -1,4 +1,4 @@
-// Cuts, stacks, converts and packs one parameter, from the checkpoint's tensors into a weight
+// Slices, stacks, converts and packs one parameter, from the checkpoint's tensors into a weight
 // block.
 #ifndef ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
 #define ISOBIT_KERNELS_MODEL_PACK_PARAMETER_H_
@@ -12,10 +12,10 @@
 
 namespace isobit {
 
-// Bytes of the rank's share of a parameter in a block.
+// The size of the rank's share of a parameter in a block.
 size_t PackedBytesOf(const Parameter& parameter, const RankShape& rank, const WeightPacker& packer);
 
-// Writes those bytes to `out`. `tensors` holds the parameter's.
+// Writes the rank's share to `out`. `tensors` contains the parameter's tensors.
 void PackParameter(const Parameter& parameter, const RankShape& rank, const TensorSet& tensors,
                    const WeightPacker& packer, std::byte* out);
 

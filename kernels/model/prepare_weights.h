@@ -1,6 +1,6 @@
 // Prepares a weight update, in the same way for every service: opens a model directory and compares
-// it with the model that serves, or takes a stream; then reads, hashes and packs it. Stops if
-// nobody waits for it any more.
+// it with the serving model, or takes a stream; then reads, hashes and packs it. Stops if the
+// caller of the update no longer waits for it.
 #ifndef ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_PREPARE_WEIGHTS_H_
 
@@ -22,10 +22,10 @@ struct ModelOrigin {
   LoadPolicy policy{};
 };
 
-// Packs the model directory or the stream of `update` into `store`, to replace weights of `config`,
-// and returns the digest of the bytes that were packed, whatever happens to the files meanwhile.
-// Errors name path and tensor: those of OpenModelAs, CheckReplacement, AwaitedSource and PackModel,
-// and of the stream.
+// Packs the model directory or the stream of `update` into `store`, to
+// replace weights of `config`, and returns the digest of the packed bytes,
+// whatever happens to the files meanwhile. Errors name path and tensor: those
+// of OpenModelAs, CheckReplacement, AwaitedSource, PackModel and the stream.
 absl::StatusOr<std::string> PrepareWeights(const ModelOrigin& origin, const WeightUpdate& update,
                                            const ModelConfig& config, WeightStore& store);
 

@@ -1,5 +1,5 @@
 // Random weights for tests, benchmarks and load_format dummy. Each element depends only on seed,
-// tensor name and index, so the bytes are the same on every machine and for every cut.
+// tensor name and index, so the bytes are the same on every machine and for every split.
 #ifndef ISOBIT_KERNELS_MODEL_RANDOM_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_RANDOM_WEIGHTS_H_
 
@@ -10,8 +10,8 @@
 
 namespace isobit {
 
-// One tensor's weights, nearly normally distributed. The scales keep activations near 1 and spread
-// the logits by about 2.5, so that distributions are neither flat nor certain.
+// One tensor's weights, nearly normally distributed. The scales keep activations near 1 and give
+// the logits a deviation of about 2.5, so that distributions are neither flat nor certain.
 class RandomTensor {
  public:
   RandomTensor(const ExpectedTensor& spec, uint64_t seed);

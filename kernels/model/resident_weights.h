@@ -1,4 +1,4 @@
-// A rank's weights, complete in its backend's memory, and how an update replaces them.
+// A rank's weights, complete in its backend's memory, and their replacement by an update.
 #ifndef ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_RESIDENT_WEIGHTS_H_
 
@@ -15,12 +15,12 @@
 
 namespace isobit {
 
-// One rank's prepared blocks of weights, which do not serve yet. A block is in the backend's
-// memory, or in host memory if that had no room; null: Commit has nothing to copy.
+// One rank's prepared weight blocks, which do not serve yet. A block is in the backend's memory, or
+// in host memory if there was no room for it; null: Commit has nothing to copy.
 using PreparedBlocks = std::vector<Memory>;
 
-// Those of all ranks, [rank]. Their devices take the memory back at the same time: of 16 GB a GPU
-// needs some 25 ms for that.
+// The prepared blocks of all ranks, [rank]. Their devices free the memory at the same time: a GPU
+// needs about 25 ms for 16 GB.
 struct PreparedRanks {
   explicit PreparedRanks(size_t num_ranks = 0) : blocks(num_ranks) {}
   PreparedRanks(PreparedRanks&&) = default;
@@ -29,14 +29,14 @@ struct PreparedRanks {
   std::vector<PreparedBlocks> blocks;
 };
 
-// INVARIANT: a block stays at one address for life, so that captured graphs remain valid
+// INVARIANT: a block keeps its address for life, so that captured graphs remain valid
 // (ResidentWeightsTest.UpdatesInPlace).
 class ResidentWeights final : public WeightSource {
  public:
-  // Allocates all blocks, uninitialised. `layout` and `device` outlive the object. embedding: that
-  // of another rank in the same memory, which it shares; or null. copies: the blocks are as large
-  // as it says (WeightLayout::WithCopies), and the caller fills what lies behind `layout` after
-  // each Commit; or null. RESOURCE_EXHAUSTED: they do not fit into the backend's memory.
+  // Allocates all blocks, uninitialised. `layout` and `device` outlive the object. embedding:
+  // another rank's, in the same memory, to be shared; or null. copies: the layout
+  // (WeightLayout::WithCopies) that gives the blocks' size; the caller fills what follows `layout`
+  // after each Commit; or null. RESOURCE_EXHAUSTED: the backend has too little memory.
   static absl::StatusOr<std::unique_ptr<ResidentWeights>> Create(
       const WeightLayout& layout, Device& device, std::shared_ptr<std::byte[]> embedding = nullptr,
       const WeightLayout* copies = nullptr);
@@ -47,18 +47,18 @@ class ResidentWeights final : public WeightSource {
   void Release(int /*block*/) override {}
 
   // Copies prepared blocks over those that serve, and waits. Call it on the thread of the device's
-  // ops, after every op that reads the old blocks. An error is final: some blocks may be new.
+  // ops, after all ops that read the old blocks. An error is final: some blocks may be new.
   absl::Status Commit(const PreparedBlocks& prepared);
 
-  // Gives the memory back, with that of the weights, on the thread of the device's ops. No
-  // ResidentStore exists. The next one takes memory again, at the same addresses, and fills it in
-  // place, as at first; before its Commit the rank has no weights. A shared embedding is gone once
+  // Frees the memory, and the weights with it. Call it on the thread of the device's ops, while no
+  // ResidentStore exists. The next store allocates memory at the same addresses and, as at first,
+  // fills it in place; until its Commit the rank has no weights. A shared embedding is gone once
   // its owner has released it.
   absl::Status ReleaseMemory();
   bool loaded() const { return loaded_; }
 
   std::shared_ptr<std::byte[]> embedding() const { return blocks_.front(); }
-  // Bytes of the backend's memory that it has taken, without a shared embedding.
+  // Currently allocated bytes of the backend's memory, without a shared embedding.
   size_t bytes() const { return memory_->bytes(); }
 
  private:
@@ -68,18 +68,18 @@ class ResidentWeights final : public WeightSource {
 
   const WeightLayout& layout_;
   Device& device_;
-  std::shared_ptr<ReleasableMemory> memory_;          // of all blocks that it owns
-  std::vector<std::shared_ptr<std::byte[]>> blocks_;  // in `memory_`, but for a shared embedding
+  std::shared_ptr<ReleasableMemory> memory_;          // with all blocks that it owns
+  std::vector<std::shared_ptr<std::byte[]>> blocks_;  // in `memory_`, except a shared embedding
   bool owns_embedding_ = true;
-  bool loaded_ = false;  // Commit has been called, and ReleaseMemory not since
+  bool loaded_ = false;  // Commit was called, and ReleaseMemory not since then
 };
 
-// Memory for a new version on all ranks of one model, which is packed while the old one may serve.
-// The first weights of a rank are packed straight into their final place. One store at a time, and
-// none during a Commit.
+// Memory for a new version on all ranks of a model; the version is packed while the old one may
+// serve. The first weights of a rank are packed directly into their final place. Only one store at
+// a time, and none during a Commit.
 class ResidentStore final : public WeightStore {
  public:
-  // [rank]; null for one without weights. They outlive the object.
+  // [rank]; null for a rank without weights. They outlive the object.
   explicit ResidentStore(std::vector<ResidentWeights*> ranks)
       : ranks_(std::move(ranks)), prepared_(ranks_.size()) {}
 
@@ -88,13 +88,13 @@ class ResidentStore final : public WeightStore {
   absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t rank) override;
   std::byte* DevicePlaceOf(const PackTask& task) const override;
 
-  // What PackModel has filled, for Commit on each rank.
+  // The blocks that PackModel has filled, for Commit on each rank.
   PreparedRanks Take() { return std::move(prepared_); }
 
  private:
   struct RankPlan {
     std::vector<PackTask> tasks;
-    size_t on_host = 0;  // bytes that wait there
+    size_t on_host = 0;  // bytes that wait in host memory
   };
 
   absl::Status PlanRank(size_t rank, RankPlan& plan);

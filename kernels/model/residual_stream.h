@@ -1,6 +1,6 @@
-// The residual stream of a step on one rank: what row-parallel layers add to it, summed over the
-// ranks, and the norms that read it. A large step is computed in two halves: while the sums of one
-// half travel between the ranks, the other half is computed (micro-batch overlap).
+// The residual stream of a step on one rank: row-parallel layers add to it, summed over the ranks,
+// and norms read it. A large step is computed in two halves: while the sums of one half travel
+// between the ranks, the other half is computed (micro-batch overlap).
 #ifndef ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
 #define ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
 
@@ -18,7 +18,7 @@
 
 namespace isobit {
 
-// The rows of a step that are computed together: those of one half, or all of an undivided step.
+// The rows of a step that are computed together: those of one half, or of an undivided step.
 struct StepRows {
   int64_t first_row = 0;
   int64_t rows = 0;
@@ -27,57 +27,57 @@ struct StepRows {
 
 class ResidualStream {
  public:
-  // `ops` and `all_reduce` outlive the object. all_reduce: null with one rank. hidden: columns;
-  // eps: of the norms.
+  // `ops` and `all_reduce` outlive the object. all_reduce: null with one rank. hidden: the number
+  // of columns. eps: that of the norms.
   ResidualStream(int64_t hidden, float eps, Ops& ops, AllReduce* all_reduce)
       : hidden_(hidden), eps_(eps), ops_(ops), all_reduce_(all_reduce) {}
 
-  // From now on the memory is that of `other`, of the same model and device. The steps of the two
-  // follow each other.
+  // From now on uses the memory of `other`, which has the same model and device. The steps of the
+  // two must not overlap in time.
   void ShareMemory(const ResidualStream& other) { buffers_ = other.buffers_; }
-  // Makes room for steps of `rows`. RESOURCE_EXHAUSTED: no memory.
+  // Allocates memory for steps of `rows`. RESOURCE_EXHAUSTED: there is none.
   absl::Status Reserve(int64_t rows);
-  // The most bytes that Reserve(rows) takes, without two biases.
+  // Upper bound of what Reserve(rows) allocates, without the copies of two biases.
   static size_t ReservedBytes(int64_t hidden, int64_t rows);
 
-  // Begins a step of `rows` rows, padding included. Cuts it into halves if it may and the
-  // all-reduce gains by that. page_size: of the KV cache that the step uses.
+  // Begins a step of `rows` rows, including padding. Divides it into halves if may_cut allows it
+  // and the all-reduce gains by that. page_size: of the KV cache that the step uses.
   absl::Status Begin(const UploadedStep& step, int64_t rows, int32_t page_size, bool may_cut);
-  // 1: the step is undivided, and its one "half" has all rows; 2: the halves are computed in this
+  // 1: the step is undivided, and its only "half" has all rows. 2: the halves are computed in this
   // order, layer by layer.
   size_t num_halves() const { return halves_.size(); }
   const StepRows& half(size_t h) const { return halves_[h].step; }
 
-  // [rows, hidden], where the embedding goes.
+  // [rows, hidden], where the embedding is written.
   Bf16* data() const { return buffers_->residual.data(); }
 
   // Adds the half's last row-parallel result, if there is one, to the residual, and normalises the
-  // half's rows with `weight` [hidden]. Returns where the result [half.rows, hidden] lies until the
+  // half's rows with `weight` [hidden]. Returns where the result [half.rows, hidden] is until the
   // half's next Add: `out`, or other memory if the sums came from the other ranks.
   absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight, Bf16* out);
-  // The same into memory of the stream.
+  // The same, into memory of this object.
   absl::StatusOr<const Bf16*> Norm(size_t h, const Bf16* weight) {
     return Norm(h, weight, buffers_->normed.data() + halves_[h].step.first_row * hidden_);
   }
 
   // Starts the sum of the half that was computed before half h, so that it travels while half h is
-  // computed; that half's Norm would otherwise start it. weight: of that Norm. Does nothing if no
-  // sum waits.
+  // computed; otherwise that half's Norm starts it. weight: the one of that Norm. Does nothing if
+  // no sum waits.
   absl::Status SumHalfBefore(size_t h, const Bf16* weight);
 
   // Computes a row-parallel layer: this rank's partial sums of x W^T for the rows of half h. The
-  // half's next Norm adds them, and `bias` [hidden] unless it is null. x: [half.rows,
+  // half's next Norm adds them, and `bias` [hidden] if it is not null. x: [half.rows,
   // weight.shape.k].
   absl::Status Add(size_t h, const Bf16* x, const LinearWeight& weight, const float* bias);
 
  private:
   struct Buffers {
     GrowingBuffer<Bf16> residual, normed;
-    // Of fp32 or bf16 sums; a double buffer, since a peer may still read the last one
+    // fp32 or bf16 sums. A double buffer, since a peer may still read the last one
     // (AllReduce::Norm).
     GrowingBuffer<std::byte> partial[2];
-    // A copy for each half: the weight block of a bias may be released before the norm that adds
-    // the bias.
+    // A copy for each half: the weight block with a bias may be released before the norm adds the
+    // bias.
     GrowingBuffer<float> bias;
   };
   struct Half {
@@ -88,7 +88,7 @@ class ResidualStream {
     bool travels = false;  // between OverlappedSum's Send and Receive
   };
 
-  // OverlappedSum's Sum, unless it was called.
+  // OverlappedSum's Sum, if not yet called.
   absl::Status Sum(size_t h, const Bf16* weight);
   RmsNormArgs NormArgs(const Half& half, const Bf16* weight, Bf16* out) const;
   bool has_bf16_partials() const { return all_reduce_ != nullptr && all_reduce_->takes_bf16(); }
@@ -99,9 +99,9 @@ class ResidualStream {
   AllReduce* const all_reduce_;
 
   std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
-  int turn_ = 0;  // the next partial; 0 between steps, as a layer adds twice
+  int turn_ = 0;  // index of the next partial; 0 between steps, as a layer adds twice
 
-  // Of the present step.
+  // Of the current step.
   std::vector<Half> halves_;
   StepHalves cut_;                       // what the sequences of two halves point to
   OverlappedSum* overlapped_ = nullptr;  // null: the step is undivided

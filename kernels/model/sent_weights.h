@@ -1,5 +1,5 @@
-// Weights that their holders send to each rank: only what it asks for, in the order of its jobs.
-// docs/API.md, "Weights by NCCL", says what passes.
+// Weights that other processes send to each rank: only what it asks for, in the order of its jobs.
+// docs/API.md, "Weights by NCCL", defines the exchange.
 #ifndef ISOBIT_KERNELS_MODEL_SENT_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_SENT_WEIGHTS_H_
 
@@ -12,10 +12,10 @@
 
 namespace isobit {
 
-// Joins the senders' group. What arrives takes device memory: that of the largest block. `blocks`
-// says which sender holds which part of `tensors`, as ValidateBlocks has accepted; both, and
-// `packer`, outlive the source. Errors: those of WeightSenders::Join; UNIMPLEMENTED: the packer's
-// device has no senders.
+// Joins the senders' group. Arriving weights take device memory of the size of the largest block.
+// `blocks` says which sender has which block of `tensors`; ValidateBlocks has accepted them. Both,
+// and `packer`, outlive the source. Errors: those of WeightSenders::Join; UNIMPLEMENTED: the
+// packer's device has no senders.
 absl::StatusOr<std::unique_ptr<SliceSource>> ReceiveWeights(const std::vector<Tensor>& tensors,
                                                             const WeightBlocks& blocks,
                                                             const SenderGroup& group,

@@ -1,6 +1,6 @@
-// Cuts a large step into two halves, so that the sums of one half travel between ranks while the
-// other is computed. Rows are independent, and a prompt may be cut anywhere without changing a bit
-// (docs/NUMERICS.md), so the cut affects only speed; but all ranks must cut alike.
+// Divides a large step into two halves, so that the sums of one half travel between ranks while the
+// other is computed. Rows are independent, and a prompt may be divided anywhere without changing a
+// bit (docs/NUMERICS.md), so this affects only speed; but all ranks must divide alike.
 #ifndef ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
 #define ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
 
@@ -13,7 +13,7 @@
 namespace isobit {
 
 struct StepHalf {
-  int64_t first_row = 0;  // of the step
+  int64_t first_row = 0;  // index in the step
   int64_t num_rows = 0;
   std::vector<SequenceRows> sequences;  // their rows count from first_row
 };
@@ -22,11 +22,11 @@ struct StepHalves {
   StepHalf half[2];
 };
 
-// Cuts a step of at least two rows, which the sequences cover in order. A sequence may continue in
-// the second half, where it reads the keys of its rows in the first.
+// Divides a step of at least two rows, which the sequences cover in order. A sequence may continue
+// in the second half, where it reads the keys of its rows in the first.
 StepHalves CutStep(absl::Span<const SequenceRows> sequences);
 
-// The most rows of a half of a step of up to `rows`.
+// The largest possible half of a step of up to `rows` rows.
 int64_t MostRowsOfHalf(int64_t rows);
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The one forward pass that rollout and scorer run: a decoder-only transformer on one
+// The forward pass that both rollout and scorer run: a decoder-only transformer on one
 // tensor-parallel rank.
 #ifndef ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
 #define ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
@@ -21,68 +21,68 @@
 
 namespace isobit {
 
-// Token rows of one step. Sequences cover the rows in order. Several may share pages: a layer
-// writes the keys and values of all rows before attention reads any, and a sequence that reads what
-// this step writes comes after the one that writes it.
+// Token rows of one step. Sequences cover the rows in order. Several sequences may share pages: a
+// layer writes the keys and values of all rows before attention reads any, and a sequence that
+// reads what this step writes comes after the sequence that writes it.
 struct Batch {
   std::vector<int32_t> ids;  // [rows], each in [0, vocab_size)
   std::vector<SequenceRows> sequences;
   bool writes_past = false;  // as in StepTables::Upload
 };
 
-// Not thread safe: one object and one thread per rank; all ranks make the same calls with the same
-// batch.
+// Not thread-safe: each rank has one object and one thread. All ranks make the same calls with the
+// same batch.
 class Transformer {
  public:
-  // All arguments outlive the object. `rope` covers every position that a batch will have.
-  // `all_reduce`: null with one rank.
+  // All arguments outlive the object. `rope` covers every position of any batch. `all_reduce`: null
+  // with one rank.
   Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
               AllReduce* all_reduce);
 
-  // From now on the activations are in the memory of `other`, of the same model and device. The
-  // passes of the two follow each other.
+  // From now on uses the activation memory of `other`, which has the same model and device. The
+  // passes of the two must not overlap in time.
   void ShareMemory(const Transformer& other);
 
-  // Makes room for batches of `rows`, so that they allocate nothing: what a captured graph needs.
-  // RESOURCE_EXHAUSTED: no memory.
+  // Allocates memory for batches of `rows`, so that they allocate nothing: captured graphs need
+  // that. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Reserve(int64_t rows);
-  // The most bytes that Reserve(rows) takes, without the rotary table and two biases.
+  // Upper bound of what Reserve(rows) allocates, without the rotary table and two bias copies.
   static size_t ReservedBytes(const WeightLayout& layout, int64_t rows);
 
-  // Runs every layer and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
+  // Runs all layers and the final norm. hidden: [rows, hidden_size] bf16, the same on every rank.
   // The batch must not change until the ops have ended.
   absl::Status Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                        Bf16* hidden);
 
-  // The same for a step that was uploaded, of `rows` rows, padding included.
+  // The same for an uploaded step of `rows` rows, including padding.
   absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
-  // From now on `probe` sees what Forward computes, for which the batch must be one sequence; null:
-  // nobody does. A pass without a probe costs a look at the pointer an op. Before a probed pass of
-  // `rows` PrepareProbe takes memory, which DropProbe gives back. RESOURCE_EXHAUSTED: there is
-  // none.
+  // From now on `probe` observes what Forward computes; the batch must then
+  // be one sequence. Null: no probe. A pass without a probe costs one check
+  // of the pointer per op. PrepareProbe allocates memory for a probed pass
+  // of `rows`; DropProbe frees it. RESOURCE_EXHAUSTED: there is none.
   void SetProbe(ForwardProbe* probe) { probe_ = probe; }
   absl::Status PrepareProbe(int64_t rows);
   void DropProbe() { gate_up_ = {}; }
 
-  // The rank's columns of the logits, shape().vocab, fp32: logits [rows, shape().vocab.size()],
-  // leading dimension ld. hidden: [rows, hidden_size].
+  // This rank's columns of the logits: logits [rows, shape().vocab.size()] fp32, with leading
+  // dimension ld. hidden: [rows, hidden_size].
   absl::Status Logits(const Bf16* hidden, int64_t rows, WeightSource& weights, float* logits,
                       int64_t ld);
 
  private:
-  struct Activations {  // of the present batch
+  struct Activations {  // of the current batch
     GrowingBuffer<Bf16> qkv, attended, activated;
   };
 
   absl::Status ShareRope();
-  // For the probe: the residual and the norm of it, after the sums of the op before.
+  // For the probe: the residual and its norm, after the sums of the op before.
   absl::Status SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
-  // next_norm: if the step is in halves, the weight of the norm after this layer; else null.
+  // next_norm: if the step is in halves, the weight of the norm after this layer; otherwise null.
   absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
-  // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size].
-  // activations_->qkv = the queries, keys and values. Keys and values go into the cache, too.
+  // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size]. Qkv sets
+  // activations_->qkv to queries, keys and values, and writes keys and values into the cache.
   absl::Status Qkv(const StepRows& half, int layer, const BlockWeights& w, const Bf16* normed,
                    const PagedKv& kv);
   // Attention of the half's rows over the cache, into activations_->attended. Returns the half's

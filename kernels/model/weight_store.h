@@ -1,4 +1,4 @@
-// Where packed blocks go: memory for one new version of the weights on all ranks of a process.
+// Where packed blocks go: memory for a new version of the weights, for all ranks of a process.
 #ifndef ISOBIT_KERNELS_MODEL_WEIGHT_STORE_H_
 #define ISOBIT_KERNELS_MODEL_WEIGHT_STORE_H_
 
@@ -19,7 +19,7 @@ struct PackTask {
   const WeightLayout* layout;
   int block;
   size_t bytes;                // at least layout->BlockBytes(block); the rest is zeros
-  size_t rank = 0;             // whose block it is, as the store numbers ranks
+  size_t rank = 0;             // the rank it is for, by the store's numbering
   std::byte* place = nullptr;  // host memory to pack into; null: pass the block to Put
 };
 
@@ -28,22 +28,22 @@ class WeightStore {
  public:
   virtual ~WeightStore() = default;
 
-  // Allocates memory for all blocks and returns the blocks to pack. The weights that serve do not
-  // change. RESOURCE_EXHAUSTED: not enough memory.
+  // Allocates memory for all blocks and returns the blocks to pack. The serving weights do not
+  // change. RESOURCE_EXHAUSTED: there is too little memory.
   virtual absl::StatusOr<std::vector<PackTask>> Plan() = 0;
 
-  // Stores the bytes of a packed block, which are valid only during the call. Thread safe.
+  // Stores the bytes of a packed block, which are valid only during the call. Thread-safe.
   virtual absl::Status Put(const PackTask& task, const std::byte* packed) = 0;
 
-  // For blocks that are packed in the device's memory: what packs those of a rank, and where a
-  // block is to be packed there; null: anywhere in that memory, and then passed to Put.
-  // UNIMPLEMENTED: the rank computes in host memory.
+  // For blocks packed in the device's memory. MakePacker returns the packer of a rank.
+  // DevicePlaceOf returns the destination of a block; null: any memory there, from which Put copies
+  // it. UNIMPLEMENTED: the rank computes in host memory.
   virtual absl::StatusOr<std::unique_ptr<DevicePacker>> MakePacker(size_t /*rank*/) {
     return absl::UnimplementedError("the weights are in host memory");
   }
   virtual std::byte* DevicePlaceOf(const PackTask& /*task*/) const { return nullptr; }
 
-  // Of the tensors that were packed; empty until all are, and of weights made from a seed.
+  // Digests of the packed tensors. Empty until all are packed, and for weights made from a seed.
   const TensorDigests& tensor_digests() const { return tensor_digests_; }
   void KeepDigests(const TensorDigests& digests) { tensor_digests_ = digests; }
 

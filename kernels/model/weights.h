@@ -1,5 +1,5 @@
-// A rank's weights as byte blocks: one for the embedding, one for each layer, one for the head. A
-// block is what a trainer shards and gathers, and what an update replaces; its layout is a pure
+// A rank's weights as blocks of bytes: one for the embedding, one for each layer, one for the head.
+// A trainer shards and gathers blocks, and an update replaces them. A block's layout is a pure
 // function of the model's plan, the rank and the backend.
 #ifndef ISOBIT_KERNELS_MODEL_WEIGHTS_H_
 #define ISOBIT_KERNELS_MODEL_WEIGHTS_H_
@@ -22,26 +22,26 @@
 
 namespace isobit {
 
-// Where a block's parameters lie, in the order of the plan.
+// Where a block's parameters are, in the order of the plan.
 struct BlockLayout {
   struct Place {
     Role role;
     DType packed;
     size_t offset;            // bytes from the block's begin
-    LinearShape linear = {};  // of a linear layer
+    LinearShape linear = {};  // only of a linear layer
   };
   std::vector<Place> places;
   size_t bytes = 0;
 };
 
-// A part of a checkpoint's tensor that a block is packed from.
+// A slice of a checkpoint's tensor from which a block is packed.
 struct StagedSlice {
   const TensorSpec* tensor;
   Slice slice;
-  size_t offset;  // bf16 values from the begin of what is staged
+  size_t offset;  // bf16 values from the begin of the copied slices
 };
 
-// A block's parameters by role. For a role that the block lacks they return a null pointer, or a
+// A block's parameters by role. If the block lacks the role, the result is a null pointer, or a
 // weight with a null pointer.
 class BlockWeights {
  public:
@@ -51,7 +51,7 @@ class BlockWeights {
 
   LinearWeight linear(Role role) const;
   const Bf16* bf16(Role role) const;   // the embedding [vocab, hidden], or a norm
-  const float* fp32(Role role) const;  // a bias: one number for each output on this rank
+  const float* fp32(Role role) const;  // a bias: one number for each output of this rank
 
  private:
   const BlockLayout::Place* Find(Role role) const;
@@ -64,14 +64,14 @@ class BlockWeights {
 // num_layers + 1 (head).
 class WeightLayout {
  public:
-  // packer: of the backend that will read the blocks; outlives the object.
+  // packer: that of the backend that reads the blocks; outlives the object.
   WeightLayout(ModelPlan plan, const RankShape& shape, const WeightPacker& packer);
   WeightLayout(const ModelConfig& config, const RankShape& shape, const WeightPacker& packer)
       : WeightLayout(Describe(config), shape, packer) {}
 
-  // The layout of blocks that begin as those of `layout` and hold, behind that, the linear layers
-  // once more, as `packer` packs them. It places linear layers there, and all else where `layout`
-  // does.
+  // The layout of blocks that begin like those of `layout` and then have a second copy of the
+  // linear layers, packed by `packer`. It places linear layers in the copy, and everything else
+  // where `layout` does.
   static WeightLayout WithCopies(const WeightLayout& layout, const WeightPacker& packer);
 
   const ModelPlan& plan() const { return plan_; }
@@ -79,24 +79,24 @@ class WeightLayout {
   const RankShape& shape() const { return shape_; }
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
   int head_block() const { return num_blocks() - 1; }
-  // The first of the MLP's activations that this rank has.
+  // The index of this rank's first MLP activation.
   int64_t FirstActivation() const;
   size_t BlockBytes(int block) const { return LayoutOf(block).bytes; }
 
-  // The parameters of a block. bytes: the block's bytes, or null if only shapes are needed.
+  // The parameters of a block. bytes: the block's; null if only shapes are needed.
   BlockWeights Bind(int block, const std::byte* bytes) const { return {LayoutOf(block), bytes}; }
 
-  // The names of the tensors that a block is packed from.
+  // The names of the tensors from which a block is packed.
   std::vector<std::string> TensorsOf(int block) const;
 
-  // Converts, cuts and packs a block from those tensors, which come from a source that
-  // ValidateTensors has accepted. `out` holds BlockBytes(block) bytes, 128-byte aligned. Zeroes the
+  // Converts, slices and packs a block from those tensors, whose source ValidateTensors has
+  // accepted. `out` has BlockBytes(block) bytes and is 128-byte aligned. Writes zeros to the
   // padding, so that equal weights give equal bytes.
   void PackBlock(const TensorSet& tensors, int block, std::byte* out) const;
 
-  // The same in a device's memory, from what is staged there. StagingOf says which slices of which
-  // tensors are staged where, each without gaps and in bf16, and how many values they take in all;
-  // `staged` is aligned to 256 bytes. The specs live as long as this object.
+  // The same in a device's memory, from slices copied there. StagingOf says which slices of which
+  // tensors to copy to which offsets, each without gaps and in bf16, and how many values they take
+  // in total; `staged` is aligned to 256 bytes. The specs live as long as this object.
   std::vector<StagedSlice> StagingOf(int block, size_t* num_values) const;
   absl::Status PackStaged(int block, const Bf16* staged, DevicePacker& packer,
                           std::byte* out) const;
@@ -113,15 +113,15 @@ class WeightLayout {
   std::vector<BlockLayout> blocks_;
 };
 
-// Gives a forward pass its blocks, in order and each once. Two may be held at one time. The last
-// block, the head, may be acquired again.
+// Gives a forward pass its blocks, each once and in order. Two may be held at the same time. The
+// last block, the head, may be acquired again.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // The block's bytes, readable by ops that are launched before Release(block). May wait for a
-  // gather.
+  // The block's bytes. Ops launched before
+  // Release(block) may read them. May wait for a gather.
   virtual absl::StatusOr<const std::byte*> Acquire(int block) = 0;
-  // In the order of the blocks.
+  // Call it in the order of the blocks.
   virtual void Release(int block) = 0;
 };
 
