@@ -1,5 +1,5 @@
-// The sum over ranks that ends a row-parallel layer, together with the norm that always follows it,
-// so that a backend may fuse the two. Not here: how the ranks exchange bytes.
+// The sum over ranks that ends a row-parallel layer, together with the norm that always follows, so
+// that a backend may fuse the two. Not here: how the ranks exchange bytes.
 #ifndef ISOBIT_KERNELS_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_ALL_REDUCE_H_
 

@@ -1,5 +1,5 @@
 // The sum over ranks that can read each other's partial sums in place, in host or GPU memory. Their
-// threads wait for each other, then each rank adds all partial sums with its own ops.
+// threads wait for each other; then each rank adds all partial sums with its own ops.
 #ifndef ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_GATHER_ALL_REDUCE_H_
 
@@ -13,9 +13,9 @@ namespace isobit {
 
 class GatherAllReduce final : public AllReduce, private OverlappedSum {
  public:
-  // `ops` and `comm` outlive the object; comm's Gather must not copy. Steps of overlap_rows rows or
-  // more are computed in halves. That gains no time here, but tests the order of the caller's
-  // calls.
+  // `ops` and `comm` outlive the object; comm's Gather must not copy. Steps of at least
+  // overlap_rows rows are computed in halves. That saves no time here, but tests the order of the
+  // caller's calls.
   explicit GatherAllReduce(Ops& ops, Communicator& comm,
                            int64_t overlap_rows = std::numeric_limits<int64_t>::max())
       : ops_(ops), comm_(comm), overlap_rows_(overlap_rows) {}
@@ -35,7 +35,7 @@ class GatherAllReduce final : public AllReduce, private OverlappedSum {
   const int64_t overlap_rows_;
   const float* sent_[2] = {};  // partial sums of a half, until they are added
   const Bf16* rows_[2] = {};   // their normalised sums
-  Memory sum_;                 // [rows, hidden] fp32, grows and never shrinks
+  Memory sum_;                 // [rows, hidden] fp32; grows, never shrinks
   size_t sum_bytes_ = 0;
 };
 

@@ -15,12 +15,12 @@ namespace isobit {
 template <typename T>
 class GrowingBuffer {
  public:
-  // Makes room for `elements` elements. If the memory must grow, its contents are lost.
-  // RESOURCE_EXHAUSTED: not enough memory.
+  // Makes room for `elements` elements. If the memory has to grow, its contents are lost.
+  // RESOURCE_EXHAUSTED: there is too little memory.
   absl::Status Reserve(Device& device, int64_t elements) {
     const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
     if (memory_ != nullptr && bytes <= bytes_) return absl::OkStatus();
-    memory_ = nullptr;  // before its successor is allocated
+    memory_ = nullptr;  // freed before its successor is allocated
     bytes_ = 0;
     absl::StatusOr<Memory> memory = device.Allocate(bytes);
     if (!memory.ok()) return memory.status();

@@ -1,5 +1,5 @@
-// The device of the backends that compute in host memory: ops and copies have ended when their
-// calls return.
+// The device of backends that compute in host memory: ops and copies have ended when their calls
+// return.
 #ifndef ISOBIT_KERNELS_HOST_DEVICE_H_
 #define ISOBIT_KERNELS_HOST_DEVICE_H_
 

@@ -1,5 +1,5 @@
-// Common to backends that compute in host memory: their memory is the host's, steps need no upload,
-// and a fused SwiGLU is the two ops one after the other.
+// Common to backends that compute in host memory: memory is the host's, steps need no upload, and a
+// fused SwiGLU is computed as two ops.
 #ifndef ISOBIT_KERNELS_HOST_OPS_H_
 #define ISOBIT_KERNELS_HOST_OPS_H_
 
@@ -18,7 +18,7 @@ class HostOps : public Ops {
   absl::Status CopyPages(const CopyPagesArgs& args) final;
 
  protected:
-  // Linear with bf16_out or fp32_out.
+  // Linear with bf16_out or fp32_out set.
   virtual absl::Status Product(const LinearArgs& args) = 0;
 
  private:

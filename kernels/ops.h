@@ -1,11 +1,11 @@
-// The op interface: one op = one struct of arguments + one function. Not here: how any op is
-// computed, or where.
+// The op interface: one op = one struct of arguments + one function. Not here: how or where an op
+// is computed.
 //
-// An Ops object is one tensor-parallel rank's backend, chosen once: the CPU backend (kernels/cpu),
-// its scalar definition (kernels/oracle), CUDA (kernels/cuda). Every backend gives the same bits in
-// mode kTree. Pointers are raw and belong to the caller; matrices are row-major with a leading
-// dimension in elements; bf16 is its bit pattern in uint16_t. Ops check nothing that the model has
-// already checked; a launch that fails returns its error.
+// An Ops object is the backend of one tensor-parallel rank, chosen once: the CPU backend
+// (kernels/cpu), its scalar definition (kernels/oracle) or CUDA (kernels/cuda). Every backend gives
+// the same bits in mode kTree. Pointers are raw and belong to the caller; matrices are row-major
+// with a leading dimension in elements; bf16 is its bit pattern in uint16_t. Ops do not check again
+// what the model has already checked; a failed launch returns its error.
 #ifndef ISOBIT_KERNELS_OPS_H_
 #define ISOBIT_KERNELS_OPS_H_
 
@@ -30,9 +30,9 @@ namespace isobit {
 struct PartialPush;  // CUDA backend only: kernels/cuda/device/partial_push.cuh
 
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: y is rounded to bf16.
-// fp32_out: y is fp32, for logits and for a row-parallel layer's partial sum, which covers this
-// rank's subtree of the leaves and has no bias. swiglu_out: y of a gated weight is rounded to bf16
-// and goes through SwiGLU.
+// fp32_out: y is fp32, for logits and for the partial sum of a row-parallel layer, which covers
+// this rank's subtree of the leaves and has no bias. swiglu_out: y, of a gated weight, is rounded
+// to bf16, then SwiGLU is applied.
 struct LinearArgs {
   const Bf16* x = nullptr;  // [m, k], leading dimension ldx
   int64_t ldx = 0;
@@ -43,7 +43,7 @@ struct LinearArgs {
   float* fp32_out = nullptr;    // [m, n]
   Bf16* swiglu_out = nullptr;   // [m, n / 2]
   int64_t ldy = 0;
-  const PartialPush* push = nullptr;  // from AllReduce::Push: takes the sums, not fp32_out
+  const PartialPush* push = nullptr;  // from AllReduce::Push: takes the sums instead of fp32_out
 };
 
 // ---- Row-wise
@@ -58,7 +58,7 @@ struct EmbeddingArgs {
 
 // residual = residual + bf16(sum + bias), if sum is set; then out = RMSNorm(residual) * weight.
 struct RmsNormArgs {
-  Bf16* residual = nullptr;     // [rows, hidden], read, and written if sum is set
+  Bf16* residual = nullptr;     // [rows, hidden]; read, and also written if sum is set
   const float* sum = nullptr;   // [rows, hidden] fp32, the all-reduced row-parallel result, or null
   const float* bias = nullptr;  // [hidden] or null
   const Bf16* weight = nullptr;  // [hidden]
@@ -77,8 +77,8 @@ struct SwiGluArgs {
 
 // ---- Attention
 
-// One layer's paged KV cache on this rank. A sequence's position p lies in its page p / page_size,
-// slot p % page_size.
+// One layer's paged KV cache on this rank. Position p of a sequence is in its page p / page_size,
+// at slot p % page_size.
 struct PagedKv {
   Bf16* k = nullptr;  // [num_pages, kv_heads, page_size, head_dim]
   Bf16* v = nullptr;  // likewise
@@ -87,7 +87,7 @@ struct PagedKv {
   int32_t head_dim = 0;
 };
 
-// Normalises q and k heads (if weights are set), rotates them, writes k and v into the cache; q
+// Normalises q and k heads (if weights are set), rotates them, and writes k and v into the cache; q
 // stays in place.
 struct QkvArgs {
   Bf16* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
@@ -112,25 +112,25 @@ struct AttentionArgs {
   SequenceTable sequences;
   PagedKv kv;
   float scale = 0.0f;   // contract::AttentionScale(head_dim)
-  int64_t window = 0;   // how many keys a query sees, its own included; 0: all
+  int64_t window = 0;   // how many keys a query sees, including its own; 0: all
   Bf16* out = nullptr;  // [rows, heads * head_dim]
   int64_t ldo = 0;
 };
 
-// A page of every layer's cache to be copied onto another.
+// A copy of one page to another, in every layer's cache.
 struct PageCopy {
   int32_t from = 0;
   int32_t to = 0;
 };
 
-// Page `to` = page `from`, in all planes, for each copy in turn. A plane is one layer's keys, or
+// Page `to` = page `from`, in all planes, for each copy in order. A plane is one layer's keys, or
 // its values: [num_pages, page_elements].
 struct CopyPagesArgs {
   Bf16* planes = nullptr;  // the first plane
   int64_t num_planes = 0;
   int64_t plane_stride = 0;           // elements from one plane to the next
-  int64_t page_elements = 0;          // of a page in a plane
-  absl::Span<const PageCopy> copies;  // in host memory, which may be reused on return
+  int64_t page_elements = 0;          // elements of a page in a plane
+  absl::Span<const PageCopy> copies;  // in host memory that may be reused on return
 };
 
 // ---- Cross-rank sums
@@ -157,8 +157,8 @@ struct TokenBias {
   float bias = 0.0f;
 };
 
-// How one row of logits becomes a distribution and a token, in the order of C8. Defaults: plain
-// sampling from softmax(logits).
+// How a row of logits becomes a distribution and a token, in the order of C8. The defaults are
+// plain sampling from softmax(logits).
 struct RowSampling {
   float temperature = 1.0f;  // 0: greedy, with the distribution of temperature 1 and no filters
   int32_t top_k = 0;         // 0: all
@@ -167,7 +167,7 @@ struct RowSampling {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  absl::Span<const TokenCount> counts;  // needed by the penalties; each id once
+  absl::Span<const TokenCount> counts;  // for the penalties; each id once
   absl::Span<const TokenBias> biases;   // each id once
   absl::Span<const int32_t> banned;     // ids that may not be drawn (min_tokens)
   uint64_t seed = 0;
@@ -183,7 +183,7 @@ struct TokenLogProb {
 // What to compute from one row of logits.
 struct LogProbRequest {
   RowSampling sampling;
-  int32_t target = -1;  // >= 0: score this id; -1: draw one
+  int32_t target = -1;  // >= 0: score this id; -1: draw an id
   bool raw = false;     // logprobs of the unprocessed logits at temperature 1
   int32_t top_logprobs = 0;
   bool want_entropy = false;
@@ -191,8 +191,8 @@ struct LogProbRequest {
 
 // The results of one row.
 struct LogProbResult {
-  TokenLogProb token;  // the drawn or scored id. A scored id that the filters exclude has -inf.
-  // [top_logprobs], by logprob descending, ties by lowest id; unused ones have id -1.
+  TokenLogProb token;  // the drawn or scored id; -inf for a scored id that the filters exclude
+  // [top_logprobs], by descending logprob, ties by lowest id; unused entries have id -1.
   std::vector<TokenLogProb> top;
   float entropy = 0.0f;  // nats, if wanted
   bool finite = true;    // false: a logit is NaN or +-inf, and the other results are unset
@@ -201,7 +201,7 @@ struct LogProbResult {
 struct LogProbArgs {
   const float* logits = nullptr;             // [num_rows, vocab]
   int64_t ld = 0;                            // leading dimension of logits
-  const LogProbRequest* requests = nullptr;  // [num_rows], host memory, as all they point to
+  const LogProbRequest* requests = nullptr;  // [num_rows]; host memory, with all that it points to
   LogProbResult* results = nullptr;          // [num_rows], host memory
   int64_t num_rows = 0;
   int64_t vocab = 0;
@@ -215,11 +215,11 @@ class Ops {
   virtual const char* name() const = 0;  // e.g. "cpu/avx512"
 
   // Pointers in op arguments are to this device's memory, unless the argument says host. Ops and
-  // the device's copies run in the order of their calls.
+  // the device's copies run in the order in which they are called.
   virtual Device& device() = 0;
   // Makes steps ready for the ops.
   virtual StepTables& tables() = 0;
-  // The memory layout of weights that the ops read.
+  // The memory layout in which the ops read weights.
   virtual const WeightPacker& packer() const = 0;
 
   virtual absl::Status Linear(const LinearArgs& args) = 0;

@@ -1,5 +1,5 @@
-// Weights in their order in the checkpoint, row after row: for backends without a layout of their
-// own.
+// Weights in the checkpoint's order, row after
+// row: for backends without a layout of their own.
 #ifndef ISOBIT_KERNELS_PLAIN_WEIGHT_PACKER_H_
 #define ISOBIT_KERNELS_PLAIN_WEIGHT_PACKER_H_
 

@@ -1,5 +1,5 @@
-// The tables that a step's ops read: its token ids and, for each sequence, its rows and pages, in
-// memory of the backend.
+// The tables that a step's ops read, in the backend's memory: token ids and, for each sequence, its
+// rows and pages.
 #ifndef ISOBIT_KERNELS_STEP_TABLES_H_
 #define ISOBIT_KERNELS_STEP_TABLES_H_
 
@@ -16,17 +16,17 @@ struct SequenceRows {
   int64_t first_row = 0;
   int64_t num_rows = 0;
   int64_t first_position = 0;
-  const int32_t* pages = nullptr;  // page numbers covering positions [0, first_position + num_rows)
+  const int32_t* pages = nullptr;  // page numbers for positions [0, first_position + num_rows)
 };
 
-// The sequences of a step that was uploaded. They cover the step's rows in order.
+// The sequences of an uploaded step. They cover the step's rows in order.
 struct DeviceSequences;  // kernels/cuda/sequences.h
 struct SequenceTable {
   absl::Span<const SequenceRows> host;
   const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
 };
 
-// A step whose tables were uploaded.
+// A step whose tables have been uploaded.
 struct UploadedStep {
   const int32_t* ids = nullptr;  // [rows], for EmbeddingArgs
   SequenceTable sequences;
@@ -39,8 +39,8 @@ class StepTables {
 
   // Makes a step's ids [rows] and sequences readable by its ops, until the next Upload. Both are in
   // host memory, and the caller keeps them until the step has ended. page_size: of the KV cache
-  // that the step uses. writes_past: a sequence reads, below its first position, what the step
-  // writes for a sequence before it, whose pages it shares.
+  // that the step uses. writes_past: whether a sequence reads, below its first position, what the
+  // step writes for an earlier sequence whose pages it shares.
   virtual absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
                                               absl::Span<const SequenceRows> sequences,
                                               int32_t page_size, bool writes_past) = 0;
@@ -51,7 +51,7 @@ class StepTables {
                                                    int32_t page_size) = 0;
 };
 
-// For backends that read host memory: there is nothing to upload.
+// For backends that read host memory, where nothing is uploaded.
 class HostStepTables final : public StepTables {
  public:
   absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,

@@ -1,7 +1,7 @@
-// Weights as a trainer or a checkpoint stores them, before they are packed: rounding to bf16, and
-// the sums of the weight digest (docs/API.md, "The weight digest") with the first value that is not
-// finite, on host and device. The same as
-// ConvertToBf16 and TensorDigester of common/checkpoint, which no backend may include.
+// Weights as a trainer or a checkpoint stores them, before packing: rounding to bf16, and the sums
+// of the weight digest (docs/API.md, "The weight digest"), with the first value that is not finite;
+// on host and device. They equal ConvertToBf16 and TensorDigester of common/checkpoint, which no
+// backend may include.
 #ifndef ISOBIT_KERNELS_STORED_WEIGHTS_H_
 #define ISOBIT_KERNELS_STORED_WEIGHTS_H_
 
@@ -14,30 +14,30 @@ namespace isobit {
 // How values are stored before they are rounded to bf16.
 enum class StoredAs { kBf16, kF16, kF32 };
 
-// A part of a matrix in memory that its reader can reach.
+// A slice of a matrix, in memory that its reader can access.
 struct StoredMatrix {
   const void* values = nullptr;  // row after row
   StoredAs stored_as = StoredAs::kBf16;
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t stride = 0;  // values from row to row
+  int64_t stride = 0;  // values from one row to the next
 };
 
-// Where a part lies in its tensor; a vector is a matrix of one column.
+// Where a slice lies in its tensor; a vector is a matrix of one column.
 struct PartOfTensor {
   int64_t first_row = 0;
   int64_t first_column = 0;
   int64_t tensor_columns = 1;
 };
 
-// The bits of an fp32 value, rounded to nearest, ties to even; a NaN keeps its sign and becomes
-// quiet.
+// The bf16 bits of an fp32 value, rounded to nearest, ties to even; a NaN keeps its sign and
+// becomes quiet.
 ISOBIT_HD contract::Bf16 RoundedWeight(uint32_t bits) {
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<contract::Bf16>(bits >> 16) | 0x0040;
   return static_cast<contract::Bf16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// The bits of the fp32 value that equals a binary16.
+// The bits of the fp32 value that equals a binary16 value.
 ISOBIT_HD uint32_t WidenedHalf(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t exponent = (half >> 10) & 0x1f;
@@ -47,7 +47,7 @@ ISOBIT_HD uint32_t WidenedHalf(uint16_t half) {
   }
   if (exponent != 0) return sign | ((exponent + 112) << 23) | (mantissa << 13);
   if (mantissa == 0) return sign;
-  uint32_t shifts = 0;  // until the leading one is the implicit bit
+  uint32_t shifts = 0;  // until the leading one becomes the implicit bit
   for (; (mantissa & 0x400) == 0; mantissa <<= 1) ++shifts;
   return sign | ((113 - shifts) << 23) | ((mantissa & 0x3ff) << 13);
 }
@@ -62,17 +62,17 @@ ISOBIT_HD contract::Bf16 LoadWeight(const void* values, int64_t index) {
   }
 }
 
-// What is kept of a tensor: the two sums of its digest, and of its first value that is not finite
-// in bf16, at the place i in row-major order, ~i; 0: there is none.
+// What is kept about a tensor: the two sums of its digest, and ~i for the row-major index i of its
+// first value that is not finite in bf16, or 0 if there is none.
 inline constexpr int kWeightSums = 3;
 
-// Whether one of a word's four values is a NaN or an infinity: one in the last place of an exponent
-// of ones carries into the sign.
+// Whether one of a word's four values is a NaN or an infinity: if the exponent is all ones, adding
+// one to its last place carries into the sign.
 ISOBIT_HD bool HasNonfinite(uint64_t word) {
   return (((word & 0x7f807f807f807f80) + 0x0080008000800080) & 0x8000800080008000) != 0;
 }
 
-// ~i of the word's first value that is not finite; `column` is the word's first.
+// ~i of the word's first value that is not finite; `column` is that of the word's first value.
 ISOBIT_HD uint64_t NonfinitePlace(uint64_t word, const PartOfTensor& part, int64_t row,
                                   int64_t column) {
   int v = 0;
@@ -81,7 +81,7 @@ ISOBIT_HD uint64_t NonfinitePlace(uint64_t word, const PartOfTensor& part, int64
                                 column + v);
 }
 
-// The number of a word, four values of a row, in its tensor. `column` is a multiple of 4.
+// The index of a word, which is four values of a row, in its tensor. `column` is a multiple of 4.
 ISOBIT_HD uint64_t WordIndex(const PartOfTensor& part, int64_t row, int64_t column) {
   return static_cast<uint64_t>((part.first_row + row) * ((part.tensor_columns + 3) / 4) +
                                (part.first_column + column) / 4);
@@ -117,7 +117,7 @@ void AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, uint64_t*
   }
 }
 
-// On the host: the sums of a part of a tensor, added to those of its other parts, [kWeightSums].
+// On the host: adds the sums of a slice of a tensor to those of its other slices, [kWeightSums].
 inline void AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, uint64_t* sums) {
   switch (from.stored_as) {
     case StoredAs::kBf16:

@@ -4,7 +4,7 @@
 //
 // Every backend gives the same bits. Pointers are to the backend's memory unless they say host;
 // matrices are row-major with a leading dimension in elements; bf16 is its bit pattern in uint16_t.
-// The caller checks shapes; an op whose launch fails returns its error.
+// The caller checks shapes; a failed launch returns its error.
 #ifndef ISOBIT_KERNELS_TRAINING_OPS_H_
 #define ISOBIT_KERNELS_TRAINING_OPS_H_
 
@@ -21,14 +21,14 @@
 
 namespace isobit {
 
-// The packs of one pass over token rows: pack i is rows [bounds[i], bounds[i + 1]). bounds[0] is 0,
-// and the last is the number of rows. The number of packs is a power of two up to 64; a pack may be
-// empty. Pack sums combine in a balanced tree. Host memory.
+// The packs of a pass over token rows: pack i is rows [bounds[i], bounds[i + 1]). bounds[0] is 0,
+// and the last bound is the number of rows. The number of packs is a power of two, at most 64; a
+// pack may be empty. Sums of packs are combined in a balanced tree. Host memory.
 using PackBounds = absl::Span<const int64_t>;
 
 // ---- Linear layers
 
-// A weight [n, columns] as one to three matrices, one below the other: q, k and v; gate and up.
+// A weight [n, columns] as one to three stacked matrices: q, k and v; or gate and up.
 inline constexpr int kMaxParts = 3;
 struct StackedWeight {
   int parts = 1;
@@ -61,7 +61,7 @@ struct InputGradientArgs {
   Bf16* dx = nullptr;  // [m, columns]
 };
 
-// dw[i] = rows of the weight's gradient that belong to part i.
+// dw[i]: those rows of the weight's gradient that belong to matrix i.
 struct WeightGradientArgs {
   const Bf16* dy = nullptr;  // [rows, n], leading dimension lddy
   int64_t lddy = 0;
@@ -72,12 +72,12 @@ struct WeightGradientArgs {
   int64_t part_rows[kMaxParts] = {};
   int64_t columns = 0;
   float* dw[kMaxParts] = {};  // [part_rows[i], columns]
-  // There is one pack, and its chain goes on from what dw holds. The rows before these must have
-  // been a multiple of 16.
+  // Only with a single pack: its chain continues from what dw holds. The number of rows before
+  // these must have been a multiple of 16.
   bool continues = false;
 };
 
-// out[c] = column sum of x over the packs (a bias's gradient).
+// out[c] = the sum of column c of x over the packs (a bias's gradient).
 struct ColumnSumsArgs {
   const Bf16* x = nullptr;  // [rows, columns], leading dimension ldx
   int64_t ldx = 0;
@@ -108,7 +108,7 @@ struct SwiGluGradientArgs {
 };
 
 // q, k and v heads of a linear layer's output: q and k normalised (if weights are set) and rotated,
-// v copied; a KV head whose v holds a value that is not finite becomes k = NaN, v = +0 (C6).
+// v copied. A KV head whose v has a value that is not finite gets k = NaN, v = +0 (C6).
 struct TrainingQkvArgs {
   const Bf16* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim]
   int64_t rows = 0;
@@ -127,7 +127,7 @@ struct TrainingQkvArgs {
 };
 
 struct QkvGradientArgs {
-  TrainingQkvArgs forward;   // without its results; qkv is not read if there are no norms
+  TrainingQkvArgs forward;   // without its results; qkv is read only if there are norms
   const Bf16* dq = nullptr;  // [rows, heads * head_dim], of the rotated heads
   const Bf16* dk = nullptr;  // [rows, kv_heads * head_dim]
   const Bf16* dv = nullptr;  // likewise
@@ -140,7 +140,7 @@ struct QkvGradientArgs {
 // Which token rows have which id: rows[starts[i]] .. rows[starts[i + 1] - 1], ascending, have
 // ids[i]. All are in the backend's memory.
 struct EmbeddingRows {
-  const int32_t* ids = nullptr;     // [num_ids], each once
+  const int32_t* ids = nullptr;     // [num_ids], each id once
   const int32_t* starts = nullptr;  // [num_ids + 1]
   const int32_t* rows = nullptr;    // [token rows]
   int64_t num_ids = 0;
@@ -150,15 +150,15 @@ struct EmbeddingGradientArgs {
   int64_t hidden = 0;
   EmbeddingRows table;
   PackBounds packs;
-  // lm_head's pack sums of these ids, [packs][num_ids][hidden], or null: +0.
+  // lm_head's pack sums for these ids, [packs][num_ids][hidden]; null: +0.
   const float* head_sums = nullptr;
   float* dtable = nullptr;  // [vocab, hidden]; only the rows of `ids` are written
 };
 
 // ---- Attention
 
-// Whole sequences in a pass: sequence i is token rows [bounds[i], bounds[i + 1]), at positions from
-// 0. Rows of no sequence may follow the last.
+// Whole sequences in a pass: sequence i is token rows [bounds[i], bounds[i + 1]), with positions
+// from 0. After the last, rows without a sequence may follow.
 struct PassSequences {
   absl::Span<const int32_t> bounds;        // host
   const int32_t* device_bounds = nullptr;  // the same in the backend's memory
@@ -175,32 +175,32 @@ struct TrainingAttentionArgs {
   PassSequences sequences;
   float scale = 0.0f;         // contract::AttentionScale(head_dim)
   int64_t window = 0;         // 0: none
-  Bf16* out = nullptr;        // [rows, heads * head_dim]; rows of no sequence become +0
-  float* log_sums = nullptr;  // [heads, rows]: L of C13; rows of no sequence are not written
+  Bf16* out = nullptr;        // [rows, heads * head_dim]; rows without a sequence become +0
+  float* log_sums = nullptr;  // [heads, rows]: L of C13; not written for rows without a sequence
 };
 
 struct AttentionGradientArgs {
   TrainingAttentionArgs forward;  // with its results
   const Bf16* dout = nullptr;     // [rows, heads * head_dim]
-  Bf16* dq = nullptr;             // [rows, heads * head_dim]; rows of no sequence become +0
+  Bf16* dq = nullptr;             // [rows, heads * head_dim]; rows without a sequence become +0
   Bf16* dk = nullptr;             // [rows, kv_heads * head_dim], likewise
   Bf16* dv = nullptr;             // likewise
 };
 
 // ---- Logprobs
 
-// How the logprobs of a pass's rows are made, one element a row. Null: the value in brackets.
+// How the logprobs of a pass's rows are computed, one element per row. Null: the value in brackets.
 struct TrainingSampling {
-  const float* temperature = nullptr;  // (1); 0: 1 without filters
+  const float* temperature = nullptr;  // (1); 0 means 1 without filters
   const int32_t* top_k = nullptr;      // (0: all)
   const float* top_p = nullptr;        // (1)
   const float* min_p = nullptr;        // (0)
 };
 
-// A row's distribution: what its gradient needs beside the logits.
+// A row's distribution: what its gradient needs in addition to the logits.
 struct LogProbRow {
   contract::RowDistribution sum;
-  // The last token in the order of C8 that has a z above -inf after the filters. -1: all have.
+  // The last token in C8's order whose z is above -inf after the filters. -1: all tokens are.
   float last_z = 0.0f;
   int32_t last_id = -1;
   int32_t finite = 0;  // 0: the row fails (C8, step 5), and all else is unset
@@ -231,39 +231,39 @@ struct LogProbGradientArgs {
 
 struct PolicyLossArgs {
   int64_t tokens = 0;
-  const float* logprobs = nullptr;  // [tokens], as all that follow
+  const float* logprobs = nullptr;  // [tokens], like all that follow
   const float* advantages = nullptr;
   const float* weights = nullptr;
-  const float* old_logprobs = nullptr;        // null: the policy gradient; else the clipped loss
+  const float* old_logprobs = nullptr;        // null: policy gradient; else the clipped loss
   const float* reference_logprobs = nullptr;  // null: no KL term
-  float clip_low = 0.2f;                      // at least 0, as clip_high; infinity: no bound
+  float clip_low = 0.2f;                      // at least 0; also clip_high; infinity: no bound
   float clip_high = 0.2f;
   float kl = 0.0f;  // at least 0, finite
   float* values = nullptr;
   float* gradients = nullptr;
 };
 // INVALID_ARGUMENT: a bound of the clipped loss, or the factor of its KL term, is out of range.
-// Every backend's PolicyLoss returns it.
+// Every backend's PolicyLoss returns this error.
 absl::Status CheckBounds(const PolicyLossArgs& args);
 
-// A function that losses are made of, element by element, and its gradient.
+// An elementwise function of which losses are made, and its gradient.
 struct LossFunctionArgs {
   contract::LossFunction function = contract::LossFunction::kExp;
   int64_t count = 0;
-  const float* x = nullptr;  // [count], as all that follow
+  const float* x = nullptr;  // [count], like all that follow
   float* values = nullptr;
   float* gradients = nullptr;
 };
 
-// sum[0] = C5's tree over x, one value a leaf.
+// sum[0] = C5's tree over x, with one value per leaf.
 struct TreeSumArgs {
   const float* x = nullptr;  // [count]
   int64_t count = 0;
   float* sum = nullptr;
 };
 
-// sums[i] = C5's tree over x[bounds[i]] .. x[bounds[i + 1] - 1], one value a leaf. Bounds ascend
-// from 0 and are in the backend's memory.
+// sums[i] = C5's tree over x[bounds[i]] .. x[bounds[i + 1] - 1], with one value per leaf. Bounds
+// ascend from 0 and are in the backend's memory.
 struct SequenceSumsArgs {
   const float* x = nullptr;
   const int32_t* bounds = nullptr;  // [sequences + 1]
@@ -280,7 +280,7 @@ struct SquareSumsArgs {
   double* sums = nullptr;  // [rows]
 };
 
-// sum[0] = the balanced tree over x, adjacent elements first.
+// sum[0] = the balanced tree over x, which adds adjacent elements first.
 struct TreeSum64Args {
   const double* x = nullptr;  // [count]
   int64_t count = 0;
@@ -289,7 +289,7 @@ struct TreeSum64Args {
 
 struct AdamWArgs {
   int64_t count = 0;
-  float* parameter = nullptr;  // [count], the master; as all that follow
+  float* parameter = nullptr;  // [count], the master; like all that follow
   float* m = nullptr;
   float* v = nullptr;
   const float* gradient = nullptr;
@@ -297,19 +297,19 @@ struct AdamWArgs {
   contract::AdamWStep step;
 };
 
-// A moment of AdamW as it is kept in bf16 (C15).
+// A moment of AdamW in its bf16 form (C15).
 struct DitherArgs {
   const float* x = nullptr;  // [count]
   int64_t count = 0;
   uint64_t step = 0;
   uint32_t moment = 0;  // 0: m, 1: v
-  uint64_t first = 0;   // the number of x[0] in the whole parameter
+  uint64_t first = 0;   // the index of x[0] in the whole parameter
   Bf16* out = nullptr;  // [count]
 };
 
-// sums[0] and sums[1] += the sums of a part of a tensor, of its values rounded to bf16
-// (docs/API.md, "The weight digest"); sums[2]: see kWeightSums. part.first_column is a multiple of
-// 4, and so is the number of columns unless the part ends its rows.
+// Adds the digest sums of a slice of a tensor, whose values are rounded to bf16 (docs/API.md, "The
+// weight digest"), to sums[0] and sums[1]; sums[2]: see kWeightSums. part.first_column is a
+// multiple of 4, and so is the number of columns unless the slice ends its rows.
 struct WeightSumsArgs {
   StoredMatrix from;
   PartOfTensor part;

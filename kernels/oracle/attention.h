@@ -11,7 +11,7 @@ namespace isobit::oracle {
 
 void PrepareQkv(const QkvArgs& args);
 void Attend(const AttentionArgs& args);
-// The same, and for each row and head L of C13: log_sums[head * ld + row]. Null: not wanted.
+// The same, and for each row and head L of C13: log_sums[head * ld + row]; null: not computed.
 void Attend(const AttentionArgs& args, float* log_sums, int64_t ld);
 
 }  // namespace isobit::oracle

@@ -11,7 +11,7 @@
 
 namespace isobit::oracle {
 
-// Steps 1 to 6 of C8: the row [vocab] with -inf for what is filtered out; empty if the row fails.
+// Steps 1 to 6 of C8: the row [vocab], with -inf for filtered tokens; empty if the row fails.
 std::vector<float> ProcessLogits(const float* logits, int64_t vocab, const RowSampling& sampling);
 
 // C7's sum over all ranges of z.

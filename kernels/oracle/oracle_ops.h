@@ -1,5 +1,5 @@
-// The definition of every op as plain scalar code over kernels/contract: slow, single-threaded, the
-// oracle of all tests.
+// The definition of every op as plain scalar code over kernels/contract: slow and single-threaded.
+// All tests use it as the oracle.
 #ifndef ISOBIT_KERNELS_ORACLE_ORACLE_OPS_H_
 #define ISOBIT_KERNELS_ORACLE_ORACLE_OPS_H_
 
@@ -28,13 +28,13 @@ class OracleOps : public HostOps {
   absl::Status Product(const LinearArgs& a) final;
 
  private:
-  // One output element of Linear, one of `m` rows, before bias and rounding.
+  // One output element of Linear, before bias and rounding. m: the number of rows.
   virtual float Dot(const LinearShape& shape, int64_t m, const Bf16* x, const Bf16* w) const;
   // Element i of Reduce. values: [a.num_ranks].
   virtual float SumOf(const float* values, int64_t i, const ReduceArgs& a) const;
 };
 
-// mode: the contract, or a contrast to it.
+// mode: the contract, or a mode to contrast with it.
 std::unique_ptr<Ops> MakeOracleOps(NumericsMode mode);
 std::unique_ptr<Ops> MakeOracleOps();  // kTree
 

@@ -13,7 +13,7 @@
 
 namespace isobit::oracle {
 
-// The sum over all packs; pack_sum(begin, end) gives that of rows [begin, end).
+// The sum over all packs; pack_sum(begin, end) is the sum of rows [begin, end).
 template <typename PackSum>
 float SumOverPacks(PackBounds packs, PackSum pack_sum) {
   contract::TreeSum tree;

@@ -1,5 +1,5 @@
-// The definition of every training op as plain scalar code over kernels/contract: slow,
-// single-threaded, the oracle of all tests. Each family has a file of its own.
+// The definition of every training op as plain scalar code over kernels/contract: slow and
+// single-threaded, the oracle of all tests. Each family of ops has a file of its own.
 #ifndef ISOBIT_KERNELS_ORACLE_TRAINING_OPS_H_
 #define ISOBIT_KERNELS_ORACLE_TRAINING_OPS_H_
 
