@@ -1,8 +1,8 @@
-// C6: what attention does with a tile of scores and with finished splits. The matrix products
-// around it are chains of C1.
+// C6: how attention processes a tile of scores and combines finished splits. The matrix products
+// around these are chains of C1.
 //
-// One query row sees keys in splits of kSplit absolute positions, each cut into tiles of
-// KvTile(head_dim). A split starts from SoftmaxRow{} and is reduced alone; finished splits are
+// One query row sees keys in splits of kSplit absolute positions, each divided into tiles of
+// KvTile(head_dim). A split starts from SoftmaxRow{} and is computed alone; finished splits are
 // folded left to right. A tile or split without a key that the row sees is skipped; that changes no
 // bit.
 #ifndef ISOBIT_KERNELS_CONTRACT_ATTENTION_H_
@@ -35,10 +35,10 @@ struct SoftmaxRow {
       {};  // lane r sums the weights of keys r, r + 8, r + 16, ... of each tile
 };
 
-// One online-softmax update: from the tile's raw scores (unseen keys -inf; at least one seen) to
-// its weights. scale = log2(e) / sqrt(head_dim), rounded to fp32. On return scores[j] holds the
-// fp32 weight of key j. Returns alpha; the caller multiplies the accumulator by it before adding
-// the tile's products.
+// One online-softmax update: from a tile's raw scores (unseen keys -inf; at least one seen) to its
+// weights. scale = log2(e) / sqrt(head_dim), rounded to fp32. Leaves the fp32 weight of key j in
+// scores[j]. Returns alpha; the caller multiplies the accumulator by it before adding the tile's
+// products.
 ISOBIT_HD float UpdateSoftmax(SoftmaxRow& row, float* scores, int n, float scale) {
   float max = row.max;
   for (int j = 0; j < n; ++j) max = Max(max, scores[j]);
@@ -53,10 +53,10 @@ ISOBIT_HD float UpdateSoftmax(SoftmaxRow& row, float* scores, int n, float scale
   return alpha;
 }
 
-// The result of a split: the scaled maximum and the row sum. The split's accumulator is folded
-// separately, by FoldAccumulator.
+// The result of a split: the scaled maximum and the row sum. FoldAccumulator folds the split's
+// accumulator.
 struct SplitSum {
-  float max;  // row maximum x scale; -inf: no key seen yet
+  float max;  // row maximum x scale; -inf: the row has seen no key
   float sum;
 };
 ISOBIT_HD SplitSum FinishSplit(const SoftmaxRow& row, float scale) {

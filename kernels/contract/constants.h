@@ -1,4 +1,4 @@
-// The numbers of the numeric contract. Each one can change a bit, so each is hashed into the
+// The constants of the numeric contract. Each can change a bit, so each is hashed into the
 // fingerprint (fingerprint.cc).
 #ifndef ISOBIT_KERNELS_CONTRACT_CONSTANTS_H_
 #define ISOBIT_KERNELS_CONTRACT_CONSTANTS_H_
@@ -11,17 +11,17 @@ namespace isobit::contract {
 
 inline constexpr int kContractVersion = 2;
 
-// C1: products in one tensor-core step, fraction bits to which its terms are truncated, least
+// C1: products in one tensor-core step, fraction bits to which its terms are truncated, smallest
 // exponent.
 inline constexpr int kMmaK = 16;
 inline constexpr int kMmaFractionBits = 25;
 inline constexpr int kMmaMinExponent = -133;
 
-// C3: leaves of every dot product. 8 is the largest tensor-parallel size.
+// C3: the number of leaves of a dot product; also the largest tensor-parallel size.
 inline constexpr int kLeaves = 8;
-inline constexpr int kLeafUnit = 16;  // columns; also the unit of cuts of the vocabulary (C7)
+inline constexpr int kLeafUnit = 16;  // columns; also the unit in which C7 divides the vocabulary
 
-// C5: consecutive columns that make one leaf of RMSNorm's sum of squares.
+// C5: the number of consecutive columns in a leaf of RMSNorm's sum of squares.
 inline constexpr int kNormLeaf = 4;
 
 // C6: keys in one online-softmax update, positions in one split, lanes of the row sum.

@@ -13,7 +13,7 @@
 
 namespace isobit::contract {
 
-// The coefficient of f^power in Exp2's polynomial, power in [0, 5].
+// The coefficient of f^power in Exp2's polynomial, with power in [0, 5].
 ISOBIT_HD constexpr float Exp2Coefficient(int power) {
   constexpr float kCoefficients[] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9c2p-3f,
                                      0x1.c6b6d8p-5f, 0x1.3ce8acp-7f, 0x1.5bda40p-10f};
@@ -60,8 +60,8 @@ ISOBIT_HD float LogOfReduced(float f, float e) {
   return Fma(e, 0.693359375f, Add(f, r));
 }
 
-// The natural logarithm of a positive normal float. log(0) is -inf, log(+inf) +inf, NaN for
-// negatives and NaN; a subnormal counts as 0. Relative error below 2^-22.
+// The natural logarithm of a positive normal float. log(0) is -inf, log(+inf) is +inf; NaN for
+// negative numbers and NaN; a subnormal counts as 0. Relative error below 2^-22.
 ISOBIT_HD float Log(float x) {
   if (x == kInfinity) return x;
   if (!(x >= 0.0f)) return FromBits(0x7fffffffu);
@@ -73,11 +73,11 @@ ISOBIT_HD float Log(float x) {
   return LogOfReduced(Sub(m, 1.0f), static_cast<float>(e));
 }
 
-// log(1 - u) for u in [0, 1): accurate for small u, where Log(1 - u) would not be.
+// log(1 - u) for u in [0, 1). Also accurate for small u, unlike Log(1 - u).
 ISOBIT_HD float Log1mOf(float u) {
   const float near_zero = LogOfReduced(-u, 0.0f);
   const float beyond = Log(Sub(1.0f, u));
-  return u <= 0.25f ? near_zero : beyond;  // computes both, as a select of values vectorises
+  return u <= 0.25f ? near_zero : beyond;  // computes both, since a select of values vectorises
 }
 
 // 1 / (1 + exp(-x)), the logistic function of SwiGLU.

@@ -1,5 +1,5 @@
-// The numerics fingerprint: two services whose fingerprints differ do not compute the same function
-// and must not be compared.
+// The numerics fingerprint: services with different fingerprints compute different functions and
+// must not be compared.
 #ifndef ISOBIT_KERNELS_CONTRACT_FINGERPRINT_H_
 #define ISOBIT_KERNELS_CONTRACT_FINGERPRINT_H_
 
@@ -9,10 +9,10 @@
 
 namespace isobit::contract {
 
-// SHA-256 (64 hex digits) over the contract version and constants, what the contract's functions
-// return on fixed probes (so that a changed coefficient or a miscompiled build shows), the numerics
-// mode and the model's numeric fields. `mode` and `model` are canonical texts: the same numerics
-// must give the same text.
+// SHA-256 (64 hex digits) over the contract version and constants, the results of the contract's
+// functions on fixed inputs (which reveals a changed coefficient or a miscompiled build), the
+// numerics mode and the model's numeric fields. `mode` and `model` are canonical texts: the same
+// numerics must give the same text.
 std::string Fingerprint(absl::string_view mode, absl::string_view model);
 
 }  // namespace isobit::contract

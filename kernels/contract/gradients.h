@@ -12,10 +12,10 @@
 
 namespace isobit::contract {
 
-// C11: consecutive rows of a pack whose column sums are made first.
+// C11: the number of consecutive rows of a pack whose column sums are computed first.
 inline constexpr int kColumnSumRows = 64;
 
-// C12: one leaf of the dot product of a row, columns in order; a ragged one is filled with +0.
+// C12: one leaf of a row's dot product, columns in order; an incomplete leaf is filled with +0.
 ISOBIT_HD float DotLeaf(const float (&a)[kNormLeaf], const float (&b)[kNormLeaf]) {
   float q = Mul(a[0], b[0]);
   for (int i = 1; i < kNormLeaf; ++i) q = Fma(a[i], b[i], q);
@@ -31,7 +31,7 @@ ISOBIT_HD float NormWeightTerm(Bf16 dy, Bf16 x, float inverse) {
   return Mul(Bf16ToFloat(dy), Bf16ToFloat(FloatToBf16(Mul(Bf16ToFloat(x), inverse))));
 }
 
-// The gradient of a rotated pair (da, db) with regard to the pair before the rotation.
+// The gradient of a pair before the rotation, from (da, db), that of the rotated pair.
 struct RotatedGradient {
   Bf16 first;
   Bf16 second;
@@ -59,7 +59,7 @@ ISOBIT_HD SwiGluGradient GradientOfSwiGlu(Bf16 gate, Bf16 up, Bf16 ds) {
 inline float GradientScale(int32_t head_dim) {
   return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(head_dim)));
 }
-// What the forward pass keeps of a row's softmax: its folded maximum and sum (C6).
+// What the forward pass keeps about a row's softmax, from its folded maximum and sum (C6).
 ISOBIT_HD float LogSumExp2(float max, float sum) { return Fma(Log(sum), kLog2E, max); }
 // The weight of a key that the row sees; score = q.k.
 ISOBIT_HD float AttentionWeight(float score, float scale, float log_sum) {
@@ -69,14 +69,14 @@ ISOBIT_HD Bf16 ScoreGradient(float weight, float value_dot, float output_dot) {
   return FloatToBf16(Mul(weight, Sub(value_dot, output_dot)));
 }
 
-// C14. A row's distribution, as its logprobs were computed from it.
+// C14. The distribution of a row from which its logprobs were computed.
 struct RowDistribution {
   float max = 0.0f;                // of z
   float sum = 0.0f;                // of exp(z - max)
   float weighted_distance = 0.0f;  // of exp(z - max) * (z - max)
 };
-// The gradient of logit v, which was not filtered out. dlogprob, dentropy: gradients of the row's
-// logprob and entropy. inverse_temperature: 1 of a raw row, which changes no bit.
+// The gradient of logit v, which must not be filtered out. dlogprob, dentropy: gradients of the
+// row's logprob and entropy. inverse_temperature: 1 for raw logprobs, which changes no bit.
 ISOBIT_HD Bf16 LogitGradient(float z, bool is_target, const RowDistribution& row, float dlogprob,
                              float dentropy, float inverse_temperature) {
   const float y = Sub(z, row.max);
@@ -87,7 +87,7 @@ ISOBIT_HD Bf16 LogitGradient(float z, bool is_target, const RowDistribution& row
   return FloatToBf16(Mul(d, inverse_temperature));
 }
 
-// C15: one leaf of the sum of squares of a gradient's row; a ragged one is filled with +0.
+// C15: one leaf of the sum of squares of a gradient's row; an incomplete one is filled with +0.
 ISOBIT_HD double SquareLeaf(const float (&x)[kNormLeaf]) {
   double q = Mul(static_cast<double>(x[0]), static_cast<double>(x[0]));
   for (int i = 1; i < kNormLeaf; ++i) {
@@ -123,8 +123,8 @@ ISOBIT_HD AdamWState StepAdamW(AdamWState s, float gradient, const AdamWStep& st
   return s;
 }
 
-// x as one of its two bf16 neighbours: the larger magnitude for as many of the 2^16 values of
-// `noise` as x lies beyond the smaller one, in 2^-16 of their distance. A finite x stays finite.
+// Rounds x to one of its two bf16 neighbours: up in magnitude for d of the 2^16 values of `noise`,
+// d being x's distance from the smaller one in 2^-16 of the gap. A finite x stays finite.
 ISOBIT_HD Bf16 DitherBf16(float x, uint32_t noise) {
   const uint32_t bits = BitsOf(x);
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -134,14 +134,14 @@ ISOBIT_HD Bf16 DitherBf16(float x, uint32_t noise) {
   return static_cast<Bf16>(((bits >> 31) << 15) | (rounded < 0x7f80u ? rounded : 0x7f7fu));
 }
 
-// The noise of 8 elements, 8*counter .. 8*counter + 7, of a parameter's moment at step n >= 1.
+// The noise for a parameter's moment at step n >= 1, for its elements 8*counter .. 8*counter + 7.
 // moment: 0 for m, 1 for v.
 constexpr int kDitherWidth = 8;
 ISOBIT_HD PhiloxBlock DitherNoise(uint64_t n, uint32_t moment, uint64_t counter) {
   return Philox(
       n, {{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), moment, 1u}});
 }
-// That of element i, of which `block` holds the noise.
+// The noise of element i; `block` is the block that contains it.
 ISOBIT_HD uint32_t DitherOf(const PhiloxBlock& block, uint64_t i) {
   return (block.words[i % kDitherWidth / 2] >> (16 * (i % 2))) & 0xffffu;
 }

@@ -1,5 +1,5 @@
-// C3 and C4: where a dot product is cut into 8 leaves, how their sums combine, and which leaves a
-// tensor-parallel rank owns.
+// C3 and C4: how a dot product is divided into 8 leaves, how their sums are combined, and which
+// leaves a tensor-parallel rank has.
 #ifndef ISOBIT_KERNELS_CONTRACT_LEAF_PLAN_H_
 #define ISOBIT_KERNELS_CONTRACT_LEAF_PLAN_H_
 
@@ -12,20 +12,20 @@
 
 namespace isobit::contract {
 
-// How the sums of a layer's leaves combine, in fp32, round to nearest even.
+// How the sums of a layer's leaves are combined, in fp32, rounding to nearest even.
 enum class LeafSum : int32_t {
   kChain = 0,  // ((((((s0+s1)+s2)+s3)+s4)+s5)+s6)+s7: qkv, gate_up, lm_head
   kTree = 1,   // ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)): o_proj, down_proj; its top levels are the
                // all-reduce
 };
 
-// Leaf l holds columns [bounds[l], bounds[l+1]).
+// Leaf l has columns [bounds[l], bounds[l+1]).
 struct LeafPlan {
   std::array<int64_t, kLeaves + 1> bounds;
 };
 
-// `count` units cut into 8: leaf l holds units [l*count/8, (l+1)*count/8). A leaf may be empty: its
-// sum is +0. unit: columns in a unit. total: columns in all (the last unit may be ragged).
+// Divides `count` units into 8 leaves: leaf l has units [l*count/8, (l+1)*count/8). The sum of an
+// empty leaf is +0. unit: columns in a unit. total: all columns (the last unit may be incomplete).
 inline LeafPlan PlanLeaves(int64_t total, int64_t unit) {
   const int64_t count = (total + unit - 1) / unit;
   LeafPlan plan;
@@ -36,15 +36,15 @@ inline LeafPlan PlanLeaves(int64_t total, int64_t unit) {
   return plan;
 }
 
-// Leaves of an ordinary K, of the intermediate size and of the vocabulary: units of 16 columns.
+// The leaves of an ordinary K, the intermediate size or the vocabulary: units of 16 columns.
 inline LeafPlan PlanColumns(int64_t columns) { return PlanLeaves(columns, kLeafUnit); }
 
-// Leaves of the attention output projection: the unit is one KV head (its query heads x head_dim).
+// The leaves of the attention output projection. A unit is a KV head: its query heads x head_dim.
 inline LeafPlan PlanKvHeads(int64_t kv_heads, int64_t columns_per_kv) {
   return PlanLeaves(kv_heads * columns_per_kv, columns_per_kv);
 }
 
-// C4: rank `rank` of `size` (1, 2, 4 or 8) owns leaves [begin, end).
+// C4: rank `rank` of `size` (1, 2, 4 or 8) has leaves [begin, end).
 struct LeafRange {
   int begin;
   int end;
@@ -53,8 +53,8 @@ inline LeafRange LeavesOfRank(int rank, int size) {
   return {kLeaves * rank / size, kLeaves * (rank + 1) / size};
 }
 
-// The balanced tree over n = 1, 2, 4 or 8 sums. It is a rank's own subtree, the all-reduce over
-// ranks, or the whole tree of C3.
+// The balanced tree over n = 1, 2, 4 or 8 sums: a rank's own subtree, the all-reduce over ranks, or
+// the whole tree of C3.
 ISOBIT_HD float TreeOf(const float* s, int n) {
   if (n == 1) return s[0];
   if (n == 2) return Add(s[0], s[1]);

@@ -1,9 +1,9 @@
-// C7: log-softmax over a vocabulary cut into 8 ranges, with integer sums, whose order does not
-// matter.
+// C7: log-softmax over a vocabulary divided into 8 ranges, with integer sums, so that their order
+// does not matter.
 //
-// A token's weight is exp(z - range maximum) truncated to 40 fraction bits. Integers add exactly,
-// so a kernel may sum a range in any order; the 8 ranges combine in C4's tree. A logit of -inf is a
-// token that was filtered out.
+// A token's weight is exp(z - range maximum), truncated to 40 fraction bits. Integers add exactly,
+// so a kernel may sum a range in any order. The 8 ranges are combined in C4's tree. A logit of -inf
+// marks a token that was filtered out.
 #ifndef ISOBIT_KERNELS_CONTRACT_LOG_PROB_H_
 #define ISOBIT_KERNELS_CONTRACT_LOG_PROB_H_
 
@@ -31,8 +31,8 @@ ISOBIT_HD int64_t TokenWeightedDistance(float z, float max) {
   return weight > 0.0f ? static_cast<int64_t>(Mul(Mul(weight, Sub(z, max)), 0x1p40f)) : 0;
 }
 
-// Maximum, sum of weights and sum of weight x distance of one or more ranges of the vocabulary.
-// They hold no token if max is -inf.
+// Maximum, sum of weights, and sum of weight x distance over one or more ranges of the vocabulary.
+// If max is -inf, the ranges have no token left.
 struct VocabSum {
   float max = kMinusInfinity;
   float sum = 0.0f;

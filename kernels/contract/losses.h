@@ -1,7 +1,7 @@
-// C14: losses of tokens, and the functions that other losses are made of, each with its gradient.
+// C14: losses of tokens, the functions of which other losses are made, and the gradient of each.
 //
-// INVARIANT: NaN in, NaN out, in the value and in the gradient: a comparison with NaN is false, so
-// every select here says what NaN does (tests/kernels/oracle/oracle_losses_test.cc).
+// INVARIANT: NaN in, NaN out, for value and gradient. A comparison with NaN is false, so every
+// select here handles NaN explicitly (tests/kernels/oracle/oracle_losses_test.cc).
 #ifndef ISOBIT_KERNELS_CONTRACT_LOSSES_H_
 #define ISOBIT_KERNELS_CONTRACT_LOSSES_H_
 
@@ -13,7 +13,7 @@
 
 namespace isobit::contract {
 
-// A function of one number and its gradient, such as a token's loss by the token's logprob.
+// A function of one number, and its gradient: for instance a token's loss as one of its logprob.
 struct ValueAndGradient {
   float value;
   float gradient;
@@ -25,7 +25,7 @@ ISOBIT_HD ValueAndGradient PolicyGradientLoss(float logprob, float advantage) {
   return {-Mul(advantage, logprob), -advantage};
 }
 
-// x cut to [low, high], low <= high; NaN stays NaN.
+// x limited to [low, high], low <= high; NaN stays NaN.
 ISOBIT_HD float Clamp(float x, float low, float high) {
   if (x < low) return low;
   return x > high ? high : x;
@@ -50,10 +50,10 @@ ISOBIT_HD ValueAndGradient AddReferenceKl(ValueAndGradient loss, float logprob, 
           Add(loss.gradient, Mul(weight, Sub(1.0f, e)))};
 }
 
-// The functions that losses are made of beside IEEE's operations.
+// The functions of which losses are made, in addition to IEEE operations.
 enum class LossFunction : int32_t { kExp, kLog, kSigmoid, kLogSigmoid };
 
-// log(1 + e) for e in [0, 1]: accurate for small e, where Log(1 + e) would not be.
+// log(1 + e) for e in [0, 1]. Also accurate for small e, unlike Log(1 + e).
 ISOBIT_HD float Log1pOf(float e) { return e <= 0.25f ? LogOfReduced(e, 0.0f) : Log(Add(1.0f, e)); }
 
 ISOBIT_HD ValueAndGradient LogSigmoidOf(float x) {

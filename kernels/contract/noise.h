@@ -1,4 +1,4 @@
-// C8: the counter-based noise of sampling. A pure function of (seed, sample, position, token id).
+// C8: the counter-based noise for sampling, a pure function of (seed, sample, position, token id).
 #ifndef ISOBIT_KERNELS_CONTRACT_NOISE_H_
 #define ISOBIT_KERNELS_CONTRACT_NOISE_H_
 
@@ -30,8 +30,8 @@ ISOBIT_HD PhiloxBlock Philox(uint64_t key, PhiloxBlock c) {
   return c;
 }
 
-// The four random words of tokens 4*counter .. 4*counter + 3. `position` is the absolute position
-// of the token being drawn in its sequence, `sample` the index among a request's n samples.
+// The four random words of tokens 4*counter .. 4*counter + 3. `position`: absolute position in the
+// sequence of the token being drawn. `sample`: its index among a request's n samples.
 ISOBIT_HD PhiloxBlock TokenNoise(uint64_t seed, uint32_t sample, uint32_t position,
                                  uint32_t counter) {
   return Philox(seed, {{counter, position, sample, 0u}});

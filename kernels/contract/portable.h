@@ -1,9 +1,9 @@
-// The operations that the contract is written in, for host and device: IEEE fp32 and float64
+// The operations of which the contract is made, for host and device: IEEE fp32 and float64
 // operations with one rounding each, bit casts and bf16.
 //
-// Every function of kernels/contract uses only these, so that no compiler may fuse, reassociate or
-// approximate. They are always_inline, because translation units that are compiled for different
-// instruction sets must not share a copy.
+// Functions of kernels/contract use only these, so that no compiler may fuse, reassociate or
+// approximate. They are always_inline, because translation units compiled for different instruction
+// sets must not share a copy.
 #ifndef ISOBIT_KERNELS_CONTRACT_PORTABLE_H_
 #define ISOBIT_KERNELS_CONTRACT_PORTABLE_H_
 

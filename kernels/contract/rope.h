@@ -1,5 +1,5 @@
-// C5: the rotary table. Our own code makes it once, on the host and in float64, because a libm may
-// differ between machines.
+// C5: the rotary table. Made once, on the host and in float64, by code of our own, because the math
+// libraries of machines differ.
 #ifndef ISOBIT_KERNELS_CONTRACT_ROPE_H_
 #define ISOBIT_KERNELS_CONTRACT_ROPE_H_
 
@@ -16,19 +16,19 @@ struct RopeScaling {
   // kLlama3 only.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  // kYarn only. Pairs that turn more than beta_fast times in original_max_positions keep their
-  // frequency, those that turn less than beta_slow times have it divided by factor; with truncate,
-  // the bounds between them are whole pairs.
+  // kYarn only. Pairs that rotate more than beta_fast times in original_max_positions keep their
+  // frequency; those that rotate less than beta_slow times have it divided by factor. With
+  // truncate, the bounds between them are whole pairs.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   bool truncate = true;
-  double attention_factor = 0.0;  // 0: computed from factor, and from the two below if neither is 0
+  double attention_factor = 0.0;  // 0: from factor, and from the two below if neither is 0
   double mscale = 0.0;
   double mscale_all_dim = 0.0;
 };
 
-// The angle per position of each pair, head_dim / 2 values: theta^(-2i/head_dim), scaled, and
-// rounded to fp32 as in Hugging Face. The llama3 and yarn rules are those of transformers'
+// The angle per position of each of the head_dim / 2 pairs: theta^(-2i/head_dim), scaled, and
+// rounded to fp32 as in Hugging Face. The rules of llama3 and yarn are those of transformers'
 // modeling_rope_utils; yarn needs theta > 1.
 std::vector<float> InverseFrequencies(int32_t head_dim, double theta, const RopeScaling& scaling);
 

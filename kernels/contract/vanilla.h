@@ -1,6 +1,6 @@
-// What mode kVanilla does instead of the contract: the two habits of an ordinary engine that make
-// sampler and trainer diverge. They are defined here so that the mode is reproducible; nobody
-// should want to match them.
+// What mode kVanilla does instead of the contract: the two habits of ordinary engines that make
+// sampler and trainer diverge. They are defined here so that the mode is reproducible, not as a
+// model to follow.
 #ifndef ISOBIT_KERNELS_CONTRACT_VANILLA_H_
 #define ISOBIT_KERNELS_CONTRACT_VANILLA_H_
 
@@ -10,15 +10,15 @@
 
 namespace isobit::contract {
 
-// Split-K chosen by batch size, as GEMM libraries do to fill a machine: many splits for few rows.
+// Split-K by batch size, as GEMM libraries do to fill a GPU: many splits for few rows.
 ISOBIT_HD int VanillaSplits(int64_t m) {
   if (m <= 4) return 8;
   if (m <= 16) return 4;
   return m <= 64 ? 2 : 1;
 }
 
-// The sum of all ranks' values, starting at rank `first` and going round, with bf16 on the wire:
-// every value and every hop's sum rounds to bf16. A single rank exchanges nothing and keeps its
+// The sum of all ranks' values, from rank `first` on around the ring, with bf16 on the wire: every
+// value and the sum of every hop are rounded to bf16. A single rank exchanges nothing and keeps its
 // fp32 value.
 ISOBIT_HD float HopSum(const float* values, int num_ranks, int first) {
   if (num_ranks == 1) return values[0];
@@ -30,8 +30,8 @@ ISOBIT_HD float HopSum(const float* values, int num_ranks, int first) {
   return sum;
 }
 
-// Where a ring all-reduce of `count` elements starts to add element i: the message is cut into one
-// chunk a rank, and a chunk's sum starts at the rank after its owner.
+// The rank at which a ring all-reduce of `count` elements starts adding element i. The message is
+// divided into one chunk per rank, and a chunk's sum starts at the rank after its owner.
 ISOBIT_HD int RingStart(int64_t i, int64_t count, int num_ranks) {
   const int64_t chunk = (count + num_ranks - 1) / num_ranks;
   return static_cast<int>((i / chunk + 1) % num_ranks);

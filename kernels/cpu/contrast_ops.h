@@ -1,4 +1,4 @@
-// The contrast modes of the CPU backend (contract/vanilla.h): how each differs from TreeOps.
+// The contrast modes of the CPU backend (contract/vanilla.h): their differences from TreeOps.
 #ifndef ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
 #define ISOBIT_KERNELS_CPU_CONTRAST_OPS_H_
 
@@ -7,20 +7,20 @@
 
 namespace isobit::cpu {
 
-// Mode batch_invariant: a sum over ranks goes from rank to rank, and is bf16 between them.
+// Mode batch_invariant: a sum over ranks is passed from rank to rank, in bf16 between them.
 class BatchInvariantOps : public TreeOps {
  public:
   using TreeOps::TreeOps;
 
  protected:
   void ReduceElements(const ReduceArgs& a, int64_t begin, int64_t end) final;
-  // The rank with which the sum of element i starts.
+  // The rank at which the sum of element i starts.
   virtual int FirstRank(const ReduceArgs& /*a*/, int64_t /*i*/) const { return 0; }
-  // The first element after i whose sum may start with another rank.
+  // The first element after i whose sum may start at another rank.
   virtual int64_t EndOfRun(const ReduceArgs& a, int64_t /*i*/) const { return a.end; }
 };
 
-// Mode vanilla: in addition, a sum starts at the rank where a ring's would, and the number of rows
+// Mode vanilla: in addition, a sum starts at the same rank as in a ring, and the number of rows
 // determines how K is split.
 class VanillaOps final : public BatchInvariantOps {
  public:

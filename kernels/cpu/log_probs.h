@@ -1,5 +1,5 @@
-// Logprobs and sampling of rows of logits, without sorting a row. Block maxima and integer weights
-// give the same results as the oracle's ranking of all tokens.
+// Logprobs and sampling from rows of logits, without sorting a row. Block maxima and integer
+// weights give the same results as the oracle, which ranks all tokens.
 #ifndef ISOBIT_KERNELS_CPU_LOG_PROBS_H_
 #define ISOBIT_KERNELS_CPU_LOG_PROBS_H_
 

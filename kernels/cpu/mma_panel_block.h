@@ -1,9 +1,9 @@
-// Shared by the variants of mma_panel: how a product is cut into blocks, which tier a block takes,
-// and the wide and scalar tiers.
+// Shared by the variants of mma_panel: how a product is divided into blocks, which tier a block
+// uses, and the wide and scalar tiers.
 //
 // Each variant's translation unit is compiled for its own instruction set. So everything here has
 // internal linkage and calls nothing that could be emitted as a shared inline function: the linker
-// would keep one copy, perhaps one that an older processor cannot run.
+// would keep only one copy, perhaps one that an older processor cannot run.
 #ifndef ISOBIT_KERNELS_CPU_MMA_PANEL_BLOCK_H_
 #define ISOBIT_KERNELS_CPU_MMA_PANEL_BLOCK_H_
 
@@ -17,20 +17,20 @@ namespace isobit::cpu {
 namespace {
 
 constexpr int64_t kStepK = contract::kMmaK;
-constexpr int64_t kBlockK = 256;  // 16 KiB of a panel: it stays in L1 for all rows
+constexpr int64_t kBlockK = 256;  // 16 KiB of a panel, which stay in L1 for all rows
 constexpr int64_t kBlockRows = 4;
 
-// The fast tier's window. The rows of a block are scaled by 2^-shift, so that |x| < 2^5, and the
-// chain value with them; a power of two commutes with every truncation. Let E be the contract's
-// largest exponent after scaling. In the window
+// The fast tier's window. The rows of a block, and with them the chain value, are scaled by
+// 2^-shift, so that |x| < 2^5; a power of two commutes with every truncation. Let E be the
+// contract's largest exponent after scaling. In the window
 //   - |w| < 2^11, so products are below 2^16, and 256 of them add less than 2^24 to a chain value
 //     that starts below 2^24: E <= 25, so 2^(25-E) is a non-negative shift of exponents;
-//   - every product and chain value is a multiple of 2^-126 (with the bounds above, that keeps
-//   every
-//     factor of a product that is not zero normal): no fp32 operation is subnormal or inexact, and
-//     where E < -101 it may be taken as -101, as nothing is truncated at either. That
-//     also keeps a zero, whose exponent reads -127 here, from raising E.
-constexpr int kBias = 2 * 127;  // of E and of every sum of two exponent fields
+//   - every product and chain value is a multiple of 2^-126; with the bounds above, every factor
+//     of a product that is not zero is then normal. So no fp32 operation is subnormal or inexact,
+//     and an E below -101 may be replaced by -101, since nothing is truncated in either case.
+//     That also prevents a zero, whose exponent
+//     reads -127 here, from raising E.
+constexpr int kBias = 2 * 127;  // of E and of all sums of two exponent fields
 constexpr int kMaxXField = 127 + 4;
 constexpr int kMaxWField = 127 + 10;
 constexpr int kMinProductFields = kBias - 126 + 14;  // a product's last bit is 2^(e-14)
@@ -41,7 +41,7 @@ constexpr int kMaxShift = 100;  // keeps the scaled-back chain value finite
 constexpr int kMinChainField = 127 - 126 + 23;
 constexpr int kEndChainField = 127 + 24;
 
-// The largest sum of 17 terms, in units of 2^(E-25), exceeds int32 so little that it wraps to at
+// The largest sum of 17 terms, in units of 2^(E-25), exceeds int32 by so little that it wraps to at
 // least this magnitude. An ordinary sum is seldom that large.
 constexpr float kPeakLimit = 0x1p32f - (16 * 255 * 255 * 0x1p11f + 0x1p26f);
 static_assert(kPeakLimit == 4294967296.0 - (16 * 65025 * 2048.0 + 67108864.0));
@@ -51,7 +51,7 @@ struct RowBlock {
   alignas(64) float x[kBlockRows][kBlockK];            // scaled by 2^-shift
   alignas(64) uint32_t exponent[kBlockRows][kBlockK];  // its field at bit 7 of both 16-bit halves
   int shift;
-  int min_field;  // over the scaled values that are not zero
+  int min_field;  // over the scaled non-zero values
   bool finite;
   bool in_window;
 };
@@ -68,8 +68,8 @@ inline __attribute__((always_inline)) float PowerOfTwo(int exponent) {
   return FloatFromBits(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Prefetches the same row of the panel's next block. A hardware prefetcher cannot guess it, because
-// the blocks of the other panels come first. Weights in memory then stream two to three times
+// Prefetches the same row of the panel's next block. A hardware prefetcher cannot predict it,
+// because the blocks of other panels come first. Weights in memory then stream two to three times
 // faster.
 inline __attribute__((always_inline)) void Prefetch(const uint16_t* row, int64_t k_stride) {
   __builtin_prefetch(row + kBlockK * k_stride);
@@ -77,7 +77,7 @@ inline __attribute__((always_inline)) void Prefetch(const uint16_t* row, int64_t
 
 void LoadRows(const uint16_t* x, int64_t ldx, int64_t rows, int64_t k, RowBlock* block) {
   uint16_t top = 0;
-  uint16_t least = 0xffff;  // of magnitude - 1: a zero wraps round to the end
+  uint16_t least = 0xffff;  // of magnitude - 1; a zero wraps round to the maximum
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < k; ++i) {
       const uint16_t magnitude = x[r * ldx + i] & 0x7fff;
@@ -106,7 +106,7 @@ void LoadRows(const uint16_t* x, int64_t ldx, int64_t rows, int64_t k, RowBlock*
   }
 }
 
-// Whether the rows and one panel's weights and chain values all lie in the window.
+// Whether the rows and one panel's weights and chain values are all in the window.
 bool InWindow(const RowBlock& block, const ExponentRange& w, const float* c, int64_t ldc,
               int64_t rows) {
   if (!block.in_window || w.max > kMaxWField) return false;
@@ -123,7 +123,7 @@ bool InWindow(const RowBlock& block, const ExponentRange& w, const float* c, int
   return outside == 0;
 }
 
-// One row, one panel, one step. Every finite operand and product is exact in double precision, and
+// One row, one panel, one step. In double precision every finite operand and product is exact, and
 // so is a sum of terms that are integers below 2^32.
 void WideStep(const uint16_t* x, const uint16_t* w, int64_t k_stride, float* c, int64_t* scalar) {
   int16_t top[kPanelColumns];  // E; a zero term has no exponent
@@ -167,7 +167,7 @@ void WideStep(const uint16_t* x, const uint16_t* w, int64_t k_stride, float* c, 
     const bool finite = (FloatBits(c[j]) & 0x7f800000) != 0x7f800000;
     const double chain = finite ? c[j] : 0.0f;
     const double sum = static_cast<double>(products[j]) + static_cast<int32_t>(chain * scale[j]);
-    // Clearing the fraction bits that fp32 lacks truncates toward zero.
+    // Clearing the fraction bits that fp32 does not have truncates toward zero.
     const double result = __builtin_bit_cast(
         double, __builtin_bit_cast(uint64_t, sum * unit[j]) & ~((uint64_t{1} << 29) - 1));
     const double magnitude = __builtin_fabs(result);
@@ -205,8 +205,8 @@ void ExactBlock(const uint16_t* x, int64_t ldx, int64_t rows, int64_t k, bool fi
   }
 }
 
-// The whole product. fast(block, rows, k, w, k_stride, c, ldc) computes a block that lies in the
-// window, or returns false and leaves c as it was.
+// The whole product. fast(block, rows, k, w, k_stride, c, ldc) computes a block in the window, or
+// returns false and leaves c unchanged.
 template <typename Fast>
 inline __attribute__((always_inline)) void MmaPanels(const MmaArgs& args, Fast fast) {
   RowBlock block;

@@ -1,4 +1,4 @@
-// The variants of mma_panel, one translation unit each, and what they call outside it.
+// The variants of mma_panel, one translation unit each, and the function that they call elsewhere.
 #ifndef ISOBIT_KERNELS_CPU_MMA_PANEL_VARIANTS_H_
 #define ISOBIT_KERNELS_CPU_MMA_PANEL_VARIANTS_H_
 

@@ -1,5 +1,5 @@
-// The loops between the matrix products, compiled once for each instruction set (row_kernels.inc)
-// and called through a table. Each keeps the order of operations that kernels/contract states.
+// The loops between the matrix products, compiled once per instruction set (row_kernels.inc) and
+// called through a table. Each keeps the order of operations that kernels/contract defines.
 #ifndef ISOBIT_KERNELS_CPU_ROW_KERNELS_H_
 #define ISOBIT_KERNELS_CPU_ROW_KERNELS_H_
 
@@ -15,37 +15,37 @@ namespace isobit::cpu {
 
 using contract::Bf16;
 
-// How the sums of a dot product's segments become one number.
+// How the sums of a dot product's segments are combined.
 enum class SegmentSum {
   kChain,      // contract::ChainOf
   kTree,       // contract::TreeOf
   kZeroChain,  // a chain that starts from +0: the splits of mode kVanilla
 };
 
-// What one token's noise is drawn from (C8).
+// The inputs of one token's noise (C8).
 struct NoiseKey {
   uint64_t seed;
   uint32_t sample;
   uint32_t position;
 };
 
-// A token in the order of the filters: by logit, ties by lowest id.
+// A token in the filters' order: by logit, ties by lowest id.
 struct RankedToken {
   float logit;
   int32_t id;
 };
 
-inline constexpr int64_t kVocabBlock = 64;  // logits whose maximum is kept (block_max)
+inline constexpr int64_t kVocabBlock = 64;  // logits per entry of block_max
 
-// Arrays may not overlap unless they are the same argument. n counts elements and has no
-// granularity, unless a comment says otherwise.
+// Arrays may not overlap unless they are the same argument. n counts elements and may be any
+// number, unless a comment says otherwise.
 struct RowKernels {
-  // Joins segments 0..count-1, each n values at sums + segment * stride, into segment 0, and adds
-  // the bias (or null).
+  // Combines segments 0..count-1, each n values at sums + segment * stride, into segment 0, and
+  // adds the bias (or null).
   void (*join_segments)(SegmentSum kind, float* sums, int64_t stride, int count, const float* bias,
                         int64_t n);
   void (*to_bf16)(const float* x, Bf16* out, int64_t n);
-  // out = HopSum over two or more partials, in the order given. out is none of them.
+  // out = HopSum over two or more partials, in the given order. out is not one of them.
   void (*hop_sum)(const float* const* partials, int count, float* out, int64_t n);
   // out = TreeOf over 1, 2, 4 or 8 partials. out may be one of them.
   void (*tree_sum)(const float* const* partials, int count, float* out, int64_t n);
@@ -80,8 +80,8 @@ struct RowKernels {
   void (*sum_weights)(const float* z, float max, int64_t n, int64_t* weights, int64_t* distances);
   // The largest logit that does not pass min-p; -inf if all pass.
   float (*largest_below_min_p)(const float* z, float max, float min_p, int64_t n);
-  // Sets every token after `last` in the order of the filters to -inf. An id of -1 comes before all
-  // ids with an equal logit.
+  // Sets every token after `last` in the filters' order to -inf. An id of -1 comes before all ids
+  // with an equal logit.
   void (*keep_prefix)(float* z, RankedToken last, int64_t n);
   // values[i] = z[i] + TokenGumbel(first_id + i) for one block of kVocabBlock tokens; first_id is a
   // multiple of 4.
@@ -89,7 +89,7 @@ struct RowKernels {
 
   // ---- Gradients (C11 to C15). n > 0.
 
-  // The tree of C12 over a[i] * b[i], of C15 over x[i] * x[i].
+  // The tree of C12 over a[i] * b[i], and that of C15 over x[i] * x[i].
   float (*dot_tree)(const Bf16* a, const Bf16* b, int64_t n);
   double (*square_tree)(const float* x, int64_t n);
   void (*norm_gradient)(const Bf16* x, const Bf16* weight, const Bf16* dy, float inverse_rms,
@@ -102,12 +102,12 @@ struct RowKernels {
   void (*rotate_back)(Bf16* first, Bf16* second, const float* cosine, const float* sine, int64_t n);
   void (*swiglu_gradient)(const Bf16* gate, const Bf16* up, const Bf16* ds, Bf16* dgate, Bf16* dup,
                           int64_t n);
-  // One key and n rows, of which [begin, end) see it: bf16(p) and ds; +0 for the others.
+  // For one key and n rows, of which [begin, end) see it: bf16(p) and ds; +0 for the other rows.
   void (*score_gradients)(const float* scores, const float* value_dots, const float* log_sums,
                           const float* output_dots, float scale, int begin, int end, int n, Bf16* p,
                           Bf16* ds);
-  // LogitGradient for all tokens as if none were the target; +0 for those after `last` in the order
-  // of the filters.
+  // LogitGradient for all tokens as if none were the target; +0 for tokens after `last` in the
+  // filters' order.
   void (*logit_gradients)(const float* z, const contract::RowDistribution& row, RankedToken last,
                           float dlogprob, float dentropy, float inverse_temperature, int64_t n,
                           Bf16* out);
@@ -116,7 +116,7 @@ struct RowKernels {
                 float* m, float* v, Bf16* working);
 };
 
-// The kernels for an instruction set, which must be at most DetectIsa().
+// The kernels for an instruction set, which must not exceed DetectIsa().
 const RowKernels& GetRowKernels(Isa isa);
 
 }  // namespace isobit::cpu

@@ -10,7 +10,7 @@
 
 namespace isobit::cpu {
 
-inline constexpr int64_t kRowGrain = 4;  // the fewest rows that are worth waking a thread
+inline constexpr int64_t kRowGrain = 4;  // the fewest rows for which a thread is woken
 
 void Embedding(const EmbeddingArgs& a);
 void RmsNorm(const RmsNormArgs& a, const RowKernels& rows, ThreadPool& pool);

@@ -1,4 +1,4 @@
-// The product of rows with packed panels whose K is cut into segments: the leaves of a linear
+// The product of rows with packed panels whose K is divided into segments: the leaves of a linear
 // layer, or the packs of a weight's gradient.
 #ifndef ISOBIT_KERNELS_CPU_SEGMENTED_PRODUCT_H_
 #define ISOBIT_KERNELS_CPU_SEGMENTED_PRODUCT_H_
@@ -13,8 +13,8 @@
 
 namespace isobit::cpu {
 
-// y[r][n] = the combination of the segments' chains of x[r] . w[n], plus bias. Exactly one output
-// is set; it is [m, n], leading dimension ldy.
+// y[r][n] = the combined chains of x[r] . w[n] over the segments, plus bias. Exactly one output is
+// set; it is [m, n], leading dimension ldy.
 struct SegmentedProduct {
   const Bf16* x = nullptr;  // [m, padded_k], leading dimension ldx
   int64_t ldx = 0;
@@ -22,7 +22,7 @@ struct SegmentedProduct {
   const Bf16* panels = nullptr;  // [n / 32, rounded up][padded_k][32]
   int64_t n = 0;
   int64_t padded_k = 0;
-  // Segment i holds columns [bounds[i], bounds[i + 1]), multiples of 16, of K. It may be empty.
+  // Segment i has columns [bounds[i], bounds[i + 1]) of K, multiples of 16. It may be empty.
   absl::Span<const int64_t> bounds;
   SegmentSum sum = SegmentSum::kChain;
   // The range of segment i in panel p is ranges[i * range_stride + p].
@@ -50,7 +50,7 @@ class SegmentedProductOp {
   MmaPanelsFn mma_;
   const RowKernels& rows_;
   ThreadPool& pool_;
-  std::vector<std::vector<float>> sums_;  // of each worker: the segments of one block
+  std::vector<std::vector<float>> sums_;  // of each worker: the segment sums of a block
 };
 
 }  // namespace isobit::cpu

@@ -1,4 +1,4 @@
-// A small fork-join pool: one caller splits a loop over its threads and waits for all of them.
+// A small fork-join pool: a caller divides a loop among its threads and waits for all of them.
 #ifndef ISOBIT_KERNELS_CPU_THREAD_POOL_H_
 #define ISOBIT_KERNELS_CPU_THREAD_POOL_H_
 
@@ -13,11 +13,11 @@ namespace isobit::cpu {
 
 class ThreadPool {
  public:
-  // fn(begin, end, worker): handles items [begin, end); worker in [0, num_threads()) names the
+  // fn(begin, end, worker) handles items [begin, end); worker in [0, num_threads()) selects the
   // scratch memory that this call may use.
   using Body = absl::FunctionRef<void(int64_t begin, int64_t end, int worker)>;
 
-  // num_threads >= 1 counts the caller; 1 starts no thread.
+  // num_threads >= 1 includes the caller; 1 starts no thread.
   explicit ThreadPool(int num_threads);
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -26,14 +26,14 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls fn on disjoint ranges of at most `grain` items (>= 1) that cover [0, count), and returns
-  // when all are done. One loop at a time: only the owner of the pool calls this.
+  // when all are done. One loop at a time: only the pool's owner may call it.
   void ParallelFor(int64_t count, int64_t grain, Body fn);
 
  private:
   void Work(int worker);
   void RunShare(int worker);
 
-  // The present loop, written by the caller before it raises `epoch_`.
+  // The current loop, written by the caller before it raises `epoch_`.
   const Body* body_ = nullptr;
   int64_t count_ = 0;
   int64_t grain_ = 1;

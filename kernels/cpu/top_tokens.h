@@ -1,5 +1,5 @@
-// The first tokens of a row in the order of the filters (contract/sampling.h), found without
-// ranking the row.
+// The first tokens of a row in the filters' order (contract/sampling.h), without ranking the whole
+// row.
 #ifndef ISOBIT_KERNELS_CPU_TOP_TOKENS_H_
 #define ISOBIT_KERNELS_CPU_TOP_TOKENS_H_
 
@@ -11,7 +11,7 @@
 
 namespace isobit::cpu {
 
-// A row of logits (none NaN) with the maximum of each block of kVocabBlock.
+// A row of logits (no NaN) with the maximum of each block of kVocabBlock.
 struct BlockedRow {
   const float* z;
   int64_t vocab;
@@ -22,23 +22,23 @@ struct BlockedRow {
 
 struct WeightedToken {
   uint64_t key;    // larger comes first; see KeyOf
-  int64_t weight;  // contract::TokenWeight, where the caller needs it
+  int64_t weight;  // contract::TokenWeight, if the caller needs it
 };
 
-// Keys order tokens as contract::Before does: the logit, then the lowest id.
+// Keys order tokens as contract::Before does: by logit, then by lowest id.
 uint64_t KeyOf(float logit, int32_t id);
 int32_t IdOf(uint64_t key);
 
-// Replaces *out with the first min(count, vocab) tokens, in no order, except that the last of them
-// is at the end. count >= 1. Weights are unset. `scratch` is overwritten.
+// Replaces *out with the first min(count, vocab) tokens, unordered except that the last one in
+// order is at the end. count >= 1. Weights are unset. `scratch` is overwritten.
 void SelectTop(const BlockedRow& row, int64_t count, std::vector<float>* scratch,
                std::vector<WeightedToken>* out);
 
 // Replaces *out with all tokens whose logit is at least `threshold`. Weights are unset.
 void CollectFrom(const BlockedRow& row, float threshold, std::vector<WeightedToken>* out);
 
-// The last token of the shortest prefix, in order, whose weights sum to at least `bound` > 0.
-// The weights of `tokens` must reach the bound; reorders them.
+// The last token of the shortest prefix, in order, whose weights sum to at least `bound` > 0. All
+// weights of `tokens` must sum to at least the bound. Reorders `tokens`.
 WeightedToken NucleusEnd(std::vector<WeightedToken>& tokens, int64_t bound);
 
 }  // namespace isobit::cpu

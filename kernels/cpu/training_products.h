@@ -1,5 +1,5 @@
 // The products of training on row-major operands: linear layers, and the gradients of their inputs
-// and weights. Each call packs one operand into panels; all three are then SegmentedProducts.
+// and weights. Each call packs one operand into panels; all three then are SegmentedProducts.
 #ifndef ISOBIT_KERNELS_CPU_TRAINING_PRODUCTS_H_
 #define ISOBIT_KERNELS_CPU_TRAINING_PRODUCTS_H_
 
@@ -15,8 +15,8 @@
 
 namespace isobit::cpu {
 
-// The segments of a K: segment i is elements [from[i], from[i + 1]), and lies at columns
-// [bounds[i], bounds[i + 1]) once each is padded to whole k16 steps.
+// The segments of a K: segment i is elements [from[i], from[i + 1]). With each padded to whole k16
+// steps, it has columns [bounds[i], bounds[i + 1]).
 struct PaddedSegments {
   explicit PaddedSegments(absl::Span<const int64_t> from);
 
@@ -39,14 +39,14 @@ class TrainingProducts {
   void WeightGradient(const WeightGradientArgs& a);
 
  private:
-  // Fill panels_ and ranges_. PackColumns: output feature i is columns[i], whose K lies in memory
-  // as it is. PackRows: element k of output feature i is rows[k][i], i < n.
+  // Fill panels_ and ranges_. PackColumns: output feature i is columns[i], whose K is contiguous.
+  // PackRows: element k of output feature i is rows[k][i], i < n.
   void PackColumns(const std::vector<const Bf16*>& columns, const PaddedSegments& k);
   void PackRows(const std::vector<const Bf16*>& rows, int64_t n, const PaddedSegments& k);
   void ResizePanels(int64_t n, const PaddedSegments& k);
   Bf16* PanelSegment(int64_t panel, int64_t segment, const PaddedSegments& k);
   void ScanSegment(int64_t panel, int64_t segment, const PaddedSegments& k);
-  // x [m, K] with padded segments: x itself where nothing needs padding.
+  // x [m, K] with padded segments: x itself if nothing needs padding.
   void SetRows(const Bf16* x, int64_t ldx, int64_t m, const PaddedSegments& k,
                SegmentedProduct* product);
   // x_ = columns [first, first + count) of dy, as rows with padded segments.

@@ -27,13 +27,13 @@ class TrainingRows {
   // Adds row `row` to the sums of its block.
   using AddRow = absl::FunctionRef<void(int64_t row, float* sums, int worker)>;
 
-  // Calls add for all rows, those of a block of 64 in order, and joins each pack's blocks in
+  // Calls add for all rows, those of a block of 64 in order, and combines each pack's blocks in
   // sums_ [packs][n].
   void SumRows(PackBounds packs, int64_t n, AddRow add);
-  // out [n] = the packs' sums, of which pack p's are at sums + p * stride; overwrites them.
+  // out [n] = the sum over packs; pack p's sums are at sums + p * stride. Overwrites the sums.
   void JoinPacks(PackBounds packs, float* sums, int64_t stride, int64_t n, float* out) const;
-  // out [d] = the norm weight's gradient, from the sums of `heads` heads at columns [first, ...) of
-  // sums_ [packs][n].
+  // out [d] = the norm weight's gradient, from the sums of `heads` heads, which are at columns
+  // [first, ...) of sums_ [packs][n].
   void JoinHeads(PackBounds packs, int64_t n, int64_t first, int64_t heads, int64_t d, float* out);
 
   const RowKernels& rows_;
