@@ -1,5 +1,5 @@
-// The contrast modes of the CUDA backend: what each does differently from TreeCudaOps. Steps whose
-// bits are promised need none of it.
+// The contrast modes of the CUDA backend: their differences from TreeCudaOps. Steps with promised
+// bits use none of this.
 #ifndef ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CONTRAST_CUDA_OPS_H_
 
@@ -20,11 +20,11 @@ class BatchInvariantCudaOps final : public TreeCudaOps {
   absl::Status Reduce(const ReduceArgs& args) override;
 };
 
-// Mode vanilla: cuBLAS multiplies, weights are packed for it, and sums over ranks start at the rank
-// where a ring all-reduce would start them.
+// Mode vanilla: cuBLAS multiplies, weights are packed for it, and sums over ranks start at the same
+// rank as in a ring all-reduce.
 class VanillaCudaOps final : public TreeCudaOps {
  public:
-  // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
+  // RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
   static absl::StatusOr<std::unique_ptr<CudaOps>> Create(std::shared_ptr<CudaResources> resources);
 
   const WeightPacker& packer() const override { return packer_; }

@@ -1,4 +1,4 @@
-// One GPU as a rank sees it: its memory, and the stream on which copies and ops run, which is its
+// A rank's GPU: its memory, and the stream on which copies and ops run. The stream is the device's
 // own or the caller's.
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_DEVICE_H_
@@ -20,7 +20,7 @@
 
 namespace isobit {
 
-// A stream that exists as long as the object. It can be moved, not copied.
+// A stream that lives as long as the object. Movable, not copyable.
 class CudaStream {
  public:
   // The GPU must exist. The stream and the legacy default stream do not wait for each other.
@@ -41,9 +41,9 @@ class CudaStream {
 
 class CudaDevice final : public Device {
  public:
-  // stream: a stream of that GPU on which the ops are to run, in the caller's order; it outlives
-  // the object. It may be nullptr, the default stream. Without one, the device has a stream of its
-  // own. FAILED_PRECONDITION: no such GPU, or it is not Hopper.
+  // stream: a stream of that GPU on which the ops run, in the caller's order; it outlives the
+  // object. nullptr is the default stream. If none is given, the device creates its own stream.
+  // FAILED_PRECONDITION: the GPU does not exist or is not Hopper.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
       int ordinal, std::optional<cudaStream_t> stream = std::nullopt);
 
@@ -55,8 +55,8 @@ class CudaDevice final : public Device {
 
   // The stream of AllocateBeside, Upload and packers.
   cudaStream_t side_stream() const { return side_->handle(); }
-  // Of packers: those that send weights to this rank, on the side stream; null: nobody. Before the
-  // first packer.
+  // For packers: the senders of weights to this rank, on the side stream; null: there are none.
+  // Call it before the first packer is made.
   void SetWeightSenders(std::unique_ptr<WeightSenders> senders) { senders_ = std::move(senders); }
   WeightSenders* weight_senders() const { return senders_.get(); }
 
@@ -72,7 +72,7 @@ class CudaDevice final : public Device {
   absl::Status Copy(void* to, const void* from, size_t bytes) override;
   absl::Status Synchronize() override;
 
-  // Bytes that these two have given out and that have not been freed or released. From any thread.
+  // The bytes that these two have allocated and that are not freed or released. Any thread.
   size_t allocated_bytes() const { return *allocated_; }
 
  private:

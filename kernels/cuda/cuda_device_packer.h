@@ -1,4 +1,4 @@
-// Packs weights that are in a GPU's memory already: the kernels of kernels/cuda/weights on the
+// Packs weights that are already in a GPU's memory, by the kernels of kernels/cuda/weights on the
 // device's side stream.
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_DEVICE_PACKER_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_DEVICE_PACKER_H_

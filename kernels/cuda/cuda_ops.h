@@ -1,5 +1,5 @@
-// The interface of the CUDA backend: one tensor-parallel rank's ops on one GPU, with the CPU
-// backend's bits.
+// The interface of the CUDA backend: the ops of one tensor-parallel rank on one GPU, with the bits
+// of the CPU backend.
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_OPS_H_
 
@@ -12,13 +12,13 @@
 
 namespace isobit {
 
-// To be used by one thread at a time. Scratch that an op has used stays allocated, because a
-// captured graph may still use it.
+// Used by one thread at a time. Scratch that an op has used stays allocated, because a captured
+// graph may still use it.
 class CudaOps : public Ops {
  public:
   CudaDevice& device() override = 0;
   CudaStepTables& tables() override = 0;
-  // What ops of another mode may share with these (CudaOptions::resources).
+  // What ops of another mode can share with these (CudaOptions::resources).
   virtual const std::shared_ptr<CudaResources>& resources() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the ops of a rank need on its GPU besides their arguments. Not here: what they compute
+// What a rank's ops need on its GPU in addition to their arguments. Not here: what they compute
 // (tree_cuda_ops.h).
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_RESOURCES_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_RESOURCES_H_
@@ -16,20 +16,20 @@
 
 namespace isobit {
 
-// Ops of several modes may share it, if one thread at a time uses any of them: they then run on one
-// stream, in the order of their calls.
+// Ops of several modes may share it if only one thread at a time uses any of them: they then run on
+// one stream, in the order of their calls.
 struct CudaResources {
   explicit CudaResources(std::unique_ptr<CudaDevice> gpu) : device(std::move(gpu)) {}
 
-  // Makes `scratch` hold at least `bytes`. RESOURCE_EXHAUSTED: no memory.
+  // Makes `scratch` at least `bytes` long. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status ReserveScratch(size_t bytes);
 
   const std::unique_ptr<CudaDevice> device;
   CudaStepTables tables{*device};
   cuda::LogProbTransfer log_probs;
-  Memory scratch;  // of the present op
+  Memory scratch;  // of the current op
   size_t scratch_bytes = 0;
-  std::vector<Memory> outgrown;  // former scratch, which a captured graph may still use
+  std::vector<Memory> outgrown;  // earlier scratch, which a captured graph may still use
 };
 
 }  // namespace isobit

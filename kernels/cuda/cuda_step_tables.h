@@ -26,14 +26,14 @@ class CudaStepTables final : public StepTables {
   absl::StatusOr<SequenceTable> UploadHalf(int half, absl::Span<const SequenceRows> sequences,
                                            int32_t page_size) override;
 
-  // Upload, padded to `bounds`, for a graph that was captured after a call with the same bounds.
-  // Rows of padding have id 0.
+  // Like Upload, padded to `bounds`, for a graph captured after a call with the same bounds.
+  // Padding rows have id 0.
   absl::StatusOr<UploadedStep> UploadWithin(absl::Span<const int32_t> ids,
                                             absl::Span<const SequenceRows> sequences,
                                             int32_t page_size, const cuda::StepBounds& bounds);
 
-  // Makes room for steps of so many rows, sequences and pages, so that what Upload and UploadHalf
-  // return stays where it is. RESOURCE_EXHAUSTED: no memory.
+  // Allocates room for steps of so many rows, sequences and pages, so that what Upload and
+  // UploadHalf return keeps its address. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Reserve(int64_t rows, int64_t sequences, int64_t pages);
   size_t device_bytes() const {
     return step_.device_bytes() + halves_[0].device_bytes() + halves_[1].device_bytes();

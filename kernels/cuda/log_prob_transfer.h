@@ -1,4 +1,4 @@
-// The transfer of LogProbArgs: requests from host memory to the GPU kernels, results back.
+// The transfer of LogProbArgs: requests from host memory to the GPU's kernels, and results back.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 
@@ -16,7 +16,7 @@ namespace isobit::cuda {
 // Whether a row has filters or a top list.
 bool IsRanked(const LogProbRequest& request);
 
-// Owns the buffers of the transfer, kept from call to call. One caller at a time.
+// Owns the buffers of the transfer and keeps them between calls. One caller at a time.
 class LogProbTransfer {
  public:
   LogProbTransfer() = default;
@@ -24,24 +24,24 @@ class LogProbTransfer {
   LogProbTransfer(const LogProbTransfer&) = delete;
   LogProbTransfer& operator=(const LogProbTransfer&) = delete;
 
-  // Allocates what `num_rows` rows without lists take, so that later calls for such rows need not
-  // grow the buffers: freeing waits for the device. RESOURCE_EXHAUSTED: no memory.
+  // Allocates what `num_rows` rows without lists need, so that later calls for such rows do not
+  // grow the buffers: freeing waits for the device. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Reserve(int64_t num_rows, const Stream& stream);
   size_t device_bytes() const { return device_.bytes + workspace_.bytes; }
 
-  // Ops::LogProbs on the current device: requests, their lists and results are host memory, logits
-  // GPU memory. Waits for the stream. INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab
-  // or a list beyond kMaxTopLogProbs; RESOURCE_EXHAUSTED: no memory.
+  // Ops::LogProbs on the current device: requests, their lists and results are in host memory,
+  // logits in GPU memory. Waits for the stream. INVALID_ARGUMENT: the vocabulary exceeds
+  // kMaxDeviceVocab, or a list exceeds kMaxTopLogProbs. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Run(const LogProbArgs& args, const Stream& stream);
 
-  // Run without the wait: once the stream has reached this point, Read sets the results. Errors as
-  // Run's. The requests and all that they point to must stay until then. ids: also gets the drawn
-  // ids, in GPU memory [num_rows]; may be null.
+  // Run without the wait: once the stream has reached this point, Read sets the results. Errors:
+  // those of Run. The requests and all that they point to must stay until then. ids: also gets the
+  // drawn ids, in GPU memory [num_rows]; may be null.
   absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
   void Read(const LogProbArgs& args) const { Read(args, 0, args.num_rows); }
 
-  // The steps of Launch, for rows whose ranges lie on several GPUs: Send the kernels' input, launch
-  // them (the caller does), Fetch their output. Read: of rows [begin, end) alone.
+  // The steps of Launch, for rows whose ranges are on several GPUs: Send copies the kernels' input,
+  // the caller launches the kernels, Fetch copies their output. Read: only rows [begin, end).
   absl::StatusOr<DeviceLogProbs> Send(const LogProbArgs& args, int32_t* ids, const Stream& stream);
   absl::Status Fetch(const LogProbArgs& args, const Stream& stream);
   void Read(const LogProbArgs& args, int64_t begin, int64_t end) const;
@@ -54,8 +54,8 @@ class LogProbTransfer {
 
   absl::Status Grow(size_t bytes, size_t workspace_bytes, const Stream& stream);
 
-  Block host_;       // pinned: what goes to the GPU, then what comes back
-  Block device_;     // the same there
+  Block host_;       // pinned: input for the GPU, later its output
+  Block device_;     // the same on the GPU
   Block workspace_;  // of the kernels
 };
 

@@ -16,12 +16,12 @@ namespace isobit {
 struct CudaOptions {
   int device = 0;
   NumericsMode mode = NumericsMode::kTree;
-  std::optional<cudaStream_t> stream = {};  // where the ops run: see CudaDevice::Create
-  // Of other ops, which these share; `device` and `stream` are then unused. Null: their own.
+  std::optional<cudaStream_t> stream = {};  // on which the ops run: see CudaDevice::Create
+  // Those of other ops, to be shared; `device` and `stream` are then unused. Null: not shared.
   std::shared_ptr<CudaResources> resources = nullptr;
 };
 
-// FAILED_PRECONDITION: no such device, or it is not Hopper. RESOURCE_EXHAUSTED: no memory.
+// FAILED_PRECONDITION: the device does not exist or is not Hopper. RESOURCE_EXHAUSTED: no memory.
 absl::StatusOr<std::unique_ptr<CudaOps>> MakeCudaOps(const CudaOptions& options);
 
 }  // namespace isobit

@@ -1,5 +1,5 @@
-// GPU memory behind addresses of its own, so that the memory can be given back while the addresses
-// stay.
+// GPU memory with addresses of its own, so that the memory can be freed while the addresses stay
+// reserved.
 #ifndef ISOBIT_KERNELS_CUDA_MAPPED_MEMORY_H_
 #define ISOBIT_KERNELS_CUDA_MAPPED_MEMORY_H_
 
@@ -12,8 +12,8 @@
 
 namespace isobit::cuda {
 
-// Memory of the GPU `ordinal`, the current device; peers cannot reach it. `taken`: counts the bytes
-// that it has taken, which are whole pages of the GPU. RESOURCE_EXHAUSTED: not enough memory.
+// Memory of GPU `ordinal`, the current device; peers cannot access it. `taken`: counts the bytes
+// currently allocated, in whole GPU pages. RESOURCE_EXHAUSTED: there is too little memory.
 // FAILED_PRECONDITION: the driver cannot map memory.
 absl::StatusOr<std::unique_ptr<ReleasableMemory>> MapMemory(
     int ordinal, size_t bytes, std::shared_ptr<std::atomic<size_t>> taken);

@@ -1,4 +1,4 @@
-// Uploads a step's tables, its ids and sequences (device/device_sequences.h), to GPU memory.
+// Copies a step's tables to GPU memory: ids, and sequences (device/device_sequences.h).
 #ifndef ISOBIT_KERNELS_CUDA_SEQUENCES_H_
 #define ISOBIT_KERNELS_CUDA_SEQUENCES_H_
 
@@ -15,25 +15,25 @@
 
 namespace isobit::cuda {
 
-// What a step is padded to, so that one captured graph serves many steps. 0: no padding. A step
-// that exceeds a bound takes what it needs.
+// The sizes to which a step is padded, so that one captured graph serves many steps. 0: no padding.
+// A step that exceeds a bound is not cut off; it uses its own size.
 struct StepBounds {
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
   int32_t max_rows = 0;
   int32_t max_positions = 0;
-  // This step may write positions below a sequence's first, in its other half or for another
-  // sequence that shares the pages.
+  // Whether this step may write positions below a sequence's first one, in its other half or for
+  // another sequence that shares the pages.
   bool writes_past = false;
   Sharing sharing = Sharing::kNever;
   int32_t kv_heads = 0;  // of the cache, for kWhereItPays
 };
 
-// Uploads a step's tables with one copy for each step.
+// Uploads a step's tables, by one copy per step.
 //
-// As long as the buffer does not grow, the addresses depend only on the padded numbers of rows and
-// sequences. A graph captured after one Upload therefore reads, when replayed, the tables of the
-// latest Upload with the same two numbers. `generation` changes when the buffer grows.
+// While the buffer does not grow, addresses depend only on the padded numbers of rows and
+// sequences. So a graph captured after an Upload reads, when replayed, the tables of the latest
+// Upload with the same two numbers. `generation` changes when the buffer grows.
 class StepTableUpload {
  public:
   StepTableUpload() = default;
@@ -41,14 +41,14 @@ class StepTableUpload {
   StepTableUpload(const StepTableUpload&) = delete;
   StepTableUpload& operator=(const StepTableUpload&) = delete;
 
-  // Makes room for steps of up to this many rows, sequences and pages (of all sequences together).
-  // Waits for the device if it has to grow. RESOURCE_EXHAUSTED: no memory.
+  // Allocates room for steps of up to so many rows, sequences and pages (of all sequences
+  // together). If it has to grow, it waits for the device. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Reserve(int64_t num_rows, int64_t num_sequences, int64_t num_pages);
 
-  // Copies ids [rows] and the sequences, both in host memory, which may be reused on return. Ops of
-  // `stream` before the copy still read the previous step's tables, ops after it these. The copy is
-  // not for capture. Ids of padding rows are 0. Grows as Reserve does. INVALID_ARGUMENT: a position
-  // beyond 2^31.
+  // Copies ids [rows] and sequences; both are in host memory that may be reused on return. Ops on
+  // `stream` before the copy still read the previous step's tables, ops after it read these. The
+  // copy cannot be captured. Ids of padding rows are 0. Grows as Reserve does. INVALID_ARGUMENT: a
+  // position exceeds 2^31.
   absl::Status Upload(absl::Span<const int32_t> ids, absl::Span<const SequenceRows> sequences,
                       int32_t page_size, const StepBounds& bounds, cudaStream_t stream);
 

@@ -13,17 +13,17 @@
 
 namespace isobit {
 
-// Puts its ops on the caller's stream, between whatever else the caller puts there; waits for
-// nothing and keeps nothing from one op to the next. Pointers are to memory of the stream's device,
-// which the caller has made the current one. Not for two threads at once.
+// Enqueues its ops on the caller's stream, in order with the caller's work; never waits, and keeps
+// nothing between ops. Pointers are to memory of the stream's device, which the caller has made
+// current. Must not be used by two threads at the same time.
 class TrainingCudaOps final : public TrainingOps {
  public:
   // Allocates scratch for one op: so many bytes of the device's memory, at a multiple of 256, valid
-  // until the work that is on the stream when the op returns is done.
+  // until the work on the stream at the op's return is done.
   using Scratch = std::function<absl::StatusOr<std::byte*>(size_t bytes)>;
 
   TrainingCudaOps(cudaStream_t stream, Scratch scratch)
-      // No op is a dependent launch: the caller's kernels do not release theirs early.
+      // No op is a dependent launch, as the caller's kernels do not release theirs early.
       : stream_{.handle = stream, .dependent = false}, scratch_(std::move(scratch)) {}
 
   const char* name() const override { return "cuda"; }
@@ -55,7 +55,7 @@ class TrainingCudaOps final : public TrainingOps {
   absl::Status Dither(const DitherArgs& args) override;
 
  private:
-  // Null for 0 bytes.
+  // Returns null for 0 bytes.
   absl::StatusOr<std::byte*> ScratchOf(size_t bytes);
   // Launches an op that needs scratch.
   template <typename Args>

@@ -1,7 +1,7 @@
-// Attention over paged keys and values (contract C6): which schedule takes which sequence.
+// Attention over paged keys and values (contract C6): the choice of the schedule for each sequence.
 //
-// Sequences of few rows go to the decode schedule (decode.h). The others go to the prefill schedule
-// (prefill.h) if it is built for the head dimension, else to the decode schedule's walk over all
+// Sequences of few rows use the decode schedule (decode.h). The others use the prefill schedule
+// (prefill.h) if it is built for the head dimension; otherwise the decode schedule's walk over all
 // splits. The step's bounds determine how many rows are few. All schedules give the same bits.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_ATTENTION_H_
@@ -15,21 +15,21 @@
 
 namespace isobit::cuda {
 
-// Scratch in GPU memory, aligned to 256 bytes, used by one call at a time. It needs no
-// initialisation.
+// Scratch in GPU memory, aligned to 256 bytes, used
+// by one call at a time. Needs no initialisation.
 struct AttentionWorkspace {
   std::byte* data = nullptr;
   size_t bytes = 0;
 };
 
-// Bytes of workspace that a call with these arguments needs: a function of the shapes and of the
-// bounds in args.sequences.device, never of a table's contents.
+// The workspace, in bytes, that a call with these arguments needs. It depends on the shapes and on
+// the bounds in args.sequences.device, never on the content of a table.
 size_t AttentionWorkspaceBytes(const AttentionArgs& args);
 
-// out = attention(q, cached k, v); reads args.sequences.device, whose bounds choose the launches:
+// out = attention(q, cached k, v). Reads args.sequences.device, whose bounds decide the launches:
 // the tables may change between replays of a captured call. INVALID_ARGUMENT: head_dim is odd or
-// above 256, heads is no multiple of kv_heads, no device tables, or the workspace is too small;
-// INTERNAL: CUDA refused a launch.
+// above 256, heads is no multiple of kv_heads, there are no device tables, or the workspace is too
+// small. INTERNAL: CUDA refused a launch.
 absl::Status LaunchAttention(const AttentionArgs& args, const AttentionWorkspace& workspace,
                              const Stream& stream);
 

@@ -1,5 +1,5 @@
-// The contract's exp2 for arguments that are known to be small: the same bits in fewer
-// instructions.
+// The contract's exp2 for arguments known to be
+// small: the same bits in fewer instructions.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_BOUNDED_EXP2_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_BOUNDED_EXP2_CUH_
 
@@ -9,12 +9,12 @@
 namespace isobit::cuda {
 
 // x[i] = contract::Exp2(x[i]), for every x[i] <= 126, for -inf and for NaN. The n computations are
-// interleaved, so that a single warp hides the latency of their dependent instructions.
+// interleaved, so that even one warp hides the latency of their dependent instructions.
 //
-// The polynomial's coefficients are halved and the power is doubled. Both are exact, and the low
-// byte of `shifted` then is the power's exponent field without further change. Below -126 the
-// product is subnormal; the multiplication flushes it to zero, which is the contract's +0. The
-// clamp keeps the exponent field from wrapping round.
+// The polynomial's coefficients are halved and the power is doubled. Both are exact, and make the
+// low byte of `shifted` the power's exponent field without further change. Below -126 the product
+// is subnormal, and the multiplication flushes it to zero, which is the contract's +0. The clamp
+// keeps the exponent field from wrapping round.
 // INVARIANT: attention_prefill_test, BoundedExp2Test.EveryArgument.
 template <int n>
 __device__ __forceinline__ void BoundedExp2(float (&x)[n]) {

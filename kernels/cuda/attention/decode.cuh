@@ -1,9 +1,9 @@
-// The kernel of the decode schedule by teams (decode.h): it makes the list of items and distributes
+// The kernel of the decode schedule by teams (decode.h): makes the list of items and distributes
 // them over the teams of all blocks. One warp of a team loads, two compute.
 //
-// At a small batch the kernel could spend half of its time before its first copy. That stretch is
-// therefore kept short: some warps initialise the barriers while the others make the list, rarely
-// run code is out of line (Gather), and shifts and comparisons replace divisions where they can.
+// At a small batch, half of the kernel's time could pass before its first copy. That phase is kept
+// short: some warps initialise the barriers while the others make the list, rarely run code is out
+// of line (Gather), and shifts and comparisons replace divisions where possible.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CUH_
 
@@ -26,7 +26,7 @@ struct TeamShare {
   int32_t end;
 
   // Neighbouring items go to different multiprocessors, so that a short list uses all of them. If
-  // the list is too short for all teams, the busy teams also get the rings of the idle ones.
+  // the list is too short for all teams, busy teams also get the rings of idle teams.
   __device__ TeamShare(int32_t items, int team, uint32_t shared) {
     const int32_t blocks = static_cast<int32_t>(gridDim.x);
     const int teams = 1 + (items > blocks) + (items > 2 * blocks) + (items > 3 * blocks);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const bool loads = warp >= kListThreads / 32;
   if (loads) PrepareToLoad<Shape>(p, base + Shape::kBarriers);  // while the others make the list
-  // The tables came with a copy before the step's first kernel, not from the predecessor.
+  // A copy before the step's first kernel made the tables, not the predecessor.
   MakeList<Shape>(p, list);
 
   const int team = loads ? warp - kListThreads / 32 : warp / kTeamConsumers;

@@ -1,10 +1,10 @@
-// The consumer warps of a team in the decode schedule (decode.h): they compute. Not here: the
+// The consumer warps of a team in the decode schedule (decode.h), which compute. Not here: the
 // producer warp, which loads keys and values (decode_load.cuh).
 //
 // Scores are computed transposed (keys x rows), and so is the output (head_dim x rows): keys and
-// values are the 16-row operand of mma.sync, the few query rows are its 8 columns. For each of its
-// two rows, a thread then holds the keys of one residue mod 8 in ascending order. That is one of
-// the contract's row-sum lanes. Transposing 8 x 8 matrices makes the weights an operand.
+// values are the 16-row operand of mma.sync, and the few query rows its 8 columns. For each of its
+// two rows, a thread then has the keys of one residue mod 8, in ascending order, which is one of
+// the contract's row-sum lanes. The weights become an operand by transposing 8 x 8 matrices.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CONSUMER_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_CONSUMER_CUH_
 
@@ -31,8 +31,8 @@ struct TeamExchange {
   float max[kTeamConsumers][Shape::kRows];                       // of each warp's keys
 };
 
-// A consumer warp. For every tile it computes the scores and weights of one chunk's keys, then the
-// output's sums for one half of the head's columns. With g = l / 4 and q = l % 4, lane l holds rows
+// A consumer warp. For every tile it computes scores and weights of one chunk's keys, then the
+// output's sums for one half of the head's columns. With g = l / 4 and q = l % 4, lane l has rows
 // 2q and 2q + 1 of each block of 8 query rows.
 template <typename Shape>
 class DecodeConsumer {
@@ -119,7 +119,7 @@ class DecodeConsumer {
       Release();
     }
 
-    // Nearly always every row sees the whole tile, and there is nothing to mask.
+    // Nearly always every row sees the whole tile, so that nothing is masked.
     const bool all_seen = tile + Shape::kTile <= item.first_end && tile >= item.last_begin;
     if (!all_seen) Mask(item, tile + warp_ * Shape::kChunk, scores);
     float alpha[kColumnBlocks][2];
@@ -169,7 +169,7 @@ class DecodeConsumer {
   }
 
   // The position of this thread's row i of block b. The rows of a group see all keys of its split,
-  // and so do rows at the first member's position.
+  // as rows at the first member's position also do.
   __device__ int32_t PositionOf(const DecodeItem& item, int b, int i) {
     if (Shape::kShares) return item.first_position;
     return item.PositionOf(p_, 8 * b + 2 * q_ + i);
@@ -200,7 +200,7 @@ class DecodeConsumer {
   // rounding error of its row's shift.
   __device__ bool Shift(const float (&scores)[kChunkBlocks][kColumnBlocks][4],
                         float (&alpha)[kColumnBlocks][2], float (&shift)[kColumnBlocks][2]) {
-    float max[kColumnBlocks][2];  // fmaxf is the contract's Max but for the sign of a zero
+    float max[kColumnBlocks][2];  // fmaxf is the contract's Max except for the sign of a zero
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
 #pragma unroll
@@ -243,7 +243,7 @@ class DecodeConsumer {
                         const float (&shift)[kColumnBlocks][2], float (&alpha)[kColumnBlocks][2]) {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
-      bool sees[2] = {true, true};  // a row that sees no key of the tile stays as it is
+      bool sees[2] = {true, true};  // a row that sees no key of the tile does not change
       if (!kPlain) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -282,8 +282,8 @@ class DecodeConsumer {
     }
   }
 
-  // The row sums. A tile's keys are first the first warp's, then the second's, so the first warp
-  // hands its sums to the second, which hands them back for the next tile.
+  // The row sums. A tile's first keys are the first warp's, the others the second's. So the first
+  // warp passes its sums to the second, which passes them back for the next tile.
   __device__ void SumWeights(const float (&weights)[kChunkBlocks][kColumnBlocks][4],
                              const float (&alpha)[kColumnBlocks][2]) {
     if (warp_ == 0) {
@@ -364,8 +364,8 @@ class DecodeConsumer {
     }
   }
 
-  // Writes +0 over what this warp reads of a stage's rows from `keys` on, which hold no written
-  // key. Their weight is +0, but 0 * NaN is not.
+  // Writes +0 over the part of a stage that this warp reads, from row `keys` on, where no key was
+  // written. Such keys have weight +0, but 0 * NaN is not 0.
   __device__ void ClearFrom(uint32_t base, int32_t keys) {
     for (int32_t i = keys * Shape::kSteps + lane_; i < Shape::kChunk * Shape::kSteps; i += 32) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
@@ -378,7 +378,7 @@ class DecodeConsumer {
   }
 
   __device__ void FinishSplit(contract::SplitSum (&sums)[kColumnBlocks][2]) {
-    SyncTeam();  // the second warp has left its sums
+    SyncTeam();  // the second warp has written its sums
     if (warp_ == 0 && !fresh_) TakeSums(1);
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
@@ -394,10 +394,10 @@ class DecodeConsumer {
     }
   }
 
-  // Computed where it is used: there is no register to keep it in.
+  // Computed where it is needed: there is no free register for it.
   __device__ int g() const { return lane_ / 4; }
 
-  // Of the warp's m-th 16 columns this thread has this one and the one 8 further.
+  // Of the warp's m-th 16 columns, this thread has this column and the one 8 further.
   __device__ int32_t ColumnOf(int m) const { return 16 * (warp_ * Shape::kMine + m) + g(); }
 
   // Calls visit(b, i, row) for this thread's rows of the item.
@@ -438,8 +438,8 @@ class DecodeConsumer {
     });
   }
 
-  // Folds a split into the earlier ones, which a walk keeps as its totals. Otherwise the sequence
-  // has one split, which is folded alone.
+  // Folds a split into the earlier ones, which a walk keeps as its totals. In other schedules this
+  // is the sequence's only split, which is folded alone.
   __device__ void FoldSplit(bool first, const contract::SplitSum (&sums)[kColumnBlocks][2]) {
 #pragma unroll
     for (int b = 0; b < kColumnBlocks; ++b) {
@@ -490,7 +490,7 @@ class DecodeConsumer {
     });
   }
 
-  // This thread's words among a walk's totals: its accumulators, then its rows' maxima and sums.
+  // This thread's words in a walk's totals: its accumulators, then its rows' maxima and sums.
   static constexpr int kSums = Shape::kMine * kColumnBlocks * 4;
   __device__ float* Total(int index) const { return totals_ + index * 32; }
 

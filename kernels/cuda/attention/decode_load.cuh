@@ -1,5 +1,5 @@
-// How keys and values reach shared memory in the decode schedule (decode.h): a team's ring buffer
-// and the producer warp that fills it.
+// How keys and values get into shared memory in the decode schedule (decode.h): a team's ring
+// buffer, and the producer warp that fills it.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_LOAD_CUH_
 
@@ -12,8 +12,8 @@
 
 namespace isobit::cuda {
 
-// Arrivals that complete a phase of a ring's barriers: 32, one for each lane, if the lanes fill the
-// stage themselves; 1 for the warp if the copy engine fills it.
+// The number of arrivals that complete a phase of a ring's barriers: 32, one for each lane, if the
+// lanes fill the stage themselves; 1, for the warp, if the copy engine fills it.
 __device__ __forceinline__ uint32_t ArrivalsOf(const DecodeParams& p) { return p.run > 0 ? 1 : 32; }
 
 // A cursor into a team's ring. Producer and consumers step through the same stages.
@@ -36,7 +36,7 @@ struct RingCursor {
   }
 };
 
-// Initialises the barriers of all rings and prefetches the tensor maps. Run by the warps that load.
+// Initialises the barriers of all rings and prefetches the tensor maps. The loading warps run it.
 template <typename Shape>
 __device__ __forceinline__ void PrepareToLoad(const DecodeParams& p, uint32_t barriers) {
   if (threadIdx.x % 32 != 0) return;  // the threads of a warp would run it one after the other
@@ -50,14 +50,14 @@ __device__ __forceinline__ void PrepareToLoad(const DecodeParams& p, uint32_t ba
   FenceBarrierInit();
 }
 
-// Where the 16 bytes at column 8 * `unit` of a half's row lie under the 128-byte swizzle.
+// Where the 16 bytes at column 8 * `unit` of a half's row are, under the 128-byte swizzle.
 __device__ __forceinline__ uint32_t Swizzled(int key, int unit) {
   return static_cast<uint32_t>(key * 128 + ((unit ^ (key & 7)) << 4));
 }
 
-// The block's query rows as a warp's operands: lane l holds row l / 4 of each 8 rows, the columns
-// that mma.sync asks for. Rows of padding and columns beyond head_dim are +0. The constructor finds
-// the addresses, which takes long, before the rows may be read; Load reads them.
+// The block's query rows as a warp's operands: lane l has row l / 4 of each 8 rows, in the columns
+// that mma.sync requires. Padding rows, and columns beyond head_dim, are +0. The constructor
+// computes the addresses, which takes long, before the rows may be read; Load reads them.
 template <typename Shape>
 class QueryRows {
  public:
@@ -99,15 +99,15 @@ class QueryRows {
 };
 
 // Loads a chunk's keys or values into the stage at `buffer`, for a cache of any page size and
-// head_dim: by ordinary loads of whole words. Out of line: rarely run code that lies between the
-// kernel's first instructions delays them, and the kernel runs for microseconds only.
+// head_dim, by ordinary loads of whole words. Out of line: rarely run code between the kernel's
+// first instructions would delay them, and the kernel runs only for microseconds.
 template <typename Shape, typename Word>
 __device__ __noinline__ void Gather(const DecodeParams& p, int32_t first_page, int32_t kv_head,
                                     int32_t chunk, int32_t end_key, const Bf16* cache,
                                     uint32_t buffer) {
   constexpr int kElements = sizeof(Word) / sizeof(Bf16);
   constexpr int kWords = Shape::kDim / kElements;  // of a key
-  constexpr int kAhead = 8;                        // words of a lane in flight
+  constexpr int kAhead = 8;                        // a lane's words in flight
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t keys = min(end_key - chunk, Shape::kChunk);
   const int32_t* pages = p.sequences.pages + first_page;
@@ -153,7 +153,7 @@ class DecodeProducer {
   __device__ DecodeProducer(const DecodeParams& p, RingCursor<Shape> ring)
       : p_(p), ring_(ring), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // Starts before the predecessor has ended, with keys that earlier steps wrote
+  // Starts before the predecessor has ended, with keys that earlier steps have written
   // (device_sequences.h).
   __device__ void Run(const DecodeItem& item) {
     for (int32_t split = item.first_split; split < item.end_split; ++split) {
@@ -207,7 +207,7 @@ class DecodeProducer {
     if (lane_ + 32 < count) pages_[1] = pages[lane_ + 32];
   }
 
-  // Also copies the keys from end_key to the end of their run. They are masked later.
+  // Also copies the keys from end_key to the end of their run; they are masked later.
   __device__ void CopyRuns(const DecodeItem& item, int32_t chunk, const CUtensorMap& map) {
     const int shift = 31 - __clz(p_.run);
     const int32_t runs = (min(item.end_key - chunk, Shape::kChunk) + p_.run - 1) >> shift;

@@ -1,4 +1,4 @@
-// The softmax of one split, for a thread block that has all scores of the split in shared memory
+// The softmax of one split, for a thread block that has all of the split's scores in shared memory
 // (decode_cluster.h). Not here: the scores, and the products with the values.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_SOFTMAX_CUH_
@@ -13,8 +13,8 @@
 
 namespace isobit::cuda {
 
-// Lies in shared memory. Rows of weights are padded, so that the 8 rows that a warp reads at once
-// lie in different banks.
+// In shared memory. Rows of weights are padded, so that the 8 rows that a warp reads at once are in
+// different banks.
 template <typename Shape>
 struct SplitSoftmax {
   static constexpr int kTiles = contract::kSplit / Shape::kTile;
@@ -25,16 +25,16 @@ struct SplitSoftmax {
   contract::SplitSum sums[Shape::kRows];
 };
 
-// The index of a score. The four scores that mma.sync gives a lane (keys g and g + 8 of 16, rows 2q
-// and 2q + 1 of 8) lie together as one unit. Of the 32 units of 16 keys and 8 rows they are unit
-// 8q + g, so that the keys of one row lie in different banks.
+// The index of a score. The four scores that mma.sync gives to a lane (keys g and g + 8 of 16, rows
+// 2q and 2q + 1 of 8) are adjacent, as one unit. It is unit 8q + g of the 32 units of 16 keys and 8
+// rows, so that the keys of one row are in different banks.
 template <typename Shape>
 __device__ __forceinline__ int ScoreIndex(int row, int key) {
   const int unit = (key / 16 * Shape::kColumnBlocks + row / 8) * 32 + row % 8 / 2 * 8 + key % 8;
   return unit * 4 + key % 16 / 8 * 2 + row % 2;
 }
 
-// The tiles [first, end) of a split, counted from its first tile, with a key that some row sees.
+// The tiles [first, end) of a split, counted from its first, that have a key which some row sees.
 struct TileRange {
   int32_t first;
   int32_t end;
@@ -46,8 +46,8 @@ __device__ __forceinline__ TileRange TilesOf(const DecodeItem& item, int32_t spl
           (min(item.end_key - begin, contract::kSplit) + Shape::kTile - 1) / Shape::kTile};
 }
 
-// Makes a score -inf where the row does not see the key. Lane (g, q) holds positions key + g and
-// key + g + 8 against rows 2q and 2q + 1 of each 8.
+// Sets a score to -inf if the row does not see the key. Lane (g, q) has positions key + g and key +
+// g + 8 against rows 2q and 2q + 1 of each 8.
 template <typename Shape>
 __device__ __forceinline__ void MaskScores(const DecodeParams& p, const DecodeItem& item,
                                            int32_t key, float (&scores)[Shape::kColumnBlocks][4]) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void MaskScores(const DecodeParams& p, const DecodeIt
   }
 }
 
-// contract::UpdateSoftmax for all tiles of a row at once, by a warp. Maxima may be taken in any
+// contract::UpdateSoftmax for all tiles of a row at once, by one warp. Maxima may be taken in any
 // order, so every tile's running maximum is known before the first weight is computed.
 template <typename Shape>
 __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem& item,
@@ -77,7 +77,7 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
   float max[kTiles];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    max[t] = contract::kMinusInfinity;  // fmaxf is the contract's Max but for the sign of a zero
+    max[t] = contract::kMinusInfinity;  // fmaxf is the contract's Max except for the sign of a zero
 #pragma unroll
     for (int i = 0; i < kOfTile; ++i) {
       const int key = 32 * (t * kOfTile + i) + lane;
@@ -99,13 +99,13 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
   const int32_t position = item.PositionOf(p, row);
   const int32_t first_seen = FirstSeen(p, position);
   float before = contract::kMinusInfinity;
-  // Not unrolled: a kernel mostly runs this loop once, and fetching separate instructions for every
-  // tile would take longer than executing the same ones again.
+  // Not unrolled: a kernel usually runs this loop once, and fetching separate instructions for
+  // every tile would take longer than executing the same ones again.
 #pragma unroll 1
   for (int t = 0; t < kTiles; ++t) {
     const int32_t tile = split * contract::kSplit + t * Shape::kTile;
-    // A tile that no row of the block sees has no scores. A row that sees no key of the tile stays
-    // as it is.
+    // A tile that no row of the block sees has no scores. A row that sees no key of the tile does
+    // not change.
     const bool sees =
         position >= tile && first_seen < tile + Shape::kTile && t >= tiles.first && t < tiles.end;
     const float max_of_tile = __shfl_sync(0xffffffffu, max_of_lane, t);
@@ -137,8 +137,8 @@ __device__ __forceinline__ void WeighRow(const DecodeParams& p, const DecodeItem
   if (lane == 0) softmax.max[row] = contract::Mul(before, p.scale);
 }
 
-// The row sums, by 8 * kRows threads in whole warps. The thread adds up lane chain % 8 of the
-// contract's row-sum lanes of row chain / 8.
+// The row sums, by 8 * kRows threads in whole warps. A thread adds up lane chain % 8 of the
+// contract's row-sum lanes, for row chain / 8.
 template <typename Shape>
 __device__ __forceinline__ void AddWeights(const DecodeItem& item, int32_t split, int chain,
                                            SplitSoftmax<Shape>& softmax) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void AddWeights(const DecodeItem& item, int32_t split
   if (chain % 8 == 0) softmax.sums[row] = {softmax.max[row], sum};
 }
 
-// A split's weights as an operand: 16 keys from `key` on, the 8 rows from `first_row` on.
+// A split's weights as an operand: 16 keys from `key` on, 8 rows from `first_row` on.
 template <typename Shape>
 __device__ __forceinline__ void LoadWeights(const SplitSoftmax<Shape>& softmax, int first_row,
                                             int key, uint32_t (&operand)[2]) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void LoadWeights(const SplitSoftmax<Shape>& softmax, 
   operand[1] = *reinterpret_cast<const uint32_t*>(weights + 8);
 }
 
-// An output of a sequence's only split, from the split's sum and accumulator.
+// An output of a sequence that has only one split, from the split's sum and accumulator.
 __device__ __forceinline__ Bf16 OutputOfOnly(const contract::SplitSum& sum, float acc) {
   contract::SplitSum folded = {contract::kMinusInfinity, 0.0f};
   float total = 0.0f;

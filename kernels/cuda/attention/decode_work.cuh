@@ -1,4 +1,4 @@
-// The work of the decode schedule (decode.h): its parameters, the shapes that it is built for, and
+// The work of the decode schedule (decode.h): its parameters, the shapes for which it is built, and
 // the list of items that the kernel makes from the step's tables.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_DECODE_WORK_CUH_
@@ -14,36 +14,36 @@
 
 namespace isobit::cuda {
 
-inline constexpr int kTeams = 4;          // of a block: three warps that work on one item
-inline constexpr int kTeamConsumers = 2;  // warps that compute; one more loads keys and values
+inline constexpr int kTeams = 4;          // per block; three warps that work on one item
+inline constexpr int kTeamConsumers = 2;  // the warps that compute; one more loads keys and values
 inline constexpr int kDecodeThreads = kTeams * (kTeamConsumers + 1) * 32;
-inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // that make the list
+inline constexpr int kListThreads = kTeams * kTeamConsumers * 32;  // those that make the list
 inline constexpr int kMaxListed = 1024;                            // sequences of one launch
 inline constexpr int kListWords = 3 * kMaxListed + 1;
-inline constexpr int kHalfColumns = 64;  // columns of a swizzled row of 128 bytes
+inline constexpr int kHalfColumns = 64;  // columns in a swizzled row of 128 bytes
 
-// Keys of one stage of a ring. Large stages give the tensor cores more independent work.
+// Keys in one stage of a ring. Large stages give the tensor cores more independent work.
 constexpr int KeysOfChunk(int32_t head_dim) { return head_dim <= 128 ? 64 : 32; }
 
 struct DecodeParams {
   CUtensorMap keys;  // [every slot of the cache, head_dim] in boxes of `run` x 64
   CUtensorMap values;
   DeviceSequences sequences;
-  int32_t first_sequence;  // of the num_listed that this launch handles
+  int32_t first_sequence;  // of the num_listed that this launch computes
   int32_t num_listed;
   int32_t min_tokens;
   int32_t max_tokens;
-  bool one_token;  // every block of query rows is of one row of the batch
-  bool by_row;  // the results of splits lie by row of the batch: fewer than by sequence and token
+  bool one_token;  // every block of query rows has one row of the batch
+  bool by_row;     // splits' results are stored by batch row: fewer than by sequence and token
   const Bf16* q;
   int64_t ldq;
   bool aligned_q;  // pairs of elements can be read as words
   int32_t heads;
   int32_t heads_per_kv;  // query heads that share a KV head
   PagedKv kv;
-  int32_t page_shift;  // log2 of the page size; -1: the page size is no power of two
-  int32_t run;  // aligned runs of so many positions, 2^i, never leave a page; 0: no bulk copies
-  bool whole_units;  // every key and value is a whole number of aligned 16-byte units
+  int32_t page_shift;  // log2 of the page size; -1: it is no power of two
+  int32_t run;         // aligned runs of 2^i positions never cross a page border; 0: no bulk copies
+  bool whole_units;    // every key and value consists of whole aligned 16-byte units
   float scale;
   int32_t window;  // 2^31 - 1: none
   Bf16* out;
@@ -56,13 +56,13 @@ struct DecodeParams {
   int32_t max_splits;
 };
 
-// Which of a sequence's pages holds a position. Shifts where it can: a division takes longer than a
-// load.
+// Which of a sequence's pages holds a position. Uses shifts if possible: a division takes longer
+// than a load.
 __device__ __forceinline__ int32_t PageOf(const DecodeParams& p, int32_t position) {
   return p.page_shift >= 0 ? position >> p.page_shift : position / p.kv.page_size;
 }
 
-// First key that a query at this position sees. kSeesAll: the window hides no key from any.
+// The first key that a query at this position sees. kSeesAll: the window hides no key from any row.
 template <bool kSeesAll = false>
 __device__ __forceinline__ int32_t FirstSeen(const DecodeParams& p, int32_t position) {
   return kSeesAll ? 0 : max(0, position - p.window + 1);
@@ -80,7 +80,7 @@ __device__ __forceinline__ SplitRange SplitsOf(const DecodeParams& p, int32_t fi
           (first_position + tokens - 1) / contract::kSplit + 1};
 }
 
-// Index of a split of one row and head among the split results.
+// The index of a split of one row and head among the results of the splits.
 __device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t sequence,
                                               int32_t first_row, int32_t token, int32_t head,
                                               int32_t split) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ int64_t SplitIndex(const DecodeParams& p, int32_t seq
   return (int64_t{row} * p.heads + head) * p.max_splits + split;
 }
 
-// kShares: the splits that sequences share are computed once for all of them (device_sequences.h).
+// kShares: splits that sequences share are computed once for all of them (device_sequences.h).
 template <int kDim_, int kColumnBlocks_, bool kWalk_, bool kShares_ = false>
 struct DecodeShape {
   static constexpr int kDim = kDim_;                    // head_dim, padded with zeros
@@ -101,11 +101,11 @@ struct DecodeShape {
   static constexpr int kChunk = KeysOfChunk(kDim);
   static constexpr int kChunks = kTile / kChunk;
   static constexpr int kChunkBlocks = kChunk / 16;
-  // Key blocks whose scores and weights are computed side by side.
+  // Key blocks whose scores and weights are computed interleaved.
   static constexpr int kAbreast = kColumnBlocks == 1 ? kChunkBlocks : kWalk ? 1 : 2;
   static constexpr int kKeyBlocks = kTile / 16;
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kMine = kSteps / kTeamConsumers;  // a consumer warp's columns, in 16s
+  static constexpr int kMine = kSteps / kTeamConsumers;  // columns of a consumer warp, in 16s
   static_assert(kChunks == kTeamConsumers);
   static constexpr int kHalves = kDim / kHalfColumns;
   static constexpr uint32_t kHalfBytes = kChunk * 128;
@@ -125,14 +125,14 @@ struct DecodeShape {
   static constexpr uint32_t kList = kBarriers + kTeams * kStages * 2 * sizeof(uint64_t);
   static constexpr uint32_t kSharedBytes = kList + kListWords * sizeof(int32_t) + 1024;
 
-  // The work list (MakeList) of so many sequences at most.
+  // The work list (MakeList), for at most so many sequences.
   static constexpr int kEntries = kShares ? 3 : 2;  // of each sequence
   static constexpr int kListed = kShares ? kSharingWindow : kMaxListed;
-  static constexpr int kFirstPages = kEntries * kListed + 1;  // where the list has first_page
+  static constexpr int kFirstPages = kEntries * kListed + 1;  // where first_page is in the list
   static_assert(kFirstPages + kListed <= kListWords);
 };
 
-// What an entry of the work list stands for, of or behind which listed sequence.
+// What an entry of the work list stands for, and of which listed sequence (or behind which).
 struct ListEntry {
   enum Kind { kGroup, kBeforeLast, kLast };
   Kind kind;
@@ -147,20 +147,20 @@ struct ListEntry {
   }
 };
 
-// The first split that the items of a sequence itself begin with.
+// The first split for which a sequence has items of its own.
 template <typename Shape>
 __device__ __forceinline__ int32_t FirstOwnSplit(const DecodeParams& p, int32_t sequence,
                                                  const SplitRange& splits) {
   return Shape::kShares ? p.sequences.own_split[sequence] : splits.first;
 }
 
-// Blocks of query rows of one KV head that `tokens` rows of the batch make.
+// The number of blocks of query rows of one KV head that `tokens` rows of the batch make.
 template <typename Shape>
 __device__ __forceinline__ int32_t RowBlocks(const DecodeParams& p, int32_t tokens) {
   return (tokens * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
 }
 
-// The items of an entry.
+// The number of items of an entry.
 template <typename Shape>
 __device__ __forceinline__ int32_t ItemsOf(const DecodeParams& p, const ListEntry& entry) {
   const int32_t s = p.first_sequence + entry.listed;
@@ -179,19 +179,19 @@ __device__ __forceinline__ int32_t ItemsOf(const DecodeParams& p, const ListEntr
                                          : before_last);
 }
 
-// Makes the work list for n listed sequences. Entry i < n stands for sequence i without its last
-// split, entry n + i for its last split; in a walk, entry n + i stands for all splits together.
-// With kShares n entries precede these, one for each group of sequences that share splits, and a
-// sequence's own entries lack what a group computes. Entry e has the items [list[e], list[e + 1]).
-// Last splits may be short: they come last, so that distributing the items in turn gives every
-// multiprocessor about as many keys. Behind the entries lies each sequence's first_page, which
-// saves the producers a load. The whole block calls it; the consumer warps do the work.
+// Makes the work list for n listed sequences. Entry i < n is sequence i without its last split,
+// entry n + i its last split; in a walk, entry n + i is all splits together. With kShares, n
+// entries precede these, one for each group of sequences that share splits, and a sequence's own
+// entries lack what a group computes. Entry e has the items [list[e], list[e + 1]). Last splits may
+// be short. They come last, so that distributing the items in turn gives all multiprocessors about
+// equally many keys. After the entries the list has each sequence's first_page, which saves the
+// producers a load. The whole block calls it; the consumer warps do the work.
 template <typename Shape>
 __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
   __shared__ int32_t warp_sums[kDecodeThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   const int32_t entries = Shape::kEntries * p.num_listed;
-  const int32_t each = (entries + kListThreads - 1) / kListThreads;  // consecutive, to a thread
+  const int32_t each = (entries + kListThreads - 1) / kListThreads;  // consecutive, per thread
   const int32_t first = min(thread * each, entries);
   const int32_t end = min(first + each, entries);
   int32_t sum = 0;
@@ -227,20 +227,20 @@ __device__ __forceinline__ void MakeList(const DecodeParams& p, int32_t* list) {
 }
 
 // One block of query rows against one split, or in a walk against all splits that it sees. The rows
-// are of one sequence, or of a group that shares the split: then row r is of member r /
-// heads_per_kv, and since each member has one row, it is the batch's row first_row + r /
-// heads_per_kv, just as token r / heads_per_kv of one sequence would be.
+// belong to one sequence, or to a group that shares the split. In a group, row r belongs to member
+// r / heads_per_kv; each member has one row, so this is the batch's row first_row + r /
+// heads_per_kv, as token r / heads_per_kv of one sequence would be.
 struct DecodeItem {
-  int32_t sequence;    // of a group, the first
-  int32_t first_page;  // of the sequence, among all pages
+  int32_t sequence;    // of a group: the first one
+  int32_t first_page;  // of the sequence, in the list of all pages
   int32_t kv_head;
-  int32_t first_row;       // of the batch: the sequence's
+  int32_t first_row;       // the sequence's first row in the batch
   int32_t first_position;  // likewise
   int32_t first_block_row;
-  int32_t rows;       // of the block: row r is token r / heads_per_kv, its head r % heads_per_kv
-  int32_t first_key;  // keys that any row of the block sees
+  int32_t rows;       // of the block: row r is token r / heads_per_kv, head r % heads_per_kv
+  int32_t first_key;  // the first key that any row of the block sees
   int32_t end_key;
-  int32_t last_begin;  // keys that every row of the block sees: [last_begin, first_end)
+  int32_t last_begin;  // every row of the block sees the keys [last_begin, first_end)
   int32_t first_end;
   int32_t first_split;  // of the item
   int32_t end_split;
@@ -331,7 +331,7 @@ struct DecodeItem {
     first_end = first + 1;
   }
 
-  // A row of padding has the last row's position.
+  // A padding row has the last row's position.
   __device__ int32_t PositionOf(const DecodeParams& p, int32_t row) const {
     return first_position + TokenOf(p, min(row, rows - 1));
   }
@@ -344,7 +344,7 @@ struct DecodeItem {
   }
 };
 
-// The chunks [first, end) of the tile at `tile` that hold a key of [first_key, end_key).
+// The chunks [first, end) of the tile at `tile` that have a key of [first_key, end_key).
 struct ChunkRange {
   int32_t first;
   int32_t end;

@@ -1,5 +1,5 @@
-// What the kernels of attention's gradient share: their parameters, the ring of tiles in shared
-// memory, the weights of a tile, and the results' way out. Not here: the products
+// Shared by the kernels of attention's gradient: their parameters, the ring of tiles in shared
+// memory, the weights of a tile, and the output of the results. Not here: the products
 // (gradient_keys.cuh, gradient_queries.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_CUH_
@@ -28,17 +28,17 @@ struct GradientParams {
   int32_t num_sequences;
   int32_t heads_per_kv;
   int32_t kv_heads;
-  int32_t head_dim;  // at most the schedule's; the columns beyond it count as +0
+  int32_t head_dim;  // at most the schedule's; columns beyond it count as +0
   int32_t window;    // 0: none
   float scale;
   float gradient_scale;
   int64_t rows;
   const float* log_sums;     // [kv_heads * heads_per_kv, rows]: L
   const float* output_dots;  // likewise: D
-  const int32_t* unbounded;  // [1]; not 0: a log-sum is too large for BoundedExp2
+  const int32_t* unbounded;  // [1]; not 0: some log-sum is too large for BoundedExp2
   int32_t first_kv_head;     // of this launch
   int32_t launch_kv_heads;   // KV heads of this launch
-  // ds of this launch's heads, or null: [heads][pairs] tiles (ScoreTiles), for the kernel of dQ.
+  // ds of this launch's heads for the kernel of dQ, or null: [heads][pairs] tiles (ScoreTiles).
   std::byte* score_gradients;
   int64_t pairs;  // of tiles, in all sequences
   Bf16* dq;
@@ -46,28 +46,28 @@ struct GradientParams {
   Bf16* dv;
 };
 
-// A tile of rows in shared memory: blocks of 64 columns, 128 bytes a row under the 128-byte
+// A tile of rows in shared memory: blocks of 64 columns, with 128 bytes per row under the 128-byte
 // swizzle.
 inline constexpr int kBoxRows = 64;
 inline constexpr int kBoxBytes = kBoxRows * 128;
 
-// ds in memory: a tile of 64 keys and 64 queries, keys by queries, as it lies in shared memory. The
-// tiles of a sequence that causality leaves lie query tile by query tile.
+// ds in memory: a tile of 64 keys and 64 queries, keys by queries, laid out as in shared memory. A
+// sequence's tiles that causality permits are stored query tile by query tile.
 inline constexpr int kScoreTileBytes = 64 * 128;
 __host__ __device__ inline int64_t ScoreTilesBefore(int64_t query_tile) {
   return query_tile * (query_tile + 1) / 2;
 }
 
-// A part of a sequence for one block.
+// A tile of a sequence, for one block to work on.
 struct SequenceTile {
   int32_t first_row;   // of the sequence
   int32_t length;      // rows of the sequence
   int32_t first_pair;  // pairs of tiles in the sequences before
-  int32_t tile;        // its number
+  int32_t tile;        // its index
 };
 
-// Tile number `index` of all sequences, in tiles of tile_rows rows; false: there are fewer. The
-// tiles of a sequence come in ascending order.
+// Tile number `index` of all sequences, in tiles of tile_rows rows. False: there are fewer. The
+// tiles of a sequence are in ascending order.
 __device__ __forceinline__ bool FindTile(const GradientParams& p, int tile_rows, int index,
                                          SequenceTile* work) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool FindTile(const GradientParams& p, int tile_rows,
     }
     const int tiles = (rows + tile_rows - 1) / tile_rows;
     const int pairs = static_cast<int>(ScoreTilesBefore((rows + 63) / 64));
-    // Of these sequences up to this lane's:
+    // Summed over these sequences up to this lane's:
     int end = tiles;
     int end_pairs = pairs;
     for (int step = 1; step < 32; step *= 2) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool FindTile(const GradientParams& p, int tile_rows,
   return false;
 }
 
-// A ring of kSlots tiles of kSlotBytes each, with a barrier for full and one for empty slots.
+// A ring of kSlots tiles of kSlotBytes each, with a barrier for full and one for empty slots each.
 template <int kSlots, int kSlotBytes>
 struct TileRing {
   uint32_t tiles;     // shared-memory address of the first slot
@@ -134,9 +134,9 @@ struct TileRing {
   __device__ __forceinline__ uint32_t Empty(int slot) const {
     return barriers + (kSlots + slot) * 8;
   }
-  // A tile that needs clearing has landed.
+  // The barrier for a tile that needs clearing: it has arrived.
   __device__ __forceinline__ uint32_t Landed() const { return barriers + 2 * kSlots * 8; }
-  // What a block keeps beside the ring has landed.
+  // The barrier for what a block keeps outside the ring: it has arrived.
   __device__ __forceinline__ uint32_t Kept() const { return barriers + (2 * kSlots + 1) * 8; }
 
   __device__ __forceinline__ void Init(int full_arrivals, int empty_arrivals,
@@ -156,11 +156,11 @@ struct TileRing {
   __device__ __forceinline__ void WaitEmpty(const Cursor& c) const {
     WaitBarrier(Empty(c.slot), c.parity ^ 1);
   }
-  // By a consumer's warp, once it needs the slot no more.
+  // Called by a consumer's warp once it no longer needs the slot.
   __device__ __forceinline__ void Release(int slot) const {
     if (threadIdx.x % 32 == 0) Arrive(Empty(slot));
   }
-  // By a consumer that does not need the next `tiles`.
+  // Called by a consumer that does not need the next `tiles`.
   __device__ __forceinline__ void PassOver(Cursor* c, int tiles) const {
     for (int i = 0; i < tiles; ++i, c->Advance()) {
       WaitFull(*c);
@@ -169,7 +169,7 @@ struct TileRing {
   }
 };
 
-// Copies kRows rows of one head, from `row`, to a tile; run by one thread.
+// Copies kRows rows of one head, from `row` on, to a tile. Run by one thread.
 template <int kColumnBlocks, int kRows>
 __device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap& map, int32_t row,
                                          int32_t head, uint32_t barrier) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap& map, in
   }
 }
 
-// Makes the rows from `valid` of a tile that has landed +0; run by a warp. What lies after the
+// Sets the rows from `valid` on of an arrived tile to +0. Run by one warp. Memory after the
 // sequence's end may be NaN, which a weight of +0 does not cancel.
 template <int kColumnBlocks, int kRows>
 __device__ __forceinline__ void ClearRows(uint32_t tile, int valid) {
@@ -198,9 +198,9 @@ __device__ __forceinline__ void ClearRows(uint32_t tile, int valid) {
   __syncwarp();
 }
 
-// Fills the next slot of a ring with rows of one head; run by a warp. `valid`: so many rows belong
-// to the sequence, and if they are not kRows, the others are cleared; parity: 1 if an odd number of
-// tiles were cleared before.
+// Fills the next slot of a ring with rows of one head. Run by one warp. `valid`: the number of rows
+// that belong to the sequence; if it is below kRows, the other rows are cleared. parity: 1 if an
+// odd number of tiles was cleared before.
 template <int kColumnBlocks, int kRows, class Ring>
 __device__ __forceinline__ void FillSlot(const Ring& ring, typename Ring::Cursor* cursor,
                                          const CUtensorMap& map, int32_t row, int32_t head,
@@ -221,7 +221,7 @@ __device__ __forceinline__ void FillSlot(const Ring& ring, typename Ring::Cursor
   cursor->Advance();
 }
 
-// A tile of ds in memory: `head` counts from the launch's first.
+// A tile of ds in memory. `head` counts from the launch's first head.
 __device__ __forceinline__ std::byte* ScoreTile(const GradientParams& p, const SequenceTile& work,
                                                 int head, int query_tile, int key_tile) {
   return p.score_gradients +
@@ -229,8 +229,8 @@ __device__ __forceinline__ std::byte* ScoreTile(const GradientParams& p, const S
              kScoreTileBytes;
 }
 
-// d = A B^T over kColumns columns. a, b: K-major operands in blocks of 64 columns, that many bytes
-// apart.
+// d = A B^T over kColumns columns. a, b: K-major operands in blocks of 64 columns, which are
+// a_block_bytes and b_block_bytes apart.
 template <int kN, int kColumns>
 __device__ __forceinline__ void MultiplyColumns(float (&d)[kN / 2], uint64_t a, int a_block_bytes,
                                                 uint64_t b, int b_block_bytes) {
@@ -242,8 +242,8 @@ __device__ __forceinline__ void MultiplyColumns(float (&d)[kN / 2], uint64_t a, 
   CommitMma();
 }
 
-// Scores to weights (contract::AttentionWeight). log_sum(i): L of element i's row. `bounded`: every
-// |L| is below 2^29, so no argument of exp2 exceeds 0 by more than a rounding error of L.
+// Turns scores into weights (contract::AttentionWeight). log_sum(i): L of element i's row.
+// `bounded`: all |L| are below 2^29, so exp2's argument exceeds 0 by at most L's rounding error.
 template <int n, typename LogSum>
 __device__ __forceinline__ void Weigh(float (&scores)[n], float scale, bool bounded,
                                       LogSum log_sum) {
@@ -266,15 +266,15 @@ __device__ __forceinline__ void Weigh(float (&scores)[n], float scale, bool boun
   }
 }
 
-// A fragment as the A operands of its k16 steps.
+// Packs a fragment into the A operands of its k16 steps.
 template <int n>
 __device__ __forceinline__ void PackFragment(const float (&x)[n], uint32_t (&packed)[n / 8][4]) {
 #pragma unroll
   for (int i = 0; i < n / 2; ++i) packed[i / 4][i % 4] = PackBf16(x[2 * i], x[2 * i + 1]);
 }
 
-// Rounds a warpgroup's accumulators, 64 rows times `factor`, to bf16 and writes them to a tile of
-// kRows rows, from its row `first`.
+// Multiplies a warpgroup's accumulators, 64 rows, by `factor`, rounds to bf16 and writes them to a
+// tile of kRows rows, from the tile's row `first` on.
 template <int kRows, int n>
 __device__ __forceinline__ void PutFragment(const float (&acc)[n], float factor, uint8_t* tile,
                                             int first) {
@@ -291,8 +291,8 @@ __device__ __forceinline__ void PutFragment(const float (&acc)[n], float factor,
   }
 }
 
-// Copies rows [first, first + count) of such a tile to `out`, rows of ld elements; run by a
-// warpgroup.
+// Copies rows [first, first + count) of such a tile to `out`, whose rows are ld elements apart. Run
+// by one warpgroup.
 template <int kColumnBlocks, int kRows>
 __device__ __forceinline__ void StoreRows(const uint8_t* tile, int first, int count, int head_dim,
                                           Bf16* out, int64_t ld) {

@@ -1,11 +1,11 @@
 // The kernel of dK and dV. A block takes a tile of keys of one KV head and passes over the queries
-// of the head's group: heads ascending, rows ascending. Scores lie transposed in registers, keys by
-// queries, so that weights and score gradients are A operands of the products with dO and Q, which
-// lie in shared memory as the copy engine brings them.
+// of the KV head's query heads: heads ascending, rows ascending. Scores are transposed in
+// registers, keys by queries, so that weights and score gradients are A operands of the products
+// with dO and Q, which stay in shared memory as the copy engine writes them.
 //
-// Up to 128 columns, each of two consumer warpgroups has 64 keys. With 256, both gradients of 64
-// keys do not fit one warpgroup's registers: both consumers have the same keys, and the first makes
-// dV, the second dK.
+// Up to 128 columns, each of two consumer warpgroups has 64 keys. With 256 columns, both gradients
+// of 64 keys do not fit into one warpgroup's registers: both consumers have the same keys, and the
+// first computes dV, the second dK.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_KEYS_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_KEYS_CUH_
 
@@ -19,8 +19,8 @@
 
 namespace isobit::cuda {
 
-// Sends a tile of ds from the registers of a consumer warpgroup to memory, by way of `tile` in
-// shared memory, and waits until the tile before has left shared memory. to(): where it goes.
+// Writes a tile of ds from a consumer warpgroup's registers to memory, through `tile` in shared
+// memory, after waiting until the previous tile has left shared memory. to(): the destination.
 template <typename To>
 __device__ __forceinline__ void WriteScores(const uint32_t (&ds)[4][4], uint32_t tile, int barrier,
                                             To to) {
@@ -67,23 +67,23 @@ struct KeyGradientShape {
   static_assert(kSharedBytes <= kH200.block_shared_bytes);
 };
 
-// What a block works on. Slots hold tiles of q and dO in turn, with L and D.
+// A block's work. Slots have tiles of q and dO in turn, with L and D.
 struct KeyWork {
   SequenceTile keys;
   int32_t kv_head;
-  int32_t first_tile;  // of queries that see a key of the block
+  int32_t first_tile;  // of the queries that see a key of the block
   int32_t end_tile;
 };
 
-// The tiles of 64 queries that see a key of [first_key, end_key) end here.
+// The end of the tiles of 64 queries that see a key of [first_key, end_key).
 __device__ __forceinline__ int EndOfQueries(const GradientParams& p, int length, int end_key) {
   int end = length;
   if (p.window != 0) end = min(end, min(end_key, length) - 1 + p.window);
   return (end + 63) / 64;
 }
 
-// L (with q) and D (with dO) of the queries, by one warp. Within 16 queries they lie in the order
-// in which a thread of a fragment needs them: 2q, 2q + 1, 2q + 8, 2q + 9 for lane q of four.
+// Copies L (with q) and D (with dO) of the queries, by one warp. 16 queries at a time are in the
+// order in which a thread of a fragment needs them: 2q, 2q + 1, 2q + 8, 2q + 9 for lane q of four.
 template <class Shape>
 __device__ __forceinline__ void CopyRowValues(const GradientParams& p, const KeyWork& work,
                                               const typename Shape::Ring& ring, uint32_t base) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void CopyRowValues(const GradientParams& p, const Key
   }
 }
 
-// The tiles of keys, values, queries and output gradients, by one warp.
+// Copies the tiles of keys, values, queries and output gradients. Run by one warp.
 template <class Shape>
 __device__ __forceinline__ void CopyQueryTiles(const GradientParams& p, const KeyWork& work,
                                                const typename Shape::Ring& ring, uint32_t base) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void CopyQueryTiles(const GradientParams& p, const Ke
   }
 }
 
-// One consumer warpgroup: the chains of 64 keys, of dV, dK or both.
+// One consumer warpgroup: the chains of 64 keys, for dV, dK or both.
 template <class Shape, bool kMakesDv, bool kMakesDk>
 __device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const KeyWork& work,
                                                const typename Shape::Ring& ring, uint8_t* shared,
@@ -155,7 +155,7 @@ __device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const Ke
   const int length = work.keys.length;
   const uint32_t base = SharedAddress(shared);
 
-  // The tiles with a query that sees one of these keys. The block's other tiles are passed over.
+  // The tiles with a query that sees one of these keys. The block's other tiles are skipped.
   const bool any = first_key < length;
   const int first_tile = Uniform(any ? first_key / 64 : work.end_tile);
   const int end_tile = Uniform(any ? EndOfQueries(p, length, first_key + 64) : int{work.end_tile});
@@ -191,7 +191,7 @@ __device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const Ke
       Wgmma<kColumns>::template RegisterMma<true>(d, a[k], Further(b, k * 16 * 128), true);
     }
   };
-  // ds goes to memory by way of two tiles of this warpgroup in turn.
+  // ds goes to memory through two tiles of this warpgroup, used in turn.
   const int score_tiles = Shape::kSplitRoles ? 0 : consumer * 2;
   int turn = 0;
 
@@ -210,7 +210,7 @@ __device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const Ke
       FenceMma();
       MultiplyColumns<64, kColumns>(s, KMajorOperand(base + Shape::kK + first * 128), kBlockBytes,
                                     KMajorOperand(ring.Tile(q.slot)), kBoxBytes);
-      // The products of the tile before are done: what held their operands is free for e.
+      // The products of the previous tile are done: their operands' registers are free for e.
       WaitMma<1>();
       if (q_before >= 0) {
         ring.Release(q_before);

@@ -1,4 +1,4 @@
-// The kernel of dQ. A block takes 64 queries of one head for each consumer warpgroup and passes
+// The kernel of dQ. A block takes, for each consumer warpgroup, 64 queries of one head, and passes
 // over their keys from the last to the first, as the contract's chain does.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_QUERIES_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_QUERIES_CUH_
@@ -33,11 +33,11 @@ struct QueryGradientShape {
   static_assert(kSharedBytes <= kH200.block_shared_bytes);
 };
 
-// What a block works on. Slots hold tiles of k and v in turn.
+// A block's work. Slots have tiles of k and v in turn.
 struct QueryWork {
   SequenceTile queries;
   int32_t head;
-  int32_t first_tile;  // of keys that a query of the block sees
+  int32_t first_tile;  // of the keys that a query of the block sees
   int32_t end_tile;
 };
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ int FirstKey(const GradientParams& p, int position) {
   return p.window == 0 ? 0 : max(0, position - p.window + 1);
 }
 
-// By one warp.
+// Run by one warp.
 template <class Shape>
 __device__ __forceinline__ void CopyKeyTiles(const GradientParams& p, const QueryWork& work,
                                              const typename Shape::Ring& ring, uint32_t base) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void ConsumeKeys(const GradientParams& p, const Query
   const int q_offset = Shape::kQ + consumer * Shape::kKeptBytes;
   const uint32_t base = SharedAddress(shared);
 
-  // The tiles with a key that one of these queries sees. The block's other tiles are passed over.
+  // The tiles with a key that one of these queries sees. The block's other tiles are skipped.
   const bool any = first_query < length;
   const int first_tile = Uniform(any ? FirstKey(p, first_query) / kKeys : int{work.first_tile});
   const int end_tile = Uniform(any ? (min(first_query + 64, length) - 1) / kKeys + 1 : first_tile);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void ConsumeKeys(const GradientParams& p, const Query
     FenceMma();
     MultiplyColumns<kKeys, kColumns>(s, KMajorOperand(base + q_offset), kBoxBytes,
                                      KMajorOperand(ring.Tile(k.slot)), kKeys * 128);
-    // The product of the tile before is done: its keys make room for values still to come.
+    // The product of the previous tile is done, so its keys' slot is free for later values.
     WaitMma<1>();
     if (k_before >= 0) ring.Release(k_before);
     k_before = k.slot;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(QueryGradientShape<kHeadDim>::kThreads, 1)
   WaitForPredecessor();
   ReleaseSuccessor();
   QueryWork work;
-  // The last tiles first, because they take longest.
+  // The last tiles come first, because they take longest.
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int heads = p.launch_kv_heads * p.heads_per_kv;
   work.head = p.first_kv_head * p.heads_per_kv + index % heads;

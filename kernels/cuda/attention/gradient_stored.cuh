@@ -1,6 +1,6 @@
-// The kernel of dQ from the ds that the kernel of dK and dV has left in memory: one product, bound
-// by the copies. Query rows of one head belong to a block, 64 to each consumer warpgroup, and the
-// keys are taken from the last to the first, as the contract's chain does.
+// The kernel of dQ that reads ds, which the kernel of dK and dV has written to memory: one product,
+// limited by the speed of the copies. A block takes query rows of one head, 64 for each consumer
+// warpgroup, and the keys from the last to the first, as the contract's chain does.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_STORED_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_GRADIENT_STORED_CUH_
 
@@ -20,9 +20,9 @@ struct StoredGradientShape {
   static constexpr int kConsumers = 2;
   static constexpr int kQueries = 64 * kConsumers;        // of a block
   static constexpr int kThreads = 128 * kConsumers + 32;  // the last warp copies
-  static constexpr int kBlocks = kHeadDim > 128 ? 1 : 2;  // on a multiprocessor
+  static constexpr int kBlocks = kHeadDim > 128 ? 1 : 2;  // per multiprocessor
 
-  // A slot: 64 keys, then a tile of ds for each consumer.
+  // A slot has 64 keys, then a tile of ds for each consumer.
   static constexpr int kKeyBytes = kColumnBlocks * 64 * 128;
   static constexpr int kSlotBytes = kKeyBytes + kConsumers * kScoreTileBytes;
   static constexpr int kSlots = kHeadDim > 128 ? 4 : kHeadDim > 64 ? 3 : 4;
@@ -30,7 +30,7 @@ struct StoredGradientShape {
   using Ring = TileRing<kSlots, kSlotBytes>;
   static constexpr int kSharedBytes = kBarriers + Ring::kBarrierBytes;
   static_assert(kBlocks * (kSharedBytes + kH200.reserved_shared_bytes) <= kH200.shared_bytes);
-  // The results pass through the first slots.
+  // The results are written through the first slots.
   static_assert(kConsumers * kKeyBytes <= kSlots * kSlotBytes);
 };
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ KeyRange KeysOf(const GradientParams& p, int length, 
   return {FirstKey(p, query_tile * 64) / 64, query_tile + 1};
 }
 
-// By one warp.
+// Run by one warp.
 template <class Shape>
 __device__ __forceinline__ void CopyScores(const GradientParams& p, const QueryWork& work,
                                            const typename Shape::Ring& ring) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void ConsumeScores(const GradientParams& p, const Que
   if (before >= 0) ring.Release(before);
   ring.PassOver(&cursor, first - work.first_tile);
 
-  // The gradient passes through the ring, once all have read it.
+  // The gradient is written through the ring, once all warps have read it.
   SyncThreads(1, 128 * Shape::kConsumers);
   uint8_t* const out = shared + consumer * Shape::kKeyBytes;
   PutFragment<64>(dq, p.gradient_scale, out, 0);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(StoredGradientShape<kHeadDim>::kThreads,
   WaitForPredecessor();
   ReleaseSuccessor();
   QueryWork work;
-  // The last tiles first, because they take longest.
+  // The last tiles come first, because they take longest.
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int heads = p.launch_kv_heads * p.heads_per_kv;
   work.head = p.first_kv_head * p.heads_per_kv + index % heads;

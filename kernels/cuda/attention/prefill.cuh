@@ -2,9 +2,9 @@
 //
 // A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head. A row is
 // a pair of a token and a query head of that KV head, tokens outermost. One more warpgroup copies
-// tiles of keys and values into a ring buffer (prefill_ring.cuh). A consumer holds its scores and
-// the accumulators of the current split in registers, and the folded result of earlier splits in
-// shared memory. While one consumer computes its softmax, others use the tensor cores.
+// tiles of keys and values into a ring buffer (prefill_ring.cuh). A consumer keeps its scores and
+// the current split's accumulators in registers, and the folded result of earlier splits in shared
+// memory. While one consumer computes its softmax, others use the tensor cores.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 
@@ -23,8 +23,8 @@
 
 namespace isobit::cuda {
 
-// Returns x. `hidden`: the compiler cannot see that it is x. Otherwise it would keep values derived
-// from x in registers through a loop that needs all of them.
+// Returns x. `hidden`: hides from the compiler that the result is x. Otherwise it would keep values
+// derived from x in registers through a loop that needs all of them.
 template <bool hidden>
 __device__ __forceinline__ uint32_t Afresh(uint32_t x) {
   if constexpr (!hidden) return x;
@@ -32,8 +32,8 @@ __device__ __forceinline__ uint32_t Afresh(uint32_t x) {
   return static_cast<uint32_t>(Uniform(static_cast<int>(x)));
 }
 
-// Calls use(valid, row, column, offset) for each 16 bytes of a consumer's 64 rows. valid: there is
-// such a row; row, column: where it lies in q and out; offset: in shared memory, swizzled.
+// Calls use(valid, row, column, offset) for each 16 bytes of a consumer's 64 rows. valid: the row
+// exists; row, column: its place in q and out; offset: in shared memory, swizzled.
 template <class Shape, int kHeadDim, KvSource kSource, typename Use>
 __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const PrefillBlock& work,
                                              int consumer, Use use) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void ForEachChunk(const PrefillParams& p, const Prefi
   }
 }
 
-// One consumer warpgroup: 64 rows from start to end.
+// One consumer warpgroup: computes 64 rows from start to end.
 template <class Shape, int kHeadDim, KvSource kSource>
 __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlock& work,
                                         const PrefillRing<Shape>& ring, uint8_t* shared,
@@ -108,7 +108,7 @@ __device__ __forceinline__ void Consume(const PrefillParams& p, const PrefillBlo
                                   p.heads_per_kv);
   }
 
-  // The tiles with a key that these rows see. The block's other tiles are passed over.
+  // The tiles with a key that these rows see. The block's other tiles are skipped.
   const int first_tile = Uniform(p.window == 0 ? 0 : max(0, first_position - p.window + 1) / kTile);
   const int end_tile = Uniform(last_position / kTile + 1);
   // Every row sees all keys of the tiles [full_tile, full_end_tile).
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
   ReleaseSuccessor();
   PrefillBlock work;
   if (!FindWork<Shape, kSource>(p, &work)) return;
-  const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // that have a row
+  const int consumers = (work.end_pair - work.first_pair + 63) / 64;  // those that have a row
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       InitBarrier(ring.KeysFull(stage), kGather ? 128 : 1);
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
 template <int kHeadDim, KvSource kSource>
 absl::Status LaunchPrefillFrom(const PrefillParams& params, const Stream& stream) {
   using Shape = PrefillShape<kHeadDim>;
-  // At most so many: full blocks, and one more for the end of each sequence.
+  // An upper bound: full blocks, and one more for the end of each sequence.
   const int64_t pairs = int64_t{params.sequences.num_rows} * params.heads_per_kv;
   const int64_t blocks = (pairs / Shape::kRows + params.sequences.num_sequences) * params.kv_heads;
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(blocks)),

@@ -1,5 +1,5 @@
-// What the prefill kernel works on, and the warps that load keys and values into shared memory. Not
-// here: the arithmetic (prefill.cuh).
+// The prefill kernel's work, and the warps that load keys and values into shared memory. Not here:
+// the arithmetic (prefill.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_RING_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_PREFILL_RING_CUH_
 
@@ -19,7 +19,7 @@ namespace isobit::cuda {
 
 // The kernel's parameters, passed by value.
 struct PrefillParams {
-  CUtensorMap k_map;  // unused where box_rows is 0
+  CUtensorMap k_map;  // unused if box_rows is 0
   CUtensorMap v_map;
   const Bf16* q;
   const Bf16* k;
@@ -34,18 +34,18 @@ struct PrefillParams {
   uint32_t inverse_heads_per_kv;
   int32_t kv_heads;
   int32_t page_size;
-  int32_t box_rows;  // rows of the cache that one box copies; 0: no boxes, but a gather
+  int32_t box_rows;  // rows of the cache that one box copies; 0: gather without boxes
   int32_t window;    // 0: none
   float scale;
   bool q_vectors;    // q and ldq are multiples of 16 bytes
-  bool out_vectors;  // likewise out
-  // Of KvSource::kRows alone:
-  int32_t head_dim;  // at most the schedule's; the columns beyond it count as +0
+  bool out_vectors;  // likewise for out
+  // Only for KvSource::kRows:
+  int32_t head_dim;  // at most the schedule's; columns beyond it count as +0
   int64_t rows;
   float* log_sums;  // [heads, rows]
 };
 
-// Where the keys and values of a sequence lie.
+// Where the keys and values of a sequence are.
 enum class KvSource {
   kBoxes,   // in pages that boxes can copy
   kGather,  // in pages of any size
@@ -57,19 +57,19 @@ template <int kHeadDim>
 struct PrefillShape {
   static constexpr int kTile = contract::KvTile(kHeadDim);
   static constexpr int kTilesOfSplit = contract::kSplit / kTile;
-  static constexpr int kColumnBlocks = (kHeadDim + 63) / 64;  // of 64 columns: 128 bytes a row
-  // The instructions of a warp form long chains. Three consumers that each wait for their products
-  // keep the GPU busier than two whose products overlap with their softmax.
+  static constexpr int kColumnBlocks = (kHeadDim + 63) / 64;  // of 64 columns: 128 bytes per row
+  // The instructions of a warp form long chains. Three consumers, each of which waits for its
+  // products, keep the GPU busier than two whose products overlap with their softmax.
   static constexpr int kConsumers = kHeadDim == 256 ? 2 : 3;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kHeadDim == 64 ? 2 : 1;
-  // Registers of a thread, as setmaxnreg assigns them.
+  // A thread's registers, as setmaxnreg assigns them.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   static constexpr int kAccumulators = kHeadDim / 2;
-  // So many of a thread's accumulators have their folded results in shared memory, the others in
-  // registers. Where there is room it is all of them: the registers that this leaves free let the
+  // The number of a thread's accumulators whose folded results are in shared memory; the others'
+  // are in registers. If there is room, it is all of them: the registers that this frees let the
   // compiler interleave the exponentials.
   static constexpr int kSharedTotals = kHeadDim == 256 ? 96 : kAccumulators;
   static constexpr int kRegisterTotals = kAccumulators - kSharedTotals;
@@ -88,10 +88,10 @@ struct PrefillShape {
   static_assert(kSharedBytes <= kH200.block_shared_bytes);
 };
 
-// x, which is the same in all lanes of the warp, in a form that tells the compiler so.
+// Returns x, which is equal in all lanes of the warp, in a form that tells the compiler so.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-// What a block works on.
+// A block's work.
 struct PrefillBlock {
   int32_t kv_head;
   int32_t sequence;
@@ -100,7 +100,7 @@ struct PrefillBlock {
   int32_t first_pair;      // (token, head) pairs [first_pair, end_pair) of the sequence
   int32_t end_pair;
   int32_t end_position;  // positions of the sequence
-  int32_t first_tile;    // tiles of keys that the block's rows see
+  int32_t first_tile;    // of keys that the block's rows see
   int32_t end_tile;
 
   __device__ __forceinline__ int32_t PositionOf(int32_t pair, int32_t heads_per_kv) const {
@@ -108,7 +108,7 @@ struct PrefillBlock {
   }
 };
 
-// Finds this block's work; false: there is none. A sequence's last tokens get its first blocks,
+// Finds this block's work. False: there is none. A sequence's last tokens get its first blocks,
 // because they take longest.
 template <class Shape, KvSource kSource>
 __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* work) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ bool FindWork(const PrefillParams& p, PrefillBlock* w
     if (sequence < s.num_sequences) rows = s.first_row[sequence + 1] - s.first_row[sequence];
     const int blocks =
         rows < p.min_rows ? 0 : (rows * p.heads_per_kv + Shape::kRows - 1) / Shape::kRows;
-    int end = blocks;  // blocks of these sequences up to this lane's
+    int end = blocks;  // the blocks of these sequences up to this lane's
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(kAllLanes, end, step);
       if (lane >= step) end += before;
@@ -176,7 +176,7 @@ struct PrefillRing {
   __device__ __forceinline__ uint32_t ValuesEmpty(int stage) const {
     return Barrier(3 * Shape::kStages + stage);
   }
-  // The last tile's values have landed. The rows after the sequence's end are then made +0.
+  // The last tile's values have arrived. The rows after the sequence's end are then set to +0.
   __device__ __forceinline__ uint32_t ValuesLanded() const { return Barrier(4 * Shape::kStages); }
 };
 
@@ -194,8 +194,8 @@ struct RingCursor {
   }
 };
 
-// Fills the ring's keys (or values, if kOfValues) by box copies; run by one warp. A lane copies the
-// boxes of one run of positions: with kRows, the first lane copies whole tiles.
+// Fills the ring's keys (or values, if kOfValues) by box copies. Run by one warp. A lane copies the
+// boxes of one run of positions; with kRows, the first lane copies whole tiles.
 template <class Shape, bool kOfValues, KvSource kSource>
 __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillBlock& work,
                                           const PrefillRing<Shape>& ring) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
     }
     __syncwarp();
     if (!clear) continue;
-    // What lies after the sequence's end may be NaN, which a weight of +0 does not cancel.
+    // Memory after the sequence's end may be NaN, which a weight of +0 does not cancel.
     WaitBarrier(landed, 0);
     for (int c = 0; c < Shape::kColumnBlocks; ++c) {
       for (int i = valid * 8 + lane; i < Shape::kTile * 8; i += 32) {
@@ -254,8 +254,8 @@ __device__ __forceinline__ void CopyTiles(const PrefillParams& p, const PrefillB
   }
 }
 
-// Fills the ring 16 bytes at a time, for page sizes that boxes cannot copy; run by a warpgroup.
-// What lies after the sequence's end becomes +0.
+// Fills the ring by 16 bytes at a time, for page sizes that boxes cannot copy. Run by one
+// warpgroup. What is after the sequence's end becomes +0.
 template <class Shape, int kHeadDim>
 __device__ __forceinline__ void GatherTiles(const PrefillParams& p, const PrefillBlock& work,
                                             const PrefillRing<Shape>& ring) {

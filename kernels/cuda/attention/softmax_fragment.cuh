@@ -1,9 +1,9 @@
-// The contract's online softmax (C6) on scores as a tensor-core product leaves them in registers.
+// The contract's online softmax (C6) on scores in the registers in which a product leaves them.
 //
-// A thread holds two rows h = 0, 1 of a fragment: scores[4j + 2h + e] is row h's column
-// 8j + 2q + e, with q = lane % 4. These columns are exactly the row-sum lanes 2q and 2q + 1, and
-// keys ascend with j. Threads therefore exchange only the maximum, and the sum when a split ends.
-// The four threads of a row hold the same maximum.
+// A thread has two rows h = 0, 1 of a fragment: scores[4j + 2h + e] is row h's column 8j + 2q + e,
+// with q = lane % 4. These columns are exactly the row-sum lanes 2q and 2q + 1, and keys ascend
+// with j. So threads exchange only the maximum, and the sum when a split ends. The four threads of
+// a row have the same maximum.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_SOFTMAX_FRAGMENT_CUH_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_SOFTMAX_FRAGMENT_CUH_
 
@@ -40,7 +40,7 @@ struct SoftmaxFragment {
     }
   }
 
-  // Makes the scores of unseen keys -inf.
+  // Sets the scores of unseen keys to -inf.
   template <int kTile>
   static __device__ __forceinline__ void Mask(float (&scores)[kTile / 2], const SeenKeys& seen) {
     const int q = static_cast<int>(threadIdx.x % 4);
@@ -52,10 +52,10 @@ struct SoftmaxFragment {
     }
   }
 
-  // One update (contract::UpdateSoftmax): scores become weights, and row h's accumulators are to be
-  // multiplied by alpha[h]. shift_of_none: the shift of a row whose maximum is -inf. If the row
-  // sees any key of the tile, the contract says -inf. For a row that sees none it is 0: every
-  // weight is then +0, and alpha, which is 0, multiplies zeros or NaN, so the row stays as it is.
+  // One update (contract::UpdateSoftmax): scores become weights, and the caller must multiply row
+  // h's accumulators by alpha[h]. shift_of_none: the shift of a row whose maximum is -inf. If the
+  // row sees a key of the tile, the contract says -inf. If it sees none, it is 0: every weight is
+  // then +0, and alpha, which is 0, multiplies zeros or NaN, so the row does not change.
   template <int kTile>
   __device__ __forceinline__ void Update(float (&scores)[kTile / 2], float scale,
                                          const float (&shift_of_none)[2], float (&alpha)[2]) {
@@ -102,7 +102,7 @@ struct SoftmaxFragment {
     }
   }
 
-  // The weights as the A operands of the k16 steps over keys 16k .. 16k + 15.
+  // Packs the weights as the A operands of the k16 steps over keys 16k .. 16k + 15.
   template <int kTile>
   static __device__ __forceinline__ void Pack(const float (&scores)[kTile / 2],
                                               uint32_t (&weights)[kTile / 16][4]) {

@@ -1,7 +1,7 @@
-// Attention of training: whole sequences in row-major tensors (TrainingAttentionArgs in
+// Attention in training: whole sequences in row-major tensors (TrainingAttentionArgs in
 // kernels/training_ops.h), with the bits of C6, and its gradient (C13). Every head size that is a
-// multiple of 8 up to 256 runs on the schedule of 64, 96, 128 or 256 columns that holds it: columns
-// of +0 change no bit.
+// multiple of 8, at most 256, runs on the smallest schedule of 64, 96, 128 or 256 columns that
+// holds it: columns of +0 change no bit.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
 
@@ -15,25 +15,25 @@
 namespace isobit::cuda {
 
 // Both launchers read sequences.bounds and sequences.device_bounds. INVALID_ARGUMENT: head_dim is
-// no multiple of 8 up to 256, heads is no multiple of kv_heads, a tensor is not aligned to 16
-// bytes, the bounds do not lie within the rows, or the workspace is too small; INTERNAL: CUDA
-// refused.
+// not a multiple of 8, or exceeds 256; heads is no multiple of kv_heads; a tensor is not aligned to
+// 16 bytes; the bounds are not within the rows; or the workspace is too small. INTERNAL: CUDA
+// refused a launch.
 absl::Status LaunchTrainingAttention(const TrainingAttentionArgs& args, const Stream& stream);
 
 // The kernel of dK and dV leaves the scores' gradients in the workspace for the kernel of dQ, for
-// as many KV heads at a time as the workspace holds. If it does not hold one, the second kernel
-// computes them again, which takes longer. No bit depends on it.
+// as many KV heads at a time as fit into the workspace. If not even one fits, the second kernel
+// computes them again, which takes longer. This changes no bit.
 //
 // `workspace` is scratch in GPU memory, aligned to 256 bytes, that needs no initialisation.
 absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
                                      absl::Span<std::byte> workspace, const Stream& stream);
 
-// Of the scores' gradients: holds two KV heads of a sequence of 16,384 with 4 query heads each.
+// For the scores' gradients: enough for two KV heads of 4 query heads, at 16,384 positions.
 inline constexpr size_t kMaxScoreBytes = size_t{9} << 28;  // 2.25 GiB
 
-// The size of workspace with which the gradient is fastest, if at most max_score_bytes of it are
-// for the scores' gradients; with 0, the least that it needs. A function of the shapes and of
-// sequences.bounds.
+// The size of the workspace with which the gradient is fastest, if at most max_score_bytes of it
+// are for the scores' gradients; with 0, the smallest size that it needs. A function of the shapes
+// and of sequences.bounds.
 size_t AttentionGradientWorkspaceBytes(const AttentionGradientArgs& args,
                                        size_t max_score_bytes = kMaxScoreBytes);
 

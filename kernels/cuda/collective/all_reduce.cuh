@@ -1,6 +1,6 @@
-// The kernels of all_reduce.h. A row is spread over a cluster of blocks; each thread has kChunks
-// times four columns of it, called quads. Clusters take the rows in turn, in the same way on every
-// rank. The first cluster takes no rows: it only runs the barrier with the other ranks.
+// The kernels of all_reduce.h. A row is distributed over a cluster of blocks; each thread has
+// kChunks times four columns of it, called quads. Clusters take the rows in turn, in the same way
+// on every rank. The first cluster takes no rows: it only runs the barrier with the other ranks.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_CUH_
 
@@ -24,10 +24,10 @@ struct AllReduceJob {
   size_t mailbox_bytes;  // two mailboxes follow the RankSignals
   const float* partial;  // [norm.rows, norm.hidden]; null: the linear layer has pushed it
   RmsNormArgs norm;
-  int quads;     // of a row
-  int pieces;    // of a row: kWarp quads each
+  int quads;     // per row
+  int pieces;    // per row; kWarp quads each
   int cluster;   // blocks of a cluster
-  int clusters;  // that take rows; one more comes before them
+  int clusters;  // those that take rows; one more comes before them
   bool alone;    // no other rank uses this GPU
 };
 
@@ -39,12 +39,12 @@ __device__ __forceinline__ bool Full(uint4 v) {
 }
 __device__ __forceinline__ bool Full(uint2 v) { return v.x != kEmpty && v.y != kEmpty; }
 
-// A block's slice (some of the columns) of the rows that its cluster computes. Rows, columns and
-// quads are counted in 32 bits to save registers.
+// A block's slice (some columns) of the rows that its cluster computes. Rows, columns and quads are
+// 32-bit numbers, to save registers.
 template <typename Order, int kRanks, int kChunks, bool kAligned>
 class RowSlice {
  public:
-  // The sums of squares of the whole row, one for each 32 quads; a double buffer over the rows.
+  // The sums of squares of the whole row, one for each 32 quads; two buffers, used in turn by rows.
   using Sums = float4[2][kMaxChunkSums / 4];
 
   __device__ RowSlice(const AllReduceJob& job, Sums& sums)
@@ -59,15 +59,15 @@ class RowSlice {
     if constexpr (kKeepsWeight) LoadWeight();
   }
 
-  // Chooses between the two mailboxes by the operation's number. Call it before any access to one.
+  // Selects one of the two mailboxes by the operation's number. Call it before any access to one.
   __device__ void Choose(const Operation& operation) {
     mailbox_ = MailboxOf(operation.number(), job_.mailbox_bytes);
   }
 
   __device__ bool active(int j) const { return quad(j) < job_.quads; }
 
-  // This rank's partial. If the linear layer has pushed it: kEmpty, so that Collect reads it from
-  // the mailbox like those of the peers.
+  // This rank's partial. If the linear layer has pushed it, returns kEmpty, so that Collect reads
+  // it from the mailbox, like those of the peers.
   __device__ uint4 Partial(int row, int j) const {
     if (job_.partial == nullptr) return {kEmpty, kEmpty, kEmpty, kEmpty};
     const uint4 v = LoadFloatQuad<kAligned>(job_.partial + Element(row, j), left(j));
@@ -79,19 +79,19 @@ class RowSlice {
     return LoadBf16Quad<kAligned>(from, left(j));
   }
 
-  // Where rank `to`'s mailbox has this thread's quad of an fp32 row from rank 0.
+  // The address, in rank `to`'s mailbox, of this thread's quad of an fp32 row from rank 0.
   __device__ uint4* FloatSlot(int to, int slot, int j) const {
     return FloatSlotOf(job_.group.memory[to] + mailbox_, slot, job_.pieces, kRanks, quad(j));
   }
-  // Where that mailbox has this thread's quad of bf16 row `slot`. The bf16 rows lie behind `before`
-  // fp32 rows of every rank.
+  // The address, in that mailbox, of this thread's quad of bf16 row `slot`. The bf16 rows follow
+  // `before` fp32 rows of every rank.
   __device__ uint2* Bf16Slot(int to, int before, int slot, int j) const {
     const int piece = (2 * kRanks * before + slot) * job_.pieces + quad(j) / kWarp;
     return reinterpret_cast<uint2*>(job_.group.memory[to] + mailbox_) +
            (static_cast<uint32_t>(piece * kWarp) + quad(j) % kWarp);
   }
 
-  // Gathers the peers' partials of a row from fp32 row `slot` of this rank's mailbox, and adds them
+  // Reads the peers' partials of a row from fp32 row `slot` of this rank's mailbox, and adds them
   // to the residual.
   __device__ void Collect(const Operation& operation, const uint4 (&own)[kChunks],
                           const uint2 (&residual)[kChunks], int slot, uint2 (&h)[kChunks]) const {
@@ -109,7 +109,7 @@ class RowSlice {
       while (true) {
         bool full = true;
 #pragma unroll
-        for (int q = 0; q < kRanks; ++q) {  // loads again what has not arrived
+        for (int q = 0; q < kRanks; ++q) {  // loads again what has not arrived yet
           if (!Full(partials[q])) partials[q] = LoadRelaxed(from + q * kWarp);
         }
 #pragma unroll
@@ -120,7 +120,7 @@ class RowSlice {
     }
   }
 
-  // Waits for h from the row's owner in bf16 row `slot`, and makes that row empty again.
+  // Waits in bf16 row `slot` for h from the row's owner, and empties that row again.
   __device__ void Receive(const Operation& operation, int before, int slot,
                           uint2 (&h)[kChunks]) const {
     const int rank = job_.group.rank;
@@ -141,7 +141,7 @@ class RowSlice {
     }
   }
 
-  // Makes fp32 row `slot` of this rank's mailbox empty again.
+  // Empties fp32 row `slot` of this rank's mailbox again.
   __device__ void Empty(int slot) const {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -154,7 +154,7 @@ class RowSlice {
     }
   }
 
-  // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 alternately, the half of the
+  // Stores the row's residual h and its RMSNorm. `turn`: 0 and 1 alternately, the index in the
   // double buffer.
   __device__ void Finish(int row, const uint2 (&h)[kChunks], int turn) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -194,7 +194,7 @@ class RowSlice {
 
  private:
   // With one chunk, the weight is loaded once, before the predecessor has ended. With more there
-  // are no registers to keep it in.
+  // are too few registers to keep it.
   static constexpr bool kKeepsWeight = kChunks == 1;
   __device__ void LoadWeight() {
 #pragma unroll
@@ -221,8 +221,8 @@ class RowSlice {
   uint2 weight_[kChunks];
 };
 
-// What the first cluster does: the barrier with the peers that belongs to every operation. It runs
-// beside the data, which does not wait for it.
+// The work of the first cluster: the barrier with the peers that belongs to every operation. It
+// runs in parallel with the data, which does not wait for it.
 __device__ __forceinline__ void BarrierWithPeers(const RankGroup& group, bool waits) {
   if (waits) WaitForPredecessor();
   if (blockIdx.x == 0) AnnounceOperation(group);
@@ -233,23 +233,23 @@ __device__ __forceinline__ void BarrierWithPeers(const RankGroup& group, bool wa
   operation.End();
 }
 
-// Whether the sum waits for the kernel before it at its start. It does not if that kernel pushes
-// the partials, because every word of them shows whether it has arrived. The sum then waits before
-// it counts itself as ended, because the kernel that pushes reads that count.
+// Whether the sum waits at its start for the kernel before it. If that kernel pushes the partials,
+// it does not, because every word of them shows whether it has arrived. The sum then waits before
+// it counts itself as ended, because the pushing kernel reads that count.
 //
-// INVARIANT: when a sum of pushed partials starts, everything before the kernel that pushes has
-// ended (AllReduceTest.ReplaysWithDelays), also the sum before, which wrote the residual and
-// counted itself: the kernel that pushes lets its successor start no sooner. The L1 cache may still
-// hold old data, so the loads bypass it.
+// INVARIANT: when a sum of pushed partials starts, everything before the pushing kernel has ended
+// (AllReduceTest.ReplaysWithDelays), including the previous sum, which wrote the residual and
+// counted itself: the pushing kernel lets its successor start only after that. The L1 cache may
+// still have old data, so the loads bypass it.
 template <bool kAligned>
 __device__ __forceinline__ bool WaitsFirst(const AllReduceJob& job) {
   return job.partial != nullptr || !kAligned;
 }
 
-// Releases the successor at the start. In a step it is a linear layer, which fetches its weights
-// while this kernel waits for the peers: that saves 2 us for each sum of a decode step, compared
-// with a release at the end (rows/rows.h). Not on a GPU that ranks share: there the successor's
-// blocks could keep out those of another rank, for which this rank waits.
+// Releases the successor at the start. In a step this is a linear layer, which fetches its weights
+// while this kernel waits for the peers. That saves 2 us for each sum of a decode step, compared
+// with a release at the end (rows/rows.h). Not done on a GPU that ranks share: there the
+// successor's blocks could displace those of another rank, for which this rank waits.
 __device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
   if (early) ReleaseSuccessor();
 }
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(1024, 1) OneShotKernel(const __grid_constant__
   operation.End();
 }
 
-// Rank r % kRanks owns row r. A rank's mailbox holds the peers' partials of the rows that it owns,
+// Rank r % kRanks owns row r. A rank's mailbox has the peers' partials of the rows that it owns,
 // then a bf16 row of the new residual for every row.
 template <typename Order, int kRanks, int kChunks, bool kAligned>
 __global__ void __launch_bounds__(1024 / kChunks, kChunks)

@@ -1,24 +1,24 @@
 // The sum over tensor-parallel ranks at the end of a row-parallel layer, through memory that the
-// ranks' GPUs map. One kernel computes it together with the residual stream's update and RMSNorm.
+// ranks' GPUs map. One kernel computes it, updates the residual stream and computes RMSNorm.
 //
-// The bits are those of LaunchReduce followed by LaunchRmsNorm (C4, C5) for every schedule
+// The bits are those of LaunchReduce followed by LaunchRmsNorm (C4, C5), for every schedule
 // (all_reduce_schedule.h). There is no host synchronisation and no NVLink multicast. A rank
-// launches on one stream, or on several whose order events fix. All ranks launch the same
-// operations of the same shapes in the same order, from any threads, also by replaying CUDA graphs.
-// The kernels keep their state in GPU memory.
+// launches on one stream, or on several that events put in order. All ranks launch the same
+// operations of the same shapes in the same order, from any threads; replaying CUDA graphs counts,
+// too. The kernels keep their state in GPU memory.
 //
 // INVARIANT: a word of a mailbox is either empty or data of this operation
 // (AllReduceTest.ReplaysWithDelays). Every word is its own flag: empty is a NaN that no rank sends.
 // The reader empties what it has read. Operations alternate between two mailboxes, and no rank ends
-// operation k before all ranks have begun it. Whoever writes for operation k+2, which may be the
-// linear layer before it (Push), therefore writes where the readers have emptied everything in
-// operation k.
+// operation k before all ranks have begun it. So when the kernels of operation k+2 write, including
+// the linear layer before it (Push), the readers have emptied in operation k everything that they
+// overwrite.
 //
 // If a peer does not come within `timeout`, all ranks stop waiting: see Check. Ranks may share a
-// GPU (to test more ranks than there are GPUs). Then no rank may, between its operations, do what
-// waits for the GPU to become idle, because another rank's kernel waits there for this rank. These
-// do: loading a kernel at its first launch (CUDA_MODULE_LOADING=EAGER loads all at start),
-// cudaFree, and streams that share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=32).
+// GPU (to test more ranks than there are GPUs). Then, between its operations, a rank must do
+// nothing that waits for the GPU to become idle, because another rank's kernel waits there for this
+// rank. Such are: loading a kernel at its first launch (CUDA_MODULE_LOADING=EAGER loads all at
+// start), cudaFree, and streams with a common hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=32).
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_H_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ALL_REDUCE_H_
 
@@ -40,23 +40,23 @@ namespace isobit::cuda {
 struct AllReduceJob;       // all_reduce.cuh
 struct AllReduceSchedule;  // all_reduce_schedule.h
 using AllReduceKernel = void (*)(AllReduceJob);
-// The kernel of a schedule, which adds in some order. aligned: rows begin at multiples of 16 bytes
-// and have whole groups of four columns.
+// The kernel of a schedule, for some order of addition. aligned: rows begin at multiples of 16
+// bytes and consist of whole groups of four columns.
 using AllReduceKernels = AllReduceKernel (*)(const AllReduceSchedule& schedule, int ranks,
                                              bool aligned);
 // In the contract's order.
 AllReduceKernel TreeAllReduceKernel(const AllReduceSchedule& schedule, int ranks, bool aligned);
 
-// When linear layers push their partials. It changes speed, never a bit. -1: as PushTableOf says.
+// When linear layers push their partials. Changes speed, never a bit. -1: as PushTableOf says.
 struct PushOptions {
   int64_t rows = -1;         // in steps of at most so many rows
-  double bytes_per_us = -1;  // that a rank sends, by which layers choose tiles; 0: they do not
+  double bytes_per_us = -1;  // sent by a rank; for choosing tiles; 0: not used for that
 };
 
 struct AllReduceOptions {
   int64_t hidden = 0;  // columns of a row, 1 .. kMaxAllReduceHidden
-  // Rows of one kernel, at most 32768. More rows take several kernels; with twice as
-  // many rows that costs 6 %. A rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
+  // Rows of one kernel, at most 32768. More rows take several kernels; for twice as many rows this
+  // costs 6 % of the time. A rank's GPU holds 12 bytes x hidden x max_rows of mailboxes.
   int64_t max_rows = 4096;
   AllReduceKernels kernels = TreeAllReduceKernel;
   PushOptions push = {};
@@ -70,24 +70,24 @@ struct RankGroup;       // device/rank_signals.cuh
 class PeerAllReduce {
  public:
   ~PeerAllReduce();
-  // The ends of all ranks, by rank. Loads every kernel on every device, so that no launch has to
-  // wait for a device that waits for a peer. INVALID_ARGUMENT: an option is out of range.
-  // RESOURCE_EXHAUSTED: no memory for the mailboxes.
+  // Makes the ends of all ranks, by rank. Loads every kernel on every device, so that no launch
+  // waits for a device that waits for a peer. INVALID_ARGUMENT: an option is out of range.
+  // RESOURCE_EXHAUSTED: there is no memory for the mailboxes.
   static absl::StatusOr<std::vector<std::unique_ptr<PeerAllReduce>>> Create(
       const PeerGroup& group, const AllReduceOptions& options);
 
   // norm.residual += bf16(sum of the ranks' partials + norm.bias); norm.out = RMSNorm(residual) *
   // norm.weight, on every rank. `partial` is this rank's [norm.rows, norm.hidden] fp32, or null if
-  // the kernel launched last has pushed it. norm.sum is ignored. bias, weight, eps and, before the
-  // call, residual are the same on every rank. The rank's device must be the calling thread's
-  // current one. INVALID_ARGUMENT: another hidden size. INTERNAL: CUDA refused the launch.
+  // the last launched kernel has pushed it. norm.sum is ignored. bias, weight, eps and, before the
+  // call, residual are the same on every rank. The rank's device must be current on the calling
+  // thread. INVALID_ARGUMENT: the hidden size is another one. INTERNAL: CUDA refused the launch.
   absl::Status Norm(const float* partial, const RmsNormArgs& norm, const Stream& stream);
 
-  // LinearArgs::push for the linear layer before a Norm of `rows` rows, the same decision on all
-  // ranks; valid until the next call. Null: the layer must store its partial.
+  // LinearArgs::push for the linear layer before a Norm of `rows` rows. All ranks get the same
+  // decision; valid until the next call. Null: the layer must store its partial.
   const PartialPush* Push(int64_t rows);
 
-  // A barrier on the stream: it ends when all ranks' streams have reached it. What they wrote
+  // A barrier on the stream: it ends when the streams of all ranks have reached it. What they wrote
   // before is then visible to all ranks.
   absl::Status Barrier(const Stream& stream);
 
@@ -98,10 +98,10 @@ class PeerAllReduce {
 
   // Checks, without waiting for the GPU, whether a rank has given up a wait. DEADLINE_EXCEEDED
   // names that rank and the ranks that had not come. From then on no kernel of the group waits,
-  // outputs are NaN, and the group must be made anew.
+  // outputs are NaN, and the group must be created again.
   absl::Status Check() const;
 
-  size_t bytes() const;  // of the memory that the ranks share, on each
+  size_t bytes() const;  // of the memory that ranks share, on each rank
 
  private:
   PeerAllReduce(std::shared_ptr<AllReduceState> state, int rank);

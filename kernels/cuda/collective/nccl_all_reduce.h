@@ -12,12 +12,12 @@
 
 namespace isobit::cuda {
 
-// An all-gather of the partials; then each rank adds them with its ops, so the bits are those of
-// every other path. May be captured into a graph.
+// Gathers the partials by all-gather; then each rank adds them with its ops. So the bits are those
+// of every other path. May be captured into a graph.
 class NcclAllReduce final : public AllReduce {
  public:
   // For up to max_rows rows of `hidden` columns. `ops`, which run on `stream`, and `nccl` outlive
-  // the object. RESOURCE_EXHAUSTED: no memory.
+  // the object. RESOURCE_EXHAUSTED: there is no memory.
   static absl::StatusOr<std::unique_ptr<NcclAllReduce>> Create(int64_t hidden, int64_t max_rows,
                                                                Ops& ops, NcclGroup& nccl,
                                                                const Stream& stream);

@@ -1,6 +1,6 @@
-// Four columns of a row in one thread: the residual's update with the sum over ranks, and RMSNorm
-// (C4, C5). A row has as many threads here as its tree of squares has leaves. row_columns.cuh has
-// eight columns in a thread.
+// Four columns of a row in one thread: the update of the residual by the sum over ranks, and
+// RMSNorm (C4, C5). A row has one thread here for each leaf of its tree of squares. In
+// row_columns.cuh a thread has eight columns.
 #ifndef ISOBIT_KERNELS_CUDA_COLLECTIVE_ROW_QUADS_CUH_
 #define ISOBIT_KERNELS_CUDA_COLLECTIVE_ROW_QUADS_CUH_
 
@@ -15,8 +15,8 @@ namespace isobit::cuda {
 
 inline constexpr int kQuad = 4;  // columns
 
-// Four columns of a row, +0 beyond its end. kAligned: the row is whole quads, at multiples of 16
-// bytes.
+// Four columns of a row; +0 beyond its end. kAligned: the row consists of whole quads, at multiples
+// of 16 bytes.
 template <bool kAligned>
 __device__ __forceinline__ uint4 LoadFloatQuad(const float* x, int left) {
   if constexpr (kAligned) return *reinterpret_cast<const uint4*>(x);
@@ -48,7 +48,7 @@ struct TreeOrder {
   }
 };
 
-// What the ranks' partials of a column add to the residual, not yet rounded to bf16.
+// What the ranks' partials of a column add to the residual, before rounding to bf16.
 template <typename Order, int kRanks>
 __device__ __forceinline__ float DeltaOf(const uint32_t (&partials)[kRanks], float bias) {
   float values[kRanks];

@@ -1,4 +1,4 @@
-// cp.async: copies from global to shared memory while the thread goes on.
+// cp.async: copies from global to shared memory while the thread continues.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
 
@@ -6,11 +6,11 @@
 
 namespace isobit::cuda {
 
-// 16 bytes, aligned; `to` is a shared-memory address. Not kept in the L1 cache.
+// Copies 16 bytes, aligned; `to` is a shared-memory address. Bypasses the L1 cache.
 __device__ __forceinline__ void CopyUnit(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// The same, or 16 zero bytes if not `real`; `from` is then not read.
+// The same; if not `real`, writes 16 zero bytes without reading `from`.
 __device__ __forceinline__ void CopyUnitOrZero(uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(real ? 16 : 0)
@@ -20,7 +20,7 @@ __device__ __forceinline__ void CopyUnitOrZero(uint32_t to, const void* from, bo
 __device__ __forceinline__ void CommitUnits() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits for all commit groups of this thread but the last `left`.
+// Waits for all commit groups of this thread except the last `left`.
 template <int left>
 __device__ __forceinline__ void WaitForCommitGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");

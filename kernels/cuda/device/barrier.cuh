@@ -20,7 +20,7 @@ __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives, and makes the phase wait for `bytes` more of bulk copies.
+// Arrives, and adds `bytes` of bulk copies to what the phase waits for.
 __device__ __forceinline__ void ExpectBytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -49,7 +49,7 @@ __device__ __forceinline__ void SyncThreads(int id, int threads) {
 }
 
 // Orders this thread's ordinary accesses to shared memory before later ones by the copy engine and
-// the tensor cores, once a barrier has followed.
+// the tensor cores, if a barrier follows.
 __device__ __forceinline__ void FenceSharedForAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

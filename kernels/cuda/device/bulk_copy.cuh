@@ -38,7 +38,7 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int
       : "memory");
 }
 
-// The same for a map of heads (MapHeads): rows from `row`, columns from `column` of one head.
+// The same for a map of heads (MapHeads): from `row` and `column` of one head on.
 __device__ __forceinline__ void CopyHeadBox(uint32_t to, const CUtensorMap& map, int32_t row,
                                             int32_t head, int32_t column, uint32_t barrier,
                                             uint64_t policy) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ void CopyHeadBox(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-// CopyBox to the blocks of the cluster whose bits are set in `blocks`: to the same address in each,
-// and each one's barrier counts its bytes.
+// CopyBox to those blocks of the cluster whose bits are set in `blocks`: to the same address in
+// each, and each block's barrier counts its bytes.
 __device__ __forceinline__ void CopyBoxToBlocks(uint32_t to, const CUtensorMap& map, int32_t row,
                                                 int32_t column, uint32_t barrier, uint64_t policy,
                                                 uint16_t blocks) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void CopyBoxToBlocks(uint32_t to, const CUtensorMap& 
       : "memory");
 }
 
-// Copies shared memory to the box at (row, column); what lies outside the matrix is not written.
+// Copies shared memory to the box at (row, column); writes nothing outside the matrix.
 __device__ __forceinline__ void StoreBox(const CUtensorMap& map, uint32_t from, int32_t row,
                                          int32_t column) {
   asm volatile(

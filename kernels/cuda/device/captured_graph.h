@@ -1,4 +1,4 @@
-// A CUDA graph: launches of a stream, captured once and replayed as one.
+// A CUDA graph: launches on a stream, captured once and replayed together.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_CAPTURED_GRAPH_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_CAPTURED_GRAPH_H_
 
@@ -14,7 +14,7 @@ namespace isobit::cuda {
 
 class CapturedGraph {
  public:
-  // Captures what `work` puts on the stream, without running it. `work` may not allocate memory.
+  // Captures what `work` enqueues on the stream, without running it. `work` must not allocate.
   static absl::StatusOr<CapturedGraph> Capture(cudaStream_t stream,
                                                const std::function<absl::Status()>& work);
   CapturedGraph(CapturedGraph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}

@@ -1,4 +1,4 @@
-// Thread block clusters: their barrier, and stores to another block's shared memory, some of which
+// Thread block clusters: their barrier, and stores to another block's shared memory; some of these
 // complete on an mbarrier there. Addresses are shared-memory addresses (SharedAddress).
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_CLUSTER_CUH_
@@ -7,8 +7,8 @@
 
 namespace isobit::cuda {
 
-// The cluster's barrier. Every thread of every block arrives once, and waits before it reads or
-// writes another block's shared memory.
+// The cluster's barrier. Every thread of every block arrives once, and waits before it accesses
+// another block's shared memory.
 __device__ __forceinline__ void ArriveCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void ArriveAtBlock(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The value is visible to that block after the cluster's next barrier.
+// The value becomes visible to that block after the cluster's next barrier.
 __device__ __forceinline__ void StoreToBlock(uint32_t to, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }

@@ -1,4 +1,4 @@
-// What GPUs this machine has, and whether the kernels run on one.
+// The GPUs of this machine, and whether the kernels run on them.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_INFO_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_INFO_H_
 
@@ -16,9 +16,9 @@ struct DeviceInfo {
   size_t l2_bytes = 0;
 };
 
-// Looks a device up. FAILED_PRECONDITION: no driver, no such device, or a compute
-// capability other than 9.0 (the kernels' machine code is sm_90a, and the contract's arithmetic is
-// Hopper's).
+// Information about a device. FAILED_PRECONDITION: there is no driver or no such device, or its
+// compute capability is not 9.0 (the kernels' machine code is sm_90a, and the contract's arithmetic
+// is Hopper's).
 absl::StatusOr<DeviceInfo> GetDeviceInfo(int ordinal);
 
 }  // namespace isobit::cuda

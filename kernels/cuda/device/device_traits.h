@@ -1,5 +1,5 @@
-// What the schedules must know of a card. They are pure functions of a layer's shape and of these
-// numbers: another card needs another constant and new measurements. No bit depends on them.
+// What the schedules must know about a card. They are pure functions of a layer's shape and of
+// these numbers: another card needs another constant and new measurements. They affect no bit.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_TRAITS_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DEVICE_TRAITS_H_
 
@@ -10,12 +10,12 @@ namespace isobit::cuda {
 struct DeviceTraits {
   int64_t multiprocessors;
   int64_t shared_bytes;           // of a multiprocessor, for all its blocks
-  int64_t block_shared_bytes;     // of a block, at most
-  int64_t reserved_shared_bytes;  // by the system, for each block
-  // Clusters of 1, 2, 4 and 8 blocks that run at once, each block alone on its multiprocessor. A
-  // cluster cannot reach beyond a GPC (up to 18 multiprocessors).
+  int64_t block_shared_bytes;     // of a block, the maximum
+  int64_t reserved_shared_bytes;  // by the system, per block
+  // The number of clusters of 1, 2, 4 and 8 blocks that run at once, with one block on each
+  // multiprocessor. A cluster stays within a GPC (up to 18 multiprocessors).
   int64_t clusters_at_once[4];
-  double memory_bytes_per_us;  // read, as measured
+  double memory_bytes_per_us;  // for reading, as measured
 };
 
 // H200, SXM.

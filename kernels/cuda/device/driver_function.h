@@ -1,4 +1,4 @@
-// Functions of the CUDA driver, looked up at run time, so that nothing links libcuda.
+// Functions of the CUDA driver, found at run time, so that nothing links libcuda.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_DRIVER_FUNCTION_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_DRIVER_FUNCTION_H_
 
@@ -13,7 +13,7 @@ namespace isobit::cuda {
 
 // The driver's function `name`, as of CUDA 12.0, such as
 // FindDriverFunction<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled").
-// FAILED_PRECONDITION: the driver has none, or there is no driver. INTERNAL: CUDA refused.
+// FAILED_PRECONDITION: the driver does not have it, or there is no driver. INTERNAL: CUDA refused.
 template <typename Function>
 absl::StatusOr<Function> FindDriverFunction(const char* name) {
   void* function = nullptr;

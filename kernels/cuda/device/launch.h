@@ -13,8 +13,8 @@
 
 namespace isobit::cuda {
 
-// Where an op runs. `dependent`: the kernel may start while the kernel before it in the stream
-// still runs (programmatic dependent launch). Every kernel therefore calls WaitForPredecessor
+// Where an op runs. `dependent`: the kernel may start while the previous kernel in the stream still
+// runs (programmatic dependent launch). So every kernel calls WaitForPredecessor
 // (dependent_launch.cuh) before its first access to anything but weights; the one exception is
 // WaitsFirst in collective/all_reduce.cuh. Because every kernel calls it, completion is transitive
 // along the stream.
@@ -30,12 +30,12 @@ struct Grid {
   int cluster = 1;  // blocks of a cluster, along x
 };
 
-// Up to so much dynamic shared memory, a kernel needs no higher limit: a block may have 48 KB, and
-// the static variables of no kernel take more than 16. INVARIANT: resource_usage_test.py.
+// With at most so much dynamic shared memory, a kernel needs no higher limit: a block may have 48
+// KB, and no kernel has more than 16 KB of static variables. INVARIANT: resource_usage_test.py.
 inline constexpr size_t kUnraisedSharedBytes = 32 * 1024;
 
-// Launches kernel<<<grid>>>(args...), with the limit of shared memory raised as needed. For an
-// empty grid nothing is launched. INTERNAL: CUDA refused.
+// Launches kernel<<<grid>>>(args...), and raises the limit of shared memory as needed. An empty
+// grid launches nothing. INTERNAL: CUDA refused.
 template <typename... Params, typename... Args>
 absl::Status Launch(void (*kernel)(Params...), const Grid& grid, const Stream& stream,
                     Args&&... args) {

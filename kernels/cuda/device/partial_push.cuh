@@ -1,6 +1,6 @@
-// The push: a row-parallel linear layer stores its partial sums itself into the mailboxes of the
-// ranks that add them up. Otherwise the sum over ranks (collective/all_reduce.cuh) would read them
-// from memory and send them there.
+// The push: a row-parallel linear layer itself stores its partial sums in the mailboxes of the
+// ranks that add them up. Without it, the sum over ranks (collective/all_reduce.cuh) reads them
+// from memory and sends them there.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_PARTIAL_PUSH_CUH_
 
@@ -16,18 +16,18 @@ namespace isobit {
 struct PartialPush {
   cuda::RankGroup group;
   size_t mailbox_bytes;  // two mailboxes follow the RankSignals
-  int32_t quads;         // of a row; a quad is four columns
-  bool two_shots;        // row r goes only to rank r % group.size; otherwise every row to all ranks
-  double us_of_row;      // that a row's partials take on the way, as expected; 0: not known
+  int32_t quads;         // per row; a quad is four columns
+  bool two_shots;        // row r goes only to rank r % group.size; otherwise to all ranks
+  double us_of_row;      // expected time for a row's partials to arrive; 0: unknown
 };
 
 namespace cuda {
 
-inline constexpr int kMailboxQuads = 32;  // of a piece of a row
-inline constexpr uint32_t kEmpty = ~0u;   // a word of a mailbox that nobody has written
+inline constexpr int kMailboxQuads = 32;  // per piece of a row
+inline constexpr uint32_t kEmpty = ~0u;   // a word of a mailbox that is not written
 inline constexpr uint32_t kAnyNan = 0x7fffffffu;
 
-// Maps every NaN to one that is not kEmpty. All of them become the same bf16 in the end.
+// Maps every NaN to one that is not kEmpty. All NaNs become the same bf16 later.
 __device__ __forceinline__ uint32_t Sendable(uint32_t v) {
   return (v & 0x7fffffffu) > 0x7f800000u ? kAnyNan : v;
 }
@@ -36,13 +36,13 @@ __host__ __device__ __forceinline__ int32_t PiecesOf(int32_t quads) {
   return (quads + kMailboxQuads - 1) / kMailboxQuads;
 }
 
-// The mailbox of operation `number`, from the start of a rank's memory.
+// The offset of operation `number`'s mailbox in a rank's memory.
 __device__ __forceinline__ size_t MailboxOf(uint32_t number, size_t mailbox_bytes) {
   return sizeof(RankSignals) + number % 2 * mailbox_bytes;
 }
 
-// Where a mailbox has a quad of fp32 row `slot` from rank 0; rank q's lies q * kMailboxQuads quads
-// further. The ranks' pieces of a row lie side by side: a reader needs one address for all ranks,
+// The address in a mailbox of a quad of fp32 row `slot` from rank 0; rank q's is q * kMailboxQuads
+// quads further. The ranks' pieces of a row are adjacent: a reader needs one address for all ranks,
 // and a writer fills 512 bytes at once.
 __device__ __forceinline__ uint4* FloatSlotOf(std::byte* mailbox, int slot, int pieces, int ranks,
                                               int quad) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint4* FloatSlotOf(std::byte* mailbox, int slot, int 
          (static_cast<uint32_t>(piece * ranks * kMailboxQuads) + quad % kMailboxQuads);
 }
 
-// The number of the next sum. To be called after WaitForPredecessor.
+// The number of the next sum. Call it after WaitForPredecessor.
 __device__ __forceinline__ uint32_t NextOperation(const PartialPush& push) {
   return LoadRelaxed(&push.group.signals(push.group.rank)->ended);
 }
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint4 WordsOf(float4 sum) {
           Sendable(contract::BitsOf(sum.z)), Sendable(contract::BitsOf(sum.w))};
 }
 
-// Where quad 0 of fp32 row `slot` of rank `to`'s mailbox goes; quad q lies OffsetOf quads further.
+// The address of quad 0 of fp32 row `slot` in rank `to`'s mailbox. Quad q is OffsetOf quads on.
 __device__ __forceinline__ uint4* PushedRow(const PartialPush& push, uint32_t operation, int to,
                                             int slot) {
   const RankGroup& group = push.group;
@@ -77,14 +77,14 @@ __device__ __forceinline__ int OffsetOf(const PartialPush& push, int quad) {
   return quad / kMailboxQuads * push.group.size * kMailboxQuads + quad % kMailboxQuads;
 }
 
-// From a row to the one 8 rows below in the same mailbox, in quads. In two shots that row has the
-// same owner, 8 / group.size rows further, because the number of ranks divides 8.
+// The distance from a row to the one 8 rows below it in the same mailbox, in quads. In two shots
+// that row has the same owner, 8 / group.size rows further, as the number of ranks divides 8.
 __device__ __forceinline__ int EightRowsOf(const PartialPush& push) {
   return 8 * PiecesOf(push.quads) * kMailboxQuads * (push.two_shots ? 1 : push.group.size);
 }
 
 // Sends a quad of row `row` for operation `operation`, also to this rank's own mailbox. Skips quads
-// beyond the row; columns beyond the row, in its last quad, may hold anything.
+// beyond the row; columns beyond the row in its last quad may have any value.
 __device__ __forceinline__ void PushQuad(const PartialPush& push, uint32_t operation, int row,
                                          int quad, float4 sum) {
   if (quad >= push.quads) return;

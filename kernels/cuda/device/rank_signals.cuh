@@ -1,5 +1,5 @@
-// Rank signals: words in each other's memory by which the kernels of a group's ranks count the
-// operations that they have begun, and waits for them that end after a timeout.
+// Rank signals: words in each other's memory in which the kernels of a group's ranks count the
+// operations that they have begun, and waits for these words, with a timeout.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_RANK_SIGNALS_CUH_
 
@@ -11,7 +11,7 @@
 
 namespace isobit::cuda {
 
-// At the start of each rank's shared memory; all zero at first. Operations are counted modulo 2^32.
+// At the start of each rank's shared memory; initially all zero. Counts are modulo 2^32.
 struct alignas(256) RankSignals {
   uint32_t ended;             // operations that this rank has ended; only this rank writes it
   uint32_t failed;            // a failure word, or 0; any rank writes it
@@ -20,15 +20,15 @@ struct alignas(256) RankSignals {
 };
 
 // A failure word: this bit, the number of the rank that gave up, and one bit for each rank that had
-// not begun the operation by then.
+// not begun the operation until then.
 inline constexpr uint32_t kFailed = 0x80000000u;
 inline constexpr int kReporterShift = 8;
 
 inline constexpr int64_t kTick = 1024;  // nanoseconds
 
-// The group as one rank's kernels see it.
+// The group as seen by the kernels of one rank.
 struct RankGroup {
-  std::byte* memory[kMaxRanks];  // of each rank, the RankSignals first
+  std::byte* memory[kMaxRanks];  // of each rank; begins with the RankSignals
   uint32_t* reports;             // a failure word for each rank, in host memory
   uint32_t timeout;              // in ticks
   int rank;
@@ -37,7 +37,7 @@ struct RankGroup {
   __device__ RankSignals* signals(int r) const { return reinterpret_cast<RankSignals*>(memory[r]); }
 };
 
-// One operation of a rank, as one block sees it. Every thread constructs it at the block's start,
+// One operation of a rank, as seen by one block. Every thread constructs it at the block's start,
 // after WaitForPredecessor.
 class Operation {
  public:
@@ -50,7 +50,7 @@ class Operation {
   __device__ uint32_t number() const { return number_; }
 
   // Every thread of the block calls it once, at any point. Its barrier depends on what each thread
-  // has loaded, so every thread has read the words that the last block's End overwrites.
+  // has loaded, so every thread has already read the words that the last block's End overwrites.
   __device__ void TakeTicket() {
     failed_ = __syncthreads_or(failed_) != 0;
     if (threadIdx.x == 0) {
@@ -58,17 +58,17 @@ class Operation {
     }
   }
 
-  // Called at the block's end, when the ticket has long arrived and no thread waits for it.
+  // Called at the block's end, when the ticket arrived long ago and no thread waits for it.
   __device__ void End() const {
     if (threadIdx.x == 0 && ticket_ == gridDim.x - 1) {
       group_.signals(group_.rank)->ended = number_ + 1;
     }
   }
 
-  // Returns when every peer has announced this operation. Called by the first threads of a block.
+  // Returns when every peer has announced this operation. The block's first threads call it.
   __device__ void AwaitPeers() const;
 
-  // What a Wait asks for.
+  // What Wait needs.
   __device__ const RankGroup& group() const { return group_; }
   __device__ bool failed() const { return failed_; }
   __device__ bool Begun(int q) const {
@@ -83,7 +83,7 @@ class Operation {
   uint32_t ticket_ = 0;
 };
 
-// The counts of what has arrived from each rank, in this rank's memory, and the count to wait for.
+// The counts of arrivals from each rank, in this rank's memory, and the count to wait for.
 class Arrivals {
  public:
   __device__ Arrivals(const RankGroup& group, const uint32_t* counts, uint32_t wanted)
@@ -92,7 +92,7 @@ class Arrivals {
         wanted_(wanted),
         failed_(LoadRelaxed(&group.signals(group.rank)->failed) != 0) {}
 
-  // Returns when every peer's count has reached `wanted`. Called by the first threads of a block.
+  // Returns when every peer's count has reached `wanted`. The block's first threads call it.
   __device__ void Await() const;
 
   __device__ const RankGroup& group() const { return group_; }
@@ -115,7 +115,7 @@ class Wait {
  public:
   __device__ explicit Wait(const Signals& signals) : signals_(signals) {}
 
-  // Called when what the thread waits for is not there yet. Returns whether to look again. After
+  // Call it when what the thread waits for is not there yet. Returns whether to check again. After
   // the timeout it gives up for the whole group.
   __device__ bool Again() {
     if (signals_.failed()) return false;
@@ -163,8 +163,8 @@ __device__ __forceinline__ void AwaitEachPeer(const Signals& signals) {
 __device__ inline void Operation::AwaitPeers() const { AwaitEachPeer(*this); }
 __device__ inline void Arrivals::Await() const { AwaitEachPeer(*this); }
 
-// Tells every peer that this rank has begun its next operation, and releases all that it wrote
-// before. Called once, by the first threads of one block. In the memory model, this call and
+// Tells every peer that this rank has begun its next operation, and releases everything that it
+// wrote before. The first threads of one block call it once. In the memory model, this call and
 // AwaitPeers order the operations of different ranks.
 __device__ __forceinline__ void AnnounceOperation(const RankGroup& group) {
   const int q = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-// What the row-wise kernels share: eight columns of a bf16 row in one thread, and the tree of
+// Shared by the row-wise kernels: eight columns of a bf16 row in one thread, and the tree of
 // RMSNorm's sum of squares (C5) over the lanes of a warp.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_ROW_COLUMNS_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_ROW_COLUMNS_CUH_
@@ -14,7 +14,7 @@ namespace isobit::cuda {
 inline constexpr int kColumns = 8;  // of a thread's vector: 16 bytes of bf16
 
 // Stores 16 bytes at once, to GPU memory at a multiple of 16. The compiler sometimes splits a plain
-// store of a vector whose words come from different branches.
+// vector store if the words come from different branches.
 __device__ __forceinline__ void StoreWord(void* to, uint32_t a, uint32_t b, uint32_t c,
                                           uint32_t d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
@@ -22,7 +22,7 @@ __device__ __forceinline__ void StoreWord(void* to, uint32_t a, uint32_t b, uint
                : "memory");
 }
 
-// Two bf16 in a word: the lower column is the low half.
+// Two bf16 in a word; the lower column is in the low half.
 __device__ __forceinline__ float LowOf(uint32_t pair) { return contract::FromBits(pair << 16); }
 __device__ __forceinline__ float HighOf(uint32_t pair) {
   return contract::FromBits(pair & 0xffff0000u);
@@ -74,8 +74,8 @@ __device__ __forceinline__ float SumOfSquares(const Columns& v) {
 }
 
 // The tree over kLanes consecutive lanes, a power of two. Every lane of the warp takes part and
-// gets the sum over the kLanes lanes that it belongs to. fp32 addition commutes, so both sides of
-// an exchange have the same bits.
+// gets the sum over its own kLanes lanes. fp32 addition commutes, so both sides of an exchange have
+// the same bits.
 template <int kLanes = 32>
 __device__ __forceinline__ float TreeOfLanes(float sum) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// SwiGLU of bf16 gates and ups: the bits of contract::SwiGlu without a branch for each element.
+// SwiGLU of bf16 gates and ups: the bits of contract::SwiGlu, without a branch per element.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_SWIGLU_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_SWIGLU_CUH_
 
@@ -12,7 +12,7 @@
 namespace isobit::cuda {
 
 // 1 / d for d in [1, 2^126], correctly rounded: the hardware's estimate is within one unit in the
-// last place, and one Newton step with an exact residual corrects it.
+// last place, and a Newton step with an exact residual corrects it.
 __device__ __forceinline__ float ReciprocalOfSum(float d) {
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(d));
@@ -32,7 +32,7 @@ __device__ __forceinline__ float SigmoidOfModerate(float x) {
   const float shifted = contract::Add(exponent, kMagic);
   const float f = contract::Sub(exponent, contract::Sub(shifted, kMagic));
   const float p = contract::Exp2OfFraction(f);
-  // The low nine bits of the magic number are zero, so the shift leaves nothing of it.
+  // The low nine bits of the magic number are zero, so the shift removes it completely.
   const float scale = contract::FromBits((contract::BitsOf(shifted) << 23) + (127u << 23));
   return ReciprocalOfSum(contract::Fma(p, scale, 1.0f));
 }

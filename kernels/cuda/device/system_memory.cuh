@@ -1,5 +1,5 @@
 // Words that kernels on several GPUs read and write while they run: loads and stores of system
-// scope that are atomic for each 32-bit word, and the release and acquire that order them.
+// scope, atomic for each 32-bit word, and the release and acquire that order them.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_SYSTEM_MEMORY_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_SYSTEM_MEMORY_CUH_
 

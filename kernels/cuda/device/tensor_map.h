@@ -1,4 +1,4 @@
-// Tensor maps: how the bulk copy engine finds a box of a row-major bf16 matrix.
+// Tensor maps, by which the bulk copy engine finds a box of a row-major bf16 matrix.
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
 #define ISOBIT_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
 
@@ -17,20 +17,20 @@ inline bool Mappable(const contract::Bf16* data, int64_t ld) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && ld > 0;
 }
 
-// The columns at which a box may begin are the multiples of this, 16 bytes: an H200 answers others
-// with an illegal instruction, which CUDA's documents do not say. Rows may be any.
+// A box may begin only at columns that are multiples of this, 16 bytes: for others an H200 raises
+// an illegal instruction, which CUDA's documents do not mention. Rows may be any.
 inline constexpr int kBoxStart = 8;
 
-// A map of bf16 data [rows, columns], leading dimension ld, in boxes of box_rows x box_columns laid
-// out with the 128-byte swizzle (box_columns is 64) or the 64-byte one (32). What lies outside the
-// matrix reads as +0 and is not written. INTERNAL: the driver refused.
+// A map of bf16 data [rows, columns], leading dimension ld, in boxes of box_rows x box_columns with
+// the 128-byte swizzle (box_columns is 64) or the 64-byte one (32). Outside the matrix, reads give
+// +0 and writes are dropped. INTERNAL: the driver failed.
 absl::StatusOr<CUtensorMap> MapMatrix(const contract::Bf16* data, int64_t rows, int64_t columns,
                                       int64_t ld, int box_rows, int box_columns);
 
-// A map of the heads of a tensor [rows, heads * head_dim], contiguous, in boxes of box_rows rows of
-// 64 columns of one head, laid out with the 128-byte swizzle. Columns after the head's last and
-// rows after the tensor's last read as +0. head_dim is a multiple of 8. INTERNAL: the driver
-// refused.
+// A map of the heads of a tensor [rows, heads * head_dim], contiguous, in
+// boxes of box_rows rows and 64 columns of one head, with the 128-byte
+// swizzle. Columns after the head's last and rows after the tensor's last
+// read as +0. head_dim is a multiple of 8. INTERNAL: the driver failed.
 absl::StatusOr<CUtensorMap> MapHeads(const contract::Bf16* data, int64_t rows, int32_t heads,
                                      int32_t head_dim, int box_rows);
 

@@ -1,5 +1,5 @@
 // wgmma: D[64, N] += A[64, 16] B[N, 16]^T in bf16 with fp32 sums. A warpgroup issues it; one call
-// is one k16 step of the contract (C1). Not here: which product, or when.
+// is one k16 step of the contract (C1). Not here: which products, and when.
 //
 // With r = 16 (t / 32) + t % 32 / 4, thread t of the warpgroup holds row r (elements 4j, 4j+1) and
 // row r + 8 (elements 4j+2, 4j+3), columns 8j + 2 (t % 4) + {0, 1}.
@@ -10,8 +10,8 @@
 
 namespace isobit::cuda {
 
-// To be called before the first Mma of a commit group, if registers or (after FenceSharedForAsync)
-// shared memory have changed.
+// Call it before the first Mma of a commit group if registers or (after FenceSharedForAsync) shared
+// memory have changed.
 __device__ __forceinline__ void FenceMma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -31,21 +31,21 @@ __device__ __forceinline__ uint64_t KMajorOperand(uint32_t address) {
   return (uint64_t{(address & 0x3ffffu) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
 }
-// The descriptor of 1024 bytes of zeros as an operand of any number of rows: all core matrices of 8
-// rows are the same bytes.
+// The descriptor of 1024 bytes of zeros as an operand of any number of rows: all its core matrices
+// of 8 rows are the same bytes.
 __device__ __forceinline__ uint64_t ZeroOperand(uint32_t address) {
   return (uint64_t{(address & 0x3ffffu) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1} << 62);
 }
 
-// The descriptor of an operand that lies transposed, as [k, rows]: under the 128-byte swizzle, in
-// blocks of 64 rows, block_bytes from each to the next. K16 step k of a block is at
-// descriptor + 128k. block_bytes = 0: 2048 bytes of zeros as an operand of any number of rows.
+// The descriptor of a transposed operand, [k, rows] in memory: under the 128-byte swizzle, in
+// blocks of 64 rows that are block_bytes apart. K16 step k of a block is at descriptor + 128k.
+// block_bytes = 0: 2048 bytes of zeros as an operand of any number of rows.
 __device__ __forceinline__ uint64_t TransposedOperand(uint32_t address, uint32_t block_bytes) {
   return uint64_t{(address & 0x3ffffu) >> 4} | (uint64_t{block_bytes >> 4} << 16) |
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
-// The operand that begins `bytes` further on. Only the low word changes, so 32-bit arithmetic does.
+// The operand that begins `bytes` later. Only the low word changes, so 32-bit arithmetic suffices.
 __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
   return (operand & 0xffffffff00000000ull) |
          (static_cast<uint32_t>(operand) + static_cast<uint32_t>(bytes / 16));
@@ -100,8 +100,8 @@ __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
   "k16.f32.bf16.bf16 {" ISOBIT_NAMES_##n "}, "
 
-// The functions of Wgmma<N> below, which has n = N / 2 sums a thread. The other arguments number
-// the operands after operand %n: n + 1, n + 2 and so on, since the preprocessor cannot add.
+// The functions of Wgmma<N> below, with n = N / 2 sums per thread. The other arguments are the
+// numbers of the operands after %n: n + 1, n + 2 and so on, since the preprocessor cannot add.
 #define ISOBIT_MMA(N, n, a1, p)                                                    \
   static __device__ __forceinline__ void Mma(float(&d)[n], uint64_t a, uint64_t b, \
                                              bool accumulate) {                    \
@@ -131,8 +131,8 @@ __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
 
 // d += A B^T, both operands in shared memory; accumulate = false starts from +0. RegisterMma takes
 // A from registers: a[0] = (row g, columns 2q, 2q+1), a[1] = (g + 8, same), a[2], a[3] = the same
-// with columns + 8, g = lane / 4, q = lane % 4. TransposedB: B lies as [16, N] (N-major), as V
-// does. MajorMma: Mma of operands of which each may be transposed, A as [16, 64].
+// with columns + 8, g = lane / 4, q = lane % 4. TransposedB: B is [16, N] in memory (N-major), like
+// V. MajorMma: Mma in which each operand may be transposed; A is then [16, 64].
 template <int N>
 struct Wgmma;
 

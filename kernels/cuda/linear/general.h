@@ -8,7 +8,7 @@
 
 namespace isobit::cuda {
 
-// LaunchLinear for any arguments. INTERNAL: CUDA refused.
+// LaunchLinear for any arguments. INTERNAL: CUDA refused the launch.
 absl::Status LaunchLinearGeneral(const LinearArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda

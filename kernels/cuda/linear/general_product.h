@@ -1,5 +1,5 @@
-// The matrix products of training for shapes and alignments that no other kernel supports: any
-// strides, one warp a unit of 16 x 8 sums.
+// Training's matrix products for shapes and alignments that no other kernel supports: any strides,
+// one warp per unit of 16 x 8 sums.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_GENERAL_PRODUCT_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_GENERAL_PRODUCT_H_
 
@@ -11,7 +11,7 @@
 
 namespace isobit::cuda {
 
-// One to three matrices, one below the other; part i has rows [bounds[i], bounds[i + 1]).
+// One to three stacked matrices; matrix i has rows [bounds[i], bounds[i + 1]).
 template <typename T>
 struct StackedMatrix {
   T* data[kMaxParts] = {};
@@ -39,8 +39,8 @@ struct GeneralProduct {
   StackedMatrix<const Bf16> b;
   int64_t ldb = 0;
   bool b_transposed = false;
-  // Segment s is k from bounds[s] to bounds[s + 1]; at least one. Their sums combine in a chain, or
-  // in the balanced tree over a power of two.
+  // Segment s is k from bounds[s] to bounds[s + 1]; there is at least one. Their sums are combined
+  // in a chain, or in the balanced tree over a power of two.
   int32_t segments = 1;
   int64_t bounds[kMaxSegments + 1] = {};
   contract::LeafSum combine = contract::LeafSum::kChain;
@@ -49,10 +49,10 @@ struct GeneralProduct {
   StackedMatrix<float> fp32_out;
   Bf16* bf16_out = nullptr;
   const float* bias = nullptr;     // [columns] or null
-  const Bf16* residual = nullptr;  // as StackedLinearArgs'
+  const Bf16* residual = nullptr;  // as in StackedLinearArgs
 };
 
-// INTERNAL: CUDA refused.
+// INTERNAL: CUDA refused the launch.
 absl::Status LaunchGeneralProduct(const GeneralProduct& product, const Stream& stream);
 
 }  // namespace isobit::cuda

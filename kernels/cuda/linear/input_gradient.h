@@ -11,13 +11,13 @@ namespace isobit::cuda {
 
 // dx = bf16(dy W), see InputGradientArgs; all pointers are to GPU memory. Needs no workspace. Fast
 // if dy, lddy, dx, the weights and their columns are multiples of 16 bytes and the rows of every
-// part but the last are a multiple of 16; a slower kernel computes everything else. INTERNAL: CUDA
-// refused.
+// stacked matrix but the last are a multiple of 16; otherwise a slower kernel is used. INTERNAL:
+// CUDA refused the launch.
 absl::Status LaunchInputGradient(const InputGradientArgs& args, const Stream& stream);
 
 // Whether the fast kernel can compute it.
 bool HasInputGradientTiles(const InputGradientArgs& args);
-// By tiles with a given schedule, or by the slow kernel, for tests and tuning. INVALID_ARGUMENT: it
+// By tiles with a given schedule, or by the slow kernel; for tests and tuning. INVALID_ARGUMENT: it
 // cannot compute these arguments.
 absl::Status LaunchInputGradientAs(const ProductSchedule& schedule, const InputGradientArgs& args,
                                    const Stream& stream);

@@ -1,4 +1,4 @@
-// The linear layer on a GPU: one front end over the schedules that compute it.
+// The linear layer on a GPU: a common entry point for the schedules that compute it.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_LINEAR_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_LINEAR_H_
 
@@ -9,10 +9,10 @@
 
 namespace isobit::cuda {
 
-// y = round(combine(leaves of x W^T) + bias), see LinearArgs; all pointers are to GPU memory and
-// weight.packed has PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. args.mode
-// is ignored: the leaves are the contract's. Fast if x and ldx are multiples of 16 bytes; a slower
-// kernel serves any other alignment. If m or n is 0, nothing is launched. INTERNAL: CUDA refused.
+// y = round(combine(leaves of x W^T) + bias), see LinearArgs. All pointers are to GPU memory, and
+// weight.packed has PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. Ignores
+// args.mode: the leaves are the contract's. Fast if x and ldx are multiples of 16 bytes; otherwise
+// a slower kernel is used. If m or n is 0, launches nothing. INTERNAL: CUDA refused the launch.
 absl::Status LaunchLinear(const LinearArgs& args, const Stream& stream);
 
 // The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: the schedule cannot

@@ -1,5 +1,5 @@
-// The tiles of a linear layer on row-major weights. The weight may be up to three matrices, one
-// below the other; no tile crosses from one to the next.
+// The tiles of a linear layer on row-major weights. The weight may be up to three stacked matrices;
+// no tile crosses from one to the next.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_MAPPED_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_MAPPED_CUH_
 
@@ -22,8 +22,8 @@ struct ResidualOutput : TileOutput {
   const Bf16* residual = nullptr;  // as y
 };
 
-// OutputRows that add the residual to what they store. An element is read and written by the same
-// thread, so y may be the residual.
+// OutputRows that add the residual to what they store. The same thread reads and writes an element,
+// so y may be the residual.
 struct ResidualRows : OutputRows<Bf16> {
   const Bf16* residual;  // of `upper`
   int64_t below;         // elements from a thread's upper row to its lower one
@@ -74,7 +74,7 @@ struct MappedWork {
   using XMajor = KMajor;
   using WeightMajor = KMajor;
   using Unit = MappedUnit;
-  // The tree of 8 keeps its left half's sum here while it computes the right half.
+  // The tree of 8 keeps its left half's sum here while the right half is computed.
   template <int kColumns>
   static constexpr int kExtraBytes = kSums == Sums::kTree8
                                          ? 128 * kColumns* static_cast<int>(sizeof(float))
@@ -102,7 +102,7 @@ struct MappedWork {
   __device__ __forceinline__ int BlocksOf(int leaf) const {
     return leaves.block[leaf + 1] - leaves.block[leaf];
   }
-  // An empty leaf's block multiplies zeros, whatever is copied.
+  // An empty leaf's block multiplies zeros, so it does not matter what is copied.
   __device__ __forceinline__ Boxes BoxesOf(const Unit& unit, int leaf) const {
     return {&x,
             &weights[unit.part],
@@ -133,7 +133,7 @@ struct MappedWork {
   }
 
  private:
-  // Stores a consumer's sums of a tile.
+  // Stores a consumer's sums for a tile.
   template <class Size>
   __device__ __forceinline__ void Store(const Unit& at, float (&sums)[Size::kValues],
                                         int row) const {

@@ -22,17 +22,17 @@ inline LinearOutput OutputOf(const LinearArgs& args) {
   return args.fp32_out != nullptr ? LinearOutput::kFp32 : LinearOutput::kBf16;
 }
 
-// The output as the kernels see it; passed by value.
+// The output as used by the kernels; passed by value.
 struct LinearTarget {
   void* y = nullptr;  // [m, ...] of float for kFp32, else of bf16
   int64_t ldy = 0;
   const float* bias = nullptr;
   int32_t m = 0;
-  int32_t n = 0;    // columns of y; if gated, of its gates alone
-  int32_t ups = 0;  // gated: y's column of the first up (bf16, fp32) and bias'; else 0
+  int32_t n = 0;    // columns of y; if gated, only of its gates
+  int32_t ups = 0;  // gated: y's first column of ups (bf16, fp32), and that of bias; else 0
   bool gated = false;
-  bool pushes = false;  // kFp32: the sums go to the ranks that `push` names, not to y
-  bool pairs = false;   // kBf16, kSwiGlu: two columns, the first one even, can be stored at once
+  bool pushes = false;  // kFp32: sums go to the ranks of `push`, not to y
+  bool pairs = false;   // kBf16, kSwiGlu: pairs of columns, the first even, can be stored at once
   PartialPush push = {};
 };
 
@@ -63,14 +63,14 @@ inline LinearTarget TargetOf(const LinearArgs& args) {
   return target;
 }
 
-// Transposes an 8 x 8 matrix of bf16 of which lane l holds two neighbours in row l / 4.
+// Transposes an 8 x 8 matrix of bf16; lane l has two neighbours in row l / 4.
 __device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {
   uint32_t result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
 }
 
-// Transposes a 4 x 4 matrix over four lanes that lie kStride apart: v is row 2 * high + odd.
+// Transposes a 4 x 4 matrix over four lanes with a distance of kStride: v is row 2 * high + odd.
 template <int kStride, typename T>
 __device__ __forceinline__ void Transpose4x4(T (&v)[4], bool odd, bool high) {
 #pragma unroll
@@ -105,8 +105,8 @@ __device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t r
   }
 }
 
-// The successor of a block that pushes is the sum over ranks, which does not wait for this kernel
-// (collective/all_reduce.cuh). The block therefore lets it start only when everything before this
+// The successor of a pushing block is the sum over ranks, which does not wait for this kernel
+// (collective/all_reduce.cuh). So such a block lets it start only when everything before this
 // kernel has ended. Any other block lets its successor start at once. One thread of the block calls
 // ReleaseAtStart at its start and ReleaseAfterWait after WaitForPredecessor.
 __device__ __forceinline__ void ReleaseAtStart(const LinearTarget& target) {
@@ -116,12 +116,12 @@ __device__ __forceinline__ void ReleaseAfterWait(const LinearTarget& target) {
   if (target.pushes) ReleaseSuccessor();
 }
 
-// The operation that a push belongs to. To be called after WaitForPredecessor.
+// The operation to which a push belongs. Call it after WaitForPredecessor.
 __device__ __forceinline__ uint32_t OperationOf(const LinearTarget& target) {
   return target.pushes ? NextOperation(target.push) : 0;
 }
 
-// Pushes units that the warp holds as in FinishUnits. A 4 x 4 transposition over the lanes of four
+// Pushes units that the warp has as in FinishUnits. A 4 x 4 transposition over the lanes of four
 // neighbouring columns gives each lane four columns of one row of each unit.
 template <int kUnits>
 __device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t first_column,
@@ -143,18 +143,18 @@ __device__ __forceinline__ void PushUnits(const LinearTarget& target, int32_t fi
 }
 
 // Finishes kUnits units of 16 packed weight rows x 8 rows of x: the same weight rows, consecutive
-// rows of x. A warp holds a unit as the fragment of a product whose first operand is the weights:
+// rows of x. A warp has a unit as the fragment of a product whose first operand is the weights:
 // lane l has the sums (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1), g = l / 4, q = l % 4.
 // first_row: packed, a multiple of 16; first_x_row: a multiple of 8. At the end of a kernel a warp
-// is alone on its scheduler. Units are therefore finished together: they share addresses, and the
-// instructions of one fill the waits of another.
+// is alone on its scheduler. So units are finished together: they share addresses, and the
+// instructions of one fill the latencies of another.
 template <LinearOutput kOutput, int kUnits>
 __device__ __forceinline__ void FinishUnits(const LinearTarget& target, int32_t first_row,
                                             int32_t first_x_row, float (&sums)[4 * kUnits],
                                             uint32_t operation) {
   const int32_t g = static_cast<int32_t>(threadIdx.x) % 32 / 4;
   const int32_t q = static_cast<int32_t>(threadIdx.x) % 4;
-  // Rows 0-7 of a unit are y's columns from `low` on, rows 8-15 those from `high` on.
+  // Rows 0-7 of a unit are y's columns from `low` on, rows 8-15 its columns from `high` on.
   const int32_t low = target.gated ? first_row / 2 : first_row;
   const int32_t high = target.gated ? target.ups + low : low + 8;
   const int32_t low_end = target.n;

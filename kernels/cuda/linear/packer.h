@@ -1,4 +1,4 @@
-// Packs weights for the linear layers (layout.h), on the host; needs no GPU.
+// Packs weights for the linear layers (layout.h), on the host. Needs no GPU.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_PACKER_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_PACKER_H_
 

@@ -1,6 +1,6 @@
-// The balanced tree over the packs' sums of a weight gradient, in a thread block that makes a
-// tile's pack sums one after the other. A sum waits for its neighbour in the tree: on the chip as
-// far as there is room beside the tile, else in memory.
+// The balanced tree over the pack sums of a weight gradient, in a thread block that computes a
+// tile's pack sums one after the other. A sum waits for its neighbour in the tree: on the chip if
+// there is room besides the tile, otherwise in memory.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_PENDING_SUMS_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_PENDING_SUMS_CUH_
 
@@ -8,15 +8,15 @@
 
 namespace isobit::cuda::tile {
 
-// Of a tile of 128 rows and so many columns, the lowest levels of the tree whose sums wait in
-// registers, and how many of the next ones wait in shared memory. All others wait in memory.
+// For a tile of 128 rows and so many columns: how many of the tree's lowest levels keep their
+// waiting sums in registers, and how many of the next ones in shared memory. All others use memory.
 constexpr int LevelsInRegisters(int columns) { return columns <= 128 ? 2 : columns <= 192 ? 1 : 0; }
 constexpr int LevelsInShared(int columns) { return columns <= 128 ? 1 : 0; }
 constexpr int LevelsOnChip(int columns) {
   return LevelsInRegisters(columns) + LevelsInShared(columns);
 }
 
-// One thread's pending sums, as many for each level as it has accumulators.
+// One thread's pending sums: for each level as many as it has accumulators.
 template <int kValues>
 struct PendingSums {
   static constexpr int kColumns = 2 * kValues;
@@ -28,21 +28,21 @@ struct PendingSums {
   static constexpr int kBatch = kValues % 48 == 0 ? 12 : 8;   // words read from memory at once
   static_assert(kValues / 4 % kBatch == 0);
 
-  // In memory and in shared memory a sum lies in 16-byte words that no other thread touches.
+  // In memory and in shared memory, a sum is in 16-byte words that no other thread uses.
   float4* memory;   // this thread's first word of the first level
   uint32_t shared;  // this thread's first word
   float kept[kInRegisters > 0 ? kInRegisters : 1][kInRegisters > 0 ? kValues : 1];
 
-  // `levels`: of all that wait in memory.
+  // `levels`: the number of levels that use memory.
   __device__ __forceinline__ PendingSums(float4* of_all, int levels, uint32_t of_block,
                                          int consumer)
       : memory(of_all + blockIdx.x * levels * kLevelWords + consumer * (kLevelWords / 2) +
                threadIdx.x % 128),
         shared(of_block + consumer * (kSharedBytes / 2) + threadIdx.x % 128 * 16) {}
 
-  // Takes the sum of pack `number` of `packs`, a power of two. After the last pack `sums` is the
-  // sum of all of them, before that its values mean nothing. Sums grow in `kept`: the compiler
-  // would copy those that the products write.
+  // Adds the sum of pack `number` of `packs`, a power of two. After the last pack `sums` is the sum
+  // of all packs; before that its values have no meaning. Sums are added in `kept`, because the
+  // compiler would copy the registers that products write.
   __device__ __forceinline__ void Combine(int number, int packs, float (&sums)[kValues]) {
     const bool last = number + 1 == packs;
     if constexpr (kInRegisters == 0) {
@@ -61,7 +61,7 @@ struct PendingSums {
   }
 
  private:
-  // Takes the sum of two packs, kept[0], of which `number` is the second.
+  // Adds the sum of two packs, kept[0]; `number` is the second of them.
   __device__ __forceinline__ void CombinePair(int number, bool last) {
     if ((number >> 1 & 1) == 0) return CopySums(kept[1], kept[0]);
     AddSums(kept[1], kept[0]);
@@ -72,7 +72,7 @@ struct PendingSums {
       SaveSums<0, kValues>(shared, kept[1]);
     }
   }
-  // Takes the sum of 2^kOnChip packs, of which `number` is the last.
+  // Adds the sum of 2^kOnChip packs; `number` is the last of them.
   __device__ __forceinline__ void CombineInMemory(int number, bool last, float (&sums)[kValues]) {
     int level = kOnChip;
 #pragma unroll 1

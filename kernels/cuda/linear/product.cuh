@@ -1,9 +1,9 @@
-// What the tiles of training's matrix products share. Both operands are row-major matrices and come
-// by tensor map; either may lie transposed. Tiles have 128 rows.
+// Shared by the tiles of training's matrix products. Both operands are row-major matrices, copied
+// by tensor map; either may be transposed. Tiles have 128 rows.
 //
-// K is a list of segments: leaves, the parts of a stacked weight, or packs. A segment begins at a
-// block of 64 columns of its own. Thread blocks are persistent and take the units of work, a tile
-// each, in turn. With kCluster = 2, two thread blocks with neighbouring row tiles share the second
+// K is a list of segments: leaves, the matrices of a stacked weight, or packs. Every segment begins
+// with a new block of 64 columns. Thread blocks are persistent and take units of work, a tile each,
+// in turn. With kCluster = 2, two thread blocks with neighbouring row tiles share the second
 // operand: each fetches half of it for both.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_CUH_
@@ -12,14 +12,14 @@
 
 namespace isobit::cuda::tile {
 
-// Work is the kernel's parameter, by value. It has
-//   XMajor, WeightMajor    how the operands lie (tile.cuh)
+// Work is the kernel's parameter, passed by value. It has
+//   XMajor, WeightMajor    the operands' orientation (tile.cuh)
 //   kExtraBytes<kColumns>  of shared memory, after the zeros of kRagged
-//   units                  units of work, of kCluster row tiles each
-//   At<Traits>(i, rank)    unit i as thread block `rank` of the cluster sees it
-//   BlocksOf(s)            blocks of 64 columns of segment s
+//   units                  number of units of work, of kCluster row tiles each
+//   At<Traits>(i, rank)    unit i for thread block `rank` of the cluster
+//   BlocksOf(s)            number of blocks of 64 columns in segment s
 //   BoxesOf(unit, s)       where the operands of the unit's segment s begin
-//   Consume<Traits>(ring)  what a consumer does
+//   Consume<Traits>(ring)  a consumer's work
 template <class Work_, int kColumns, bool kRagged_, int kCluster_>
 struct ProductTraits {
   using Work = Work_;
@@ -46,7 +46,7 @@ struct Boxes {
   int32_t weight_k;
 };
 
-// Copies 64 columns of K of kRows rows of an operand. kMulticast: to both blocks of the cluster.
+// Copies 64 columns of K, kRows rows, of an operand. kMulticast: to both blocks of the cluster.
 template <class Major, int kRows, bool kMulticast>
 __device__ __forceinline__ void CopyOperand(uint32_t to, const CUtensorMap& map, int row, int k,
                                             uint32_t barrier) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void CopyOperand(uint32_t to, const CUtensorMap& map,
   }
 }
 
-// Producer warp `warp` of kProducers makes every kProducers-th fill of the ring.
+// Producer warp `warp` of kProducers fills the ring at every kProducers-th turn.
 template <class Traits>
 __device__ __forceinline__ void ProduceUnits(const typename Traits::Work& work,
                                              const typename Traits::RingT& ring, int warp,
@@ -104,9 +104,9 @@ __device__ __forceinline__ void ProduceUnits(const typename Traits::Work& work,
   }
 }
 
-// Lets the second consumer start each unit one block late, so that one consumer multiplies while
-// the other stores. Off if the first one could get so far ahead that it signals the start of two
-// units: a unit must have kStages blocks.
+// Makes the second consumer start each unit one block late, so that one consumer multiplies while
+// the other stores. Off if the first could get so far ahead that it signals the start of two units:
+// a unit must have kStages blocks.
 template <class Traits>
 struct Skew {
   const typename Traits::RingT& ring;
@@ -161,14 +161,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     WaitForPredecessor();
     work.template Consume<Traits>(ring);
   }
-  // No block ends while another one may still copy to it or arrive at its barriers.
+  // No block may end while another one may still copy to it or arrive at its barriers.
   if constexpr (Traits::kCluster > 1) {
     ArriveCluster();
     WaitCluster();
   }
 }
 
-// Launches the kernel on up to `at_once` clusters.
+// Launches the kernel on at most `at_once` clusters.
 template <class Traits>
 absl::Status LaunchChains(const typename Traits::Work& work, int64_t at_once,
                           const Stream& stream) {
@@ -178,8 +178,8 @@ absl::Status LaunchChains(const typename Traits::Work& work, int64_t at_once,
   return Launch(MultiplyChains<Traits>, grid, stream, work);
 }
 
-// Row tiles of a band: its tiles are computed together, so that their operands are fetched from
-// memory once and then stay in L2.
+// Row tiles in a band. The tiles of a band are computed together, so that their operands are
+// fetched from memory once and then stay in L2.
 inline constexpr int kBandTiles = 16;
 
 // The order in which tiles, or pairs of row tiles, are computed.

@@ -1,5 +1,5 @@
-// How a product of training is computed by tiles (product.cuh), as a pure function of its shape. No
-// bit depends on it.
+// How tiles compute a product of training (product.cuh): a pure function of its shape, which
+// affects no bit.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_SCHEDULE_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_SCHEDULE_H_
 
@@ -12,28 +12,28 @@
 namespace isobit::cuda {
 
 struct ProductSchedule {
-  int columns = 128;  // of a tile
+  int columns = 128;  // per tile
   int cluster = 1;    // thread blocks that share the second operand: 1 or 2
-  // Weight gradient: units of work that share a tile's packs; a power of two, at most the packs.
+  // Weight gradient: units of work that share a tile's packs; a power of two, at most that number.
   int split = 1;
 
   friend bool operator==(const ProductSchedule&, const ProductSchedule&) = default;
 };
 
-// A product as its tiles see it.
+// A product's shape in units of its tiles.
 struct ProductShape {
   int64_t row_tiles = 0;            // of 128 rows
-  int64_t columns[kMaxParts] = {};  // of each part; no tile crosses from one to the next
+  int64_t columns[kMaxParts] = {};  // of each stacked matrix; no tile crosses from one to the next
   int64_t blocks = 0;               // of 64 of K
-  int packs = 1;                    // whose sums combine; the most units that may share a tile
+  int packs = 1;                    // whose sums are combined; also the most units on one tile
 };
 
-// Of the tiles that the product has kernels for, with split 1, and every split of its packs: the
-// schedule that is expected to be fastest.
+// The schedule expected to be fastest, among the given `tiles`, for which there are kernels and
+// whose split is 1, and all ways to split the product's packs.
 ProductSchedule ChooseProduct(const DeviceTraits& card, const ProductShape& shape,
                               absl::Span<const ProductSchedule> tiles);
 
-// The tiles that have kernels.
+// The tiles for which there are kernels.
 inline constexpr ProductSchedule kChainTiles[] = {{64, 1}, {128, 1}, {128, 2}, {192, 2}, {208, 2}};
 inline constexpr ProductSchedule kTreeTiles[] = {{64, 1}, {128, 1}, {128, 2}};
 inline constexpr ProductSchedule kInputGradientTiles[] = {{64, 1}, {128, 1}, {256, 2}};

@@ -1,14 +1,14 @@
-// The linear layer for few rows of x. Weights are the 64-row operand of wgmma and pass through
-// shared memory once; x, padded to kColumns rows, is the narrow operand.
+// The linear layer for few rows of x. Weights pass through shared memory once, as wgmma's 64-row
+// operand; x, padded to kColumns rows, is the narrow operand.
 //
 // A block has four warps that multiply (eight if kWarpgroups is 2) and four that copy. A copy takes
 // about 150 cycles to issue, so the copying warps take the stages in turn. A block makes passes
 // over up to 64 kWarpgroups packed weight rows. In each pass it takes its leaves in order, K tile
-// by K tile. Without kSplit a block has all leaves and a share of the rows. With kSplit the leaves
-// of a pass are spread over a cluster. Each block adds up alone what the order of addition allows:
-// the subtree of its leaves in a tree; in a chain the prefix if it is the first block, else nothing
-// beyond single leaves. It sends these sums to the blocks of the cluster, each of which finishes
-// some of the outputs.
+// by K tile. Without kSplit, a block has all leaves and a share of the rows. With kSplit, the
+// leaves of a pass are distributed over a cluster. Each block adds up alone what the order of
+// addition permits: in a tree, the subtree of its leaves; in a chain, the prefix if it is the first
+// block, otherwise only single leaves. It sends these sums to the blocks of the cluster, each of
+// which finishes some outputs.
 //
 // Weights are fetched before the kernel waits for its predecessor.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_CUH_
@@ -37,14 +37,14 @@ struct StreamArgs {
   LinearTarget target;
   StreamSchedule schedule;
   int32_t strips;  // of 16 packed weight rows
-  // Strips of a block that has all leaves, in units of 2^-32. Rounded up, so that the last block
-  // ends with the last strip.
+  // The strips of a block that has all leaves, in units of 2^-32; rounded up, so that the last
+  // block ends with the last strip.
   uint64_t strips_each;
   int32_t cluster;    // blocks that share a pass
   Exchange exchange;  // between them
 };
 
-// A cursor over a block's K tiles: where the next one's weights are.
+// A cursor over a block's K tiles: where the weights of the next one are.
 struct KTileCursor {
   int row;  // first packed row of the pass
   int leaf;
@@ -61,7 +61,7 @@ struct LinearStream {
   const StreamPlan plan;
   const uint32_t shared;
   // At most the number of stages. Otherwise a warp could get two rounds ahead of a stage, which the
-  // parity cannot tell from none.
+  // parity cannot distinguish from being level.
   const int copy_warps;
   int first_leaf;
   int end_leaf;
@@ -120,7 +120,7 @@ struct LinearStream {
     return min(kKTileBlocks, args.leaves.block[c.leaf + 1] - c.block);
   }
 
-  // Makes a stage's barrier expect weights and x, and starts the copies of the weights.
+  // Makes a stage's barrier expect weights and x, and starts copying the weights.
   __device__ __forceinline__ void CopyWeights(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
     const int rows = min(args.schedule.rows, end_row - c.row);
@@ -153,8 +153,8 @@ struct LinearStream {
 
   __device__ __forceinline__ void CopyX(const KTileCursor& c, int stage) const {
     const int blocks = BlocksOf(c);
-    // An empty leaf after a ragged one starts inside a k16 step. Its columns do not matter, but a
-    // box must start at a multiple of 16 bytes.
+    // An empty leaf after an incomplete one starts within a k16 step. Its columns do not matter,
+    // but a box must start at a multiple of 16 bytes.
     const int column = args.leaves.column[c.leaf] / contract::kMmaK * contract::kMmaK +
                        (c.block - args.leaves.block[c.leaf]) * kBlockColumns;
 #pragma unroll 1
@@ -165,8 +165,8 @@ struct LinearStream {
     }
   }
 
-  // Run by one thread of copying warp number `warp`: initialises the barriers of its first stages
-  // and starts the copies of their weights. Returns the cursor to the K tile that comes next.
+  // Run by one thread of copying warp number `warp`. Initialises the barriers of its first stages
+  // and starts copying their weights. Returns the cursor to the next K tile.
   __device__ __forceinline__ KTileCursor Prefetch(int warp) const {
     KTileCursor c = Begin();
     Skip(c, warp);
@@ -182,7 +182,7 @@ struct LinearStream {
     return c;
   }
 
-  // Run by the same thread: copies x for those stages, then weights and x for all others.
+  // Run by the same thread. Copies x for those stages, then weights and x for all others.
   __device__ __forceinline__ void Copy(KTileCursor c, int warp) const {
     WaitForPredecessor();
     ReleaseAfterWait(args.target);
@@ -216,11 +216,11 @@ struct LinearStream {
     return shared + plan.x + stage * plan.x_bytes + block * kColumns * kRowBytes;
   }
 
-  // Starts the products of a stage whose k16 steps are all the leaf's. There is one run of
-  // products, whose descriptors differ by constants: a choice between two runs would make each
-  // product wait for the one before it.
+  // Starts the products of a stage whose k16 steps all belong to the leaf. There is only one run of
+  // products, whose descriptors differ by constants: with a choice between two runs, each product
+  // would wait for the one before it.
   __device__ __forceinline__ void MultiplyStage(float (&sums)[kSums], int stage) const {
-    // The result of a reduction is in a uniform register, which is where descriptors have to be.
+    // The result of a reduction is in a uniform register, where descriptors must be.
     const uint64_t x_operand = KMajorOperand(__reduce_or_sync(0xffffffffu, XOf(stage, 0)));
     uint64_t w_operand[kKTileBlocks];
 #pragma unroll
@@ -238,8 +238,8 @@ struct LinearStream {
     CommitMma();
   }
 
-  // The products of a leaf's last stage if only its first `steps` k16 steps are the leaf's, one by
-  // one. What lies beyond them may be anything.
+  // The products of a leaf's last stage, one by one, if only its first `steps` k16 steps belong to
+  // the leaf. The content behind these may be anything.
   __device__ __forceinline__ void MultiplySteps(float (&sums)[kSums], int stage, int steps) const {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
@@ -253,7 +253,7 @@ struct LinearStream {
       Hold(sums);
     }
   }
-  // Keeps the compiler from reading sums before the wait above.
+  // Prevents the compiler from reading sums before the wait above.
   static __device__ __forceinline__ void Hold(float (&sums)[kSums]) {
 #pragma unroll
     for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -292,7 +292,7 @@ struct LinearStream {
     for (int i = 0; i < kSums; ++i) sums[i] = contract::Add(left[i], sums[i]);
   }
 
-  // The work of the multiplying warps: all that is computed.
+  // The multiplying warps' work: all computation.
   __device__ __forceinline__ void Multiply() {
     if (kOutput == LinearOutput::kFp32 && args.target.pushes) {
       WaitForPredecessor();
@@ -373,7 +373,7 @@ struct LinearStream {
                                  sums, operation);
   }
 
-  // Sends the sums to the blocks that finish them, into those blocks' slot `slot`.
+  // Sends the sums to the blocks that finish them, into slot `slot` of those blocks.
   __device__ __forceinline__ void Push(const float (&sums)[kSums], int slot, bool& joined) const {
     if (!joined) WaitCluster();  // every block of the cluster has initialised its barrier
     joined = true;
@@ -391,8 +391,8 @@ struct LinearStream {
     }
   }
 
-  // Finishes the block's units. This warp takes every fourth, all of which have the same weight
-  // rows.
+  // Finishes the block's units. This warp takes every
+  // fourth one; these have the same weight rows.
   __device__ __forceinline__ void FinishReceived() const {
     const int rank = first_leaf / args.schedule.leaves;
     if (rank * args.exchange.units_each >= kColumns / 2) return;
@@ -458,7 +458,7 @@ struct LinearStream {
   }
 };
 
-// So many blocks must find registers on a multiprocessor: those that the schedule table gives it
+// So many blocks must find registers on a multiprocessor: those that the schedule table plans
 // (schedule.cc, Whole), or one block and one of the next kernel. The pending sums of a tree need
 // more registers.
 template <int kColumns, contract::LeafSum kSum, bool kSplit, int kWarpgroups>
@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   extern __shared__ __align__(1024) std::byte memory[];
   LinearStream<kColumns, kSum, kOutput, kSplit, kWarpgroups> stream(args, x_map,
                                                                     SharedAddress(memory));
-  // The same in every lane, and the compiler knows it.
+  // The same in every lane, in a way that the compiler recognises.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int copy_warp = warp - 4 * kWarpgroups;
   const bool copies = copy_warp >= 0 && copy_warp < stream.copy_warps && threadIdx.x % 32 == 0;
@@ -499,7 +499,7 @@ __global__ void __launch_bounds__(StreamThreads(kWarpgroups),
   }
 }
 
-// Launches the kernel for one number of columns; each number has a file of its own.
+// Launches the kernel for one number of columns. Each number has a file of its own.
 template <int kColumns>
 absl::Status LaunchStreamOf(const CUtensorMap& x_map, const StreamArgs& args, LinearOutput output,
                             contract::LeafSum sum, const Grid& grid, const Stream& stream) {

@@ -9,7 +9,7 @@
 
 namespace isobit::cuda {
 
-// LaunchLinear by a schedule that CheckSchedule accepts. INTERNAL: CUDA refused.
+// LaunchLinear by a schedule that CheckSchedule accepts. INTERNAL: CUDA refused the launch.
 absl::Status LaunchLinearStream(const StreamSchedule& schedule, const LinearArgs& args,
                                 const Stream& stream);
 

@@ -1,5 +1,5 @@
-// How a block of stream.cuh divides its work and its shared memory. The host needs it for the
-// launch.
+// How a block of stream.cuh divides its work and
+// its shared memory. The host needs it to launch.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_STREAM_PLAN_H_
 
@@ -16,15 +16,15 @@ inline constexpr int kStripRows = 16;  // of the packed weight; a warp multiplie
 inline constexpr int kCopyWarps = 4;
 constexpr int StreamThreads(int warpgroups) { return 128 * warpgroups + 32 * kCopyWarps; }
 inline constexpr int kUnitBytes = 512;  // of sums: 16 weight rows x 8 rows of x
-inline constexpr int kKTileBlocks = 2;  // 64-column blocks of a K tile, which fills a stage
+inline constexpr int kKTileBlocks = 2;  // 64-column blocks in a K tile, which fills a stage
 inline constexpr int kBlockSteps = kBlockColumns / contract::kMmaK;
 inline constexpr int kKTileSteps = kKTileBlocks * kBlockSteps;
 
 // How the blocks of a cluster exchange the sums of a pass. Of its units (16 weight rows x 8 rows of
-// x), blocks 0, 1, ... finish units_each consecutive ones each.
+// x), each of the blocks 0, 1, ... finishes units_each consecutive ones.
 struct Exchange {
-  int slots;       // sums that are added up to an output
-  int units_each;  // of a finishing block: a power of two, as clusters are
+  int slots;       // sums that are added up for an output
+  int units_each;  // per finishing block; a power of two, as clusters are
   ISOBIT_HD Exchange(int columns, contract::LeafSum sum, int cluster, int leaves)
       : slots(sum == contract::LeafSum::kTree ? cluster : 1 + (cluster - 1) * leaves),
         units_each(columns / 2 > cluster ? columns / 2 / cluster : 1) {}
@@ -46,15 +46,15 @@ struct StreamPlan {
         received(x + schedule.stages * x_bytes),
         barriers(received + received_bytes),
         total(barriers + schedule.stages * 16 + 8) {
-    // wgmma reads 64 rows of an operand even if the pass has fewer, so the last operand is read
-    // beyond the ring.
+    // wgmma reads 64 rows of an operand even if the pass has fewer, so it reads beyond the ring at
+    // the last operand.
     const int missing = (kTileRows - schedule.rows % kTileRows) % kTileRows;
     const int read = x + missing * kRowBytes;
     if (total < read) total = read;
   }
 };
 
-// Bytes of shared memory of a block.
+// The size of a block's shared memory in bytes.
 inline int64_t StreamSharedBytes(const StreamSchedule& schedule, const LinearShape& shape) {
   const int cluster = shape.num_leaves / schedule.leaves;
   const int received =

@@ -1,10 +1,10 @@
-// What the tile kernels share: the ring buffer of operands in shared memory, the copies that fill
-// it, and the loop over a leaf that empties it into accumulators.
+// Shared by the tile kernels: the ring buffer of operands in shared memory, the copies that fill
+// it, and the loop over a leaf that consumes it into accumulators.
 //
 // A block has three warpgroups. The four warps of the first one, the producers, take turns in
-// issuing bulk copies, one lane each. A single warp would not be fast enough. The other two
-// warpgroups, the consumers, multiply (TileSize). The names are those of a layer with packed
-// weights: x is the first operand, which comes by tensor map; the weights are the second one.
+// issuing bulk copies, by one lane each; a single warp would be too slow. The other two warpgroups,
+// the consumers, multiply (TileSize). Names are those of a layer with packed weights: x is the
+// first operand, copied by tensor map; the weights are the second one.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_CUH_
 
@@ -31,7 +31,7 @@ inline constexpr int kConsumerWarps = 8;
 inline constexpr int kBarrierBytes = 512;
 inline constexpr int kRowBytes = kBlockColumns * static_cast<int>(sizeof(Bf16));
 
-// True in one lane of a whole warp, in a form that lets the compiler issue copies without a loop
+// True in one lane of a whole warp, in a form by which the compiler can issue copies without a loop
 // over lanes.
 __device__ __forceinline__ bool ElectLane() {
   uint32_t elected;
@@ -45,10 +45,10 @@ __device__ __forceinline__ bool ElectLane() {
   return elected != 0;
 }
 
-// The kernels' parameter: a product.
+// The kernels' parameter, which describes a product.
 struct Work {
-  // x in boxes of a tile's rows, and in boxes of those that the last tile has, rounded up to 8.
-  // What then lies in place of the others reaches no row of y.
+  // x in boxes of a tile's rows, and in boxes of the last tile's rows, rounded up to 8. Whatever is
+  // in place of the other rows reaches no row of y.
   CUtensorMap x;
   CUtensorMap last_x;
   int32_t last_x_rows = 0;
@@ -61,7 +61,7 @@ struct Work {
   TileOutput out;
 };
 
-// Bytes of the box of x that a row tile takes.
+// The size in bytes of the box of x for a row tile.
 template <class Size>
 __device__ __forceinline__ int XBytes(const Work& work, int row_tile) {
   return (row_tile == work.row_tiles - 1 ? work.last_x_rows : Size::kRows) * kRowBytes;
@@ -80,10 +80,10 @@ struct TilePosition {
   int column_tile;
 };
 
-// A tile's rows of x and packed rows of the weight, and a consumer's share of it. In a tile of 128
-// rows a consumer has 64 rows and all columns; in a tile of 64 rows it has all rows and half of the
-// columns. Blocks of 64-row tiles take half of a multiprocessor, so that blocks of the next kernel
-// can fetch their weights beside them.
+// A tile's rows of x and packed rows of the weight, and a consumer's share of them. In a tile of
+// 128 rows a consumer has 64 rows and all columns; in a tile of 64 rows, all rows and half of the
+// columns. Blocks of 64-row tiles use half of a multiprocessor, so that blocks of the next kernel
+// can fetch their weights at the same time.
 template <int kRows_, int kColumns_>
 struct TileSize {
   static constexpr int kRows = kRows_;
@@ -94,13 +94,13 @@ struct TileSize {
   static constexpr int kConsumerColumnOffset = kColumns - kConsumerColumns;
   static constexpr int kValues = kConsumerColumns / 2;  // sums of a thread
   static constexpr int kOctets = kConsumerColumns / 8;
-  static constexpr int kBlocks = kRows == 128 ? 1 : 2;                 // of a multiprocessor
-  static constexpr int kSharedLimit = kBlocks == 1 ? 232448 : 115712;  // bytes of a block
+  static constexpr int kBlocks = kRows == 128 ? 1 : 2;                 // per multiprocessor
+  static constexpr int kSharedLimit = kBlocks == 1 ? 232448 : 115712;  // bytes per block
   static_assert(kConsumerColumns % 8 == 0);
 };
 
-// How an operand of the product lies in a stage, under the 128-byte swizzle. kStep: descriptor
-// units from one k16 step to the next. Zeros: an operand of +0; address: 2048 bytes of +0.
+// The layout of an operand in a stage, under the 128-byte swizzle. kStep: descriptor units from one
+// k16 step to the next. Zeros: an operand of +0; address: 2048 bytes of +0.
 //
 // KMajor: a row of the operand is a row of 64 columns of K in shared memory.
 struct KMajor {
@@ -111,7 +111,7 @@ struct KMajor {
     return ZeroOperand(address);
   }
 };
-// RowMajor: 64 rows of the operand are one block of shared memory, in which each k has a row.
+// RowMajor: 64 rows of the operand are one block of shared memory, in which each k is a row.
 struct RowMajor {
   static constexpr bool kTransposed = true;
   static constexpr int kStep = contract::kMmaK * kRowBytes / 16;
@@ -123,8 +123,8 @@ struct RowMajor {
   }
 };
 
-// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers. The
-// kCluster blocks of a cluster wait for each other's consumers before they fill a stage.
+// Shared memory: kStages of x and weights, kExtraBytes for the kernel's own use, the barriers.
+// Before the kCluster blocks of a cluster fill a stage, they wait for each other's consumers.
 template <class Size, int kExtraBytes, int kCluster_ = 1>
 struct Ring {
   static constexpr int kCluster = kCluster_;
@@ -136,7 +136,7 @@ struct Ring {
   static constexpr int kSharedBytes =
       kAlignment + kStages * (kXBytes + kWeightBytes) + kExtraBytes + kBarrierBytes;
   static_assert(kStages >= 3 && 16 * kStages + 64 <= kBarrierBytes);
-  // Warps of the first warpgroup that fill the ring in turn. At most as many as there are stages:
+  // The warps of the first warpgroup that fill the ring in turn. At most as many as stages:
   // otherwise a warp would wait for a stage two rounds ahead, which the barrier's parity cannot
   // express.
   static constexpr int kProducers = std::min(4, kStages);
@@ -187,8 +187,8 @@ __device__ __forceinline__ const std::byte* WeightRow(const Work& work, int row,
   return work.weights + tile_block * kBlockBytes + row % kTileRows * kRowBytes;
 }
 
-// Starts the copies of `rows` packed rows from `first` on (both multiples of 8) of a block of K. No
-// copy crosses the end of a row tile.
+// Starts copying `rows` packed rows from `first` on (both multiples of 8) of a block of K. No copy
+// crosses the end of a row tile.
 __device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int rows, int block,
                                                uint32_t to, uint32_t barrier) {
 #pragma unroll 1
@@ -200,8 +200,8 @@ __device__ __forceinline__ void CopyWeightRows(const Work& work, int first, int 
   }
 }
 
-// A consumer's side of the ring. kRagged: steps may be left out of a block; zero_address: 2048
-// bytes of +0 in shared memory for that.
+// A consumer's side of the ring. kRagged: some steps of a block may be left out; then zero_address
+// is that of 2048 bytes of +0 in shared memory.
 template <class Size, class XMajor, class WeightMajor, bool kRagged_, class RingT>
 struct Multiplier {
   static constexpr bool kRagged = kRagged_;
@@ -223,7 +223,7 @@ struct Multiplier {
         weight_zeros(kRagged ? WeightMajor::Zeros(zero_address) : 0) {}
 
   // Starts the four k16 steps of the block at the cursor, which is block i of those that `ends`
-  // describes; they run asynchronously. accumulate: false lets the first step start from +0.
+  // describes. They run asynchronously. accumulate: if false, the first step starts from +0.
   template <class Ends>
   __device__ __forceinline__ void StartBlock(float (&sums)[kValues], int i, bool accumulate,
                                              const Ends& ends) {
@@ -235,7 +235,7 @@ struct Multiplier {
     const int steps = ends.StepsOf(i);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      // A step that is left out multiplies zeros by zeros, which changes no bit.
+      // For a step that is left out, zeros are multiplied by zeros, which changes no bit.
       const bool inside = !kRagged || step < steps;
       Mma(sums, inside ? a + step * XMajor::kStep : x_zeros,
           inside ? b + step * WeightMajor::kStep : weight_zeros, accumulate || step != 0);
@@ -251,8 +251,8 @@ struct Multiplier {
     }
   }
 
-  // Multiplies `blocks` blocks, at least one. Starts from `sums`, after Hold, if `accumulate`, else
-  // from +0.
+  // Multiplies `blocks` blocks, at least one. Starts from `sums`, after Hold, if `accumulate`;
+  // otherwise from +0.
   // ends.StepsOf(i): the steps of block i, if kRagged; ends.Prepare(i, stage) may change the block
   // in shared memory. `meanwhile` runs while the first block is multiplied.
   template <class Ends, class Meanwhile>
@@ -275,8 +275,8 @@ struct Multiplier {
     Hold(sums);
   }
 
-  // Keeps the compiler from reading accumulators before a wait that precedes this, and from writing
-  // them after a fence that follows.
+  // Prevents the compiler from reading accumulators before a wait above this call, and from writing
+  // them after a fence below it.
   static __device__ __forceinline__ void Hold(float (&sums)[kValues]) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) asm volatile("" : "+f"(sums[i])::"memory");
@@ -295,7 +295,7 @@ struct Multiplier {
   }
 };
 
-// The leaves of a layer by a Multiplier of K-major operands.
+// Multiplies the leaves of a layer with K-major operands.
 template <class Size, bool kRagged, class RingT>
 struct LeafMultiplier : Multiplier<Size, KMajor, KMajor, kRagged, RingT> {
   using Base = Multiplier<Size, KMajor, KMajor, kRagged, RingT>;
@@ -330,8 +330,8 @@ __device__ __forceinline__ void AddInPlace(float& sum, float b) {
   asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(sum) : "f"(b));
 }
 
-// AddSums: a += b; CopySums: b = a; for as many elements as b has. Volatile asm in place keeps the
-// compiler from moving additions into the next leaf and from copying the sums.
+// AddSums: a += b; CopySums: b = a; for as many elements as b has. Volatile asm in place prevents
+// the compiler from moving additions into the next leaf and from copying sums.
 template <int kValues, int kCount>
 __device__ __forceinline__ void AddSums(float (&a)[kValues], const float (&b)[kCount]) {
 #pragma unroll
@@ -343,8 +343,8 @@ __device__ __forceinline__ void CopySums(float (&b)[kCount], const float (&a)[kV
   for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(b[i]) : "f"(a[i]));
 }
 
-// Stores the sums [kFirst, kEnd) of one thread in shared memory: 16-byte words, no word shared by
-// two threads. AddSaved adds them again.
+// Stores the sums [kFirst, kEnd) of one thread in shared memory, in 16-byte words that no two
+// threads share. AddSaved adds them again.
 template <int kFirst, int kEnd, int kValues>
 __device__ __forceinline__ void SaveSums(uint32_t at, const float (&sums)[kValues]) {
 #pragma unroll
@@ -368,7 +368,7 @@ __device__ __forceinline__ void AddSaved(float (&sums)[kValues], uint32_t at) {
   }
 }
 
-// Sets the registers of a warpgroup's threads: the producers give up what the consumers take.
+// Sets the registers of a warpgroup's threads: producers give up what consumers take.
 __device__ __forceinline__ void BecomeProducer() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
 }

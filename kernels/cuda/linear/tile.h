@@ -1,10 +1,10 @@
-// The linear layer for many rows, by tiles: a block holds the sums of 128 or 64 rows of x by a run
-// of packed weight rows in its registers. Bulk copies bring the operands, wgmma multiplies.
+// The linear layer for many rows, by tiles: a block has in its registers the sums of 128 or 64 rows
+// of x by a run of packed weight rows. Bulk copies fetch the operands; wgmma multiplies.
 //
-// With split 1 the blocks are persistent, and one block computes a tile's leaves one after the
-// other. With split S a cluster of S blocks shares a tile: each block computes some of the leaves,
-// and they exchange the sums through distributed shared memory. That gives every multiprocessor
-// work when there are few tiles.
+// With split 1, the blocks are persistent, and one block computes a tile's leaves one after the
+// other. With split S, a cluster of S blocks shares a tile: each block computes some of the leaves,
+// and they exchange the sums through distributed shared memory. This gives every multiprocessor
+// work even if there are few tiles.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_H_
 
@@ -26,15 +26,15 @@ struct TileSchedule {
   friend bool operator==(const TileSchedule&, const TileSchedule&) = default;
 };
 
-// The schedules that a shape can have, at any m. None if K is empty or a leaf other than the last
-// is not a multiple of 16 columns wide; one or two if the leaves are not uniform (LeafBlocks).
+// The schedules that a shape can have, for any m. None if K is empty, or if the width of a leaf but
+// the last is no multiple of 16; one or two if the leaves are not uniform (LeafBlocks).
 std::vector<TileSchedule> TileSchedules(const LinearShape& shape);
 
-// Microseconds that the sums of a layer that pushes take to other ranks, as expected; else 0.
+// The microseconds that pushed sums are expected to take to other ranks; 0 without push.
 double PushTime(const LinearArgs& args);
 
-// The schedule of TileSchedules(shape), which must not be empty, that is expected to be fastest for
-// m rows. push_us: PushTime.
+// The one of TileSchedules(shape), which must not be empty, that is expected to be fastest for m
+// rows. push_us: PushTime.
 TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m,
                         double push_us);
 

@@ -1,5 +1,5 @@
-// The expected time of a tile schedule: a model fitted to measurements, by which a layer's schedule
-// is chosen. No bit depends on it.
+// The expected time of a tile schedule: a model fitted to measurements, used to choose a layer's
+// schedule. It affects no bit.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_COST_H_
 
@@ -12,8 +12,8 @@
 namespace isobit::cuda {
 
 // Microseconds for m rows, from measurements on an H200; infinite for a schedule that was not
-// measured. push_us: that the sums take to other ranks if the layer pushes them, else 0; the time
-// then ends when they have arrived.
+// measured. push_us: the time that pushed sums take to other ranks, 0 without push; the result then
+// includes the time until they have arrived.
 double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
                     const TileSchedule& schedule, double push_us);
 

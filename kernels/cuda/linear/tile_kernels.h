@@ -1,4 +1,4 @@
-// Finds the tile kernels that exist by their parameters; each family has a file of its own.
+// Finds the tile kernels that exist, by their parameters. Each family has a file of its own.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_KERNELS_H_
 
@@ -10,11 +10,11 @@ namespace isobit::cuda::tile {
 
 struct Work;
 
-// num_sms: a persistent kernel's largest grid.
+// num_sms: the largest grid of a persistent kernel.
 using LaunchFn = absl::Status (*)(const Work& work, int num_sms, const Stream& stream);
 
-// Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for more. `ragged`: the
-// leaves are not uniform.
+// Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for larger ones. `ragged`:
+// the leaves are not uniform.
 LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged);
 LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged);
 LaunchFn FindSplitChain(const TileSchedule& schedule);

@@ -1,8 +1,8 @@
 // The epilogue of the tile kernels, from a wgmma fragment of finished sums to y: bias, rounding,
 // SwiGLU, and stores of whole sectors.
 //
-// A fragment is 64 rows by G octets over a warpgroup; an octet is 8 packed columns. A gated
-// weight's octets alternate between gates and ups.
+// A fragment is 64 rows by G octets over a warpgroup; an octet is 8 packed columns. The octets of a
+// gated weight alternate between gates and ups.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_OUTPUT_CUH_
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ OctetColumns ColumnsOf(const LinearTarget& target, in
   return {column + octet % 2 * target.ups, target.n - column};
 }
 
-// Whether 16 bytes at once can be stored to y's rows, from every eighth column on.
+// Whether 16 bytes can be stored at once to y's rows, from every eighth column on.
 inline bool TakesVectors(const LinearArgs& args, const LinearTarget& target) {
   const int elements = OutputOf(args) == LinearOutput::kFp32 ? 4 : 8;
   return reinterpret_cast<uintptr_t>(target.y) % 16 == 0 && target.ldy % elements == 0;
@@ -54,8 +54,8 @@ struct OutputRows {
         has_upper(row < out.target.m),
         has_lower(row + 8 < out.target.m) {}
 
-  // kWhole: stores both vectors whole. Otherwise stores the first `count` elements of each, in the
-  // widest stores that y's alignment allows.
+  // kWhole: stores both vectors whole. Otherwise stores the first `count` elements of each, by the
+  // widest stores that y's alignment permits.
   template <bool kWhole, class Vector>
   __device__ __forceinline__ void Store(int at, int count, const Vector& high, const Vector& low) {
     if constexpr (kWhole) {
@@ -91,8 +91,8 @@ struct OutputRows {
   }
 };
 
-// OutputRows of a y whose columns are whole vectors: stores whole ones, and none beyond the last
-// column.
+// OutputRows for a y whose columns are whole vectors: stores whole vectors, and none beyond the
+// last column.
 template <typename T>
 struct ClippedRows : OutputRows<T> {
   int32_t left;  // columns of y from the first one on
@@ -128,8 +128,8 @@ struct RowQuads {
   float4 high, low;
 };
 
-// Of two octets, even lanes get quads of the first and odd lanes of the second, so that four lanes
-// have 64 bytes of a row. Of a last octet without a partner, both get the same.
+// From two octets, even lanes get quads of the first and odd lanes of the second, so that four
+// lanes have 64 bytes of a row. For a last octet without a partner, both get the same.
 template <int kOctets, int kValues>
 __device__ __forceinline__ RowQuads QuadsOf(const float (&sums)[kValues], int i) {
   const bool odd = threadIdx.x % 2 == 1;
@@ -165,9 +165,9 @@ __device__ __forceinline__ void StoreFp32(const TileOutput& out, const float (&s
   }
 }
 
-// In pairs of threads that have neighbouring rows (lane bit 2): returns, of two quads that both
-// have of their rows, the even row's (top) and the odd row's (bottom) that this thread sends. The
-// lower thread gets `first` of both rows, the upper one `second`.
+// In pairs of threads with neighbouring rows (lane bit 2), which both have two quads of their rows:
+// returns the even row's (top) and the odd row's (bottom) quad that this thread sends. The lower
+// thread gets `first` of both rows, the upper thread `second`.
 struct NeighbourQuads {
   float4 top, bottom;
 };
@@ -181,8 +181,8 @@ __device__ __forceinline__ NeighbourQuads SwapRows(float4 first, float4 second) 
   return {upper ? got : mine, upper ? mine : got};
 }
 
-// Pushes the sums to the ranks that add them. Of four octets, eight lanes send 128 bytes of a row
-// at once: NVLink carries that in fewer packets than two times 64 bytes.
+// Pushes the sums to the ranks that add them. From four octets, eight lanes send 128 bytes of a row
+// at once: NVLink carries them in fewer packets than two times 64 bytes.
 template <int kOctets, int kValues>
 __device__ __forceinline__ void PushSums(const LinearTarget& target, const float (&sums)[kValues],
                                          int row, int octet, uint32_t operation) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void PushSums(const LinearTarget& target, const float
 }
 
 // kStep octets of sums make one octet of y: 1, or 2 for gates and their ups. The octets go to a
-// Rows, an OutputRows<Bf16> or what has the same Store.
+// Rows: an OutputRows<Bf16>, or a class with the same Store.
 template <int kOctets, int kStep, bool kWhole, class Rows = OutputRows<Bf16>, class Output,
           int kValues>
 __device__ __forceinline__ void StoreBf16(const Output& out, const float (&sums)[kValues], int row,
@@ -270,8 +270,8 @@ __device__ __forceinline__ void StoreBf16(const Output& out, const float (&sums)
   }
 }
 
-// Stores the first 4 kOctets of `sums`, and may change them. This thread's rows are `row` and
-// row + 8; the fragment's first octet is number `octet`, which is even if the weight is gated.
+// Stores the first 4 kOctets of `sums`, and may change them. This thread's rows are `row` and row +
+// 8. `octet`: the index of the fragment's first octet; an even number if the weight is gated.
 template <int kOctets, int kValues>
 __device__ __forceinline__ void StoreSums(const TileOutput& out, float (&sums)[kValues], int row,
                                           int octet, uint32_t operation) {

@@ -1,5 +1,5 @@
-// Split 1: one block for each multiprocessor (two for 64-row tiles), which take the tiles in turn.
-// A block computes a tile's leaves one after the other and keeps pending sums in registers.
+// Split 1: one block per multiprocessor (two for 64-row tiles); blocks take the tiles in turn. A
+// block computes a tile's leaves one after the other and keeps pending sums in registers.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 
@@ -18,21 +18,21 @@ struct PersistentTraits {
   using Size = TileSize<kRows, kColumns>;
   static constexpr Sums kSums = kSums_;
   static constexpr bool kRagged = kRagged_;
-  // The tree of 8 keeps its left half's sum here while it computes the right half.
+  // The tree of 8 keeps its left half's sum here while the right half is computed.
   static constexpr int kLeftBytes =
       kSums == Sums::kTree8 ? kRows * kColumns * static_cast<int>(sizeof(float)) : 0;
-  // ZeroOperand's 1024 bytes, and more: compute-sanitizer takes a k16 operand of kColumns rows to
-  // be this long, whatever its strides are.
+  // ZeroOperand's 1024 bytes, and more: compute-sanitizer assumes that a k16 operand of kColumns
+  // rows has this length, whatever its strides are.
   static constexpr int kZeroBytes = kRagged ? kColumns * 16 * static_cast<int>(sizeof(Bf16)) : 0;
   static_assert(kZeroBytes % 1024 == 0);
   using RingT = Ring<Size, kLeftBytes + kZeroBytes>;
 };
 
-// Row tiles of a band: its tiles are computed together, so that their weights are fetched from
-// memory once and then stay in L2.
+// Row tiles in a band. The tiles of a band are computed together, so that their weights are fetched
+// from memory once and then stay in L2.
 inline constexpr int kBandRows = 8;
 
-// The tile that is computed as number `tile`.
+// The tile to compute at turn `tile`.
 __device__ __forceinline__ TilePosition PositionOf(const Work& work, int tile) {
   const int per_band = kBandRows * work.column_tiles;
   const int band = tile / per_band;
@@ -53,7 +53,7 @@ struct TileLoader {
   __device__ __forceinline__ TileLoader(const Work& the_work, const RingT& the_ring, int number)
       : work(the_work), ring(the_ring), tile(PositionOf(the_work, number)) {}
 
-  // Announces the stage's bytes and starts the weights' copies.
+  // Announces the stage's bytes and starts copying the weights.
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
     const int first_row = tile.column_tile * Traits::Size::kColumns;
     const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
@@ -67,7 +67,7 @@ struct TileLoader {
 };
 
 // Producer warp `warp` of kProducers makes every kProducers-th fill of the ring, from fill number
-// `warp` on. `early`: the weights of so many fills are already in flight.
+// `warp` on. `early`: the number of fills whose weights are already in flight.
 template <class Traits>
 __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Traits::RingT& ring,
                                              int warp, int early) {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void ProduceTiles(const Work& work, const typename Tr
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const TileLoader<Traits> loader(work, ring, tile);
     for (int leaf = 0; leaf < work.leaves.num_leaves; ++leaf) {
-      // An empty leaf's block multiplies zeros, whatever is copied. x is then copied from column 0:
-      // the leaf's own column need not be a multiple of 16 bytes.
+      // An empty leaf's block multiplies zeros, so it does not matter what is copied. x is then
+      // copied from column 0, since the leaf's own column need not be a multiple of 16 bytes.
       const bool empty = work.leaves.column[leaf] == work.leaves.column[leaf + 1];
       int column = empty ? 0 : work.leaves.column[leaf];
       for (int block = work.leaves.block[leaf]; block < work.leaves.block[leaf + 1]; ++block) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void SumLeaves(LeafMultiplierT& multiplier, int num_l
       AddSums(x, y);
     }
   } else {
-    // Three sets of accumulators take the leaves in turn, so that no sum has to be copied.
+    // Three sets of accumulators are used for leaves in turn, so that no sum is copied.
     float z[kValues];
     multiplier.Leaf(y, 1);
     multiplier.Leaf(z, 2, [&] { AddSums(x, y); });
@@ -212,14 +212,14 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   }
 }
 
-// If a thread block has at least so many blocks of K to multiply, the kernel is not launched early.
-// In a kernel that starts after its predecessor, blocks of neighbouring numbers run on neighbouring
-// multiprocessors, where they share what they read of x and the weight. Early blocks run wherever
-// the kernel before leaves room. In a long product that costs more time and energy than the
-// microseconds that an early start saves.
+// If a thread block has to multiply at least so many blocks of K, the kernel is not launched early.
+// In a kernel that starts after its predecessor, blocks with neighbouring numbers run on
+// neighbouring multiprocessors, where they share what they read of x and the weight. Early blocks
+// run wherever the previous kernel leaves room. In a long product that costs more time and energy
+// than the microseconds that an early start saves.
 inline constexpr int64_t kLongRun = 400;
 
-// Launches the kernel on up to num_sms blocks.
+// Launches the kernel on at most num_sms blocks.
 template <class Traits>
 absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
   const int tiles = work.row_tiles * work.column_tiles;

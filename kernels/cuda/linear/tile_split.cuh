@@ -1,12 +1,12 @@
 // Split S: a cluster of S blocks computes one tile. Each block computes some of the leaves and
 // finishes 1/S of the tile's columns. A block's number in the cluster is its rank.
 //
-// A block's accumulators have its own columns first (SplitLoader). Column run p of rank r therefore
-// belongs to rank r ^ p and is sent there; what arrives from rank r ^ p lies in slot p - 1. A
-// thread exchanges data only with the threads of the same number. In a tree, a rank's leaves are
-// neighbours: it adds up their subtree, and one exchange adds the rest. In a chain, rank r computes
-// leaf S i + r in round i. Every round ends with an exchange, whose sums are added while the next
-// round is multiplied.
+// A block's accumulators begin with its own columns (SplitLoader). So column run p of rank r
+// belongs to rank r ^ p and is sent there; what arrives from rank r ^ p is in slot p - 1. A thread
+// exchanges data only with threads of the same number. In a tree, a rank's leaves are neighbours:
+// it adds up their subtree, and one exchange adds the rest. In a chain, rank r computes leaf S i +
+// r in round i. Every round ends with an exchange, whose sums are added while the next round is
+// multiplied.
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_SPLIT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_SPLIT_CUH_
 
@@ -24,8 +24,8 @@ struct SplitTraits {
   static constexpr int kOwnValues = kValues / kSplit;
   static constexpr int kSlotBytes = kOwnValues * 128 * static_cast<int>(sizeof(float));
   static constexpr int kInboxBytes = (kSplit - 1) * kSlotBytes;  // of one consumer
-  // If a rank has four leaves of a tree, the first two's sum stays in registers, except for so many
-  // values, which are saved in shared memory.
+  // If a rank has four leaves of a tree, the sum of the first two stays in registers, except for so
+  // many values, which are saved in shared memory.
   static constexpr int kSaved =
       kSum == contract::LeafSum::kTree && kSplit == 2 && kValues > 64 ? kValues / 2 : 0;
   static constexpr int kSavedBytes = kSaved * 128 * static_cast<int>(sizeof(float));
@@ -67,7 +67,7 @@ struct Exchange {
   __device__ __forceinline__ void WaitDrained(uint32_t round) const {
     WaitClusterBarrier(drained, round & 1);
   }
-  // The values read have been added, so the reads have completed; nothing else must be ordered.
+  // The values read have been added, so the reads are complete; nothing else needs ordering.
   __device__ __forceinline__ void TellDrained() const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -75,7 +75,7 @@ struct Exchange {
       for (int p = 1; p < Traits::kSplit; ++p) ArriveAtBlock(AddressInBlock(drained, rank ^ p));
     }
   }
-  // Four sums from slot p - 1.
+  // Reads four sums from slot p - 1.
   __device__ __forceinline__ void Read(int p, int i, float (&values)[4]) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
@@ -84,7 +84,7 @@ struct Exchange {
   }
 };
 
-// sums[0 .. own) = the tree over the subtrees of all ranks; the order inside a pair does not
+// sums[0 .. own) = the tree over the subtrees of all ranks. The order within a pair does not
 // matter.
 template <class Traits>
 __device__ __forceinline__ void AddTree(const Exchange<Traits>& exchange,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void AddTree(const Exchange<Traits>& exchange,
   }
 }
 
-// total += a round's sums in the order of their leaves, `own` being this rank's.
+// total += a round's sums, in the order of their leaves; `own` is this rank's.
 template <class Traits>
 __device__ __forceinline__ void AddRound(const Exchange<Traits>& exchange,
                                          const float (&own)[Traits::kOwnValues],
@@ -127,9 +127,9 @@ __device__ __forceinline__ void AddRound(const Exchange<Traits>& exchange,
   }
 }
 
-// The producer's copies for the tile. Position p of the tile's weights in shared memory holds
-// column run p ^ rank, so that a rank's own run comes first. If each consumer has its own columns,
-// this holds for the columns of each consumer.
+// The producer's copies for the tile. Position p of the tile's weights in shared memory has column
+// run p ^ rank, so that a rank's own run comes first. If each consumer has its own columns, this
+// holds within the columns of each consumer.
 template <class Traits>
 struct SplitLoader {
   using RingT = typename Traits::RingT;
@@ -141,7 +141,7 @@ struct SplitLoader {
   int column_tile;
   int rank;
 
-  // Announces the stage's bytes and starts the weights' copies.
+  // Announces the stage's bytes and starts copying the weights.
   __device__ __forceinline__ void LoadWeights(int stage, int block) const {
     const int first_row = column_tile * Traits::Size::kColumns;
     const int rows = min(work.weight_tiles * kTileRows - first_row, Traits::Size::kColumns);
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
   const int mine = work.leaves.num_leaves / Traits::kSplit;
   const int leaf_blocks = work.leaves.block[1];
   const int blocks = mine * leaf_blocks;
-  // The i-th block of K of this rank. All leaves are equally long.
+  // The i-th block of K of this rank. All leaves have the same length.
   const auto block_of = [&](int i) {
     if constexpr (Traits::kSum == contract::LeafSum::kTree) {
       return static_cast<int>(rank) * blocks + i;

@@ -1,6 +1,6 @@
-// The tiles of the weight gradient. Both operands lie transposed: K is the token rows of dY and X.
+// The tiles of the weight gradient. Both operands are transposed: K is the token rows of dY and X.
 // A pack is a segment. A unit of work is a tile and some consecutive packs, a power of two, whose
-// sums combine in the balanced tree (pending_sums.cuh).
+// sums are combined in the balanced tree (pending_sums.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_WEIGHT_GRADIENT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_WEIGHT_GRADIENT_CUH_
 
@@ -10,7 +10,7 @@
 
 namespace isobit::cuda::tile {
 
-// Rows of the result, cut into parts; no tile crosses a part.
+// Rows of the result, divided among the stacked matrices; no tile crosses from one to the next.
 struct TiledParts {
   int32_t parts = 0;
   int32_t first_tile[kMaxParts] = {};
@@ -25,8 +25,8 @@ struct TiledParts {
   }
 };
 
-// The blocks of a pack of `rows` rows. The last one may have rows of the next pack: they become +0
-// in shared memory.
+// The blocks of a pack of `rows` rows. The last block may have rows of the next pack, which are set
+// to +0 in shared memory.
 template <class Traits>
 struct PackEnd {
   const typename Traits::RingT& ring;
@@ -37,7 +37,7 @@ struct PackEnd {
   __device__ __forceinline__ void Prepare(int i, int stage) const {
     const int left = rows - i * kBlockColumns;
     if (left >= kBlockColumns) return;
-    // A consumer clears what it reads: its own columns of dY, and all of X, as the other one does.
+    // A consumer clears what it reads: its columns of dY, and all of X, as the other also does.
     const int thread = static_cast<int>(threadIdx.x) % 128;
 #pragma unroll 1
     for (int first = 0; first < kBlockColumns; first += 16) {
@@ -64,7 +64,7 @@ struct PackEnd {
 
 // A unit's tile and packs.
 struct WeightGradientUnit {
-  int32_t row;  // in its part
+  int32_t row;  // in its matrix
   int32_t dy_column;
   int32_t column;
   int32_t part;
@@ -92,7 +92,7 @@ struct WeightGradientWork {
   TiledParts parts;
   int64_t group_stride = 0;  // floats from a group's sums to the next group's
   bool continues = false;
-  int32_t fewest_blocks = 0;  // of a unit
+  int32_t fewest_blocks = 0;  // per unit
   float4* pending = nullptr;
   int32_t levels = 0;  // of `pending`
 
@@ -119,7 +119,7 @@ struct WeightGradientWork {
     return {&dy, &x, unit.dy_column, bounds[s], unit.column, bounds[s]};
   }
 
-  // The result as the epilogue sees it.
+  // The result in the form that the epilogue takes.
   __device__ __forceinline__ TileOutput OutputOf(const Unit& unit) const {
     TileOutput out;
     out.kind = LinearOutput::kFp32;
@@ -130,7 +130,7 @@ struct WeightGradientWork {
     return out;
   }
 
-  // sums = what the result holds.
+  // sums = what the result contains.
   template <class Size>
   __device__ __forceinline__ void LoadSums(const Unit& unit, int row,
                                            float (&sums)[Size::kValues]) const {

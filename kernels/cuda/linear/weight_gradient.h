@@ -11,19 +11,19 @@
 
 namespace isobit::cuda {
 
-// dw = the balanced tree over the packs' dY^T X, see WeightGradientArgs; all pointers but the
+// dw = the balanced tree over the packs' dY^T X, see WeightGradientArgs. All pointers except the
 // packs' bounds are to GPU memory. `workspace`: WeightGradientWorkspaceBytes(args) bytes there, at
-// a multiple of 16 bytes; null if that is 0. Fast if dy, x and their leading dimensions are
-// multiples of 16 bytes; a slower kernel computes everything else. INVALID_ARGUMENT: the packs, or
-// `continues` with more than one. INTERNAL: CUDA refused.
+// a multiple of 16; null if that is 0. Fast if dy, x and their leading dimensions are multiples of
+// 16 bytes; otherwise a slower kernel is used. INVALID_ARGUMENT: the packs are invalid, or
+// `continues` is set with more than one pack. INTERNAL: CUDA refused a launch.
 absl::Status LaunchWeightGradient(const WeightGradientArgs& args, std::byte* workspace,
                                   const Stream& stream);
 size_t WeightGradientWorkspaceBytes(const WeightGradientArgs& args);
 
-// Whether the tiles can compute it: addresses and leading dimensions are multiples of 16 bytes, and
-// parts begin at multiples of eight rows.
+// Whether tiles can compute it: addresses and leading dimensions are multiples of 16 bytes, and the
+// stacked matrices begin at multiples of eight rows.
 bool HasWeightGradientTiles(const WeightGradientArgs& args);
-// By tiles with a given schedule, or by the slow kernel, for tests and tuning. INVALID_ARGUMENT: it
+// By tiles with a given schedule, or by the slow kernel; for tests and tuning. INVALID_ARGUMENT: it
 // cannot compute these arguments.
 absl::Status LaunchWeightGradientAs(const ProductSchedule& schedule, const WeightGradientArgs& args,
                                     std::byte* workspace, const Stream& stream);

@@ -1,5 +1,5 @@
-// The kernels of LaunchLogProbs, each of which leaves the other's rows alone, and those for rows
-// whose ranges lie on several GPUs.
+// The kernels of LaunchLogProbs, each of which ignores the other's rows, and those for rows whose
+// ranges are on several GPUs.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_KERNELS_H_
 
@@ -18,14 +18,14 @@ struct RangeResult;
 // DeviceLogProbs, and the bounds of the ranges.
 struct LogProbJob {
   DeviceLogProbs args;
-  RankRanges ranges;                     // whose logits args.rows have
+  RankRanges ranges;                     // those whose logits args.rows have
   RangeResult* range_results = nullptr;  // [num_rows][ranges.count]; null: compute args.results
   int32_t bounds[contract::kLeaves + 1] = {};
-  int32_t longest = 0;  // size of the largest range
+  int32_t longest = 0;  // the size of the largest range
   int32_t slots = 0;    // for chunks of logits in a block's shared memory
 };
 
-// Rows without filters and top lists, or some of their ranges.
+// Rows without filters and top lists, or only some of their ranges.
 absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream);
 absl::Status LaunchJoin(const LogProbJob& job, const RankRangeResults& results,
                         const Stream& stream);

@@ -1,10 +1,10 @@
-// Logits to logprobs and tokens on the GPU (C7, C8): every row with its own parameters, inputs and
-// outputs in GPU memory.
+// From logits to logprobs and tokens on the GPU (C7, C8). Every row has its own parameters; input
+// and output are in GPU memory.
 //
-// A row is cut into the 8 ranges of C7. One block takes a range and holds it in shared memory, so
-// logits are read once. Filters and top lists need the order of the row's tokens: such rows run as
-// a cluster of 8 blocks. The result of a range is a few numbers (RangeResult in vocab_range.cuh),
-// never logits.
+// A row is divided into the 8 ranges of C7. One block takes a range and keeps it in shared memory,
+// so logits are read once. Filters and top lists need the order of the row's tokens: such rows run
+// as a cluster of 8 blocks. The result of a range is a few numbers (RangeResult in
+// vocab_range.cuh), never logits.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_LOG_PROBS_H_
 
@@ -19,7 +19,7 @@
 
 namespace isobit::cuda {
 
-// The largest vocabulary: an eighth must fit in a block's shared memory.
+// The largest vocabulary: an eighth of it must fit into a block's shared memory.
 inline constexpr int64_t kMaxDeviceVocab = 8 * 50'000;
 // The longest top list.
 inline constexpr int32_t kMaxTopLogProbs = 1024;
@@ -33,7 +33,7 @@ struct ListSpan {
 // The input of one row: RowSampling and LogProbRequest of kernels/ops.h, with lists in place of
 // spans.
 struct DeviceLogProbRow {
-  const float* logits = nullptr;  // [vocab]; null: padding, whose outputs stay as they are
+  const float* logits = nullptr;  // [vocab]; null: padding, whose outputs are left unchanged
   uint64_t seed = 0;
   uint32_t sample = 0;
   uint32_t position = 0;
@@ -53,24 +53,24 @@ struct DeviceLogProbRow {
   bool want_entropy = false;
 };
 
-// The output of one row. If it is not finite, only `finite` is set, and id is 0.
+// The output of one row. If the row is not finite, only `finite` is set, and id is 0.
 struct DeviceLogProbResult {
   int32_t id = 0;
   float logprob = 0.0f;
-  float entropy = 0.0f;  // set only if it was asked for
+  float entropy = 0.0f;  // set only if asked for
   int32_t finite = 0;    // 1 or 0
 };
 
-// The output of training's rows (kernels/training_ops.h), all of which have a target: [num_rows]
-// each. NaN for a row that fails.
+// The output of training's rows (kernels/training_ops.h), which all have a target: [num_rows] each.
+// NaN for a row that fails.
 struct TrainingLogProbOutputs {
   float* logprobs = nullptr;
-  float* entropies = nullptr;   // null: not wanted. Rows want theirs all the same, as `state` does.
+  float* entropies = nullptr;   // null: not written; yet rows must ask for it, as `state` needs it
   LogProbRow* state = nullptr;  // null: these are not training's rows
 };
 
-// All pointers are to GPU memory. A replayed graph reads what the arrays hold at that time; only
-// the numbers in this struct are fixed.
+// All pointers are to GPU memory. A replayed graph reads the arrays' content at that time; only the
+// numbers in this struct are fixed.
 struct DeviceLogProbs {
   const DeviceLogProbRow* rows = nullptr;  // [num_rows]
   int64_t num_rows = 0;
@@ -82,36 +82,36 @@ struct DeviceLogProbs {
   int32_t* ids = nullptr;                  // [num_rows], a second copy of the ids; may be null
   TokenLogProb* top = nullptr;             // row i's list is at top + i * top_stride
   int64_t top_stride = 0;
-  TrainingLogProbOutputs training = {};  // with a state, `results`, `ids` and `top` are not written
+  TrainingLogProbOutputs training = {};  // with state, `results`, `ids` and `top` are not written
   std::byte* workspace = nullptr;  // LogProbWorkspaceBytes, zeroed once; the next launch of the
-                                   // same stream can use it again as it is left
-  bool ranked_rows = true;         // false: no row has filters or a top list, which saves a launch
+                                   // same stream can use it without zeroing
+  bool ranked_rows = true;         // false: no row has filters or a top list; saves a launch
 };
 
 size_t LogProbWorkspaceBytes(int64_t num_rows);
 
 // Computes every row's token, logprob, entropy and top list. May be captured into a graph.
-// INVALID_ARGUMENT: a vocabulary beyond kMaxDeviceVocab. INTERNAL: CUDA refused.
+// INVALID_ARGUMENT: the vocabulary exceeds kMaxDeviceVocab. INTERNAL: CUDA refused a launch.
 absl::Status LaunchLogProbs(const DeviceLogProbs& args, const Stream& stream);
 
-// The logits of rows without filters and top lists may lie on several GPUs, each with an equal
-// number of the 8 ranges (contract::PlanColumns). First each GPU sums and draws in its own ranges,
-// then any of them joins the range results of all. RankRanges: the ranges of one GPU.
+// The logits of rows without filters and top lists may be on several GPUs, each with the same
+// number of the 8 ranges (contract::PlanColumns). First each GPU sums and draws in its own ranges;
+// then any GPU joins the range results of all. RankRanges: the ranges of one GPU.
 struct RankRanges {
   int first = 0;
   int count = contract::kLeaves;
 };
-// Bytes of the range results, [num_rows][ranges].
+// The size of the range results, [num_rows][ranges], in bytes.
 size_t RangeResultBytes(int64_t num_rows, int num_ranges);
-// args.rows[i].logits are those of the ranges alone. Only `results` is written.
+// args.rows[i].logits has only the logits of these ranges. Writes only `results`.
 absl::Status LaunchRangeResults(const DeviceLogProbs& args, const RankRanges& ranges,
                                 std::byte* results, const Stream& stream);
 
 struct RankRangeResults {
-  const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or mapped by it
+  const std::byte* of_rank[contract::kLeaves] = {};  // memory of this GPU, or memory that it maps
   int num_ranks = 0;
 };
-// Reads none of args.rows[i].logits. Errors of both functions: as LaunchLogProbs.
+// Reads none of args.rows[i].logits. Errors of both functions: those of LaunchLogProbs.
 absl::Status LaunchJoinLogProbs(const DeviceLogProbs& args, const RankRangeResults& results,
                                 const Stream& stream);
 

@@ -1,5 +1,5 @@
-// What the kernels of log_probs.h share: what follows from a row's parameters, the sums and the
-// draw of a range, and how a row's ranges are joined.
+// Shared by the kernels of log_probs.h: what follows from a row's parameters, the sums and the draw
+// of a range, and how a row's ranges are joined.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_CUH_
 
@@ -15,11 +15,11 @@ inline constexpr int kRanges = contract::kLeaves;
 // What follows from a row's parameters alone.
 struct RowPlan {
   float inverse_temperature;
-  bool patched;  // some logits are changed one by one
-  bool top_k;    // this filter is in force; likewise the next two
+  bool patched;  // some logits are changed individually
+  bool top_k;    // whether this filter is on; likewise the next two
   bool top_p;
   bool min_p;
-  bool separate;  // logprobs refer to other logits than the draw
+  bool separate;  // logprobs use other logits than the draw
   bool draws;
 
   __device__ RowPlan(const DeviceLogProbRow& row, int64_t vocab) {
@@ -35,14 +35,14 @@ struct RowPlan {
   __device__ bool Filters() const { return top_k || top_p || min_p; }
 };
 
-// Whether the row needs the order of its tokens. A target does not, nor does a draw without
-// filters.
+// Whether the row needs the order of its tokens.
+// Targets do not, nor do draws without filters.
 __device__ inline bool IsRanked(const RowPlan& plan, const DeviceLogProbRow& row) {
   return plan.Filters() || row.top_logprobs > 0;
 }
 
-// The warp's share of a range's sums, if `sums`, and of its draw, if `draws`; see SumAndDraw. Zero
-// for a range without a token (max = -inf).
+// This warp's share of a range's sums, if `sums`, and of its draw, if `draws`; see SumAndDraw. Zero
+// for a range without tokens (max = -inf).
 template <typename Loaded>
 __device__ __forceinline__ WarpTotals Summarise(const VocabRange& range, int chunks,
                                                 float inverse_temperature, float max,
@@ -79,8 +79,8 @@ __device__ inline contract::VocabSum SumOf(float max, const WarpTotals& totals) 
                             -static_cast<int64_t>(totals.distances));
 }
 
-// Combines this lane's value with that of the lane whose number differs in `bit`, left and right in
-// the order of C4's tree.
+// Combines this lane's value with that of the lane whose number differs in `bit`; left and right
+// are as in C4's tree.
 __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& mine, int bit) {
   const contract::VocabSum other{__shfl_xor_sync(~0u, mine.max, bit),
                                  __shfl_xor_sync(~0u, mine.sum, bit),
@@ -89,7 +89,7 @@ __device__ inline contract::VocabSum CombineAcross(const contract::VocabSum& min
                                                          : contract::Combine(other, mine);
 }
 
-// Writes the outputs of a row of training, without what its filters keep. logit: of its target.
+// Writes the outputs of a training row, except what its filters keep. logit: the target's.
 __device__ inline void FinishTrainingRow(const TrainingLogProbOutputs& out, int64_t index,
                                          bool finite, float logit, const contract::VocabSum& sum) {
   const float nan = contract::FromBits(0x7fffffffu);
@@ -102,7 +102,7 @@ __device__ inline void FinishTrainingRow(const TrainingLogProbOutputs& out, int6
 }
 
 // Joins a row's ranges and writes the row's result. Returns the row's VocabSum. Run by one warp;
-// lane l has the result of range l % 8 in `mine`. kByRanges: not all of the row's logits are here.
+// lane l has the result of range l % 8 in `mine`. kByRanges: only part of the row's logits is here.
 template <bool kByRanges = false>
 __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, int64_t index,
                                                         const DeviceLogProbRow& row,
@@ -142,7 +142,7 @@ __device__ __forceinline__ contract::VocabSum FinishRow(const LogProbJob& job, i
   return sum;
 }
 
-// Chunks of the longest range. Shorter ranges are given as many.
+// The number of chunks of the longest range. Shorter ranges get as many.
 __host__ __device__ inline int NumChunks(const LogProbJob& job) {
   return (job.longest + kChunk - 1) / kChunk;
 }

@@ -1,6 +1,6 @@
 // The order of a row's tokens (C8), with the row's 8 ranges in the shared memory of a cluster's
-// blocks: where a prefix of given size or weight ends, and which tokens come first. Only short
-// lists are sorted: histograms narrow an interval of keys until few tokens are left in it.
+// blocks: where a prefix of a given size or weight ends, and which tokens come first. Only short
+// lists are sorted: histograms narrow an interval of keys until it has few tokens.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_ORDER_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_ROW_ORDER_CUH_
 
@@ -13,10 +13,10 @@
 namespace isobit::cuda {
 
 inline constexpr int kBins = kRangeThreads;
-inline constexpr int kShortList = 512;  // so few keys of an interval are compared pair by pair
+inline constexpr int kShortList = 512;  // with so few keys in an interval, all pairs are compared
 
 // One block's share of what the cluster's blocks read from each other. Other blocks may read counts
-// and masses from JoinBins on, and the list from Gather on, until the next Sync. Until then they
+// and masses from JoinBins on, and the list from Gather on, until the next Sync; until then they
 // must not be overwritten.
 struct OrderScratch {
   uint32_t counts[kBins];  // of this range
@@ -30,27 +30,27 @@ struct OrderScratch {
   uint64_t inboxes[2][contract::kLeaves];  // one word from every block; a double buffer
   uint32_t list_size;
   uint32_t bin;
-  uint64_t before;  // mass of the bins before `bin`
+  uint64_t before;  // the mass of the bins before `bin`
   uint64_t last;
 };
 
-// How the blocks of a row exchange data. All threads of all blocks call the members together.
+// The exchange of data between a row's blocks. All threads of all blocks call the members together.
 class RowCluster {
  public:
   __device__ RowCluster() : cluster_(cooperative_groups::this_cluster()) {}
 
   __device__ int rank() const { return static_cast<int>(cluster_.block_rank()); }
-  // Makes what the blocks wrote to shared memory visible to each other.
+  // Makes what the blocks have written to shared memory visible to each other.
   __device__ void Sync() { cluster_.sync(); }
   template <typename T>
   __device__ T* Of(int rank, T* shared) {
     return cluster_.map_shared_rank(shared, static_cast<unsigned>(rank));
   }
-  // Tells the other blocks that this block runs. AwaitAll must follow; before that no other block's
-  // memory may be touched.
+  // Tells the other blocks that this block runs. AwaitAll must follow; until then no other block's
+  // memory may be accessed.
   __device__ void Arrive() { cluster_.barrier_arrive(); }
   __device__ void AwaitAll() { cluster_.barrier_wait(); }
-  // Returns every block's word. The array stays valid until the second next Exchange.
+  // Returns every block's word. The array is valid until the second Exchange after this one.
   __device__ const uint64_t* Exchange(uint64_t word, OrderScratch& scratch) {
     turn_ = 1 - turn_;
     if (threadIdx.x < contract::kLeaves) {
@@ -65,7 +65,7 @@ class RowCluster {
   int turn_ = 0;
 };
 
-// How much a token counts: 1, or its contract::TokenWeight against the row's maximum.
+// The mass of a token: 1, or its contract::TokenWeight against the row's maximum.
 template <bool kWeighted>
 __device__ __forceinline__ uint64_t MassOf(float z, float row_max) {
   if (!kWeighted) return 1;
@@ -73,21 +73,21 @@ __device__ __forceinline__ uint64_t MassOf(float z, float row_max) {
   return static_cast<uint64_t>(contract::Mul(weight, 0x1p40f));
 }
 
-// Sorts some of a row's tokens into bins in the row's order: by distance from the maximum or, once
-// an interval of keys is known, by key.
+// Puts some of a row's tokens into bins in the row's order: by distance from the maximum, or by key
+// once an interval of keys is known.
 struct Binning {
   bool by_key;
   float row_max;
-  uint64_t low;  // keys [low, high], by_key
+  uint64_t low;  // with by_key: keys [low, high]
   uint64_t high;
   int shift;
 
-  // kBins: the token is in no bin, like every filtered token.
+  // Returns kBins if the token is in no bin, as all filtered tokens are.
   __device__ uint32_t BinOf(float z, int32_t id) const {
     if (z == kMinusInfinity) return kBins;
     if (!by_key) {
-      // These bins are monotone because rounding is. A bin is an eighth of a nat; the last one has
-      // no end.
+      // These bins are monotone because rounding is. A bin is an eighth of a nat wide; the last one
+      // is unbounded.
       const float scaled = contract::Mul(contract::Sub(row_max, z), 8.0f);
       return static_cast<uint32_t>(fminf(scaled, static_cast<float>(kBins - 1)));
     }
@@ -162,8 +162,8 @@ __device__ __forceinline__ uint64_t TotalMass(const OrderScratch& scratch) {
   return sum;
 }
 
-// Finds the first bin with which the mass reaches `need`: scratch.bin, and the mass before it in
-// scratch.before. scratch.bin is kBins if the row's mass does not reach it.
+// Finds the first bin at which the mass reaches `need`: writes it to scratch.bin, and the mass
+// before it to scratch.before. scratch.bin is kBins if the row's mass does not reach it.
 __device__ __forceinline__ void FindBin(uint64_t need, OrderScratch& scratch) {
   constexpr int kEach = kBins / 32;
   if (threadIdx.x < 32) {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void FindBin(uint64_t need, OrderScratch& scratch) {
 }
 
 // Gathers the keys of the tokens for which wanted(z, id) is true into scratch.gathered of every
-// block, unordered. Returns their number; if it is more than kMaxTopLogProbs, nothing is gathered.
+// block, unordered. Returns their number; if it exceeds kMaxTopLogProbs, gathers nothing.
 template <typename Wanted>
 __device__ __forceinline__ int Gather(RowCluster& row, const VocabRange& range, Wanted wanted,
                                       OrderScratch& scratch) {
@@ -254,7 +254,7 @@ __device__ __forceinline__ void SortGathered(int size, OrderScratch& scratch) {
   SyncRange();
 }
 
-// The key among `size` gathered ones with which the mass reaches `need`.
+// The key, of `size` gathered ones, at which the mass reaches `need`.
 template <bool kWeighted>
 __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, float row_max,
                                                     OrderScratch& scratch) {
@@ -273,7 +273,7 @@ __device__ __forceinline__ uint64_t LastOfShortList(int size, uint64_t need, flo
   return scratch.last;
 }
 
-// The largest of the words of all blocks' threads, for every thread.
+// The largest word of all blocks' threads, returned to every thread.
 __device__ __forceinline__ uint64_t LargestOfRow(RowCluster& row, uint64_t mine,
                                                  OrderScratch& scratch) {
   if (threadIdx.x == 0) scratch.last = 0;
@@ -295,7 +295,7 @@ __device__ __forceinline__ uint64_t LargestOfRow(RowCluster& row, uint64_t mine,
   return all;
 }
 
-// The least and the largest key of the row that `binning` puts into `bin`.
+// The smallest and the largest key of the row that `binning` puts into `bin`.
 __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& range,
                                           const Binning& binning, uint32_t bin,
                                           OrderScratch& scratch, uint64_t* low, uint64_t* high) {
@@ -315,9 +315,9 @@ __device__ __forceinline__ void KeysOfBin(RowCluster& row, const VocabRange& ran
   *high = LargestOfRow(row, largest, scratch);
 }
 
-// The key of the last token of a prefix of the row's order: the shortest whose mass is at least
-// `count` tokens or, if kWeighted, contract::NucleusBound(mass of the row, top_p). 0: the row's
-// mass is less. row_max: the row's largest logit.
+// The key of the last token of a prefix of the row's order: the shortest prefix whose mass is at
+// least `count` tokens or, if kWeighted, contract::NucleusBound(mass of the row, top_p). 0: the
+// row's mass is smaller. row_max: the row's largest logit.
 template <bool kWeighted>
 __device__ __noinline__ uint64_t LastOfPrefix(RowCluster& row, const VocabRange& range,
                                               float row_max, int32_t count, float top_p,

@@ -1,6 +1,6 @@
-// A threshold for logits: all tokens that a filter can keep lie at or above it, and hardly any
-// others. It is cheap to find, and the tokens above it are usually few enough for one block to
-// sort.
+// A threshold for logits: all tokens that a filter can keep are at
+// or above it, and hardly any others. It is cheap to find, and
+// usually so few tokens are above it that one block can sort them.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROBS_SHORT_PREFIX_CUH_
 #define ISOBIT_KERNELS_CUDA_LOG_PROBS_SHORT_PREFIX_CUH_
 
@@ -10,13 +10,13 @@
 
 namespace isobit::cuda {
 
-// A logit `distance` below row_max, or a little further down to be safe against rounding.
+// A logit `distance` below row_max, or slightly further below, to be safe against rounding.
 __device__ __forceinline__ float Below(float row_max, float distance) {
   const float margin = contract::Fma(fabsf(row_max), 0x1p-20f, 0x1p-10f);
   return contract::Sub(contract::Sub(row_max, distance), margin);
 }
 
-// A threshold that at least `count` tokens reach, because so many of the threads' own maxima reach
+// A threshold that at least `count` tokens reach, because as many of the threads' own maxima reach
 // it; -inf if there is none.
 __device__ __forceinline__ float ThresholdOfCount(RowCluster& row, float own_max, float row_max,
                                                   int32_t count, OrderScratch& scratch) {
@@ -30,13 +30,13 @@ __device__ __forceinline__ float ThresholdOfCount(RowCluster& row, float own_max
   return bin == kBins ? kMinusInfinity : Below(row_max, static_cast<float>(bin + 1) / kBinsPerNat);
 }
 
-// Raises *threshold as far as possible while at least the mass that top_p keeps remains at or above
-// it. Sets it to -inf if it was too high already. Returns the mass of the row: the sum of its
+// Raises *threshold as far as possible while at least the mass that top_p keeps stays at or above
+// it. Sets it to -inf if it was already too high. Returns the mass of the row: the sum of its
 // weights against row_max.
 __device__ __forceinline__ uint64_t NarrowToNucleus(RowCluster& row, const VocabRange& range,
                                                     float row_max, float top_p,
                                                     OrderScratch& scratch, float* threshold) {
-  // Only tokens between the maximum and the threshold go into bins.
+  // Only tokens between the maximum and the threshold are put into bins.
   const float zone = fminf(contract::Sub(row_max, *threshold), -kLeastDistance);
   const float bins_per_nat = contract::Div(static_cast<float>(kBins), zone);
   row.Sync();

@@ -24,13 +24,13 @@ inline constexpr int kChunk = 2 * kStride;
 inline constexpr int kMaxChunks =
     (static_cast<int>(kMaxDeviceVocab) / 8 + 16 + kChunk - 1) / kChunk;
 
-// The chunks of a range lie in a ring of slots of shared memory.
+// The chunks of a range are in a ring of slots in shared memory.
 struct VocabRange {
   float* ring = nullptr;  // [slots, stride], 16-byte aligned
   int32_t stride = kChunk;
   int32_t slots = 0;  // at least the range's chunks
   int32_t first_slot = 0;
-  uint32_t first_phase = 0;  // parity of that slot's barriers; it flips where chunks wrap to slot 0
+  uint32_t first_phase = 0;  // parity of that slot's barriers; flips where chunks wrap to slot 0
   int32_t size = 0;
   int32_t first = 0;  // the first id, a multiple of 16
 
@@ -39,22 +39,22 @@ struct VocabRange {
   __device__ int SlotOf(int chunk) const { return first_slot + chunk - (Wraps(chunk) ? slots : 0); }
   __device__ uint32_t PhaseOf(int chunk) const { return first_phase ^ (Wraps(chunk) ? 1u : 0u); }
   __device__ float* Chunk(int chunk) const { return ring + SlotOf(chunk) * stride; }
-  // The i-th logit. Those up to the next multiple of kChunk lie behind it.
+  // The i-th logit. The ring also has room for those up to the next multiple of kChunk.
   __device__ float& At(int i) const { return Chunk(i / kChunk)[i % kChunk]; }
 };
 
 // The result of a range.
 struct RangeResult {
-  contract::VocabSum sum;  // of the distribution that logprobs refer to
-  float target_logit = 0;  // of the row's target, if it lies in this range
-  uint64_t best = 0;       // TokenKey of the largest value (logit plus noise); 0: none
+  contract::VocabSum sum;  // of the distribution to which logprobs refer
+  float target_logit = 0;  // the target's, if it is in this range
+  uint64_t best = 0;       // TokenKey of the largest value (logit plus noise); 0: there is none
   float best_logit = 0;
   float raw_logit = 0;  // LaunchRangeResults: unprocessed logit of best or target, if needed
-  bool unfit = false;   // a logit is not fit to be in a distribution
+  bool unfit = false;   // a logit cannot be part of a distribution
   bool alive = false;   // a processed logit is above -inf
 };
 
-// The noise of a row. Philox's keys are the same for all tokens, so those of all rounds are kept in
+// The noise of a row. All tokens have the same Philox keys, so the keys of all rounds are kept in
 // shared memory.
 struct NoiseKey {
   uint64_t seed;
@@ -72,16 +72,16 @@ struct alignas(16) RoundKeys {
   }
 };
 
-// The result of one warp's share of a range: the sums of weights and of weighted distances (in
-// absolute value), and the drawn token.
+// The result of one warp's share of a range: the sums of weights and of weighted distances (as
+// absolute values), and the drawn token.
 struct WarpTotals {
   uint64_t weights = 0;
   uint64_t distances = 0;
-  uint64_t best = 0;  // TokenKey of its value; 0: none
+  uint64_t best = 0;  // TokenKey of its value; 0: there is none
   float best_logit = 0.0f;
 };
 
-// What the threads of a block share while they work on a range.
+// What the threads of a block share while they process a range.
 struct RangeScratch {
   RoundKeys keys;
   unsigned long long best;  // TokenKey of the largest value so far
@@ -98,7 +98,7 @@ struct RangeScratch {
   }
 };
 
-// A barrier of the threads that work on a range; a block may have other threads.
+// A barrier for the threads that process a range; a block may have other threads.
 __device__ __forceinline__ void SyncRange() { SyncThreads(1, kRangeThreads); }
 
 // Keys order tokens as contract::Before does: a larger key comes first. -0 ties with +0.
@@ -119,14 +119,14 @@ __device__ __forceinline__ int32_t IdOf(uint64_t key) {
   return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
 
-// A maximum, and whether a logit was not fit to be in a distribution.
+// A maximum, and whether a logit cannot be part of a distribution.
 struct RangeMax {
   float max;
   bool unfit;
-  float own = kMinusInfinity;  // the maximum of what this thread has seen
+  float own = kMinusInfinity;  // the maximum of what this thread has read
 };
 
-// The maximum over all threads, for every thread. Prepares the scratch for a draw with this seed.
+// The maximum over all threads, for every thread. Prepares the scratch for a draw by `seed`.
 __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed,
                                              RangeScratch& scratch) {
   const uint32_t word = __reduce_max_sync(~0u, AscendingBits(mine.max));
@@ -145,8 +145,8 @@ __device__ __forceinline__ RangeMax BlockMax(const RangeMax& mine, uint64_t seed
 
 // ---- Loading
 
-// Starts the copy of chunk `c` of a range into shared memory. Called by kThreads threads, of which
-// this is number `thread`; each arrives once at `barrier`. A chunk beyond the range is empty.
+// Starts copying chunk `c` of a range into shared memory. Called by kThreads threads; this one is
+// number `thread`. Each arrives once at `barrier`. A chunk beyond the range is empty.
 template <int kThreads>
 __device__ __forceinline__ void StartChunk(const VocabRange& range, const float* logits, int c,
                                            int thread, uint32_t barrier) {
@@ -193,8 +193,8 @@ __device__ __forceinline__ void StoreFour(const VocabRange& range, int i, const 
 }
 
 // Calls visit(i, four, whole) for this thread's share of the range: four logits from i on; if not
-// `whole`, those beyond the range are -inf. Calls loaded(slot) for the slot of each of `chunks`
-// chunks once it has been read.
+// `whole`, those beyond the range are -inf. For each of `chunks` chunks, calls loaded(slot) with
+// its slot once the chunk has been read.
 template <int kUnroll = 1, typename Loaded, typename Visit>
 __device__ __forceinline__ void ForEachFour(const VocabRange& range, int chunks, Loaded loaded,
                                             Visit visit) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ void ForEachFour(const VocabRange& range, Visit visit
       range, 0, [](int) {}, [&](int i, const Four& four, bool) { visit(i, four); });
 }
 
-// The maximum of a thread's unprocessed logits. It is unfit if one of them is not finite.
+// The maximum of a thread's unprocessed logits. Unfit if one of them is not finite.
 class LogitMax {
  public:
   // Adds four logits, of which only the first `n` exist; the others are -inf.
@@ -243,7 +243,7 @@ class LogitMax {
 
  private:
   float max_ = kMinusInfinity;
-  float zeros_[2] = {};  // NaN as soon as a logit is not finite
+  float zeros_[2] = {};  // becomes NaN once a logit is not finite
 };
 
 __device__ __forceinline__ RangeMax MaxOfLogits(const VocabRange& range, uint64_t seed,
@@ -301,8 +301,8 @@ __device__ __forceinline__ RangeMax Process(const VocabRange& range, const Devic
 // ---- Weights and the draw
 
 // contract::ExpDistance(z, max) for z - max in [-45, 0]: the polynomial of contract::Exp2 without
-// its limits. Below -45, weights and weighted distances truncate to zero, as they do at -45, so the
-// caller may clamp the distance. INVARIANT: WeightsEqualTheContract.
+// its range checks. Below -45, weights and weighted distances truncate to zero, as they do at -45,
+// so the caller may clamp the distance. INVARIANT: WeightsEqualTheContract.
 inline constexpr float kLeastDistance = -45.0f;
 __device__ __forceinline__ float WeightAt(float distance) {
   constexpr float kMagic = 0x1.8p23f;
@@ -310,12 +310,12 @@ __device__ __forceinline__ float WeightAt(float distance) {
   const float shifted = contract::Add(x, kMagic);
   const float f = contract::Sub(x, contract::Sub(shifted, kMagic));
   const float p = contract::Exp2OfFraction(f);
-  // The shift moves round(x) to the exponent. No value here is small enough to underflow.
+  // The shift moves round(x) into the exponent. No value here is small enough to underflow.
   return contract::FromBits(contract::BitsOf(p) + (contract::BitsOf(shifted) << 23));
 }
 
-// A sum of numbers in [0, 1], each truncated to 40 fraction bits. It is kept in a double whose last
-// bit is worth 2^-40, so an addition that rounds towards zero truncates.
+// A sum of numbers in [0, 1], each truncated to 40 fraction bits. Kept in a double whose last bit
+// has the value 2^-40, so an addition that rounds toward zero truncates.
 class FractionSum {
  public:
   __device__ void Add(float x) {
@@ -328,7 +328,7 @@ class FractionSum {
         : "r"(contract::BitsOf(x)), "r"(1u << 29), "l"(kRebias));
     sum_ = __dadd_rz(sum_, __longlong_as_double(static_cast<long long>(bits)));
   }
-  // The sum of the warp, for every lane.
+  // The warp's sum, returned to every lane.
   __device__ uint64_t OfWarp() const {
     const auto sum =
         static_cast<uint64_t>(__double_as_longlong(sum_) - __double_as_longlong(kZero));
@@ -343,7 +343,7 @@ class FractionSum {
   static constexpr double kZero = 0x1p12;
   double sum_ = kZero;
 };
-static_assert(kMaxChunks * 8 < 4096);  // numbers that a thread adds: the exponent stays the same
+static_assert(kMaxChunks * 8 < 4096);  // numbers that a thread adds; the exponent stays the same
 
 enum class DrawRule { kNone, kGreedy, kGumbel };
 
@@ -386,8 +386,8 @@ __device__ __forceinline__ float PruneFactor(float max, float best) {
       contract::Mul(contract::Add(contract::Sub(max, best), slack), contract::kLog2E));
 }
 
-// Whether a token's value may reach the best one. Compares 1 + u, cut to 23 fraction bits, with
-// 1 + the bound. Neither rounding can reject a winner. INVARIANT: NoWinnerIsTurnedAway.
+// Whether a token's value may reach the best one. Compares 1 + u, truncated to 23 fraction bits,
+// with 1 + the bound. No rounding can reject a winner. INVARIANT: NoWinnerIsTurnedAway.
 __device__ __forceinline__ bool IsCandidate(float weight, uint32_t word, float prune) {
   const float u = contract::FromBits((word >> 9) + 0x3f800000u);
   return !(u > contract::Fma(weight, prune, 1.0f));
@@ -414,8 +414,8 @@ __device__ __forceinline__ void LowerPrune(float max, float best, RangeScratch* 
 }
 
 // Draws among the four tokens of the calling lanes: tries those whose bit is set in `candidates`.
-// Then lowers the bound below which no token of the range need be tried. Called rarely and out of
-// line, so that it costs the loop no registers.
+// Then lowers the prune factor, so that fewer tokens of the range are tried from now on. Called
+// rarely and out of line, so that it costs the loop no registers.
 static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32_t candidates,
                                                    int32_t id, float max, BestToken best,
                                                    RangeScratch* scratch) {
@@ -437,8 +437,8 @@ static __device__ __noinline__ BestToken DrawAmong(float4 z, uint4 words, uint32
 }
 
 // Sums the weights of the logits times inverse_temperature against `max`, which is not -inf, and
-// draws. kScaled: inverse_temperature is not 1. The result is the warp's, valid in its first lane.
-// `loaded` as in ForEachFour.
+// draws. kScaled: inverse_temperature is not 1. The result is the warp's and valid in its first
+// lane. `loaded`: as in ForEachFour.
 template <DrawRule kRule, bool kDistances, bool kScaled, typename Loaded>
 __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int chunks,
                                                  float inverse_temperature, float max,
@@ -498,7 +498,7 @@ __device__ __forceinline__ WarpTotals SumAndDraw(const VocabRange& range, int ch
   return totals;
 }
 
-// The totals of the range from those of all warps. Run by one warp; valid in all its lanes.
+// The totals of a range from those of all warps. Run by one warp; valid in all its lanes.
 __device__ __forceinline__ WarpTotals JoinWarps(const WarpTotals (&warps)[kRangeWarps]) {
   WarpTotals all = warps[threadIdx.x % kRangeWarps];
   for (int step = kRangeWarps / 2; step > 0; step /= 2) {

@@ -1,5 +1,5 @@
-// How column sums (C11) end: kernels leave one sum for each column and block of rows, and these are
-// added up.
+// The last step of column sums (C11): kernels write one sum per column and block of rows, and these
+// are added up.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_BLOCK_SUMS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_BLOCK_SUMS_H_
 
@@ -12,8 +12,8 @@
 
 namespace isobit::cuda {
 
-// Scratch of such an op: the blocks' sums, [blocks][columns], which its own kernel writes, and
-// behind them the packs' sums.
+// Scratch of such an op: the blocks' sums, [blocks][columns], which its own kernel writes; then the
+// packs' sums.
 struct BlockSums {
   float* of_blocks = nullptr;
   float* of_packs = nullptr;
@@ -26,7 +26,7 @@ struct BlockSums {
 };
 size_t BlockSumsBytes(PackBounds packs, int64_t columns);
 
-// A result of `width` values, each the sum over packs, in their tree, of the chain over `heads`
+// A result of `width` values. Each is the sum over packs, in their tree, of the chain over `heads`
 // column sums: those of columns first, first + width, ...
 struct SummedColumns {
   float* out = nullptr;  // [width]
@@ -34,8 +34,8 @@ struct SummedColumns {
   int64_t width = 0;
   int heads = 1;
 };
-// Forms the packs' sums from the blocks' sums, which the kernel before in the stream writes, and
-// then each result that has an `out`.
+// Computes the packs' sums from the blocks' sums, which the previous kernel on the stream writes,
+// and then each result that has an `out`.
 absl::Status LaunchSumBlocks(const BlockSums& sums, const PackBlocks& blocks,
                              const SummedColumns& first, const SummedColumns& second,
                              const Stream& stream);

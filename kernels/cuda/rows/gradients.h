@@ -1,12 +1,12 @@
-// The row-wise ops of training on a GPU (kernels/training_ops.h): gradients of RMSNorm, SwiGLU, the
-// q and k heads and the embedding; what lies between the qkv projection and attention; column sums.
+// The row-wise ops of training on a GPU (kernels/training_ops.h): gradients of RMSNorm, SwiGLU, q
+// and k heads, and embedding; the op between the qkv projection and attention; column sums.
 //
-// Every launcher puts its kernels on the stream and takes the arguments of its op; all pointers are
-// to GPU memory unless they say host. It gives the oracle's bits for every shape and alignment. It
-// is fast if pointers are multiples of 16 bytes and rows are whole 16-byte words. `workspace` has
-// the bytes that the function beside the launcher names, is a multiple of 16, and may be used again
-// by the next launch of the stream. INTERNAL: CUDA refused a launch. INVALID_ARGUMENT: a number of
-// packs that is not a power of two up to 64.
+// Every launcher enqueues its kernels on the stream and takes the arguments of its op. All pointers
+// are to GPU memory unless they say host. It gives the oracle's bits for every shape and alignment,
+// and is fast if pointers are multiples of 16 bytes and rows are whole 16-byte words. `workspace`
+// has the size that the function next to the launcher returns, is at a multiple of 16, and may be
+// reused by the next launch on the stream. INTERNAL: CUDA refused a launch. INVALID_ARGUMENT: the
+// number of packs is not a power of two, at most 64.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_GRADIENTS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_GRADIENTS_H_
 

@@ -12,26 +12,26 @@ namespace isobit::cuda {
 
 inline constexpr int kWarp = 32;
 
-// ---- Heads of whole, aligned vectors: lane l of a head's lanes holds columns 8l .. 8l+7
+// ---- Heads of whole, aligned vectors: lane l of a head's lanes has columns 8l .. 8l+7
 
 constexpr int LanesFor(int head_dim) {
   int lanes = 2;
   while (lanes * kColumns < head_dim) lanes *= 2;
   return lanes;
 }
-// Lanes of a head: the least power of two that holds all its columns.
+// The number of lanes of a head: the smallest power of two that holds all its columns.
 template <int kHeadDim>
 constexpr int kLanesOfHead = LanesFor(kHeadDim);
 
 // A lane's role in its warp, and the angles of its row's position.
 struct Lane {
-  int head;     // number of the lane's task in the warp
-  int partner;  // the lane that holds the other halves of this lane's pairs
+  int head;     // the index of the lane's task in the warp
+  int partner;  // the lane that has the other halves of this lane's pairs
   float cosine[kColumns];
   float sine[kColumns];  // negated in the first half, so that both halves use the same expression
 };
 
-// cosines, sines: [positions, kHeadDim / 2]. index: of the lane among the lanes of its head.
+// cosines, sines: [positions, kHeadDim / 2]. index: this lane's, among the lanes of its head.
 template <int kHeadDim>
 __device__ __forceinline__ void LoadAngles(const float* cosines, const float* sines,
                                            int32_t position, int index, Lane* lane) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ void LoadAngles(const float* cosines, const float* si
 }
 
 // Replaces every head's value x by f(x). If every lane computed an f with divisions for all its
-// heads, it would be a third of the work. So each lane computes it for one head and shares it with
-// the head's lanes.
+// heads, this would be a third of the work. So each lane computes f for one head and shares the
+// result with the head's lanes.
 template <int kHeadDim, int kHeads, typename F>
 __device__ __forceinline__ void OnceForEachHead(float (&values)[kHeads], int head, F f) {
   constexpr int kLanesEach = kLanesOfHead<kHeadDim>;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void OnceForEachHead(float (&values)[kHeads], int hea
   }
 }
 
-// contract::InverseRms of each head. Every lane of the warp takes part; those beyond a head hold
+// contract::InverseRms of each head. Every lane of the warp takes part; lanes beyond a head have
 // +0.
 template <int kHeadDim, int kHeads>
 __device__ __forceinline__ void InverseRmsOfHeads(const Columns (&x)[kHeads], int head, float eps,
@@ -91,7 +91,7 @@ __device__ __forceinline__ void RotateHeads(Columns (&x)[kHeads], const Lane& la
 }
 
 // contract::Normalise, if there is a weight, and contract::Rotate of each head. Every lane of the
-// warp takes part; those beyond a head hold +0.
+// warp takes part; lanes beyond a head have +0.
 template <int kHeadDim, int kHeads>
 __device__ __forceinline__ void NormaliseAndRotate(Columns (&x)[kHeads], bool normalise,
                                                    const Columns& weight, float eps,
@@ -114,7 +114,7 @@ __device__ __forceinline__ bool AllFinite(const Columns& x) {
   return finite;
 }
 
-// Marks a head whose v is not finite: all its lanes get the poisoned key and +0 as v.
+// For a head whose v is not finite, sets all its lanes to the poisoned key, and v to +0.
 template <int kHeadDim>
 __device__ __forceinline__ void MarkUnfit(int head, Columns* k, Columns* v) {
   constexpr int kLanesEach = kLanesOfHead<kHeadDim>;

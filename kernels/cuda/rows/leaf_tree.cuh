@@ -1,6 +1,6 @@
-// C5's tree over values that may be -0: it is padded to a power of two of leaves and no further,
-// since -0 plus the padding's +0 is +0. (Sums of squares are never -0, so kernels may pad them at
-// will.)
+// C5's tree over values that may be -0. The number of leaves is padded to a power of two and no
+// further, because -0 plus the padding's +0 is +0. (Sums of squares are never -0, so kernels may
+// pad them freely.)
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_LEAF_TREE_CUH_
 #define ISOBIT_KERNELS_CUDA_ROWS_LEAF_TREE_CUH_
 
@@ -10,14 +10,14 @@
 
 namespace isobit::cuda {
 
-// Leaves of the tree over `count` of them.
+// The number of leaves, including padding, of the tree over `count` leaves.
 __host__ __device__ inline int64_t PaddedLeaves(int64_t count) {
   int64_t padded = 1;
   while (padded < count) padded *= 2;
   return padded;
 }
 
-// One step: the sum of two neighbours of `width` leaves each, of a tree with `leaves` in all.
+// One step: the sum of two neighbours of `width` leaves each, in a tree of `leaves` leaves.
 template <typename T>
 __device__ __forceinline__ T JoinNeighbours(T left, T right, int width, int leaves) {
   return width < leaves ? contract::Add(left, right) : left;

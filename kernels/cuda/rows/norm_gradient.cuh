@@ -12,8 +12,8 @@ namespace isobit::cuda {
 
 inline constexpr int kLeavesOfLane = kColumns / contract::kNormLeaf;
 
-// Has the compiler compute anew what follows from v. Kept over a reduction, the products of v would
-// take more registers than v itself.
+// Makes the compiler compute again what follows from v. Kept over a reduction, the products of v
+// would take more registers than v itself.
 __device__ __forceinline__ void ForgetProducts(Columns* v) {
 #pragma unroll
   for (uint32_t& pair : v->pairs) asm volatile("" : "+r"(pair));

@@ -1,9 +1,9 @@
 // The loss's and the optimizer's sums, and AdamW, on a GPU (C14, C15).
 //
-// Every launcher puts its kernels on the stream and takes the arguments of its op in
-// kernels/training_ops.h; all pointers are to GPU memory. It gives the oracle's bits for every size
-// and alignment. `workspace` has the bytes that the function beside the launcher names, is a
-// multiple of 16, and may be used again by the next launch of the stream. INTERNAL: CUDA refused a
+// Every launcher enqueues its kernels on the stream and takes the arguments of its op in
+// kernels/training_ops.h. All pointers are to GPU memory. It gives the oracle's bits for every size
+// and alignment. `workspace` has the size that the function next to the launcher returns, is at a
+// multiple of 16, and may be reused by the next launch on the stream. INTERNAL: CUDA refused a
 // launch.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_OPTIMIZER_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_OPTIMIZER_H_

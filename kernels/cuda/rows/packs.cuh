@@ -1,4 +1,4 @@
-// The rows of packs (C10), cut into the blocks of 64 rows of which column sums are made (C11).
+// The rows of packs (C10), divided into the blocks of 64 rows for column sums (C11).
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_PACKS_CUH_
 #define ISOBIT_KERNELS_CUDA_ROWS_PACKS_CUH_
 
@@ -14,11 +14,11 @@ namespace isobit::cuda {
 
 inline constexpr int kMaxPacks = 64;
 
-// An argument of kernels. The blocks of all packs are numbered through.
+// A kernel argument. The blocks of all packs are numbered consecutively.
 struct PackBlocks {
   int32_t packs = 0;
-  int32_t first_block[kMaxPacks + 1] = {};  // of each pack, and the number of all blocks
-  int64_t first_row[kMaxPacks + 1] = {};    // of each pack, and the end of the last
+  int32_t first_block[kMaxPacks + 1] = {};  // of each pack; then the number of all blocks
+  int64_t first_row[kMaxPacks + 1] = {};    // of each pack; then the end of the last
 
   ISOBIT_HD int32_t count() const { return first_block[packs]; }
 };

@@ -1,15 +1,15 @@
 // The row-wise ops on a GPU: embedding, RMSNorm, SwiGLU, q/k norm with rotation and cache write,
 // and the sum of ranks' partials.
 //
-// Every launcher puts one kernel on the stream and takes the arguments of its op in kernels/ops.h
-// (all pointers are to GPU memory unless it says host). It gives the CPU backend's bits for every
-// shape and alignment. It is fast if pointers are multiples of 16 bytes and rows are whole 16-byte
-// words. INTERNAL: CUDA refused the launch.
+// Every launcher enqueues one kernel on the stream and takes the arguments of its op in
+// kernels/ops.h (all pointers are to GPU memory unless it says host). It gives the CPU backend's
+// bits for every shape and alignment. It is fast if pointers are multiples of 16 bytes and rows are
+// whole 16-byte words. INTERNAL: CUDA refused the launch.
 //
 // The kernels release their successor before they wait for their predecessor. In a decode step the
-// successor is a linear layer, which fetches its weights in the meantime. At tensor-parallel size 4
-// and one row, a layer takes 44.6 us this way and 48.3 us with the release after the wait (H200,
-// 2026-11-21). For a chain of small row-wise kernels alone the other order would be faster.
+// successor is a linear layer, which fetches its weights meanwhile. At tensor-parallel size 4 and
+// one row, a layer takes 44.6 us this way, and 48.3 us if the release follows the wait (H200,
+// 2026-11-21). For a chain of only small row-wise kernels the other order would be faster.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
 
@@ -21,21 +21,21 @@ namespace isobit::cuda {
 
 absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
 absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
-// The same with the sum in bf16, [rows, hidden], in place of args.sum: for vanilla mode alone.
+// The same with a bf16 sum, [rows, hidden], instead of args.sum. Only for mode vanilla.
 absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
-// The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, in place of
-// args.sum. partials: host memory; what it points to is GPU memory of this device.
-// INVALID_ARGUMENT: num_ranks is not 2, 4 or 8.
+// The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, instead of
+// args.sum. partials: host memory that points to GPU memory of this device. INVALID_ARGUMENT:
+// num_ranks is not 2, 4 or 8.
 absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const* partials,
                                      int num_ranks, const Stream& stream);
 absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
 
-// Reads args.sequences.device. Leaves the k heads of args.qkv as they are: attention reads them
-// from the cache.
+// Reads args.sequences.device. Leaves the k heads of args.qkv unchanged: attention reads them from
+// the cache.
 absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
 
-// args.partials is host memory, read before the launch returns; what it points to is GPU memory, of
-// this device or a peer. INVALID_ARGUMENT: not a number of ranks (rank_count.h).
+// args.partials is host memory, read before the launch returns, and points to GPU memory of this
+// device or a peer. INVALID_ARGUMENT: the number of ranks is not allowed (rank_count.h).
 absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda

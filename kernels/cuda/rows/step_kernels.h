@@ -1,6 +1,6 @@
 // The small kernels around the forward pass of a rollout step: copies of pages, ids that the
 // previous step has drawn, rows that become logits, and the gathers over ranks before and after a
-// draw. Every launcher puts kernels on the stream, mostly one. All pointers are to GPU memory
+// draw. Every launcher enqueues kernels on the stream, mostly one. All pointers are to GPU memory
 // unless they say host; `of_rank` may be a peer's. INTERNAL: CUDA refused a launch.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_STEP_KERNELS_H_
@@ -15,25 +15,25 @@
 
 namespace isobit::cuda {
 
-// Replaces references to tokens of the previous step: ids[i] < 0 becomes drawn[-1 - ids[i]].
+// Replaces references to the previous step's tokens: ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
 
 // See Ops::CopyPages.
 absl::Status LaunchCopyPages(const CopyPagesArgs& args, const Stream& stream);
 
-// out[i] = hidden[rows[i]], rows of `width` elements; `rows` is in host memory, which may be reused
-// on return.
+// out[i] = hidden[rows[i]], in rows of `width` elements. `rows` is in host memory that may be
+// reused on return.
 absl::Status LaunchPickRows(const Bf16* hidden, absl::Span<const int64_t> rows, int64_t width,
                             Bf16* out, const Stream& stream);
 
-// The columns of every row that each rank has computed: columns [begin[r], begin[r + 1]) are in
+// The columns that each rank has computed of every row: columns [begin[r], begin[r + 1]) are in
 // of_rank[r], whose leading dimension is their number.
 struct RankColumns {
   const float* of_rank[kMaxRanks] = {};
   int64_t begin[kMaxRanks + 1] = {};
   int num_ranks = 0;
 };
-// out[i] = row first + i, whole: [rows, begin[num_ranks]]. rows: at most 65535.
+// out[i] = the whole row first + i: [rows, begin[num_ranks]]. rows: at most 65535.
 absl::Status LaunchGatherRows(const RankColumns& columns, int64_t first, int64_t rows, float* out,
                               const Stream& stream);
 

@@ -1,6 +1,6 @@
 // How an elementwise op over a matrix becomes a grid: every block takes one tile of a row, or
-// several narrow rows. The tiles of a row are equal, so that few threads are idle if the width is
-// not a power of two.
+// several narrow rows. The tiles of a row have the same size, so that few threads are idle if the
+// width is not a power of two.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_TILES_H_
 #define ISOBIT_KERNELS_CUDA_ROWS_TILES_H_
 
@@ -14,17 +14,17 @@
 
 namespace isobit::cuda {
 
-inline constexpr int kMaxTileThreads = 256;  // of a block
-inline constexpr int kFewTileThreads = 128;  // a block of fewer threads takes several rows
+inline constexpr int kMaxTileThreads = 256;  // per block
+inline constexpr int kFewTileThreads = 128;  // a block with fewer threads takes several rows
 
-// Words of a row that this thread handles: first, first + step, ... while below the row's words.
+// The words of a row that this thread handles: first, first + step, ... within the row.
 struct RowTile {
-  int64_t row;  // may be beyond the last
+  int64_t row;  // may be beyond the last row
   int first;
   int step;
 };
 
-// Rows of `words` words (16 bytes, or one element), of which a thread handles `per_thread`.
+// Rows of `words` words (16 bytes, or one element); a thread handles `per_thread` words.
 inline Grid TileRows(int64_t rows, int64_t words, int per_thread, unsigned* tiles) {
   const int64_t whole = int64_t{kMaxTileThreads} * per_thread;
   const int64_t count = CeilDiv(words, whole);

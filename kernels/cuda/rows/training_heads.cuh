@@ -1,5 +1,5 @@
-// How the q, k and v heads of training's rows are cut among warps: a warp has one group of heads,
-// all of one kind.
+// How the q, k and v heads of training's rows are divided among warps: a warp has one group of
+// heads, all of one kind.
 #ifndef ISOBIT_KERNELS_CUDA_ROWS_TRAINING_HEADS_CUH_
 #define ISOBIT_KERNELS_CUDA_ROWS_TRAINING_HEADS_CUH_
 
@@ -15,8 +15,8 @@ enum class HeadKind { kQuery, kKey, kValue };
 
 struct HeadGroup {
   HeadKind kind;
-  int first;       // number among the heads of its kind
-  int heads;       // of its kind, in all
+  int first;       // index among the heads of its kind
+  int heads;       // all heads of its kind
   int64_t in_qkv;  // offset of its kind's head 0 in a row of qkv
 };
 
@@ -27,7 +27,7 @@ struct HeadGroups {
   int head_dim;
   int size;  // heads of a group
   int query_groups;
-  int kv_groups;  // of k, and as many of v
+  int kv_groups;  // of k; v has as many
 
   HeadGroups(const TrainingQkvArgs& a, int size)
       : heads(a.heads),
@@ -51,7 +51,7 @@ struct HeadGroups {
 #endif
 };
 
-// Of the three arrays of q, k and v, that of a kind.
+// Of the arrays of q, k and v, the one of this kind.
 template <typename T>
 __device__ __forceinline__ T* OfKind(HeadKind kind, T* q, T* k, T* v) {
   return kind == HeadKind::kQuery ? q : kind == HeadKind::kKey ? k : v;

@@ -1,5 +1,5 @@
-// The linear layer of mode vanilla on the GPU: cuBLAS, as an ordinary engine calls it. Also the
-// baseline for the speed and the accuracy of our own linear layer.
+// The linear layer of mode vanilla on the GPU: cuBLAS, called as ordinary engines do. Also the
+// baseline for speed and accuracy of isobit's own linear layer.
 #ifndef ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_LINEAR_H_
 #define ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_LINEAR_H_
 
@@ -17,11 +17,11 @@
 
 namespace isobit::cuda {
 
-// cuBLAS on one device and one thread: default heuristics, fp32 accumulation, its own workspace of
-// 64 MB. Its bits may change with the shape, the library's version and the device.
+// cuBLAS on one device and one thread: default heuristics, fp32 accumulation, a workspace of 64 MB
+// of its own. Its bits may change with the shape, the library's version and the device.
 class CublasLinear {
  public:
-  // RESOURCE_EXHAUSTED: no memory. FAILED_PRECONDITION: no usable device. INTERNAL: cuBLAS refused.
+  // RESOURCE_EXHAUSTED: no memory. FAILED_PRECONDITION: no usable device. INTERNAL: cuBLAS failed.
   static absl::StatusOr<std::unique_ptr<CublasLinear>> Create(int device);
   CublasLinear(const CublasLinear&) = delete;
   CublasLinear& operator=(const CublasLinear&) = delete;
@@ -30,7 +30,7 @@ class CublasLinear {
   // args.weight.packed is row-major without gaps (PlainWeightPacker); a gated weight has its gates
   // first, then its ups. The leaves are ignored. gate_up: scratch of [m, n] for a call with
   // swiglu_out, whose ldy must be n / 2. May be captured into a graph. INVALID_ARGUMENT: swiglu_out
-  // without scratch or with another ldy. INTERNAL: cuBLAS or CUDA refused.
+  // comes without scratch or with another ldy. INTERNAL: cuBLAS or CUDA failed.
   absl::Status Run(const LinearArgs& args, Bf16* gate_up, const Stream& stream);
 
   // The version of cuBLAS, such as "13.1.0".

@@ -1,4 +1,4 @@
-// cuBLAS's matrix products of training, as PyTorch calls them: the baseline for the speed of ours.
+// cuBLAS's matrix products for training, as PyTorch calls them: the baseline for isobit's speed.
 #ifndef ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_PRODUCTS_H_
 #define ISOBIT_KERNELS_CUDA_VANILLA_CUBLAS_PRODUCTS_H_
 
@@ -16,7 +16,7 @@ namespace isobit::cuda {
 // y = x W^T, dX = dY W, dW = dY^T X.
 enum class Product { kForward, kInputGradient, kWeightGradient };
 
-// Of a layer with weight [n, columns] on `rows` rows; all matrices are row-major without gaps.
+// For a layer with weight [n, columns] and `rows` rows; all matrices are row-major without gaps.
 struct CublasProduct {
   Product product = Product::kForward;
   int64_t rows = 0;
@@ -26,19 +26,19 @@ struct CublasProduct {
   const contract::Bf16* weight = nullptr;
   const contract::Bf16* dy = nullptr;
   void* out = nullptr;
-  bool fp32_out = false;  // else bf16
+  bool fp32_out = false;  // otherwise bf16
 };
 
 // Default heuristics, fp32 accumulation, a workspace of 64 MB.
 class CublasProducts {
  public:
-  // RESOURCE_EXHAUSTED: no memory. INTERNAL: cuBLAS refused.
+  // RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
   static absl::StatusOr<std::unique_ptr<CublasProducts>> Create();
   CublasProducts(const CublasProducts&) = delete;
   CublasProducts& operator=(const CublasProducts&) = delete;
   ~CublasProducts();
 
-  // May be captured into a graph. INTERNAL: cuBLAS refused.
+  // May be captured into a graph. INTERNAL: cuBLAS failed.
   absl::Status Run(const CublasProduct& p, cudaStream_t stream);
 
  private:

@@ -6,7 +6,7 @@
 
 namespace isobit::cuda {
 
-// For AllReduceOptions::kernels: partials are added in rank order, rounded to bf16 each time.
+// For AllReduceOptions::kernels: adds partials in rank order, rounding to bf16 each time.
 AllReduceKernel HopAllReduceKernel(const AllReduceSchedule& schedule, int ranks, bool aligned);
 
 }  // namespace isobit::cuda

@@ -8,8 +8,8 @@
 
 namespace isobit::cuda {
 
-// ring: an element's sum starts at the rank where a ring all-reduce starts it, else at rank 0.
-// Pointers and errors as LaunchReduce (rows/rows.h).
+// ring: an element's sum starts at the same rank as in a ring all-reduce; otherwise at rank 0.
+// Pointers and errors are those of LaunchReduce (rows/rows.h).
 absl::Status LaunchHopReduce(const ReduceArgs& args, bool ring, const Stream& stream);
 
 }  // namespace isobit::cuda

@@ -1,5 +1,5 @@
-// The sum over tensor-parallel ranks in mode vanilla: NCCL adds bf16 partials in its own order, as
-// in other engines.
+// The sum over tensor-parallel ranks in mode vanilla: NCCL adds bf16 partials in an order of its
+// own, as in other engines.
 #ifndef ISOBIT_KERNELS_CUDA_VANILLA_NCCL_BF16_SUM_H_
 #define ISOBIT_KERNELS_CUDA_VANILLA_NCCL_BF16_SUM_H_
 
@@ -17,7 +17,7 @@ namespace isobit::cuda {
 class NcclBf16Sum final : public AllReduce {
  public:
   // For up to max_rows rows of `hidden` columns, in memory of `device`. `nccl` and `stream` outlive
-  // the object. RESOURCE_EXHAUSTED: no memory.
+  // the object. RESOURCE_EXHAUSTED: there is no memory.
   static absl::StatusOr<std::unique_ptr<NcclBf16Sum>> Create(int64_t hidden, int64_t max_rows,
                                                              Device& device, NcclGroup& nccl,
                                                              const Stream& stream);
