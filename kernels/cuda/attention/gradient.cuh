@@ -38,7 +38,7 @@ struct GradientParams {
   const int32_t* unbounded;  // [1]; not 0: some log-sum is too large for BoundedExp2
   int32_t first_kv_head;     // of this launch
   int32_t launch_kv_heads;   // KV heads of this launch
-  // ds of this launch's heads for the kernel of dQ, or null: [heads][pairs] tiles (ScoreTiles).
+  // ds of this launch's heads for the kernel of dQ, or null: [heads][pairs] tiles (ScoreTile).
   std::byte* score_gradients;
   int64_t pairs;  // of tiles, in all sequences
   Bf16* dq;
