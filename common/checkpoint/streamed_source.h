@@ -50,8 +50,8 @@ class StreamedSource final : public TensorSource {
   // Called by the sender. None of these blocks.
 
   // Takes bytes of a tensor, by its number in Create's list, that begin at `offset`. An error names
-  // the tensor, ends the source and reaches the readers. INVALID_ARGUMENT: no such tensor exists;
-  // the bytes have come before, lie outside, or are none. RESOURCE_EXHAUSTED: pieces too small.
+  // the tensor, ends the source and reaches the readers. INVALID_ARGUMENT: no such tensor; the
+  // bytes have come before, lie outside, or are none. RESOURCE_EXHAUSTED: too many small pieces.
   absl::Status Add(uint64_t tensor, uint64_t offset, std::string bytes);
 
   // The sender is done. expected_digest: the digest that the sender expects, or empty.
