@@ -1,24 +1,25 @@
 """What HTTP costs: throughput through the gateway beside gRPC, and the gateway's processor time.
 
     python tests/bench/gateway_throughput.py [--shape tiny-llama] [--requests 512] [--max_tokens 256]
-        [--workers 1] [--rounds 3] [--flags '--backend=cuda'] [--json FILE] [--quick]
+        [--workers 1] [--clients 1] [--rounds 3] [--flags '--backend=cuda'] [--json FILE] [--quick]
 
 All requests are in flight at once. Each way is measured in turn, in every round: by gRPC and by HTTP
 (/v1/completions with ids and logprobs), whole and streamed. Client, gateway and rollout share the machine:
 where it has few cores, a way's tokens/s are those of the slowest. So the gateway's own cost is told, too: its
-processor time for a request and for a token, from which follows what one worker can carry.
+processor time for a request and for a token, from which follows what one worker can carry; and the clients'.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from isobit import aio
@@ -40,6 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--requests", type=int, default=512, metavar="N", help="in flight at once")
     add("--max_tokens", type=int, default=256, metavar="N", help="of each")
     add("--workers", type=int, default=1, metavar="N", help="of the gateway")
+    add("--clients", type=int, default=1, metavar="N", help="processes that share the requests")
     add("--rounds", type=int, default=3, metavar="N", help="after a small one to warm up")
     add("--flags", default="", help="of the rollout, such as '--backend=cuda'")
     add("--json", type=Path, metavar="FILE", help="write every figure here")
@@ -92,6 +94,24 @@ async def by_http(port: int, number: int, tokens: int, stream: bool) -> int:
     return int(answer.rpartition(b'"completion_tokens":')[2].split(b",")[0])
 
 
+async def _ask(way: str, target: str, port: int, numbers: range, tokens: int) -> list[int]:
+    stream = way.endswith("stream")
+    if way.startswith("http"):
+        return await asyncio.gather(*(by_http(port, number, tokens, stream) for number in numbers))
+    async with aio.RolloutClient(target) as client:
+        return await asyncio.gather(*(by_grpc(client, number, tokens, stream) for number in numbers))
+
+
+def ask(*arguments) -> tuple[list[int], float]:
+    """What a client's process does: the tokens of each answer, and its own processor time in seconds."""
+    before = time.process_time()
+    counts = asyncio.run(_ask(*arguments))
+    return counts, time.process_time() - before
+
+
+WAYS = ("grpc whole", "http whole", "grpc stream", "http stream")
+
+
 class Bench:
     """One rollout and one gateway before it."""
 
@@ -117,21 +137,24 @@ class Bench:
         self.gateway.wait()
         self._log.close()
 
-    async def wait(self) -> int:
+    def wait(self) -> int:
         """The gateway's port, once it answers."""
         while not self._port_file.is_file():
             if self.gateway.poll() is not None:
                 raise RuntimeError(f"the gateway has ended: {Path(self._log.name).read_text()}")
-            await asyncio.sleep(0.05)
+            time.sleep(0.05)
         return int(self._port_file.read_text())
 
-    async def measure(
-        self, ask: Callable[[int, int], Awaitable[int]], requests: int, tokens: int
+    def measure(
+        self, clients: ProcessPoolExecutor, way: str, port: int, requests: int, tokens: int
     ) -> dict[str, float]:
         before = processor_seconds(self.gateway.pid), processor_seconds(self._rollout.process.pid)
+        shares = [range(i, requests, self._arguments.clients) for i in range(self._arguments.clients)]
         start = time.perf_counter()
-        counts = await asyncio.gather(*(ask(number, tokens) for number in range(requests)))
+        asked = [clients.submit(ask, way, self._rollout.target, port, share, tokens) for share in shares]
+        answers = [future.result() for future in asked]
         seconds = time.perf_counter() - start
+        counts = [count for counts, _ in answers for count in counts]
         assert counts == [tokens] * requests, counts
         gateway = processor_seconds(self.gateway.pid) - before[0]
         return {
@@ -139,35 +162,39 @@ class Bench:
             "requests_per_s": requests / seconds,
             "gateway_us_per_token": gateway / (requests * tokens) * 1e6,
             "gateway_ms_per_request": gateway / requests * 1e3,
+            "gateway_cpu_s": gateway,
             "rollout_cpu_s": processor_seconds(self._rollout.process.pid) - before[1],
+            "client_cpu_s": sum(spent for _, spent in answers),
+            "seconds": seconds,
         }
 
-    async def run(self) -> dict[str, list[dict[str, float]]]:
+    def run(self) -> dict[str, list[dict[str, float]]]:
         """The figures of each way, one a round."""
-        arguments, port = self._arguments, await self.wait()
-        async with aio.RolloutClient(self._rollout.target) as client:
-            ways = {
-                "grpc whole": lambda number, tokens: by_grpc(client, number, tokens, False),
-                "http whole": lambda number, tokens: by_http(port, number, tokens, False),
-                "grpc stream": lambda number, tokens: by_grpc(client, number, tokens, True),
-                "http stream": lambda number, tokens: by_http(port, number, tokens, True),
-            }
-            found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-            for way in ways.values():
-                await self.measure(way, min(8, arguments.requests), 4)
+        arguments, port = self._arguments, self.wait()
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        with ProcessPoolExecutor(arguments.clients, multiprocessing.get_context("spawn")) as clients:
+            for way in WAYS:  # the processes begin, and everything is used once
+                self.measure(clients, way, port, max(8, arguments.clients), 4)
             for _ in range(arguments.rounds):
-                for name, way in ways.items():
-                    found[name].append(await self.measure(way, arguments.requests, arguments.max_tokens))
+                for way in WAYS:
+                    figures = self.measure(clients, way, port, arguments.requests, arguments.max_tokens)
+                    found[way].append(figures)
         return found
 
 
 def show(found: dict[str, list[dict[str, float]]]) -> None:
-    print(f"{'way':12} {'tokens/s':>10} {'requests/s':>11} {'gateway us/token':>17} {'ms/request':>11}")
+    print(
+        f"{'way':12} {'tokens/s':>10} {'requests/s':>11} {'gateway us/token':>17} {'ms/request':>11}"
+        f" {'cores: client':>14} {'gateway':>8} {'rollout':>8}"
+    )
     for way, rounds in found.items():
         middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         print(
             f"{way:12} {middle['tokens_per_s']:10.0f} {middle['requests_per_s']:11.1f}"
             f" {middle['gateway_us_per_token']:17.1f} {middle['gateway_ms_per_request']:11.2f}"
+            f" {middle['client_cpu_s'] / middle['seconds']:14.2f}"
+            f" {middle['gateway_cpu_s'] / middle['seconds']:8.2f}"
+            f" {middle['rollout_cpu_s'] / middle['seconds']:8.2f}"
         )
     for kind in ("whole", "stream"):
         ratios = [
@@ -184,12 +211,12 @@ def main() -> None:
         with Services(arguments.bin_dir, folder) as services:
             bench = Bench(services, folder, arguments)
             try:
-                found = asyncio.run(bench.run())
+                found = bench.run()
             finally:
                 bench.stop()
     show(found)
     if arguments.json is not None:
-        names = ("shape", "requests", "max_tokens", "workers", "flags")
+        names = ("shape", "requests", "max_tokens", "workers", "clients", "flags")
         result = {"settings": {name: getattr(arguments, name) for name in names}, "rounds": found}
         arguments.json.write_text(json.dumps({"result": result}, indent=1))
 
