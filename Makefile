@@ -100,10 +100,11 @@ test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $
 	cmake --build --preset release --target $(BINARIES)
 	tests/run_tests.sh build/torch -L torch
 
-test-verl: build/release/build.ninja $(TORCH)/.verl  ## Runs verl's own classes with isobit, on a local Ray (minutes)
+test-verl: build-torch build/release/build.ninja $(TORCH)/.verl $(MODEL_FILES)  ## Runs verl's own classes with isobit, on a local Ray (minutes)
 	cmake --build --preset release --target $(BINARIES)
-	PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=build/release/bin \
-	  ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/verl_test.py
+	for test in verl verl_quickstart; do \
+	  PYTHONPATH=$(TORCH)/verl:$(TORCH)/frameworks:python:python/tools ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin \
+	    ISOBIT_REQUIRE_FRAMEWORKS=1 HF_HUB_OFFLINE=1 $(TORCH)/bin/python tests/integrations/$${test}_test.py; done
 
 # ISOBIT_FRAMEWORK_SOURCES=DIRECTORY: also slime, miles and NeMo Gym, whose checkouts are there.
 test-frameworks: build/release/build.ninja $(TORCH)/.clients  ## Runs trainers' own HTTP clients against the gateway (minutes)

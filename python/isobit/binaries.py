@@ -6,6 +6,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _BUILT = _PACKAGE.parents[1] / "build" / "release" / "bin"
+_IS_CHECKOUT = (_PACKAGE.parents[1] / "CMakePresets.json").exists()
 
 
 class BinaryNotFoundError(Exception):
@@ -57,7 +58,9 @@ def gpu_is_there() -> bool:
 def _places() -> list[tuple[str, Path]]:
     if given := os.environ.get("ISOBIT_BIN_DIR"):
         return [("ISOBIT_BIN_DIR", Path(given).resolve())]
-    places = [("the package isobit", _PACKAGE / "bin"), ("a checkout's build", _BUILT)]
+    places = [("the package isobit", _PACKAGE / "bin")]
+    if _IS_CHECKOUT:
+        places.append(("the checkout's build", _BUILT))
     if gpu_is_there() and (folder := _cuda_folder()) is not None:
         places.insert(0, ("the package isobit_cuda", folder))
     return places

@@ -326,6 +326,15 @@ def _judge_host_memory(report: Report, weights: int, token: int) -> None:
         )
 
 
+def missing_services() -> str | None:
+    """Where the services were looked for, if none are installed. A verdict does not depend on that."""
+    try:
+        binaries.path("isobit-model")
+    except binaries.BinaryNotFoundError as error:
+        return str(error)
+    return None
+
+
 def ask_numerics(report: Report) -> bool | None:
     """Runs isobit-numerics and adds its verdict. Whether every GPU computes the contract; None: not run."""
     try:

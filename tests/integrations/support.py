@@ -2,10 +2,13 @@
 
 import os
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 
 VOCABULARY = 499
+ROOT = Path(__file__).resolve().parents[2]
 
 # TRL says at each use of rollout_func and of trl.experimental that they may change.
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -18,6 +21,16 @@ def skip(error: ImportError) -> None:
         raise error
     print(f"SKIPPED: NO TESTS RAN, as {os.path.basename(sys.argv[0])} cannot import what it tests: {error}")
     sys.exit(0)
+
+
+def install_entry_points(folder: Path) -> None:
+    """Makes `folder` a place of packages where verl's search for plugins finds isobit."""
+    project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
+    lines = [f"{k} = {v}\n" for k, v in project["entry-points"]["verl.plugins"].items()]
+    info = folder / "isobit-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: isobit\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[verl.plugins]\n" + "".join(lines))
 
 
 def bits(values) -> list[int]:

@@ -3,7 +3,9 @@ patch_trainer has patched, the logprobs of TRL's loss have the bits of the rollo
 
 import tempfile
 import unittest
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,7 +23,7 @@ except ImportError as error:
 
 import isobit.torch as it
 from isobit import RolloutClient, ScorerClient
-from isobit.integrations.trl import RolloutFunction, RolloutWorker, WeightTransfer
+from isobit.integrations.trl import RolloutFunction, RolloutWorker, WeightTransfer, log_gap
 from isobit.integrations.trl_model import patch_trainer
 from isobit.integrations.weights import SharedDirectory
 from isobit.launch import Setting, run_model_tool
@@ -297,10 +299,17 @@ class TrlTest(ServiceTest):
             processing_class=word_tokenizer(),
             rollout_func=RolloutFunction(self.rollout, self.weights),
         )
-        if patched:
-            patch_trainer(trainer)
+        (patch_trainer if patched else log_gap)(trainer)
         trainer.train()
         return trainer
+
+    def check_logged_gaps(self, trainer) -> None:
+        """The gaps that TRL's log has are those of the pairs."""
+        logs = [log for log in trainer.state.log_history if "reward" in log]
+        for log, (rollout, own) in zip(logs, trainer.pairs, strict=True):
+            gaps = (rollout - own).abs()
+            logged = [log[f"sampling/sampling_logp_difference/{name}"] for name in ("mean", "max")]
+            self.assertEqual(logged, [gaps.mean().item(), gaps.max().item()])
 
     def test_grpo(self):
         trainer = self.run_sync(patched=True)
@@ -310,6 +319,7 @@ class TrlTest(ServiceTest):
         self.assertEqual(served := self.served(), [STEPS + 1] * 2)
         rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
         self.assertEqual(len(rewards), STEPS)
+        self.check_logged_gaps(trainer)
         print(f"GRPO: rewards {rewards}, versions {served}")
 
     def test_grpo_with_filters(self):
@@ -322,6 +332,7 @@ class TrlTest(ServiceTest):
         """The same without patch_trainer: TRL's own operators, whose logprobs are not the rollout's."""
         trainer = self.run_sync(patched=False)
         self.assertEqual(len(trainer.pairs), STEPS)
+        self.check_logged_gaps(trainer)
         rollout, own = (torch.cat(parts) for parts in zip(*trainer.pairs, strict=True))
         unequal = int((rollout.view(torch.int32) != own.view(torch.int32)).sum())
         print(
@@ -332,6 +343,27 @@ class TrlTest(ServiceTest):
         gap, other = ((rollout - theirs).abs().mean() for theirs in (own, own.roll(1)))
         self.assertLess(gap, 0.05)
         self.assertGreater(other, 10 * gap, "control: the logprobs of other tokens")
+
+    def test_a_gap_that_is_no_number_is_logged_as_infinite(self):
+        """TRL leaves NaN out of the means that it logs."""
+        trainer = SimpleNamespace(
+            model=SimpleNamespace(training=True),
+            accelerator=SimpleNamespace(gather=lambda x: x),
+            _metrics={"train": defaultdict(list)},
+            _get_per_token_logps_and_entropies=lambda: (
+                torch.tensor([[-1.0, float("nan"), -9.0]]),
+                None,
+                None,
+            ),
+            _compute_loss=lambda *_: trainer._get_per_token_logps_and_entropies() and 0.0,
+        )
+        log_gap(trainer)
+        mask = torch.tensor([[1, 1, 0]])
+        trainer._compute_loss(
+            None, {"sampling_per_token_logps": torch.full((1, 3), -1.0), "completion_mask": mask}
+        )
+        logged = trainer._metrics["train"]
+        self.assertEqual(logged["sampling/sampling_logp_difference/max"], [float("inf")])
 
     def test_what_the_loss_does_not_know_of_is_refused(self):
         with self.assertRaisesRegex(ValueError, "repetition_penalty: expected 1, got 1.1"):

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from support import bits, skip
+from support import bits, install_entry_points, skip
 
 try:
     import ray
@@ -35,7 +34,6 @@ from isobit import RolloutClient, ScorerClient
 from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [5, 17, 300, 42, 7]
 SAMPLING = {
     "temperature": 0.8,
@@ -262,13 +260,8 @@ class VerlTest(ServiceTest):
 
     def test_verl_finds_the_plugin(self):
         """By the entry point that the package declares: verl alone is imported."""
-        project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
-        lines = [f"{k} = {v}\n" for k, v in project["entry-points"]["verl.plugins"].items()]
         with tempfile.TemporaryDirectory() as folder:
-            info = Path(folder) / "isobit-0.1.0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: isobit\nVersion: 0.1.0\n")
-            (info / "entry_points.txt").write_text("[verl.plugins]\n" + "".join(lines))
+            install_entry_points(Path(folder))
             code = (
                 "import verl\n"
                 "from verl.checkpoint_engine import CheckpointEngineRegistry as engines\n"

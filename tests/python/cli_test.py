@@ -271,6 +271,12 @@ class BinariesTest(unittest.TestCase):
             with self.assertRaisesRegex(binaries.BinaryNotFoundError, "isobit-scorer is not there.*given"):
                 binaries.path("isobit-scorer")
 
+    def test_a_package_outside_a_checkout_names_no_checkout(self):
+        missing = self.assertRaises(binaries.BinaryNotFoundError)
+        with mock.patch.object(binaries, "_IS_CHECKOUT", False), missing as caught:
+            binaries.path("isobit-rollout")
+        self.assertNotIn(str(self.scratch / "build"), str(caught.exception))
+
     def test_services_for_gpus_only_where_there_is_one(self):
         wheel = self.make(self.scratch / "isobit" / "bin")
         comparator = self.make(self.scratch / "isobit" / "bin", "isobit-comparator")

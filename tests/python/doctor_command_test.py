@@ -141,6 +141,14 @@ class CommandTest(unittest.TestCase):
         self.assertRegex(bad.stdout, "does not run here\n$")
         self.assertNotIn("\x1b", good.stdout + bad.stdout)
 
+    def test_it_says_that_the_services_are_missing(self):
+        with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ, ISOBIT_BIN_DIR=empty):
+            found = run(str(CONFIGS / "qwen3-0.6b.json"))
+        self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
+        self.assertRegex(
+            found.stdout, "runs here, once it has the services: isobit-model is not there. Looked in.*\n$"
+        )
+
     def test_colours_on_a_terminal(self):
         main, side = pty.openpty()
         command = [sys.executable, "-c", PROGRAM, str(CONFIGS / "qwen3-0.6b.json")]

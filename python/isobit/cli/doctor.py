@@ -57,6 +57,8 @@ def doctor(
         _print(report)
         if model is not None:
             also = "" if computes is not False else ", but a GPU does not compute the contract"
+            if runs and (missing := work.missing_services()):
+                also += f", once it has the services: {missing}"
             _say(f"{model} {'runs here' if runs else 'does not run here'}{also}", "bold")
     if computes is False:
         raise typer.Exit(_DIFFERENT)

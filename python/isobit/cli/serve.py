@@ -99,7 +99,7 @@ def serve(
                 url = f"{scheme}://{services.wait_listening(gateway, running.dialled(host))}"
                 running.wait_until(services, lambda: _answers(url))
             addresses["http"] = url
-        _tell(addresses, as_json)
+        _tell(given, addresses, as_json)
         running.watch(services, screen)
 
 
@@ -164,11 +164,11 @@ def _answers(url: str) -> bool:
         return isinstance(getattr(error, "reason", None), ssl.SSLError)
 
 
-def _tell(addresses: dict[str, str], as_json: bool) -> None:
+def _tell(given: str, addresses: dict[str, str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(addresses), flush=True)
         return
-    lines = [f"serving {addresses['model']}"]
+    lines = [f"serving {given}"]
     lines += [f"  HTTP  {addresses['http']}"] if "http" in addresses else []
     print("\n".join([*lines, f"  gRPC  {addresses['grpc']}", "Ctrl-C stops it."]), flush=True)
 

@@ -29,6 +29,7 @@ INSTALL = "trl==1.16.0"
 # Of a rollout, by the names of TRL's configs.
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 _POLL_S = 0.2
+_GAP = "sampling/sampling_logp_difference"
 
 logger = logging.getLogger(__name__)
 
@@ -332,6 +333,36 @@ class RolloutFunction:
         else:
             deque(tensors, maxlen=0)
         trainer.accelerator.wait_for_everyone()
+
+
+def log_gap(trainer) -> None:
+    """Lets a GRPOTrainer log how far the logprobs of its loss are from the rollout's, over all tokens of a
+    step: `sampling/sampling_logp_difference/mean` and `/max`, as TRL itself does for vLLM alone. Infinity if
+    a difference is no number, since TRL leaves NaN out of its logs.
+
+    Args:
+      trainer: with a RolloutFunction; made, but not yet training. patch_trainer calls this itself.
+    """
+    score, compute_loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
+    own = None  # of the loss's tokens
+
+    def scored(*args, **kwargs):
+        nonlocal own
+        scores = score(*args, **kwargs)
+        own = scores[0].detach()
+        return scores
+
+    def loss_and_gap(model, inputs):
+        loss = compute_loss(model, inputs)
+        drawn = inputs.get("sampling_per_token_logps")
+        if drawn is not None:
+            gaps = (own - drawn).abs()[inputs["completion_mask"].bool()].nan_to_num(nan=float("inf"))
+            metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+            metrics[f"{_GAP}/mean"].append(trainer.accelerator.gather(gaps.mean()).mean().item())
+            metrics[f"{_GAP}/max"].append(trainer.accelerator.gather(gaps.max()).max().item())
+        return loss
+
+    trainer._get_per_token_logps_and_entropies, trainer._compute_loss = scored, loss_and_gap
 
 
 def _async_grpo():

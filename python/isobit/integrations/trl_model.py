@@ -9,7 +9,7 @@ from torch import nn
 
 import isobit.torch as it
 from isobit.integrations._frameworks import require
-from isobit.integrations.trl import INSTALL, sampling_of
+from isobit.integrations.trl import INSTALL, log_gap, sampling_of
 from isobit.torch.batch import IGNORED
 
 # What a call with fused_lm_head may have: padded rows, or a row of samples that share prefixes.
@@ -22,7 +22,8 @@ def patch_trainer(trainer) -> None:
 
     The trainer's own logprobs and entropies (its calls with fused_lm_head) then come from isobit.torch, for
     the temperature and filters of its config. Samples that share a prefix are computed whole, so that the
-    model needs no attention kernel of TRL's, and no GPU.
+    model needs no attention kernel of TRL's, and no GPU. A GRPOTrainer also logs the gap (trl.log_gap);
+    AsyncGRPOTrainer has a metric of its own, kl.
 
     Args:
       trainer: made, but not yet training; on one process, in bfloat16 (args with dtype or
@@ -55,6 +56,8 @@ def patch_trainer(trainer) -> None:
     model.forward = _FusedForward(model, model.forward, drawn, output_type)
     if trainer.optimizer is None:
         trainer.optimizer = _optimizer(trainer)
+    if isinstance(trainer, require("trl", INSTALL).GRPOTrainer):
+        log_gap(trainer)
 
 
 def _optimizer(trainer) -> it.AdamW:
