@@ -232,7 +232,7 @@ class SkyRlTest(EngineTest):
             ("/finish_weight_update", b""),
         ):
             with self.subTest(path):
-                self.assert_refused(path, body, 409, "WeightTransfer first")
+                self.assert_refused(path, body, 409, "first")
         answer = self.gateway.post("/shutdown_weight_transfer_engine")
         self.assertEqual(answer, {"message": "Weight transfer shut down"})
         for path, body, text in (

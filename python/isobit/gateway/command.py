@@ -63,6 +63,12 @@ def make_parser() -> Parser:
         default=Settings.drain_timeout_s,
         help="for requests in hand at the end",
     )
+    add(
+        "--trainer_timeout_s",
+        type=float,
+        default=Settings.trainer_timeout_s,
+        help="for a trainer to come to /init_weight_transfer_engine",
+    )
     for name, text in (
         ("tls_ca", "PEM of the CA of the services' certificates"),
         ("tls_cert", "PEM of the gateway's own certificate there"),
@@ -104,6 +110,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         write_timeout_s=arguments.write_timeout_s,
         keep_alive_s=arguments.keep_alive_s,
         drain_timeout_s=arguments.drain_timeout_s,
+        trainer_timeout_s=arguments.trainer_timeout_s,
     )
 
 

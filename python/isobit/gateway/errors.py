@@ -31,7 +31,7 @@ from isobit.errors import (
 
 _LOG = logging.getLogger("isobit.gateway")
 _MAX_RETRY_AFTER_S = 110  # clients of OpenAI's take no more than 120
-_NO_RETRY = {"x-should-retry": "false"}
+NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -117,15 +117,15 @@ def as_http(error: Exception) -> HttpError:
         if status == 503:
             headers = retry_after(1000)
         elif status in (409, 500, 504):
-            headers = _NO_RETRY
+            headers = NO_RETRY
         found = _SAMPLING_FIELD.match(error.details) if status == 400 else None
         return HttpError(status, error.details, found[1] if found else None, headers)
     if isinstance(error, IncompleteStreamError):
-        return HttpError(502, str(error), headers=_NO_RETRY)
+        return HttpError(502, str(error), headers=NO_RETRY)
     if isinstance(error, TimeoutError):
-        return HttpError(504, str(error) or "the service did not answer in time", headers=_NO_RETRY)
+        return HttpError(504, str(error) or "the service did not answer in time", headers=NO_RETRY)
     _LOG.error("a request failed", exc_info=error)
-    return HttpError(500, "the gateway failed; its log says why", headers=_NO_RETRY)
+    return HttpError(500, "the gateway failed; its log says why", headers=NO_RETRY)
 
 
 def retry_after(milliseconds: int) -> dict[str, str]:

@@ -33,6 +33,7 @@ class Settings:
     write_timeout_s: float = 60.0  # for a client that reads nothing
     keep_alive_s: float = 75.0  # of an idle connection
     drain_timeout_s: float = 30.0  # for requests in hand when the gateway ends
+    trainer_timeout_s: float = 300.0  # for a trainer to form a group: as long as its own store waits
 
     @property
     def names(self) -> tuple[str, ...]:

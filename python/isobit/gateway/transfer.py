@@ -1,24 +1,36 @@
 """Weights that a trainer broadcasts, as vLLM's NCCL engine wants them: HTTP to the rollout's RPCs.
 
-The rollout joins the trainer's group as one rank, whatever its tensor-parallel size. Control answers only
-when the rollout has: the trainer calls, and broadcasts meanwhile.
+The rollout joins the trainer's group as one rank, whatever its tensor-parallel size. A call is answered only
+when the rollout has answered: the trainer joins, and broadcasts, meanwhile.
+
+A call that fails is a 4xx. Trainers send what was answered with 5xx again, some for minutes, and a group
+that is lost or an update that has begun is not there any more: the trainer has to begin again.
 """
 
 import base64
 import binascii
+import logging
+import re
 from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from isobit.errors import UnimplementedError
+from isobit.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    IsobitError,
+    UnavailableError,
+    UnimplementedError,
+)
 from isobit.gateway.control import Control
 from isobit.gateway.core import Core
-from isobit.gateway.errors import BadRequest, not_offered
+from isobit.gateway.errors import NO_RETRY, BadRequest, HttpError, as_http, not_offered
 from isobit.gateway.fields import checked, without_nulls
 from isobit.gateway.http import Answer, Call
 from isobit.weights import WeightSpec
 
+_LOG = logging.getLogger("isobit.gateway")
 _Result = TypeVar("_Result")
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -26,6 +38,15 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 # vLLM's names of dtypes, with and without torch's prefix.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32"}
+_INIT = "/init_weight_transfer_engine"
+# What the rollout's messages call by the names of RPCs.
+_PATHS = {
+    "InitWeightTransfer": _INIT,
+    "StartWeightTransfer": "/start_weight_update",
+    "ReceiveWeights": "/update_weights",
+    "FinishWeightTransfer": "/finish_weight_update",
+}
+_RPC = re.compile("|".join(_PATHS))
 
 
 class InitInfo(msgspec.Struct, kw_only=True):
@@ -52,26 +73,29 @@ class Transfer:
     """The handlers, over a core."""
 
     def __init__(self, core: Core, control: Control):
+        self._engine = core.engine
         self._rollout = core.engine.rollout
         self._control = control
+        self._timeout_s = core.settings.trainer_timeout_s
 
     async def init(self, call: Call) -> Answer:
         body = call.object()
         info = checked(_object(body, "init_info"), InitInfo, "init_info.")
         _only(body, "init_info")
         if info.nccl_unique_id_b64 is not None:
-            place = {"nccl_unique_id": _decoded(info.nccl_unique_id_b64)}
+            place, trainer = {"nccl_unique_id": _decoded(info.nccl_unique_id_b64)}, "the trainer"
         else:
-            place = {"master_address": info.master_address or "", "master_port": _port(info.master_port)}
-        await self._asked(
-            self._rollout.init_weight_transfer(
-                **place,
-                rank_offset=info.rank_offset,
-                world_size=info.world_size,
-                packed=info.packed,
-                packed_buffer_size_bytes=info.packed_buffer_size_bytes,
-            )
+            host, port = info.master_address or "", _port(info.master_port)
+            place, trainer = {"master_address": host, "master_port": port}, f"the trainer at {host}:{port}"
+        joins = self._rollout.init_weight_transfer(
+            **place,
+            rank_offset=info.rank_offset,
+            world_size=info.world_size,
+            packed=info.packed,
+            packed_buffer_size_bytes=info.packed_buffer_size_bytes,
+            timeout=self._timeout_s,
         )
+        await self._joined(trainer, joins)
         return Answer({"message": "Weight transfer initialized"})
 
     async def start(self, call: Call) -> Answer:
@@ -80,7 +104,7 @@ class Transfer:
             raise not_offered("is_checkpoint_format", "expected tensors as in a checkpoint of Hugging Face")
         _only(body)
         # vLLM's requests go on under new weights; here none computes with keys of the old ones.
-        await self._asked(self._rollout.start_weight_transfer(in_flight="recompute_kv"))
+        await self._in_group(self._rollout.start_weight_transfer(in_flight="recompute_kv"))
         return Answer({"message": "Weight update started"})
 
     async def receive(self, body: dict[str, Any]) -> Answer:
@@ -96,7 +120,7 @@ class Transfer:
         if isinstance(given, dict) and (way := {"ipc_handles", "ipc_handles_pickled"} & given.keys()):
             raise not_offered(f"update_info.{way.pop()}", "memory of CUDA IPC comes by gRPC, without pickles")
         info = checked(without_nulls(given, "update_info"), UpdateInfo, "update_info.")
-        await self._asked(
+        await self._in_group(
             self._rollout.receive_weights(
                 _specs(info),
                 packed=info.packed,
@@ -111,22 +135,63 @@ class Transfer:
         if label is not None and not isinstance(label, str | int):
             raise BadRequest("weight_version: expected a text", "weight_version")
         _only(body)
-        answer = await self._asked(self._rollout.finish_weight_transfer())
+        answer = await self._in_group(self._rollout.finish_weight_transfer())
         if label is not None:
             self._control.set_label(answer.current.id, str(label))
         return Answer({"message": "Weight update finished"})
 
     async def shutdown(self, call: Call) -> Answer:
-        await self._asked(self._rollout.shutdown_weight_transfer())
+        await self._in_group(self._rollout.shutdown_weight_transfer())
         return Answer({"message": "Weight transfer shut down"})
 
-    async def _asked(self, call: Awaitable[_Result]) -> _Result:
+    async def _joined(self, trainer: str, joins: Awaitable[Any]) -> None:
+        """HttpError 409: the trainer does not come. Errors of another kind: the rollout cannot be reached, so
+        nothing has begun."""
+        _LOG.info("waits for %s, at most %g s", trainer, self._timeout_s)
         try:
-            return await call
-        except UnimplementedError as error:
-            raise not_offered(
-                "weight transfer by NCCL", error.details or "the rollout is of a release that has none"
-            ) from error
+            await _asked(joins)
+        except DeadlineExceededError as error:
+            what = f"{trainer} has formed no group with the rollout within {self._timeout_s:g} s"
+            raise _conflict(f"{what}: {error.details}") from error
+        except (UnavailableError, CancelledError) as error:
+            if not await self._engine.is_serving():
+                raise
+            raise _conflict(f"{trainer} has formed no group with the rollout: {error.details}") from error
+        except IsobitError as error:
+            raise _conflict(f"no group with {trainer}: {error.details}") from error
+
+    async def _in_group(self, call: Awaitable[_Result]) -> _Result:
+        """The answer of a call that needs the group. HttpError 409: it is lost, with what has come."""
+        try:
+            return await _asked(call)
+        except IsobitError as error:
+            what = f"the weight transfer is lost: {_by_path(error.details)}; begin again with {_INIT}"
+            raise _conflict(what) from error
+
+
+async def _asked(call: Awaitable[_Result]) -> _Result:
+    """HttpError 4xx: the rollout refuses. An error of any other kind stays what it is."""
+    try:
+        return await call
+    except UnimplementedError as error:
+        raise not_offered(
+            "weight transfer by NCCL", error.details or "the rollout is of a release that has none"
+        ) from error
+    except IsobitError as error:
+        refused = as_http(error)
+        if refused.status >= 500:
+            raise
+        raise HttpError(refused.status, _by_path(refused.message), refused.param, refused.headers) from error
+
+
+def _conflict(message: str) -> HttpError:
+    _LOG.warning("%s", message)
+    return HttpError(409, message, headers=NO_RETRY)
+
+
+def _by_path(message: str) -> str:
+    """The rollout's `message`, with paths in place of RPCs."""
+    return _RPC.sub(lambda found: _PATHS[found[0]], message)
 
 
 def _specs(info: UpdateInfo) -> list[WeightSpec]:
