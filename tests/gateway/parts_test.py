@@ -242,11 +242,17 @@ class TextTest(unittest.TestCase):
     def test_logprobs_of_prompt_and_content(self):
         top = types_pb2.TopLogprobs(token_ids=[5, 7, 9], logprobs=[-0.5, -1.0, -math.inf])
         self.assertEqual(ranked(7, -1.0, top), [(7, -1.0, 2), (5, -0.5, 1)])
-        self.assertEqual(ranked(11, -9.0, top), [(11, -9.0, 4), (5, -0.5, 1), (7, -1.0, 2)])
+        self.assertEqual(ranked(11, -9.0, top), [(11, -9.0, None), (5, -0.5, 1), (7, -1.0, 2)])
+        self.assertEqual(ranked(7, -1.0, None), [(7, -1.0, None)])
         scored = types_pb2.TokenLogprobs(token_ids=[7], logprobs=[-1.0], top=[top])
         rows = prompt_rows([1, 7], scored, self.texts)
         self.assertIsNone(rows[0])
         self.assertEqual(list(rows[1]), ["7", "5"])  # the own one first, whatever its rank
+        scored = types_pb2.TokenLogprobs(token_ids=[11], logprobs=[-9.0], top=[top])
+        ranks = {token: entry["rank"] for token, entry in prompt_rows([1, 11], scored, self.texts)[1].items()}
+        self.assertEqual(ranks, {"11": 4, "5": 1, "7": 2})  # readers sort by it
+        scored = types_pb2.TokenLogprobs(token_ids=[11], logprobs=[-9.0])
+        self.assertIsNone(prompt_rows([1, 11], scored, self.texts)[1]["11"]["rank"])
         piece = SimpleNamespace(token_ids=[7], logprobs=[-1.0], top=[top])
         (entry,) = content(piece, None, 1)
         self.assertEqual(

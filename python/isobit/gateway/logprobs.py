@@ -12,7 +12,7 @@ from isobit.errors import InternalError
 from isobit.gateway.text import TokenTexts
 from isobit.v1 import types_pb2
 
-Pair = tuple[int, float]  # a token id and its logprob
+Ranked = tuple[int, float, int | None]  # a token id, its logprob and its rank
 
 
 def token_name(token: int) -> str:
@@ -20,20 +20,19 @@ def token_name(token: int) -> str:
     return f"token_id:{token}"
 
 
-def ranked(token: int, logprob: float, top: types_pb2.TopLogprobs | None) -> list[tuple[int, float, int]]:
+def ranked(token: int, logprob: float, top: types_pb2.TopLogprobs | None) -> list[Ranked]:
     """The token itself first, then the most likely ones, each with its rank from 1.
 
     Alternatives that a filter has left no probability are left out. The token's own rank is where it stands
-    among the k most likely; if it is not among them, k + 1, which is a lower bound.
+    among the k most likely; None if it is not among them: the services do not count those before it.
     """
-    if top is None or not top.token_ids:
-        return [(token, logprob, 1)]
-    rest, own = [], len(top.token_ids) + 1
-    for rank, (other, value) in enumerate(zip(top.token_ids, top.logprobs, strict=True), 1):
-        if other == token:
-            own = rank
-        elif math.isfinite(value):
-            rest.append((other, value, rank))
+    rest, own = [], None
+    if top is not None:
+        for rank, (other, value) in enumerate(zip(top.token_ids, top.logprobs, strict=True), 1):
+            if other == token:
+                own = rank
+            elif math.isfinite(value):
+                rest.append((other, value, rank))
     return [(token, logprob, own), *rest]
 
 
@@ -46,7 +45,7 @@ def checked(logprobs: Sequence[float]) -> Sequence[float]:
     return logprobs
 
 
-def rows(piece: Any) -> Iterator[list[tuple[int, float, int]]]:
+def rows(piece: Any) -> Iterator[list[Ranked]]:
     """`ranked` of each token of a Piece or a Completion."""
     top = piece.top or [None] * len(piece.token_ids)
     for token, logprob, alternatives in zip(piece.token_ids, checked(piece.logprobs), top, strict=True):
@@ -63,13 +62,13 @@ def content(piece: Any, texts: TokenTexts | None, limit: int | None) -> list[dic
     return [_entry(row, texts, limit) for row in rows(piece)]
 
 
-def _entry(row: list[tuple[int, float, int]], texts: TokenTexts | None, limit: int | None) -> dict[str, Any]:
+def _entry(row: list[Ranked], texts: TokenTexts | None, limit: int | None) -> dict[str, Any]:
     entry = _named(*row[0], texts)
     entry["top_logprobs"] = [_named(*other, texts) for other in row[:limit]]
     return entry
 
 
-def _named(token: int, logprob: float, rank: int, texts: TokenTexts | None) -> dict[str, Any]:
+def _named(token: int, logprob: float, rank: int | None, texts: TokenTexts | None) -> dict[str, Any]:
     if texts is None:
         name = token_name(token)
         return {
@@ -87,15 +86,20 @@ def _named(token: int, logprob: float, rank: int, texts: TokenTexts | None) -> d
 def prompt_rows(
     prompt: Sequence[int], scored: types_pb2.TokenLogprobs, texts: TokenTexts | None
 ) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then an object by token id, the own one first."""
+    """vLLM's `prompt_logprobs`: null for the first token, then an object by token id, the own one first.
+
+    Readers sort by rank. So an own token that is not among the k most likely has k + 1 beside them, where it
+    would stand; alone it has None.
+    """
     found: list[dict[str, Any] | None] = [None]
     top = scored.top or [None] * len(scored.token_ids)
     for token, logprob, alternatives in zip(scored.token_ids, checked(scored.logprobs), top, strict=True):
+        last = len(alternatives.token_ids) + 1 if alternatives and alternatives.token_ids else None
         found.append(
             {
                 str(other): {
                     "logprob": value,
-                    "rank": rank,
+                    "rank": rank or last,
                     "decoded_token": texts.text_of(other) if texts is not None else token_name(other),
                 }
                 for other, value, rank in ranked(token, logprob, alternatives)

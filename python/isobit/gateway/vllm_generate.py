@@ -155,7 +155,7 @@ class Named(msgspec.Struct, gc=False):
     token: str
     token_id: int
     logprob: float
-    rank: int | None  # None: nobody has counted
+    rank: int | None  # None: unknown
 
 
 class Entry(Named, gc=False):
@@ -164,12 +164,7 @@ class Entry(Named, gc=False):
 
 def content(piece: Completion | Piece) -> list[Entry]:
     """One entry a token: its own, and in `top_logprobs` itself and the alternatives by rank."""
-    if piece.top:
-        return [_entry([_named(*other) for other in row]) for row in logprobs.rows(piece)]
-    values = logprobs.checked(piece.logprobs)
-    return [
-        _entry([_named(token, value, None)]) for token, value in zip(piece.token_ids, values, strict=True)
-    ]
+    return [_entry([_named(*other) for other in row]) for row in logprobs.rows(piece)]
 
 
 def _named(token: int, logprob: float, rank: int | None) -> Named:
