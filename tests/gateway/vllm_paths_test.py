@@ -57,6 +57,38 @@ class PrimeRlTest(EngineTest):
             [choice["weight_versions"][0]["version"] for choice in (before, after)], ["default", "2"]
         )
 
+    def test_labels_of_versions(self):
+        """What a client calls its weights is told by every path, not the rollout's own number."""
+        label = "step-7"
+        self.gateway.post("/update_weights", {"weight_dir": str(self.other), "weight_version": label})
+        wanted = [{"version": label, "start": 0, "end": 6}]
+        ask = {"max_tokens": 6, "ignore_eos": True, "return_weight_versions": True}
+        chat = ask | {"messages": [{"role": "user", "content": "hello"}]}
+        for path, body in (("/v1/completions", ask | {"prompt": PROMPT}), ("/v1/chat/completions", chat)):
+            with self.subTest(path):
+                (choice,) = self.gateway.post(path, body)["choices"]
+                self.assertEqual(choice["weight_versions"], wanted)
+                with self.events(path, body | {"stream": True}) as events:
+                    choices = [choice for event in events for choice in event["choices"]]
+                spans = [span for choice in choices for span in choice.get("weight_versions", ())]
+                self.assertEqual({span["version"] for span in spans}, {label})
+                places = [place for span in spans for place in range(span["start"], span["end"])]
+                self.assertEqual(places, list(range(6)))  # of the sample, not of the event
+        (choice,) = self.gateway.post("/v1/chat/completions", chat | {"return_meta_info": True})["choices"]
+        self.assertEqual(choice["meta_info"]["weight_version"], label)
+
+    def test_a_rank_that_nobody_has_counted_is_null(self):
+        body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 0}
+        (choice,) = self.gateway.post("/v1/completions", body)["choices"]
+        self.assertEqual([len(row) for row in choice["prompt_logprobs"][1:]], [1] * (len(PROMPT) - 1))
+        for row in choice["prompt_logprobs"][1:]:
+            self.assertEqual([entry["rank"] for entry in row.values()], [None])
+        chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "logprobs": True}
+        ask = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 4, "logprobs": 0}}
+        for path, body in (("/v1/chat/completions", chat), ("/inference/v1/generate", ask)):
+            (choice,) = self.gateway.post(path, body)["choices"]
+            self.assertEqual({entry["rank"] for entry in choice["logprobs"]["content"]}, {None}, path)
+
     def test_scoring(self):
         body = {
             "model": "tiny", "token_ids": PROMPT,

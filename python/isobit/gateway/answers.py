@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from isobit.gateway.control import control_of
 from isobit.gateway.core import Core
 from isobit.gateway.errors import not_offered
 from isobit.gateway.generation import Ending
@@ -40,14 +41,18 @@ def usage_wanted(options: StreamOptions | None) -> bool:
     return options.include_usage
 
 
-def version_spans(versions: Sequence[int]) -> list[dict[str, Any]]:
-    """vLLM's `weight_versions`: which tokens each version drew, half open."""
+def version_spans(core: Core, versions: Sequence[int], first: int = 0) -> list[dict[str, Any]]:
+    """vLLM's `weight_versions`: which tokens each version drew, half open, versions by their labels.
+    first: where in its sample the first token stands."""
+    label = control_of(core).notes.read().label
     spans: list[dict[str, Any]] = []
-    for position, version in enumerate(versions):
-        if spans and spans[-1]["version"] == str(version):
+    last = None
+    for position, version in enumerate(versions, first):
+        if version == last:
             spans[-1]["end"] = position + 1
         else:
-            spans.append({"version": str(version), "start": position, "end": position + 1})
+            spans.append({"version": label(version), "start": position, "end": position + 1})
+            last = version
     return spans
 
 

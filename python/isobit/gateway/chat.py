@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.routing import Route
 
 from isobit.gateway import logprobs
 from isobit.gateway.answers import Usage, digest_of, usage_wanted, version_spans
+from isobit.gateway.control import control_of
 from isobit.gateway.core import Core, check_alternatives, check_prompt, token_ids
 from isobit.gateway.errors import BadRequest, not_offered, openai_body
 from isobit.gateway.fields import checked
@@ -190,15 +192,16 @@ def _choice(job: _Job, sample: Completion) -> dict[str, Any]:
     if request.return_token_ids:
         choice["token_ids"] = sample.token_ids.tolist()
     if request.return_weight_versions:
-        choice["weight_versions"] = version_spans(sample.weight_versions)
+        choice["weight_versions"] = version_spans(job.core, sample.weight_versions)
     if request.return_meta_info:
+        label = control_of(job.core).notes.read().label
         pairs = zip(sample.token_ids, logprobs.checked(sample.logprobs), strict=True)
         choice["meta_info"] = {
             "output_token_logprobs": [[value, token, None] for token, value in pairs],
             "completion_tokens": len(sample.token_ids),
             "prompt_tokens": len(job.prompt),
             "cached_tokens": ending.cached_tokens,
-            "weight_version": str(sample.weight_versions[-1]) if sample.weight_versions else None,
+            "weight_version": label(sample.weight_versions[-1]) if sample.weight_versions else None,
         }
     return choice
 
@@ -208,11 +211,10 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
     usage, with_usage = Usage(), usage_wanted(job.request.stream_options)
     readers = [ToolCallReader() if job.reads_calls else None for _ in range(job.sampling.n)]
     head = job.head | {"object": "chat.completion.chunk"}
-    begun: set[int] = set()
+    counts: Counter[int] = Counter()  # the tokens of each choice so far
     async with contextlib.aclosing(job.core.streamed(wanted)) as events:
         async for event in events:
-            if event.index not in begun:
-                begun.add(event.index)
+            if event.index not in counts:
                 yield _chunk(
                     job, head, event.index, {"role": "assistant", "content": ""}, with_usage, first=True
                 )
@@ -220,7 +222,8 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
                 usage.completion_tokens += len(event.token_ids)
             elif event.index == 0:
                 usage.prompt(len(job.prompt), event)
-            yield _delta(job, head, event, readers[event.index], with_usage)
+            yield _delta(job, head, event, readers[event.index], with_usage, counts[event.index])
+            counts[event.index] += len(event.token_ids) if isinstance(event, Piece) else 0
     if with_usage:
         yield {**head, "choices": [], "usage": usage.json()}
 
@@ -239,8 +242,9 @@ def _chunk(
 
 
 def _delta(
-    job: _Job, head: dict, event: Piece | Ending, reader: ToolCallReader | None, with_usage: bool
+    job: _Job, head: dict, event: Piece | Ending, reader: ToolCallReader | None, with_usage: bool, first: int
 ) -> dict[str, Any]:
+    """The event of a piece or an ending. `first`: the choice's tokens before."""
     is_piece, delta, text = isinstance(event, Piece), {}, event.text
     if reader is not None:
         before = reader.count
@@ -260,7 +264,7 @@ def _delta(
         if job.request.return_token_ids:
             choice["token_ids"] = list(event.token_ids)
         if job.request.return_weight_versions:
-            choice["weight_versions"] = version_spans(event.weight_versions)
+            choice["weight_versions"] = version_spans(job.core, event.weight_versions, first)
         return chunk
     reason = event.finish_reason
     choice["finish_reason"] = (

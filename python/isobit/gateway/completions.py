@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -175,7 +176,7 @@ def _choice(job: _Job, index: int, prompt: _Prompt, sample: Completion) -> dict[
     if request.prompt_logprobs is not None:
         choice["prompt_logprobs"] = logprobs.prompt_rows(prompt.ids, prompt.scored, job.core.texts)
     if request.return_weight_versions:
-        choice["weight_versions"] = version_spans(sample.weight_versions)
+        choice["weight_versions"] = version_spans(job.core, sample.weight_versions)
     return choice
 
 
@@ -248,6 +249,7 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
         for index, ids in enumerate(job.prompts):
             echoed[index] = await _prompt(job, ids, None)
     begun: dict[int, int] = {}  # where each choice's next text begins, by its index
+    counts: Counter[int] = Counter()  # the tokens of each choice so far
     sources = [lambda one=one: job.core.streamed(one) for one in wanted]
     async with contextlib.aclosing(merged(sources)) as events:
         async for number, event in events:
@@ -258,7 +260,9 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
                 usage.prompt(len(job.prompts[number]), event)
             is_first = index not in begun
             prompt = echoed.get(number, _Prompt(job.prompts[number])) if is_first else None
-            choice, begun[index] = _delta(job, index, event, prompt, begun.get(index, 0))
+            choice, begun[index] = _delta(job, index, event, prompt, begun.get(index, 0), counts[index])
+            if isinstance(event, Piece):
+                counts[index] += len(event.token_ids)
             chunk = {**job.head, "choices": [choice]}
             if with_usage:
                 chunk["usage"] = None
@@ -268,9 +272,14 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def _delta(
-    job: _Job, index: int, event: Piece | Ending, prompt: _Prompt | None, offset: int
+    job: _Job, index: int, event: Piece | Ending, prompt: _Prompt | None, offset: int, first: int
 ) -> tuple[dict[str, Any], int]:
-    """A choice of an event, and where the next text begins. `prompt`: in the first event of a choice."""
+    """A choice of an event, and where the next text begins.
+
+    Args:
+      prompt: in the first event of a choice.
+      offset, first: where the choice's text and tokens go on.
+    """
     request, is_piece = job.request, isinstance(event, Piece)
     choice = {
         "index": index,
@@ -291,5 +300,5 @@ def _delta(
             choice["prompt_token_ids"] = prompt.ids
         choice["token_ids"] = list(event.token_ids) if is_piece else []
     if request.return_weight_versions and is_piece:
-        choice["weight_versions"] = version_spans(event.weight_versions)
+        choice["weight_versions"] = version_spans(job.core, event.weight_versions, first)
     return choice, offset

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from isobit.gateway import logprobs
-from isobit.gateway.answers import digest_of
+from isobit.gateway.answers import digest_of, version_spans
 from isobit.gateway.batches import each, merged
 from isobit.gateway.control import control_of
 from isobit.gateway.core import Core, check_alternatives, check_prompt, token_ids
@@ -24,7 +24,7 @@ from isobit.gateway.http import AnyAnswer, Call, Events, LongAnswer, encode
 from isobit.gateway.notes import Notes
 from isobit.gateway.prompts import encoded
 from isobit.gateway.sampling import Sampling, SamplingFields, sampling_of
-from isobit.gateway.vllm_generate import spans, within_context
+from isobit.gateway.vllm_generate import within_context
 from isobit.v1 import types_pb2
 
 _DEFAULT_MAX_NEW_TOKENS = 128
@@ -278,7 +278,7 @@ def _result(job: _Job, asked: _Asked, sample: Completion, scored: _Scored | None
         "completion_tokens": len(sample.token_ids),
         "cached_tokens": 0 if ending is None else ending.cached_tokens,
         "weight_version": label(versions[-1]) if versions else _without_tokens(job, ending),
-        "weight_versions": spans(versions, label),
+        "weight_versions": version_spans(job.core, versions),
     }
     if asked.logprobs:
         meta |= _output_logprobs(job, asked, sample)

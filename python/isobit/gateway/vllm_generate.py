@@ -7,20 +7,18 @@ and `token_id`, as vLLM's own class does.
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
 
 from isobit.gateway import logprobs
-from isobit.gateway.answers import Usage, digest_of, usage_wanted
-from isobit.gateway.control import control_of
+from isobit.gateway.answers import Usage, digest_of, usage_wanted, version_spans
 from isobit.gateway.core import Core, check_alternatives, check_prompt, token_ids
 from isobit.gateway.errors import BadRequest, not_offered, openai_body
 from isobit.gateway.fields import checked, without_nulls
 from isobit.gateway.generation import Completion, Piece, Prompted
 from isobit.gateway.http import AnyAnswer, Call, Events, LongAnswer, encode
-from isobit.gateway.notes import Notes
 from isobit.gateway.prompts import StreamOptions
 from isobit.gateway.sampling import Sampling, SamplingFields, sampling_of
 from isobit.v1 import types_pb2
@@ -56,10 +54,6 @@ class _Job:
     logprobs: bool
     prompt_logprobs: int | None
     head: dict[str, Any]
-    notes: Notes
-
-    def spans(self, versions: Sequence[int]) -> list[dict[str, Any]]:
-        return spans(versions, self.notes.read().label)
 
 
 async def generate(core: Core, call: Call) -> AnyAnswer:
@@ -105,7 +99,6 @@ async def _checked(core: Core, call: Call) -> _Job:
         fields.logprobs is not None,
         fields.prompt_logprobs,
         head,
-        control_of(core).notes,
     )
 
 
@@ -133,7 +126,7 @@ def _pieces(job: _Job, samples: list[Completion], scored: types_pb2.TokenLogprob
             "logprobs": _logprobs(job, sample),
             "finish_reason": sample.ending.finish_reason,
             "stop_reason": sample.ending.stop_reason,
-            "weight_versions": job.spans(sample.weight_versions),
+            "weight_versions": version_spans(job.core, sample.weight_versions),
         }
         yield (b"," if sample.index else b"") + encode(choice)
     rows = None
@@ -191,10 +184,7 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
                     "token_ids": list(event.token_ids),
                     "logprobs": _logprobs(job, event),
                     "finish_reason": None,
-                    "weight_versions": [
-                        {**span, "start": span["start"] + at, "end": span["end"] + at}
-                        for span in job.spans(event.weight_versions)
-                    ],
+                    "weight_versions": version_spans(job.core, event.weight_versions, at),
                 }
             else:
                 if event.index == 0:
@@ -204,19 +194,6 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
             prompt_ids = {}  # in the first event alone
     if with_usage:
         yield {**job.head, "choices": [], "usage": usage.json()}
-
-
-def spans(versions: Sequence[int], label: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Which tokens each version drew, half open, versions by their labels."""
-    found: list[dict[str, Any]] = []
-    last = None
-    for position, version in enumerate(versions):
-        if version == last:
-            found[-1]["end"] = position + 1
-        else:
-            found.append({"version": label(version), "start": position, "end": position + 1})
-            last = version
-    return found
 
 
 def within_context(sampling: Sampling, room: int) -> Sampling:
