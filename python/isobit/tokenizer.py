@@ -3,6 +3,7 @@
 Ids and chats equal those of Hugging Face transformers 5, whose AutoTokenizer reads the same files.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,24 @@ from isobit.tokenizer_files import DEFAULT_TEMPLATE, TokenizerFiles
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # of bytes that are no character
 _LONGEST_RUN = 32  # of bytes
+_LONGEST_CHARACTER = 4  # in bytes, and so in tokens
+_MOST_HELD = _LONGEST_RUN + _LONGEST_CHARACTER
+
+
+class _Kinds(NamedTuple):
+    """Ids that a stream of text treats apart."""
+
+    bytes: frozenset[int]  # single bytes that are decoded together
+    special: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: tokenizers.Tokenizer) -> "_Kinds":
+        added = tokenizer.get_added_tokens_decoder().items()
+        special = frozenset(token for token, what in added if what.special)
+        if tokenizer.decoder is None or b"ByteFallback" not in tokenizer.decoder.__getstate__():
+            return cls(frozenset(), special)
+        ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return cls(frozenset(token for token in ids if token is not None), special)
 
 
 class TextStream:
@@ -25,15 +44,21 @@ class TextStream:
     A tokenizer with byte fallback decodes a run of bytes as characters only if all of it is sound. So the run
     is held back until it ends, or has 32 bytes. (Of a longer one with a stray byte, decode() gives no
     character at all.)
+
+    A token is decoded a bounded number of times, whatever comes: no more than 36 are held back.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool):
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool, kinds: _Kinds | None = None
+    ):
+        """kinds: of the tokenizer, if they are known: it takes a while to find them."""
+        kinds = kinds or _Kinds.of(tokenizer)
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._bytes = _fallback_bytes(tokenizer)
-        self._given: list[
-            int
-        ] = []  # the last ids whose text is given: it may decide on the next one's spaces
+        self._skipped = kinds.special if skip_special_tokens else frozenset()
+        self._bytes = kinds.bytes
+        # The last ids whose text is given: they may decide on the next one's spaces.
+        self._given: list[int] = []
         self._held: list[int] = []  # ids whose text is not
 
     def add(self, token_ids: Iterable[int]) -> str:
@@ -43,35 +68,42 @@ class TextStream:
     def finish(self) -> str:
         """The text that is still held back, with U+FFFD for bytes that are no character. The next add()
         begins another text."""
-        text = self._new_text()
+        text = self._text_of(self._held)
         self._given, self._held = [], []
         return text
 
     def _add(self, token: int) -> str:
+        if token in self._skipped or self._tokenizer.id_to_token(token) is None:
+            return ""  # decode() leaves it out
         self._held.append(token)
         if token in self._bytes and len(self._held) < _LONGEST_RUN:
             return ""
-        text = self._new_text()
-        if not text or text.endswith(_REPLACEMENT):  # its next byte may make it a character
-            return ""
-        self._given, self._held = self._held, []
+        text = self._text_of(self._held)
+        if text and not text.endswith(_REPLACEMENT):
+            return self._give(len(self._held), text)
+        # Without a text, or with a last character that the next byte may make whole.
+        return "" if len(self._held) < _MOST_HELD else self._give_settled(text)
+
+    def _give_settled(self, text: str) -> str:
+        """The begin of `text`, that of all ids held back, which no later id can change."""
+        last = len(self._held) - _LONGEST_CHARACTER
+        for count in range(last, last - _LONGEST_CHARACTER, -1):
+            begin = self._text_of(self._held[:count])
+            if text.startswith(begin):  # no character lies on both sides
+                return self._give(count, begin)
+        return self._give(len(self._held), text)
+
+    def _give(self, count: int, text: str) -> str:
+        self._given, self._held = self._held[:count], self._held[count:]
         return text
 
-    def _new_text(self) -> str:
-        """What the ids held back add to the text before."""
-        before, text = self._decode(self._given), self._decode(self._given + self._held)
-        return text[len(before) :] if text.startswith(before) else self._decode(self._held)
+    def _text_of(self, held: list[int]) -> str:
+        """What `held` adds to the text before."""
+        before, text = self._decode(self._given), self._decode(self._given + held)
+        return text[len(before) :] if text.startswith(before) else self._decode(held)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
-
-
-def _fallback_bytes(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """The ids of single bytes that are decoded together."""
-    if tokenizer.decoder is None or b"ByteFallback" not in tokenizer.decoder.__getstate__():
-        return frozenset()
-    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-    return frozenset(token for token in ids if token is not None)
 
 
 class MaskedChat(NamedTuple):
@@ -130,7 +162,11 @@ class Tokenizer:
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
         """A decoder for ids that arrive a few at a time."""
-        return TextStream(self._tokenizer, skip_special_tokens)
+        return TextStream(self._tokenizer, skip_special_tokens, self._kinds)
+
+    @functools.cached_property
+    def _kinds(self) -> _Kinds:
+        return _Kinds.of(self._tokenizer)
 
     def render_chat(
         self,

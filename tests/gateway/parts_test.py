@@ -195,7 +195,7 @@ class TextTest(unittest.TestCase):
                 for _ in range(200):
                     ids = source.integers(0, 499, source.integers(1, 60)).tolist()
                     stream = texts.stream(skip)
-                    text = "".join(map(stream.add, ids)) + stream.finish()
+                    text = "".join(stream.add([token]) for token in ids) + stream.finish()
                     self.assertEqual(text, tokenizer.decode(ids, skip_special_tokens=skip))
 
     def other_tokenizers(self) -> list[tuple[TokenTexts, Tokenizer]]:
@@ -217,11 +217,11 @@ class TextTest(unittest.TestCase):
         stray = next(token for token in range(256) if self.texts.bytes_of(token) == b"\xff")
         for ids in ([stray] * 20000, [EOS] * 20000, [498] * 20000):
             stream = self.texts.stream(True)
-            text = "".join(map(stream.add, ids)) + stream.finish()
+            text = "".join(stream.add([token]) for token in ids) + stream.finish()
             self.assertEqual(text, "\ufffd" * 20000 if ids[0] == stray else "")
         ((texts, _),) = self.other_tokenizers()
         stream = texts.stream(True)
-        self.assertEqual("".join(map(stream.add, [450] * 20000)) + stream.finish(), "")
+        self.assertEqual(stream.add([450] * 20000) + stream.finish(), "")
 
     def test_the_token_that_ends_adds_no_text(self):
         ids = [*self.tokenizer.encode("hi").tolist(), EOS]

@@ -14,11 +14,17 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from isobit import Tokenizer
+from isobit.tokenizer import TextStream
 
 TEXTS = (
     "plain words", "naïve café", "漢字 and 🙂🙃", "tab\tnew\nline", "🙂", "a 漢", "  two  spaces ", "",
     "\ufffd of its own", "漢字漢字漢", "e\u0301",
 )  # fmt: skip
+# The letter of each byte in a byte-level vocabulary: those that print are their own.
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+BYTES = {byte: chr(byte) for byte in _PLAIN} | {
+    byte: chr(256 + i) for i, byte in enumerate(sorted(set(range(256)) - set(_PLAIN)))
+}
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
@@ -70,6 +76,21 @@ def words() -> RawTokenizer:
     return raw
 
 
+class Counting:
+    """A tokenizer that counts the ids that it decodes."""
+
+    def __init__(self, raw: RawTokenizer):
+        self._raw = raw
+        self.decoded = 0
+
+    def decode(self, ids, **options) -> str:
+        self.decoded += len(ids)
+        return self._raw.decode(ids, **options)
+
+    def __getattr__(self, name: str):
+        return getattr(self._raw, name)
+
+
 class TokenizersTest(unittest.TestCase):
     def tokenizer(self, raw: RawTokenizer) -> Tokenizer:
         folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -114,6 +135,35 @@ class StreamTest(TokenizersTest):
         self.assertGreater(sum(map(bool, pieces)), 20)
         stray = [*tokenizer.encode(text).tolist(), 3 + 0xFF]
         self.assertIn("漢字漢字\ufffd", "".join(stream.add([token]) for token in stray) + stream.finish())
+
+    def test_noise_of_any_length(self):
+        random = np.random.default_rng(2)
+        tokenizer = self.tokenizer(byte_level([("æ", "¼"), ("¢", "å")]))
+        table = {byte: tokenizer.library.token_to_id(letter) for byte, letter in BYTES.items()}
+        for _ in range(40):
+            ids = random.integers(0, tokenizer.vocab_size, 200)
+            partial = random.choice([0x80, 0xBF, 0xE6, 0xF0, 0x9F, 0x99, 0x83], 200)  # seldom a character
+            self.assert_streams_as_decoded(tokenizer, ids.tolist())
+            self.assert_streams_as_decoded(tokenizer, [table[int(byte)] for byte in partial])
+
+    def test_a_token_without_text_is_decoded_a_bounded_number_of_times(self):
+        count = 2000
+        bytes_, fallback = byte_level(), byte_fallback()
+        for name, raw, token in (
+            ("a byte that continues", bytes_, bytes_.token_to_id(BYTES[0x80])),
+            ("a byte that begins", bytes_, bytes_.token_to_id(BYTES[0xE6])),
+            ("special", bytes_, bytes_.token_to_id("<|end|>")),
+            ("of a padded vocabulary", bytes_, 100_000),
+            ("a stray byte", fallback, fallback.token_to_id("<0xFF>")),
+            ("U+FFFD itself", fallback, fallback.token_to_id("\ufffd")),
+        ):
+            with self.subTest(name):
+                counting = Counting(raw)
+                stream = TextStream(counting, skip_special_tokens=True)
+                text = "".join(stream.add([token]) for _ in range(count))
+                self.assertLess(counting.decoded, 150 * count)
+                self.assertLess(len(stream.finish()), 100)
+                self.assertGreaterEqual(len(raw.decode([token] * count)), len(text))
 
     def test_tokenizers_are_pickled(self):
         tokenizer = self.tokenizer(byte_level())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tokenizers import decoders
 
-from isobit.tokenizer import Tokenizer
+from isobit.tokenizer import TextStream, Tokenizer
 
 
 @functools.cache
@@ -37,12 +37,11 @@ class TokenTexts:
         self.bytes_of = functools.lru_cache(maxsize=1 << 18)(self._bytes_of)
         self.text_of = functools.lru_cache(maxsize=1 << 18)(self._text_of)
 
-    def stream(self, skip_special_tokens: bool) -> "ByteStream | ListedStream":
+    def stream(self, skip_special_tokens: bool) -> "ByteStream | TextStream":
         """A decoder whose texts together are those that the tokenizer's decode() gives of all ids."""
-        skipped = self._special if skip_special_tokens else frozenset()
         if self.is_byte_level:
-            return ByteStream(self, skipped)
-        return ListedStream(self._tokenizer, skipped)
+            return ByteStream(self, self._special if skip_special_tokens else frozenset())
+        return self._tokenizer.stream(skip_special_tokens)
 
     def _bytes_of(self, token: int) -> bytes:
         piece = self._tokenizer.library.id_to_token(token)
@@ -64,38 +63,21 @@ class TokenTexts:
 
 
 class ByteStream:
-    """Of a byte-level tokenizer, whose tokens are bytes and nothing else."""
+    """A TextStream of a byte-level tokenizer, whose tokens are bytes and nothing else."""
 
     def __init__(self, texts: TokenTexts, skipped: frozenset[int]):
         self._bytes_of = texts.bytes_of
         self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, token: int) -> str:
-        """The text that becomes whole with `token`."""
-        return "" if token in self._skipped else self._decoder.decode(self._bytes_of(token))
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that becomes whole with `token_ids`."""
+        found = (self._bytes_of(token) for token in token_ids if token not in self._skipped)
+        return self._decoder.decode(b"".join(found))
 
     def finish(self) -> str:
         """What is no whole character yet, as U+FFFD."""
         return self._decoder.decode(b"", final=True)
-
-
-class ListedStream:
-    """Of any other tokenizer, by isobit.tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]):
-        self._library = tokenizer.library
-        self._stream = tokenizer.stream(skip_special_tokens=bool(skipped))
-        self._skipped = skipped
-
-    def add(self, token: int) -> str:
-        # Tokens without a text would be held back, and decoded again with each that follows.
-        if token in self._skipped or self._library.id_to_token(token) is None:
-            return ""
-        return self._stream.add((token,))
-
-    def finish(self) -> str:
-        return self._stream.finish()
 
 
 class Stops:
@@ -161,7 +143,7 @@ class SampleText:
             self._count += 1
             if token in self._ends:
                 continue
-            piece = self._stream.add(token)
+            piece = self._stream.add((token,))
             if self._count < self._min_tokens:
                 texts.append(piece)
                 continue
