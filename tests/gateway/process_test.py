@@ -113,12 +113,23 @@ class ProcessTest(GatewayTest):
         self.wait_until(lambda: all(map(is_gone, last)), "a worker stays")
 
     def test_workers_end_with_the_process_that_started_them(self):
-        gateway = self.start_gateway(self.rollout.target, None, "--workers=2")
-        self.assertEqual(gateway.request("GET", "/health")[0], 200)
-        workers = children(gateway.process.pid)
-        gateway.process.kill()
-        gateway.process.wait()
-        self.wait_until(lambda: all(map(is_gone, workers)), "a worker stays")
+        """Whatever they do: while they begin, serve, and have a stream in hand."""
+        for when in ("begin", "serve", "stream"):
+            with self.subTest(when):
+                gateway = self.start_gateway(
+                    self.rollout.target, None, "--workers=2", "--drain_timeout_s=0.5"
+                )
+                workers = children(gateway.process.pid)
+                self.assertEqual(len(workers), 2)
+                if when == "serve":
+                    self.assertEqual(gateway.request("GET", "/health")[0], 200)
+                elif when == "stream":
+                    self.begin_stream(gateway)
+                gateway.process.kill()
+                gateway.process.wait()
+                self.wait_until(lambda workers=workers: all(map(is_gone, workers)), "a worker stays")
+                socket.create_server(("127.0.0.1", gateway.port)).close()  # the port is free
+                self.assertNotIn("error:", gateway.log.read_text())
 
     def test_a_port_that_is_taken(self):
         gateway = self.start_gateway(self.rollout.target)

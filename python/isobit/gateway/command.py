@@ -142,12 +142,14 @@ def main(words: list[str] | None = None) -> None:
         tls = None
         if arguments.tls_cert is not None:
             tls = Tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-        if arguments.worker_sockets:
-            listener, open_listener, control = workers.inherited(arguments.worker_sockets)
-            return serve(core, listener, open_listener, tls, control)
-        sockets = workers.Sockets(arguments.host, arguments.port, arguments.open_port, arguments.workers)
+        sockets = None
+        if not arguments.worker_sockets:
+            sockets = workers.Sockets(arguments.host, arguments.port, arguments.open_port, arguments.workers)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    if sockets is None:
+        listener, open_listener, control = workers.inherited(arguments.worker_sockets)
+        return serve(core, listener, open_listener, tls, control)
     _LOG.info("listens at %s", sockets.address)
     if arguments.workers > 1:
         sys.exit(workers.Workers(words, sockets, arguments.workers, arguments.port_file).run())

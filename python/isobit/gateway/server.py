@@ -91,7 +91,13 @@ async def _serve(
     control: socket.socket | None,
 ) -> None:
     settings = core.settings
-    servers = [_server(settings, core, tls, lambda: control and control.send(b"1"))]
+
+    def tell() -> None:
+        if control is not None:
+            with contextlib.suppress(BrokenPipeError):  # who started this process is gone: so ends this one
+                control.send(b"1")
+
+    servers = [_server(settings, core, tls, tell)]
     sockets = [listener]
     if open_listener is not None:
         opened = dataclasses.replace(settings, access_file=None)
