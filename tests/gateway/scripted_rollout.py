@@ -40,6 +40,7 @@ class ScriptedRollout(rollout_pb2_grpc.RolloutServiceServicer):
     def __init__(self, script: Callable[[rollout_pb2.GenerateRequest], Sequence[list[int] | Exception]]):
         self.script = script
         self.logprob = -0.5  # of every token
+        self.backend = "cpu/avx512"
         self.requests: list[rollout_pb2.GenerateRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.ended = threading.Event()  # a call has ended before its sample
@@ -68,6 +69,7 @@ class ScriptedRollout(rollout_pb2_grpc.RolloutServiceServicer):
         info.server.model.context_length = CONTEXT_LENGTH
         info.server.model.vocab_size = VOCAB_SIZE
         info.server.max_logprobs = 20
+        info.server.instruction_set = self.backend
         info.server.fingerprint.settings = f"eos_token_ids={EOS} max_position_embeddings={CONTEXT_LENGTH}"
         return info
 

@@ -385,6 +385,13 @@ class FailuresTest(ScriptedTest):
             self.assertEqual(status, expected)
             self.assertEqual(json.loads(body)["error"]["code"], expected)
 
+    def test_server_info_tells_of_nccl_where_it_is(self):
+        for backend, wanted in (("cpu/avx512", None), ("cuda/NVIDIA H200", {"backend": "nccl"})):
+            self.rollout.backend = backend
+            info = self.gateway.get("/server_info?config_format=json")
+            self.assertEqual(info["vllm_config"]["weight_transfer_config"], wanted)
+            self.assertEqual(info["isobit"]["backend"], backend)
+
     def test_metrics(self):
         self.gateway.post("/v1/completions", {"prompt": [1, 2]})
         text = self.gateway.request("GET", "/metrics")[2].decode()

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 
 from isobit import RolloutClient
-from isobit.v1 import rollout_pb2
+from isobit.v1 import rollout_pb2, types_pb2
 
 _SERVICE = "/isobit.v1.RolloutService/"
 _TIMEOUT_S = 60.0
@@ -74,6 +74,7 @@ class TransferStandIn(grpc.GenericRpcHandler):
             "StartWeightTransfer": (self._start, rollout_pb2.StartWeightTransferRequest),
             "ReceiveWeights": (self._receive, rollout_pb2.ReceiveWeightsRequest),
             "FinishWeightTransfer": (self._finish, rollout_pb2.FinishWeightTransferRequest),
+            "GetServerInfo": (self._info, types_pb2.GetServerInfoRequest),
         }
         found = own.get(details.method.removeprefix(_SERVICE))
         if found is None:
@@ -83,7 +84,8 @@ class TransferStandIn(grpc.GenericRpcHandler):
         handler, kind = found
 
         def noted(request, context):
-            self.requests.append(request)
+            if handler != self._info:
+                self.requests.append(request)
             try:
                 return handler(request)
             except (AssertionError, queue.Empty) as error:
@@ -101,6 +103,13 @@ class TransferStandIn(grpc.GenericRpcHandler):
         except grpc.RpcError as error:
             context.set_trailing_metadata(error.trailing_metadata() or ())
             context.abort(error.code(), error.details())
+
+    def _info(self, request):
+        """The rollout's own, on a GPU: where there is NCCL."""
+        with RolloutClient(self._rollout_target) as rollout:
+            info = rollout.get_server_info()
+        info.server.instruction_set = "cuda/NVIDIA H200"
+        return info
 
     def _init(self, request):
         told = self._joined.get(timeout=_TIMEOUT_S)

@@ -12,6 +12,7 @@ async def server_info(core: Core) -> dict[str, Any]:
     """vLLM's `vllm_config`, and SGLang's arguments of a server beside it."""
     info = await core.engine.rollout.get_server_info()
     load = await core.engine.rollout.get_load()
+    on_gpus = info.server.instruction_set.partition("/")[0] == "cuda"
     return {
         "vllm_config": {
             "model_config": {
@@ -26,7 +27,9 @@ async def server_info(core: Core) -> dict[str, Any]:
                 "data_parallel_size": 1,
                 "world_size": 1,
             },
-            "weight_transfer_config": {"backend": "nccl"},
+            # Without a GPU there is no NCCL. A trainer that took null for a service that has it would join
+            # its own end of the group, and wait there for ever.
+            "weight_transfer_config": {"backend": "nccl"} if on_gpus else None,
             "lora_config": None,
         },
         **_model(core),
