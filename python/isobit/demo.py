@@ -6,7 +6,9 @@ is flipped in the scorer's copy: the comparator must refuse to compare, and show
 It succeeds only if all of this held.
 """
 
+import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -57,6 +59,7 @@ class Options:
     bin_dir: Path | None = None
     log_dir: Path | None = None
     keep_running: bool = False
+    as_json: bool = False
 
 
 @dataclass
@@ -116,6 +119,26 @@ class Demo:
         for mode in self._options.modes:
             self._run_mode(mode)
         self._report()
+
+    def json(self) -> str:
+        """The result for scripts: of each mode the numbers of the table, and each check. Numbers that are not
+        finite are null."""
+        modes = {
+            row.mode: {
+                "tokens": row.gap.tokens,
+                "unequal": row.gap.unequal,
+                "max_abs_dp": _finite(row.gap.max_abs_dp),
+                "max_abs_dlogp": _finite(row.gap.max_abs_dlogp),
+                "kl_k3": _finite(row.gap.kl_k3),
+                "start_s": row.start_s,
+                "alone_s": row.alone_s,
+                "compare_s": row.compare_s,
+                "stop_s": row.stop_s,
+            }
+            for row in self._rows
+        }
+        checks = [{"passed": passed, "text": text} for passed, text in self._checks]
+        return json.dumps({"passed": not self.failures, "modes": modes, "checks": checks})
 
     def keep_running(self) -> None:
         """Starts the services in the first mode and leaves them up until Ctrl-C or SIGTERM."""
@@ -325,12 +348,16 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.2e}"
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def run(options: Options) -> int:
-    """How many checks failed.
+    """How many checks failed. With `as_json` stdout gets the result alone, and stderr all else.
 
     ServiceError, BinaryNotFoundError, IsobitError, OSError, ValueError: it cannot run.
     """
-    screen = Screen()
+    screen = Screen(sys.stderr if options.as_json else None)
     log_dir = options.log_dir or Path(time.strftime("logs/demo-%Y%m%d-%H%M%S"))
     start = time.monotonic()
     log_dir.mkdir(parents=True)
@@ -345,6 +372,8 @@ def run(options: Options) -> int:
     demo = Demo(options, screen, log_dir, model)
     demo.run()
     screen.line(f"\n{time.monotonic() - start:.0f} s in all; {demo.failures} checks failed")
+    if options.as_json:
+        print(demo.json(), flush=True)
     if options.keep_running:
         demo.keep_running()
     return demo.failures

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -77,6 +78,20 @@ class DemoTest(WithFakeServices):
         self.assertNotIn("FAIL  ", result.stdout)
         self.assertNotIn("\x1b", result.stdout)  # not a terminal: no control sequences
         self.assertEqual(list(self.log_dir.glob("flipped-*/")), [])
+
+    def test_json(self):
+        for fault, passed in (("", True), ("tree_gap", False)):
+            done = subprocess.run(
+                self.command("--json", "--modes", "tree", "vanilla"),
+                env={**os.environ, "ISOBIT_FAKE_FAULT": fault},
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+            )  # fmt: skip
+            found = json.loads(done.stdout)  # and nothing else is there
+            self.assertEqual((found["passed"], done.returncode), (passed, 0 if passed else 1), done.stderr)
+            self.assertEqual(list(found["modes"]), ["tree", "vanilla"])
+            self.assertEqual(found["modes"]["tree"]["unequal"], 0 if passed else 640)
+            self.assertEqual(all(check["passed"] for check in found["checks"]), passed)
+            self.assertIn("checks failed", done.stderr)
 
     def test_prompts_file(self):
         prompts = self.scratch / "prompts.txt"

@@ -37,6 +37,7 @@ def demo(
     keep_running: bool = typer.Option(
         False, "--keep_running", help="Afterwards, leave services up in the first mode."
     ),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Show which numerics modes are equal in every bit: all three services on a small model.
 
@@ -56,7 +57,7 @@ def demo(
     directory = Path(model) if offline else running.model_directory(model, None)
     options = work.Options(
         directory, offline, modes, prompts, max_tokens, min_tokens_compared, tp_size, shards, bin_dir,
-        log_dir, keep_running,
+        log_dir, keep_running, as_json,
     )  # fmt: skip
     with stop_signals_as_exit():
         try:
