@@ -93,6 +93,11 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(complete("co"), ["compare", "convert"])
         self.assertEqual(complete("serve", "--grpc"), ["--grpc_host", "--grpc_port"])
         self.assertIn("--json", complete("pair", "--"))
+        # Flags that are passed on, also behind others of them.
+        self.assertEqual(complete("serve", "--max_head"), ["--max_header_kb"])
+        self.assertEqual(complete("serve", "x", "--max_running", "3", "--page_s"), ["--page_size"])
+        self.assertEqual(complete("pair", "--scorer_max_context"), ["--scorer_max_context"])
+        self.assertFalse([flag for flag in complete("pair", "--") if flag.startswith("--comparator_http")])
 
     def test_importing_stays_light(self):
         code = (

@@ -1,6 +1,7 @@
 """The typer application: its commands, how each reads its words, and what becomes of errors."""
 
 import difflib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Collection
@@ -14,6 +15,10 @@ from isobit.cli.service_flags import ServiceFlags
 
 # The name of `UsageError` differs between releases of typer and click; this is it in all of them.
 UsageError = typer.BadParameter.__mro__[1]
+# Beside the module of errors, whether that is click's or typer's own.
+_CompletionItem = importlib.import_module(
+    f"{UsageError.__module__.rpartition('.')[0]}.shell_completion"
+).CompletionItem
 
 # Where a command keeps the flags of services that it was given.
 SERVICE_FLAGS = "isobit.service_flags"
@@ -30,6 +35,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # completion: words that are not whole yet
+            ctx.ignore_unknown_options = self.services is not None
             return super().parse_args(ctx, args)
         options = self.get_params(ctx)
         own = {flag[2:] for option in options for flag in option.opts if flag.startswith("--")}
@@ -50,6 +56,21 @@ class Command(TyperCommand):
         """The flags of services, which need not be asked if all flags are the command's own."""
         flags = [word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("-")]
         return set(self.services.names()) if self.services and not own.issuperset(flags) else set()
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """With the flags of services that begin so; those with a service's name before only once it is there,
+        as there are as many again for each service."""
+        found = super().shell_complete(ctx, incomplete)
+        if self.services is None or not incomplete.startswith("--"):
+            return found
+        own = {item.value for item in found}
+        hidden = tuple(f"--{name}_" for name in self.services.services if f"--{name}_" not in incomplete)
+        try:
+            flags = [f"--{name}" for name in sorted(self.services.names())]
+        except _expected():  # they cannot be asked
+            return found
+        wanted = [flag for flag in flags if flag.startswith(incomplete) and not flag.startswith(hidden)]
+        return found + [_CompletionItem(flag) for flag in wanted if flag not in own]
 
     def invoke(self, ctx: Any) -> Any:
         try:
