@@ -2,6 +2,7 @@
 and the requests that both clients send."""
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 from isobit.arguments import UINT32, UINT64, optional_integer
 from isobit.calls import InFlightMode, in_flight_value
@@ -9,31 +10,28 @@ from isobit.v1 import rollout_pb2, types_pb2
 from isobit.weights import WeightSpec
 
 
+class TransferGroup(TypedDict, total=False):
+    """A trainer's group, of which the trainer is rank 0."""
+
+    master_address: str  # where the trainer serves its store (torch's TCPStore), with the group's id in it
+    master_port: int
+    nccl_unique_id: bytes  # the id itself, 128 bytes, instead
+    rank_offset: int  # the rank of the rollout, which takes one; default 1
+    world_size: int  # ranks in all; default 2
+    packed: bool  # several tensors come in one broadcast; default False
+    packed_buffer_size_bytes: int | None  # a broadcast ends with the tensor that makes it longer; None: 1 GiB
+
+
 class WeightTransferCalls:
     """Of RolloutClient. A trainer joins the group, and broadcasts, while a call here waits for it."""
 
     def init_weight_transfer(
-        self,
-        *,
-        master_address: str = "",
-        master_port: int = 0,
-        nccl_unique_id: bytes = b"",
-        rank_offset: int = 1,
-        world_size: int = 2,
-        packed: bool = False,
-        packed_buffer_size_bytes: int | None = None,
-        timeout: float | None = None,
+        self, *, timeout: float | None = None, **group: Unpack[TransferGroup]
     ) -> rollout_pb2.InitWeightTransferResponse:
         """Joins a trainer's group, of which the trainer is rank 0, and returns once all ranks are there.
 
         Args:
-          master_address, master_port: where the trainer serves its store (torch's TCPStore), with the group's
-            id in it.
-          nccl_unique_id: the id itself, 128 bytes, instead.
-          rank_offset: the rank of the rollout, which takes one.
-          world_size: ranks in all.
-          packed: whether several tensors come in one broadcast, which ends with the tensor that makes it
-            longer than `packed_buffer_size_bytes` (None: 1 GiB).
+          **group: see TransferGroup.
 
         Raises:
           InvalidArgumentError: a value, or the store holds no id.
@@ -41,16 +39,7 @@ class WeightTransferCalls:
           DeadlineExceededError: not all ranks came.
           AbortedError: another call of this method came.
         """
-        request = init_request(
-            master_address,
-            master_port,
-            nccl_unique_id,
-            rank_offset,
-            world_size,
-            packed,
-            packed_buffer_size_bytes,
-        )
-        return self._unary(self._stub.InitWeightTransfer, request, timeout)
+        return self._unary(self._stub.InitWeightTransfer, init_request(**group), timeout)
 
     def start_weight_transfer(
         self,
@@ -102,13 +91,13 @@ class WeightTransferCalls:
 
 
 def init_request(
-    master_address: str,
-    master_port: int,
-    nccl_unique_id: bytes,
-    rank_offset: int,
-    world_size: int,
-    packed: bool,
-    packed_buffer_size_bytes: int | None,
+    master_address: str = "",
+    master_port: int = 0,
+    nccl_unique_id: bytes = b"",
+    rank_offset: int = 1,
+    world_size: int = 2,
+    packed: bool = False,
+    packed_buffer_size_bytes: int | None = None,
 ) -> rollout_pb2.InitWeightTransferRequest:
     return rollout_pb2.InitWeightTransferRequest(
         master_address=master_address,

@@ -4,10 +4,11 @@ What isobit.weight_transfer says of arguments, results and errors holds here.
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from isobit.calls import InFlightMode
 from isobit.v1 import rollout_pb2, types_pb2
-from isobit.weight_transfer import init_request, receive_request, start_request
+from isobit.weight_transfer import TransferGroup, init_request, receive_request, start_request
 from isobit.weights import WeightSpec
 
 
@@ -15,28 +16,10 @@ class WeightTransferCalls:
     """Of RolloutClient."""
 
     async def init_weight_transfer(
-        self,
-        *,
-        master_address: str = "",
-        master_port: int = 0,
-        nccl_unique_id: bytes = b"",
-        rank_offset: int = 1,
-        world_size: int = 2,
-        packed: bool = False,
-        packed_buffer_size_bytes: int | None = None,
-        timeout: float | None = None,
+        self, *, timeout: float | None = None, **group: Unpack[TransferGroup]
     ) -> rollout_pb2.InitWeightTransferResponse:
         """As the synchronous client's."""
-        request = init_request(
-            master_address,
-            master_port,
-            nccl_unique_id,
-            rank_offset,
-            world_size,
-            packed,
-            packed_buffer_size_bytes,
-        )
-        return await self._unary("InitWeightTransfer", request, timeout)
+        return await self._unary("InitWeightTransfer", init_request(**group), timeout)
 
     async def start_weight_transfer(
         self,
