@@ -130,17 +130,7 @@ async def _prompt(core: Core, request: ChatRequest) -> list[int]:
         return token_ids(request.input_ids, "input_ids")
     if not request.messages:
         raise BadRequest("messages: expected one message at least", "messages")
-    return await chat_prompt(
-        core,
-        request.messages,
-        tools=request.tools,
-        documents=request.documents,
-        template=request.chat_template,
-        variables=request.chat_template_kwargs,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        add_special_tokens=request.add_special_tokens,
-    )
+    return await chat_prompt(core, request)
 
 
 async def _whole(job: _Job) -> LongAnswer:

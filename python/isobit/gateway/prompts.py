@@ -1,8 +1,7 @@
 """What becomes a prompt: texts, token ids, conversations."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -40,39 +39,42 @@ async def encoded(core: Core, text: str, add_special_tokens: bool) -> list[int]:
     return (await asyncio.to_thread(core.tokenizer.encode, text, add_special_tokens)).tolist()
 
 
-async def chat_prompt(
-    core: Core,
-    messages: list[dict[str, Any]],
-    *,
-    tools: list[dict[str, Any]] | None,
-    documents: list[dict[str, Any]] | None,
-    template: str | None,
-    variables: Mapping[str, Any] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-    add_special_tokens: bool,
-) -> list[int]:
+class Conversation(Protocol):
+    """What a request says of one."""
+
+    messages: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None
+    documents: list[dict[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+    add_special_tokens: bool
+
+
+async def chat_prompt(core: Core, request: Conversation) -> list[int]:
     """The token ids of a conversation by the model's chat template.
 
     Raises:
       BadRequest: it is no conversation, or the template refuses it.
     """
-    conversation = [_message(message, index) for index, message in enumerate(messages)]
-    for name in variables or {}:
+    conversation = [_message(message, index) for index, message in enumerate(request.messages or ())]
+    variables = request.chat_template_kwargs or {}
+    for name in variables:
         if name in ("messages", "tools", "documents", "template", "add_generation_prompt"):
             raise BadRequest(f"chat_template_kwargs.{name}: expected as a field of its own", name)
 
     def encode() -> list[int]:
         text = core.tokenizer.render_chat(
             conversation,
-            tools=tools or None,
-            documents=documents or None,
-            template=template or core.settings.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **(variables or {}),
+            tools=request.tools or None,
+            documents=request.documents or None,
+            template=request.chat_template or core.settings.chat_template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **variables,
         )
-        return core.tokenizer.encode(text, add_special_tokens).tolist()
+        return core.tokenizer.encode(text, request.add_special_tokens).tolist()
 
     try:
         return await asyncio.to_thread(encode)

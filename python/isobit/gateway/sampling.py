@@ -12,15 +12,15 @@ from isobit.gateway.errors import BadRequest
 from isobit.v1 import types_pb2
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _MAX_STOPS = 64
 _MAX_STOP_CHARACTERS = 256
 # Larger ones ask for all tokens, too: SGLang's 1 << 30, AReaL's 100000000.
 _ALL_TOKENS = 2**31 - 1
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields of a request that say how tokens are drawn. A dialect's request may inherit them."""
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields that say how tokens are drawn, and that vLLM and SGLang call by the same names."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -30,15 +30,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    n: _Count | None = None
-    max_tokens: _Count | None = None
-    min_tokens: _Count | None = None
+    n: Count | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[_Id] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class SamplingFields(CommonFields, kw_only=True):
+    """All of them by vLLM's names. A dialect's request may inherit them."""
+
+    seed: int | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    include_stop_str_in_output: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

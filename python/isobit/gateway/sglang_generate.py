@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from isobit.gateway.generation import Completion, Ending, Piece, Prompted
 from isobit.gateway.http import AnyAnswer, Call, Events, LongAnswer, encode
 from isobit.gateway.notes import Notes
 from isobit.gateway.prompts import encoded
-from isobit.gateway.sampling import Sampling, SamplingFields, sampling_of
+from isobit.gateway.sampling import CommonFields, Count, Sampling, SamplingFields, sampling_of
 from isobit.gateway.vllm_generate import within_context
 from isobit.v1 import types_pb2
 
@@ -39,7 +39,6 @@ _NAMES = {
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -57,26 +56,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     routed_dp_rank: int = 0
 
 
-class _Sampling(msgspec.Struct, kw_only=True):
-    """SGLang's names; those that isobit's fields have, too, are in SamplingFields."""
+class _Sampling(CommonFields, kw_only=True):
+    """SGLang's names."""
 
-    max_new_tokens: _Count | None = None
-    min_new_tokens: _Count | None = None
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
     sampling_seed: int | None = None
     no_stop_trim: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    n: _Count | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[_Count] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

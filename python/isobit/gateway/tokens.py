@@ -40,20 +40,12 @@ def routes(core: Core) -> list[Route]:
         core.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise BadRequest("prompt and messages: expected one of them", "prompt")
+        if request.add_special_tokens is None:  # a template writes them itself
+            request.add_special_tokens = request.prompt is not None
         if request.prompt is not None:
-            ids = await encoded(core, request.prompt, request.add_special_tokens is not False)
+            ids = await encoded(core, request.prompt, request.add_special_tokens)
         else:
-            ids = await chat_prompt(
-                core,
-                request.messages,
-                tools=request.tools,
-                documents=request.documents,
-                template=request.chat_template,
-                variables=request.chat_template_kwargs,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                add_special_tokens=bool(request.add_special_tokens),
-            )
+            ids = await chat_prompt(core, request)
         facts = await core.facts()
         names = [core.texts.text_of(token) for token in ids] if request.return_token_strs else None
         return Answer({
